@@ -1,0 +1,113 @@
+//! The error type: each variant says who is at fault, where, and what to do about it.
+
+use std::{fmt::Display, io, path::Path};
+
+/// The result of every fallible call in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, sorted by who can mend it.
+///
+/// A message is one line and ends with the remedy where there is one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused to read or write.
+    #[error("{context}: {source}")]
+    Io {
+        /// The file, and what was being done with it.
+        context: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The data is well-formed, but asks for something that this version does not know.
+    #[error("{what} is not supported by this version of df11; {remedy}")]
+    Unsupported {
+        /// The feature, version, encoding or dtype.
+        what: String,
+        /// What the user can do.
+        remedy: String,
+    },
+    /// The bytes break a rule of their format: the file is damaged, truncated or was never valid.
+    #[error("{place}, byte {offset}: {problem}")]
+    Corrupt {
+        /// The file, section or array in which the problem lies.
+        place: String,
+        /// Where in `place`, in bytes from its start.
+        offset: u64,
+        /// The rule that is broken.
+        problem: String,
+    },
+    /// A limit of the format is exceeded.
+    #[error("{what} is {value}, and the format allows at most {limit}")]
+    Limit {
+        /// The quantity, with its unit.
+        what: String,
+        /// Its value; saturated where it does not fit.
+        value: u64,
+        /// The largest value allowed.
+        limit: u64,
+    },
+    /// The caller asked for something impossible.
+    #[error("{problem}; {remedy}")]
+    Parameter {
+        /// What is wrong with the request.
+        problem: String,
+        /// What to ask for instead.
+        remedy: String,
+    },
+    /// The GPU or its driver failed.
+    #[error("GPU: {problem}; {remedy}")]
+    Gpu {
+        /// What failed.
+        problem: String,
+        /// What the user can do.
+        remedy: String,
+    },
+    /// The caller's [`Observer`](crate::progress::Observer) asked to stop; nothing was left behind.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl Error {
+    /// An [`Error::Io`] with the path and the action that failed.
+    pub fn io(action: &str, path: impl AsRef<Path>, source: io::Error) -> Self {
+        Self::Io { context: format!("{action} {}", path.as_ref().display()), source }
+    }
+
+    /// An [`Error::Corrupt`] at a byte offset of a named place.
+    pub fn corrupt(place: impl Display, offset: u64, problem: impl Display) -> Self {
+        Self::Corrupt { place: place.to_string(), offset, problem: problem.to_string() }
+    }
+
+    /// An [`Error::Unsupported`] with its remedy.
+    pub fn unsupported(what: impl Display, remedy: impl Display) -> Self {
+        Self::Unsupported { what: what.to_string(), remedy: remedy.to_string() }
+    }
+
+    /// An [`Error::Limit`].
+    pub fn limit(what: impl Display, value: u64, limit: u64) -> Self {
+        Self::Limit { what: what.to_string(), value, limit }
+    }
+
+    /// An [`Error::Parameter`] with its remedy.
+    pub fn parameter(problem: impl Display, remedy: impl Display) -> Self {
+        Self::Parameter { problem: problem.to_string(), remedy: remedy.to_string() }
+    }
+
+    /// The same error with the file's path before the place that it names.
+    #[must_use]
+    pub fn in_file(self, path: impl AsRef<Path>) -> Self {
+        match self {
+            Self::Corrupt { place, offset, problem } => {
+                Self::Corrupt { place: format!("{}: {place}", path.as_ref().display()), offset, problem }
+            }
+            Self::Unsupported { what, remedy } => {
+                Self::Unsupported { what: format!("{}: {what}", path.as_ref().display()), remedy }
+            }
+            Self::Limit { what, value, limit } => {
+                Self::Limit { what: format!("{}: {what}", path.as_ref().display()), value, limit }
+            }
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! The `df11` command.
+fn main() {}
