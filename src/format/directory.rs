@@ -1,0 +1,188 @@
+//! The directory: everything that a container says about itself (spec/format.md, section 3).
+//!
+//! ```text
+//! shard_index | shard_count | identity | files | blocks | sections | tensors | arrays | checksums | text
+//!     u64           u64         32 B      list     list      list       list     list      list     list
+//! ```
+//! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads and writes the
+//! same bytes (tests/bincode_witness.rs).
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+use super::records::{ArrayRecord, BlockRecord, FileRecord, SectionRecord, TensorRecord};
+use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES};
+
+/// The fixed-width start of the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ShardRecord {
+    /// Index of this container among the shards of its model.
+    pub shard_index: U64,
+    /// The number of shards of the model.
+    pub shard_count: U64,
+    /// The model's identity (section 8).
+    pub identity: [u8; 32],
+}
+
+/// A container's directory.
+///
+/// [`Directory::parse`] returns only validated ones: every index, offset and name in it can be used as it is.
+/// A directory that was put together by hand is validated when its bytes are parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory {
+    /// Which shard of which model this is.
+    pub shard: ShardRecord,
+    /// Original files, weights files first.
+    pub files: Vec<FileRecord>,
+    /// Blocks, in the order in which the model runs them.
+    pub blocks: Vec<BlockRecord>,
+    /// Sections, in the order of the file.
+    pub sections: Vec<SectionRecord>,
+    /// Tensors, ascending by name.
+    pub tensors: Vec<TensorRecord>,
+    /// Arrays of files, then of tensors.
+    pub arrays: Vec<ArrayRecord>,
+    /// CRC-32 of every chunk of every section.
+    pub checksums: Vec<U32>,
+    /// Paths and names, back to back.
+    pub text: Vec<u8>,
+}
+
+/// Where a record lies in the directory, for error messages.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) files: usize,
+    pub(super) blocks: usize,
+    pub(super) sections: usize,
+    pub(super) tensors: usize,
+    pub(super) arrays: usize,
+    pub(super) checksums: usize,
+    pub(super) text: usize,
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl Cursor<'_> {
+    fn corrupt(&self, problem: impl std::fmt::Display) -> Error {
+        Error::corrupt("directory", self.position as u64, problem)
+    }
+
+    fn record<T: FromBytes + Unaligned + Immutable + KnownLayout>(&mut self, name: &str) -> Result<T> {
+        let rest = &self.bytes[self.position..];
+        let (record, _) =
+            T::read_from_prefix(rest).map_err(|_| self.corrupt(format_args!("it ends within {name}")))?;
+        self.position += size_of::<T>();
+        Ok(record)
+    }
+
+    /// A list, and where its first record lies. Nothing is allocated before the count is known to fit.
+    fn list<T>(&mut self, name: &str) -> Result<(Vec<T>, usize)>
+    where
+        T: FromBytes + Unaligned + Immutable + KnownLayout + Clone,
+    {
+        let count = self.record::<U64>(name)?.get();
+        let rest = &self.bytes[self.position..];
+        let most = rest.len() / size_of::<T>();
+        let count = usize::try_from(count).ok().filter(|&count| count <= most).ok_or_else(|| {
+            self.corrupt(format_args!("it says {count} {name}, and there is room for {most}"))
+        })?;
+        let (records, _) = <[T]>::ref_from_prefix_with_elems(rest, count)
+            .map_err(|_| self.corrupt(format_args!("it ends within {name}")))?;
+        let start = self.position;
+        self.position += size_of_val(records);
+        Ok((records.to_vec(), start))
+    }
+}
+
+impl Directory {
+    /// Reads and validates a directory. The cost is linear in its length.
+    ///
+    /// `directory_offset` is where the directory starts in the container, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Limit`] or [`Error::Unsupported`] as section 9 of the spec says, step 9.
+    pub fn parse(bytes: &[u8], directory_offset: u64) -> Result<Self> {
+        let mut cursor = Cursor { bytes, position: 0 };
+        let shard = cursor.record("its first fields")?;
+        let (files, files_at) = cursor.list("files")?;
+        let (blocks, blocks_at) = cursor.list("blocks")?;
+        let (sections, sections_at) = cursor.list("sections")?;
+        let (tensors, tensors_at) = cursor.list("tensors")?;
+        let (arrays, arrays_at) = cursor.list("arrays")?;
+        let (checksums, checksums_at) = cursor.list("checksums")?;
+        let (text, text_at) = cursor.list("bytes of text")?;
+        if cursor.position != bytes.len() {
+            return Err(cursor.corrupt(format_args!("{} bytes are left over", bytes.len() - cursor.position)));
+        }
+        let places = Places {
+            files: files_at,
+            blocks: blocks_at,
+            sections: sections_at,
+            tensors: tensors_at,
+            arrays: arrays_at,
+            checksums: checksums_at,
+            text: text_at,
+        };
+        let directory = Self { shard, files, blocks, sections, tensors, arrays, checksums, text };
+        super::validate::validate(&directory, places, directory_offset)?;
+        Ok(directory)
+    }
+
+    /// The directory's bytes. Nothing is validated.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.shard.as_bytes().to_vec();
+        put_list(&mut bytes, &self.files);
+        put_list(&mut bytes, &self.blocks);
+        put_list(&mut bytes, &self.sections);
+        put_list(&mut bytes, &self.tensors);
+        put_list(&mut bytes, &self.arrays);
+        put_list(&mut bytes, &self.checksums);
+        put_list(&mut bytes, &self.text);
+        bytes
+    }
+
+    /// A path or name in text. Right for the fields of a validated directory; empty for others.
+    pub fn text_at(&self, offset: U64, length: U64) -> &str {
+        let start = offset.get() as usize;
+        let range = start..start.saturating_add(length.get() as usize);
+        self.text.get(range).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
+    }
+
+    /// The name of a tensor.
+    pub fn tensor_name(&self, tensor: &TensorRecord) -> &str {
+        self.text_at(tensor.name_offset, tensor.name_length)
+    }
+
+    /// The name of a block.
+    pub fn block_name(&self, block: &BlockRecord) -> &str {
+        self.text_at(block.name_offset, block.name_length)
+    }
+
+    /// The path of an original file.
+    pub fn file_path(&self, file: &FileRecord) -> &str {
+        self.text_at(file.path_offset, file.path_length)
+    }
+
+    /// The index of the tensor with this name, by binary search.
+    pub fn find_tensor(&self, name: &str) -> Option<usize> {
+        self.tensors
+            .binary_search_by(|tensor| self.tensor_name(tensor).as_bytes().cmp(name.as_bytes()))
+            .ok()
+    }
+}
+
+fn put_list<T: IntoBytes + Immutable>(bytes: &mut Vec<u8>, records: &[T]) {
+    bytes.extend_from_slice(&(records.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(records.as_bytes());
+}
+
+/// The number of checksums of a section with this length in bytes.
+pub const fn chunk_count(section_length: u64) -> u64 {
+    section_length.div_ceil(CHECKSUM_CHUNK_BYTES)
+}

@@ -1,0 +1,240 @@
+//! Header and footer (spec/format.md, section 2).
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+use crate::{
+    Error, Result,
+    constants::{
+        ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAGIC, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES,
+        SECTION_ALIGNMENT, VERSION_MAJOR, VERSION_MINOR, align,
+    },
+};
+
+/// `state` of a container that is being written.
+pub const STATE_INCOMPLETE: u32 = 0;
+/// `state` of a finished container.
+pub const STATE_COMPLETE: u32 = 1;
+
+/// The incompatible features that this version knows.
+const KNOWN_FEATURES: u64 = 0;
+
+/// The first 64 bytes of a container, and, once more, its last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`VERSION_MAJOR`].
+    pub version_major: U16,
+    /// Any value; informative.
+    pub version_minor: U16,
+    /// [`STATE_INCOMPLETE`] or [`STATE_COMPLETE`].
+    pub state: U32,
+    /// Bits of features without which the file cannot be read.
+    pub incompatible_features: U64,
+    /// Bits of features that a reader may ignore.
+    pub compatible_features: U64,
+    /// Length of the container, in bytes.
+    pub file_length: U64,
+    /// Where the directory starts, in bytes.
+    pub directory_offset: U64,
+    /// Length of the directory, in bytes.
+    pub directory_length: U64,
+    /// CRC-32 of the directory.
+    pub directory_checksum: U32,
+    /// CRC-32 of the 60 bytes before.
+    pub header_checksum: U32,
+}
+
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES as usize);
+
+fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
+    Error::corrupt("header", offset as u64, problem)
+}
+
+impl Header {
+    /// The header of a container that is still being written; every reader rejects it.
+    pub fn incomplete() -> Self {
+        let mut header = Self::new_zeroed();
+        header.magic = MAGIC;
+        header.version_major = VERSION_MAJOR.into();
+        header.version_minor = VERSION_MINOR.into();
+        header.state = STATE_INCOMPLETE.into();
+        header.sealed()
+    }
+
+    /// The header of a finished container whose directory has this place, these bytes and this checksum.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] where directory or file would be too large.
+    pub fn complete(directory_offset: u64, directory: &[u8]) -> Result<Self> {
+        let length = directory.len() as u64;
+        let mut header = Self::incomplete();
+        header.state = STATE_COMPLETE.into();
+        header.directory_offset = directory_offset.into();
+        header.directory_length = length.into();
+        header.directory_checksum = crc32fast::hash(directory).into();
+        header.file_length = header.expected_file_length()?.into();
+        Ok(header.sealed())
+    }
+
+    /// The same header with its checksum made right; for writers and tests that change fields.
+    #[must_use]
+    pub fn sealed(mut self) -> Self {
+        self.header_checksum = crc32fast::hash(&self.as_bytes()[..self.checked_bytes()]).into();
+        self
+    }
+
+    const fn checked_bytes(&self) -> usize {
+        std::mem::offset_of!(Self, header_checksum)
+    }
+
+    /// Where the footer starts, in bytes; the zeros after the directory end there.
+    ///
+    /// Meaningful for a header that [`Header::parse`] and [`Header::check_placement`] accepted.
+    pub fn footer_offset(&self) -> u64 {
+        self.file_length.get() - HEADER_BYTES
+    }
+
+    fn expected_file_length(&self) -> Result<u64> {
+        let length = self.directory_length.get();
+        if length > MAX_DIRECTORY_BYTES {
+            return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
+        }
+        self.directory_offset
+            .get()
+            .checked_add(length)
+            .and_then(|end| align(end, ARRAY_ALIGNMENT))
+            .and_then(|end| end.checked_add(HEADER_BYTES))
+            .filter(|&end| end <= MAX_FILE_BYTES)
+            .ok_or_else(|| Error::limit("the file's length in bytes", u64::MAX, MAX_FILE_BYTES))
+    }
+
+    /// Reads a header and checks all that can be checked without the rest of the file
+    /// (section 9, steps 1 to 5).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no df11 header, a damaged or an incomplete one;
+    /// [`Error::Unsupported`] for one of a newer version.
+    pub fn parse(bytes: &[u8; HEADER_BYTES as usize]) -> Result<Self> {
+        let header: Self = zerocopy::transmute!(*bytes);
+        if header.magic != MAGIC {
+            return Err(corrupt(0, "this is not a df11 file (its first bytes are not the magic)"));
+        }
+        if header.version_major.get() != VERSION_MAJOR {
+            return Err(Error::unsupported(
+                format_args!("format version {}.{}", header.version_major, header.version_minor),
+                "update df11 to read this file",
+            ));
+        }
+        if header != header.sealed() {
+            let offset = std::mem::offset_of!(Self, header_checksum);
+            return Err(corrupt(offset, "the header's checksum does not match; the file is damaged"));
+        }
+        match header.state.get() {
+            STATE_COMPLETE => {}
+            STATE_INCOMPLETE => {
+                return Err(corrupt(
+                    std::mem::offset_of!(Self, state),
+                    "the file was never finished; write it again",
+                ));
+            }
+            state => {
+                return Err(corrupt(std::mem::offset_of!(Self, state), format_args!("state {state}")));
+            }
+        }
+        let unknown = header.incompatible_features.get() & !KNOWN_FEATURES;
+        if unknown != 0 {
+            return Err(Error::unsupported(
+                format_args!("feature set {unknown:#x} of this file"),
+                "update df11 to read this file",
+            ));
+        }
+        Ok(header)
+    }
+
+    /// Checks that the file has the length that the header says and the directory its place (step 6).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where the file is truncated or grew; [`Error::Limit`] for sizes out of bounds.
+    pub fn check_placement(&self, actual_length: u64) -> Result<()> {
+        let stated = self.file_length.get();
+        if stated > MAX_FILE_BYTES {
+            return Err(Error::limit("the file's length in bytes", stated, MAX_FILE_BYTES));
+        }
+        if stated != actual_length {
+            let problem = format!(
+                "the file has {actual_length} bytes and its header says {stated}; it is truncated or has \
+                 trailing bytes, fetch it again"
+            );
+            return Err(corrupt(std::mem::offset_of!(Self, file_length), problem));
+        }
+        let offset = self.directory_offset.get();
+        if offset < HEAD_BYTES || !offset.is_multiple_of(SECTION_ALIGNMENT) {
+            let problem = format!("directory_offset {offset} is not aligned to {SECTION_ALIGNMENT} bytes");
+            return Err(corrupt(std::mem::offset_of!(Self, directory_offset), problem));
+        }
+        let expected = self.expected_file_length()?;
+        if expected != stated {
+            let problem = format!("the directory ends such that the file has {expected} bytes, not {stated}");
+            return Err(corrupt(std::mem::offset_of!(Self, directory_length), problem));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(header: Header) -> [u8; 64] {
+        zerocopy::transmute!(header)
+    }
+
+    #[test]
+    fn a_complete_header_leads_back() {
+        let header = Header::complete(8192, b"directory").unwrap();
+        assert_eq!(Header::parse(&bytes(header)).unwrap(), header);
+        assert_eq!(header.file_length.get(), 8192 + 256 + 64);
+        header.check_placement(8192 + 256 + 64).unwrap();
+        assert!(matches!(header.check_placement(8192 + 256 + 63), Err(Error::Corrupt { .. })));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let good = bytes(Header::complete(4096, b"directory").unwrap());
+        for bit in 0..good.len() * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let unsupported = (8 * 8..10 * 8).contains(&bit);
+            match Header::parse(&bad) {
+                Err(Error::Unsupported { .. }) if unsupported => {}
+                Err(Error::Corrupt { .. }) if !unsupported => {}
+                other => panic!("bit {bit}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_incomplete_or_newer_file_is_named_as_such() {
+        assert!(matches!(Header::parse(&bytes(Header::incomplete())), Err(Error::Corrupt { .. })));
+        let mut newer = Header::complete(4096, b"").unwrap();
+        newer.version_minor = 9.into();
+        newer.compatible_features = u64::MAX.into();
+        Header::parse(&bytes(newer.sealed())).unwrap();
+        newer.incompatible_features = 1.into();
+        assert!(matches!(Header::parse(&bytes(newer.sealed())), Err(Error::Unsupported { .. })));
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_limits() {
+        let mut header = Header::complete(4096, b"").unwrap();
+        header.directory_offset = (u64::MAX - 4095).into();
+        assert!(matches!(header.check_placement(4096 + 64), Err(Error::Limit { .. })));
+        header.directory_length = (MAX_DIRECTORY_BYTES + 1).into();
+        assert!(matches!(header.check_placement(4096 + 64), Err(Error::Limit { .. })));
+    }
+}

@@ -1,0 +1,10 @@
+//! The container as bytes: header, directory, checksums. Pure functions between bytes and structs, no I/O.
+
+pub mod checksum;
+pub mod directory;
+pub mod header;
+pub mod records;
+mod validate;
+
+pub use directory::Directory;
+pub use header::Header;
