@@ -1,6 +1,6 @@
 //! Progress and cancellation of long work.
 
-/// What a piece of long work is doing; the order is the order of the work.
+/// What a piece of long work is doing; the order is the order of the work on one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
@@ -8,9 +8,9 @@ pub enum Stage {
     Analyse,
     /// Second pass over the source: encoding and writing.
     Encode,
-    /// Decoding, to write files or tensors.
+    /// Decoding and writing the original files.
     Decode,
-    /// Checking what was written.
+    /// Checking what was written, or what is there.
     Verify,
 }
 
@@ -18,15 +18,22 @@ pub enum Stage {
 ///
 /// `()` watches nothing and never stops the work.
 pub trait Observer: Send + Sync {
-    /// A stage begins, in which `bytes` bytes of BF16 and other tensor data will be worked through.
-    fn begin(&self, _stage: Stage, _bytes: u64) {}
-    /// `bytes` more bytes of the current stage are done.
+    /// The work begins; [`advance`](Self::advance) will be told of `bytes` bytes in all, over all stages.
+    fn begin(&self, _bytes: u64) {}
+    /// A stage is entered; with several containers, more than once.
+    fn enter(&self, _stage: Stage) {}
+    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each stage.
     fn advance(&self, _bytes: u64) {}
-    /// Asked between pieces of at most a few MiB; `true` ends the work with
-    /// [`Error::Cancelled`](crate::Error::Cancelled).
+    /// Asked between pieces of a few MiB; `true` ends the work with [`Error::Cancelled`](crate::Error::Cancelled).
     fn is_cancelled(&self) -> bool {
         false
     }
 }
 
 impl Observer for () {}
+
+/// Counts done bytes, unless the observer asks to stop.
+pub(crate) fn advance(observer: &dyn Observer, bytes: u64) -> crate::Result<()> {
+    observer.advance(bytes);
+    if observer.is_cancelled() { Err(crate::Error::Cancelled) } else { Ok(()) }
+}

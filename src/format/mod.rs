@@ -3,8 +3,10 @@
 pub mod checksum;
 pub mod directory;
 pub mod header;
+pub mod identity;
 pub mod records;
 mod validate;
 
 pub use directory::Directory;
 pub use header::Header;
+pub use identity::identity;

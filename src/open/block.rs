@@ -1,0 +1,95 @@
+//! A block of an open model.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::{
+    Model, Tensor,
+    model::BlockEntry,
+    reader::TensorReader,
+};
+use crate::{Error, Result, constants::ARRAY_ALIGNMENT};
+
+/// The tensors that a model uses together, usually one transformer layer. Cheap to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'m> {
+    model: &'m Model,
+    entry: &'m BlockEntry,
+}
+
+/// Where each tensor of a block goes in one buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// Size of the buffer, in bytes.
+    pub bytes: u64,
+    /// The bytes of each tensor, in the order of [`Block::tensors`]. Each starts on a multiple of 256: libraries choose their
+    /// kernels by alignment, and so may a result's bits depend on it.
+    pub tensors: Vec<Range<u64>>,
+}
+
+impl<'m> Block<'m> {
+    pub(super) fn new(model: &'m Model, entry: &'m BlockEntry) -> Self {
+        Self { model, entry }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'m str {
+        &self.entry.name
+    }
+
+    /// Its tensors, shard by shard, ascending by name in each.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = Tensor<'m>> + use<'m> {
+        let model = self.model;
+        self.entry.tensors.iter().map(move |&(shard, index)| Tensor::new(&model.shards()[shard], index))
+    }
+
+    /// Bytes of all its arrays.
+    pub fn stored_bytes(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.stored_bytes()).sum()
+    }
+
+    /// Where each tensor goes in a buffer for [`Block::decode_into`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where a tensor has a dtype of a newer version.
+    pub fn layout(&self) -> Result<BlockLayout> {
+        let mut bytes = 0u64;
+        let mut tensors = Vec::with_capacity(self.entry.tensors.len());
+        for tensor in self.tensors() {
+            let start = bytes.next_multiple_of(ARRAY_ALIGNMENT);
+            bytes = start + tensor.byte_length()?;
+            tensors.push(start..bytes);
+        }
+        Ok(BlockLayout { bytes, tensors })
+    }
+
+    /// Decodes all tensors into one buffer of [`BlockLayout::bytes`], on all threads. Bytes between tensors become zero.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a buffer of another length; otherwise as
+    /// [`Tensor::decode_bytes_into`](Tensor::decode_bytes_into).
+    pub fn decode_into(&self, buffer: &mut [u8]) -> Result<()> {
+        let layout = self.layout()?;
+        if buffer.len() as u64 != layout.bytes {
+            return Err(Error::parameter(
+                format!("block {:?} needs a buffer of {} bytes, not {}", self.name(), layout.bytes, buffer.len()),
+                "ask Block::layout for the size",
+            ));
+        }
+        let readers: Vec<TensorReader<'m>> =
+            self.tensors().map(|tensor| TensorReader::new(&tensor)).collect::<Result<_>>()?;
+        let mut pieces = Vec::new();
+        let (mut rest, mut position) = (buffer, 0);
+        for (reader, range) in readers.iter().zip(&layout.tensors) {
+            let (padding, after) = rest.split_at_mut((range.start - position) as usize);
+            padding.fill(0);
+            let (out, after) = after.split_at_mut((range.end - range.start) as usize);
+            pieces.extend(
+                reader.pieces(0..out.len() as u64, out).into_iter().map(|(range, out)| (reader, range, out)),
+            );
+            (rest, position) = (after, range.end);
+        }
+        pieces.into_par_iter().try_for_each(|(reader, range, out)| reader.read(range, out))
+    }
+}

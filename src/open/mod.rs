@@ -1,0 +1,138 @@
+//! Opening: `open → validate → views → decode`.
+
+mod block;
+mod model;
+mod pieces;
+mod reader;
+mod shard;
+mod tensor;
+mod verify;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+pub use block::{Block, BlockLayout};
+pub use model::Model;
+pub(crate) use pieces::{Batch, FilePieces};
+pub use shard::Shard;
+pub use tensor::{Encoding, Tensor};
+pub use verify::{Level, Verification};
+
+use crate::{
+    Error, Result,
+    io::{FileReader, ReadAt},
+};
+
+/// Opens a model: a container, or a folder with all its shards. Equals `OpenOptions::new().open(path)`.
+///
+/// Reads and validates headers and directories; the cost grows with the number of tensors and not with their size. Containers are mapped into
+/// memory: **they must not be truncated or changed while they are open** (a truncated file would end the process with SIGBUS). Writing
+/// the same model again with this crate is safe, since it renames a new file over the old one. Where files change in
+/// place, use [`OpenOptions::memory_map`].
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Unsupported`], [`Error::Corrupt`] or [`Error::Limit`], with the file's name;
+/// [`Error::Parameter`] where a folder holds no container, or shards of different models.
+pub fn open(path: impl AsRef<Path>) -> Result<Model> {
+    OpenOptions::new().open(path)
+}
+
+/// How a model is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    memory_map: bool,
+    checksums: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenOptions {
+    /// Map the container, and check checksums.
+    pub const fn new() -> Self {
+        Self { memory_map: true, checksums: true }
+    }
+
+    /// Whether to map containers into memory (the default), or to read from them on demand. Reading copies, but a file that shrinks
+    /// meanwhile is an [`Error::Io`].
+    #[must_use]
+    pub const fn memory_map(mut self, memory_map: bool) -> Self {
+        self.memory_map = memory_map;
+        self
+    }
+
+    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the default).
+    #[must_use]
+    pub const fn checksums(mut self, checksums: bool) -> Self {
+        self.checksums = checksums;
+        self
+    }
+
+    /// Opens a container, or a folder with all its shards, its subfolders included. See [`open`].
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
+        let path = path.as_ref();
+        let metadata = fs::metadata(path).map_err(|error| Error::io("opening", path, error))?;
+        if !metadata.is_dir() {
+            return Model::new(vec![self.shard(path)?], None);
+        }
+        let paths = containers(path)?;
+        if paths.is_empty() {
+            let problem = format!("{} holds no .df11 file", path.display());
+            return Err(Error::parameter(problem, "name a container, or compress a model first"));
+        }
+        let shards = paths.iter().map(|path| self.shard(path)).collect::<Result<_>>()?;
+        Model::new(shards, Some(path.to_owned()))
+    }
+
+    /// Opens containers that are no files: bytes in memory, or a remote store. `name` stands for the path in errors.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open_readers(&self, readers: Vec<(PathBuf, Box<dyn ReadAt>)>) -> Result<Model> {
+        if readers.is_empty() {
+            return Err(Error::parameter("a model has at least one container", "pass one or more readers"));
+        }
+        let shards = readers
+            .into_iter()
+            .map(|(name, reader)| Shard::open(name, reader, self.checksums))
+            .collect::<Result<_>>()?;
+        Model::new(shards, None)
+    }
+
+    fn shard(&self, path: &Path) -> Result<Shard> {
+        let reader: Box<dyn ReadAt> =
+            if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
+        Shard::open(path.to_owned(), reader, self.checksums)
+    }
+}
+
+/// Maps a whole file. The only unsafe code of the CPU path.
+#[expect(unsafe_code, reason = "a mapping is as stable as its file")]
+fn map(path: &Path) -> Result<memmap2::Mmap> {
+    let file = File::open(path).map_err(|error| Error::io("opening", path, error))?;
+    // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every access by the length that
+    // was mapped, and decodes without relying on bytes that it read before being the same (the directory is copied at once). That nobody
+    // truncates the file meanwhile is the documented contract of `open`, as for every library that maps files
+    // (memmap2, `Mmap`, section Safety).
+    let map = unsafe { memmap2::Mmap::map(&file) };
+    map.map_err(|error| Error::io("mapping", path, error))
+}
+
+/// All containers below a folder, ascending by path.
+fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (found, _) = crate::source::walk(folder)?;
+    Ok(found.into_iter().filter(|file| is_container(&file.path)).map(|file| file.file).collect())
+}
+
+/// Whether a path is that of a container.
+pub(crate) fn is_container(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "df11")
+}

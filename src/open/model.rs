@@ -1,0 +1,148 @@
+//! A model: the shards that belong together, with their blocks joined.
+
+use std::collections::HashMap;
+
+use super::{Block, Shard, Tensor};
+use crate::{Error, Result};
+
+/// An open model: one container, or all shards of a folder.
+///
+/// A model holds directories only; tensors are read and decoded when they are asked for. It is `Send` and `Sync`: any number of
+/// threads may decode from it at once.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::demo::tiny_container(folder.path())?;
+/// let model = df11::open(&path)?;
+/// for block in model.blocks() {
+///     for tensor in block.tensors() {
+///         println!("{} {:?} {:.2} bits an element", tensor.name(), tensor.shape(), tensor.bits_per_element());
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Model {
+    shards: Vec<Shard>,
+    shard_count: u64,
+    blocks: Vec<BlockEntry>,
+    block_names: HashMap<String, usize>,
+}
+
+#[derive(Debug)]
+pub(super) struct BlockEntry {
+    pub(super) name: String,
+    /// Shard and tensor index, in the order of shards and names.
+    pub(super) tensors: Vec<(usize, usize)>,
+}
+
+impl Model {
+    /// Joins shards; they come with any order of their indices.
+    pub(super) fn new(mut shards: Vec<Shard>) -> Result<Self> {
+        shards.sort_by_key(|shard| shard.directory().shard.shard_index.get());
+        check_shards(&shards)?;
+        check_names(&shards)?;
+        let shard_count =
+            shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
+        let (blocks, block_names) = join_blocks(&shards);
+        Ok(Self { shards, shard_count, blocks, block_names })
+    }
+
+    /// The open shards, ascending by their index.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Whether all shards of the model are open; a single shard of several opens alone.
+    pub fn is_complete(&self) -> bool {
+        self.shards.len() as u64 == self.shard_count
+    }
+
+    /// The hash by which the shards of the model know each other.
+    pub fn identity(&self) -> blake3::Hash {
+        blake3::Hash::from_bytes(self.shards[0].directory().shard.identity)
+    }
+
+    /// All blocks, in the order in which the model runs them.
+    pub fn blocks(&self) -> impl ExactSizeIterator<Item = Block<'_>> {
+        self.blocks.iter().map(|entry| Block::new(self, entry))
+    }
+
+    /// The block with this name. Constant time.
+    pub fn block(&self, name: &str) -> Option<Block<'_>> {
+        self.block_names.get(name).map(|&index| Block::new(self, &self.blocks[index]))
+    }
+
+    /// All tensors, shard by shard, ascending by name in each.
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.shards.iter().flat_map(|shard| {
+            (0..shard.directory().tensors.len()).map(move |index| Tensor::new(shard, index))
+        })
+    }
+
+    /// The tensor with this name. The cost grows with the logarithm of the number of tensors.
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        self.shards
+            .iter()
+            .find_map(|shard| shard.directory().find_tensor(name).map(|index| Tensor::new(shard, index)))
+    }
+}
+
+fn check_shards(shards: &[Shard]) -> Result<()> {
+    for pair in shards.windows(2) {
+        let (first, second) = (&pair[0].directory().shard, &pair[1].directory().shard);
+        let paths = format!("{} and {}", pair[0].path().display(), pair[1].path().display());
+        let remedy = "keep the shards of each model in a folder of their own";
+        if first.identity != second.identity || first.shard_count != second.shard_count {
+            return Err(Error::parameter(format!("{paths} belong to different models"), remedy));
+        }
+        if first.shard_index == second.shard_index {
+            return Err(Error::parameter(format!("{paths} are the same shard"), remedy));
+        }
+    }
+    Ok(())
+}
+
+/// Each shard has its names in order; one merge over all shards finds a name that two of them have.
+fn check_names(shards: &[Shard]) -> Result<()> {
+    if shards.len() < 2 {
+        return Ok(());
+    }
+    let mut owners: HashMap<&str, usize> = HashMap::new();
+    for (index, shard) in shards.iter().enumerate() {
+        let directory = shard.directory();
+        for tensor in &directory.tensors {
+            let name = directory.tensor_name(tensor);
+            if let Some(other) = owners.insert(name, index) {
+                let problem = format!("tensor {name:?} is in {} too", shards[other].path().display());
+                return Err(Error::corrupt("directory", 0, problem).in_file(shard.path()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn join_blocks(shards: &[Shard]) -> (Vec<BlockEntry>, HashMap<String, usize>) {
+    let mut blocks: Vec<BlockEntry> = Vec::new();
+    let mut names = HashMap::new();
+    for (shard_index, shard) in shards.iter().enumerate() {
+        let directory = shard.directory();
+        let joined: Vec<usize> = directory
+            .blocks
+            .iter()
+            .map(|block| {
+                let name = directory.block_name(block).to_owned();
+                *names.entry(name.clone()).or_insert_with(|| {
+                    blocks.push(BlockEntry { name, tensors: Vec::new() });
+                    blocks.len() - 1
+                })
+            })
+            .collect();
+        for (index, tensor) in directory.tensors.iter().enumerate() {
+            blocks[joined[tensor.block.get() as usize]].tensors.push((shard_index, index));
+        }
+    }
+    (blocks, names)
+}

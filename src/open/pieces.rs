@@ -1,0 +1,149 @@
+//! The bytes of an original weights file, in the file's order and in bounded memory: what restores files and proves identity.
+
+use std::{ops::Range, sync::Arc};
+
+use rayon::prelude::*;
+
+use super::{
+    Shard, Tensor,
+    reader::{PIECE_BYTES, TensorReader},
+};
+use crate::{Error, Result, format::records::FileRecord};
+
+/// Decodes a weights file, some MiB at a time.
+pub(crate) struct FilePieces<'m> {
+    shard: &'m Shard,
+    file: usize,
+    /// The tensors of the file, in its order.
+    tensors: Vec<Tensor<'m>>,
+    prefix: u64,
+    /// The tensor to go on with, and from which of its bytes on.
+    next: (usize, u64),
+    started: bool,
+    reader: Option<(usize, Arc<TensorReader<'m>>)>,
+    buffer: Vec<u8>,
+}
+
+/// Consecutive bytes of a file, and the tensors that they belong to.
+pub(crate) struct Batch<'b, 'm> {
+    /// The bytes.
+    pub(crate) bytes: &'b [u8],
+    /// The bytes of `bytes` that belong to each tensor; the prefix to none.
+    pub(crate) parts: Vec<Part<'m>>,
+}
+
+/// Part of a tensor.
+#[derive(Clone)]
+pub(crate) struct Part<'m> {
+    pub(crate) tensor: Tensor<'m>,
+    /// Its bytes, counted from the tensor's start.
+    pub(crate) range: Range<u64>,
+    reader: Arc<TensorReader<'m>>,
+}
+
+impl<'m> Part<'m> {
+    /// Whether it is the last one of its tensor.
+    pub(crate) fn is_last(&self) -> Result<bool> {
+        Ok(self.range.end == self.tensor.byte_length()?)
+    }
+
+    /// Checks all of the index that decoding this part does not use.
+    pub(super) fn verify_index(&self) -> Result<()> {
+        self.reader.verify_index(self.range.clone())
+    }
+}
+
+impl<'m> FilePieces<'m> {
+    /// Prepares a weights file and checks that its tensors cover it (section 7).
+    pub(crate) fn new(shard: &'m Shard, file: usize) -> Result<Self> {
+        let directory = shard.directory();
+        let record = &directory.files[file];
+        let prefix = directory.arrays[record.array_range().start].length.get();
+        let mut tensors: Vec<Tensor<'m>> = (0..directory.tensors.len())
+            .filter(|&index| directory.tensors[index].file.get() == file as u64)
+            .map(|index| Tensor::new(shard, index))
+            .collect();
+        let lengths = tensors.iter().map(Tensor::byte_length).collect::<Result<Vec<u64>>>()?;
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        // A tensor without bytes may lie anywhere in the file; it goes before what starts where it does.
+        order.sort_by_key(|&i| (tensors[i].record().file_offset.get(), lengths[i]));
+        check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
+        tensors = order.into_iter().filter(|&i| lengths[i] > 0).map(|i| tensors[i]).collect();
+        Ok(Self { shard, file, tensors, prefix, next: (0, 0), started: false, reader: None, buffer: Vec::new() })
+    }
+
+    /// The next bytes of the file: the prefix alone, then a piece for each thread; `None` at the end.
+    pub(crate) fn next_batch(&mut self) -> Result<Option<Batch<'_, 'm>>> {
+        if !self.started {
+            self.started = true;
+            let array = self.shard.directory().files[self.file].array_range().start;
+            self.buffer.clear();
+            self.buffer.extend_from_slice(&self.shard.read_array(array, 0..self.prefix)?);
+            return Ok(Some(Batch { bytes: &self.buffer, parts: Vec::new() }));
+        }
+        let parts = self.take_parts()?;
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let length: u64 = parts.iter().map(|part| part.range.end - part.range.start).sum();
+        self.buffer.resize(length as usize, 0);
+        let mut outputs = Vec::with_capacity(parts.len());
+        let mut rest = &mut self.buffer[..];
+        for part in &parts {
+            let out;
+            (out, rest) = rest.split_at_mut((part.range.end - part.range.start) as usize);
+            outputs.push((part, out));
+        }
+        outputs.into_par_iter().try_for_each(|(part, out)| part.reader.read(part.range.clone(), out))?;
+        Ok(Some(Batch { bytes: &self.buffer, parts }))
+    }
+
+    /// The parts of the next batch: together as many bytes as there are threads, times a piece.
+    fn take_parts(&mut self) -> Result<Vec<Part<'m>>> {
+        let mut room = PIECE_BYTES * rayon::current_num_threads() as u64;
+        let mut parts = Vec::new();
+        while let Some(&tensor) = self.tensors.get(self.next.0) {
+            let (index, start) = self.next;
+            let rest = tensor.byte_length()? - start;
+            // A cut goes between elements.
+            let length = rest.min(PIECE_BYTES).min(if rest <= room { rest } else { room & !1 });
+            if length == 0 {
+                break;
+            }
+            let reader = match &self.reader {
+                Some((prepared, reader)) if *prepared == index => Arc::clone(reader),
+                _ => Arc::new(tensor.reader()?),
+            };
+            self.reader = Some((index, Arc::clone(&reader)));
+            parts.push(Part { tensor, range: start..start + length, reader });
+            room -= length;
+            self.next = if length == rest { (index + 1, 0) } else { (index, start + length) };
+        }
+        Ok(parts)
+    }
+}
+
+fn check_cover<'m>(
+    shard: &Shard,
+    record: &FileRecord,
+    prefix: u64,
+    tensors: impl Iterator<Item = (Tensor<'m>, u64)>,
+) -> Result<()> {
+    let path = shard.directory().file_path(record);
+    let hole = |position: u64| {
+        let problem = format!("no tensor, or more than one, holds byte {position} of {path:?}");
+        Err(Error::corrupt("directory", 0, problem).in_file(shard.path()))
+    };
+    let mut position = prefix;
+    for (tensor, length) in tensors {
+        let start = tensor.record().file_offset.get();
+        if length == 0 && (prefix..=record.length.get()).contains(&start) {
+            continue;
+        }
+        if start != position {
+            return hole(position);
+        }
+        position += length;
+    }
+    if position == record.length.get() { Ok(()) } else { hole(position) }
+}

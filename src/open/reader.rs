@@ -1,0 +1,130 @@
+//! Reads decoded bytes of one tensor: what is needed for any range of it is found and prepared once.
+
+use std::{borrow::Cow, ops::Range};
+
+use rayon::prelude::*;
+
+use super::{Encoding, Shard, Tensor};
+use crate::{
+    Error, Result,
+    encoding::gap::{Decoder, Geometry, Layout, Span},
+    huffman,
+};
+
+/// Decoded bytes that one thread makes in one go: large enough to hide the start of a thread block, small enough for a cache.
+pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+
+/// A tensor prepared for decoding; share it between threads.
+pub(crate) struct TensorReader<'m> {
+    shard: &'m Shard,
+    name: &'m str,
+    length: u64,
+    stored: Stored<'m>,
+}
+
+/// Arrays by their index in the directory.
+enum Stored<'m> {
+    Empty,
+    Raw { array: usize },
+    Gap { first_array: usize, decoder: Box<Decoder>, layout: Layout, output_offsets: Cow<'m, [u8]> },
+}
+
+impl<'m> TensorReader<'m> {
+    /// Reads and checks the codebook and the output offsets; some tens of microseconds for a large tensor.
+    pub(super) fn new(tensor: &Tensor<'m>) -> Result<Self> {
+        let length = tensor.byte_length()?;
+        let target = tensor.target();
+        let stored = match target.encoding() {
+            Encoding::Raw if length == 0 => Stored::Empty,
+            Encoding::Raw => Stored::Raw { array: target.record().array_range().start },
+            Encoding::Gap => gap(&target).map_err(|error| target.locate(error))?,
+            Encoding::Alias => unreachable!("the target of an alias is none"),
+            Encoding::Unknown(id) => {
+                return Err(tensor.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")));
+            }
+        };
+        Ok(Self { shard: tensor.shard(), name: tensor.name(), length, stored })
+    }
+
+    /// Decodes a range of the tensor's bytes, on this thread.
+    pub(crate) fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        assert!(range.end <= self.length && range.end - range.start == out.len() as u64, "range of the tensor");
+        match &self.stored {
+            Stored::Empty => Ok(()),
+            Stored::Raw { array } => {
+                out.copy_from_slice(&self.shard.read_array(*array, range)?);
+                Ok(())
+            }
+            Stored::Gap { .. } if range.is_empty() => Ok(()),
+            Stored::Gap { first_array, decoder, layout, output_offsets } => {
+                let elements = range.start / 2..range.end / 2;
+                self.with_span(*first_array, layout, output_offsets, &elements, |span| {
+                    let plane = self.shard.read_array(first_array + 4, elements.clone())?;
+                    decoder.decode(span, elements.clone(), &plane, out)
+                })
+            }
+        }
+    }
+
+    /// Checks the whole index of a range of the tensor's bytes against its codes.
+    pub(super) fn verify_index(&self, range: Range<u64>) -> Result<()> {
+        match &self.stored {
+            Stored::Gap { first_array, decoder, layout, output_offsets } => {
+                let elements = range.start / 2..range.end / 2;
+                self.with_span(*first_array, layout, output_offsets, &elements, |span| decoder.verify_index(span))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fetches the span that holds these elements.
+    fn with_span(
+        &self,
+        first_array: usize,
+        layout: &Layout,
+        output_offsets: &[u8],
+        elements: &Range<u64>,
+        work: impl FnOnce(&Span<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let locate = |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
+        let thread_blocks = layout.thread_blocks_of(output_offsets, elements).map_err(locate)?;
+        let offsets = layout.output_offsets_of(&thread_blocks)?;
+        let gaps = self.shard.read_array(first_array + 1, layout.gaps_of(&thread_blocks)?)?;
+        let bitstream = self.shard.read_array(first_array + 3, layout.bitstream_of(&thread_blocks)?)?;
+        let span = Span {
+            thread_blocks,
+            gaps: &gaps,
+            output_offsets: &output_offsets[offsets.start as usize..offsets.end as usize],
+            bitstream: &bitstream,
+        };
+        work(&span).map_err(locate)
+    }
+
+    /// Decodes a range of the tensor's bytes on all threads.
+    pub(super) fn read_parallel(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        self.pieces(range, out).into_par_iter().try_for_each(|(range, out)| self.read(range, out))
+    }
+
+    /// Cuts a range into pieces for [`TensorReader::read`].
+    pub(super) fn pieces<'o>(&self, range: Range<u64>, out: &'o mut [u8]) -> Vec<(Range<u64>, &'o mut [u8])> {
+        let starts = (range.start..range.end).step_by(PIECE_BYTES as usize);
+        let pieces = out.chunks_mut(PIECE_BYTES as usize);
+        starts.zip(pieces).map(|(start, piece)| (start..start + piece.len() as u64, piece)).collect()
+    }
+}
+
+/// Prepares a tensor whose record the directory's validation accepted.
+fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
+    let shard = tensor.shard();
+    let record = tensor.record();
+    let first_array = record.array_range().start;
+    let arrays = &shard.directory().arrays;
+    let codebook = shard.read_array(first_array, 0..arrays[first_array].length.get())?;
+    let lengths = huffman::read_codebook(&codebook)?;
+    let [bytes_per_thread, threads_per_block, bit_count, _] = record.parameters.map(|parameter| parameter.get());
+    let geometry = Geometry::new(bytes_per_thread, threads_per_block)?;
+    let layout = Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
+    let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
+    let decoder = Box::new(Decoder::new(&lengths, &layout));
+    Ok(Stored::Gap { first_array, decoder, layout, output_offsets })
+}

@@ -1,0 +1,265 @@
+//! One open container: its bytes, its directory, and which of its chunks have been checked.
+
+use std::{
+    borrow::Cow,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    Error, Result,
+    constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
+    format::{Directory, Header, directory::chunk_count, records::section_name},
+    io::ReadAt,
+};
+
+/// Locks against checking one chunk twice at the same time; more than there are threads.
+const LOCKS: usize = 64;
+
+/// One container of a model.
+pub struct Shard {
+    path: PathBuf,
+    reader: Box<dyn ReadAt>,
+    directory: Directory,
+    directory_range: Range<u64>,
+    check_checksums: bool,
+    /// Index in the directory's checksums of each section's first chunk.
+    first_chunks: Vec<usize>,
+    /// A bit for each chunk whose checksum was found right.
+    checked: Vec<AtomicU64>,
+    locks: Vec<Mutex<()>>,
+}
+
+impl std::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of a container, without copying where it is mapped. The caller has checked the range against its size.
+fn fetch<'a>(reader: &'a dyn ReadAt, path: &Path, range: Range<u64>) -> Result<Cow<'a, [u8]>> {
+    let length = range.end - range.start;
+    if let Some(view) = reader.view(range.start, length) {
+        return Ok(Cow::Borrowed(view));
+    }
+    let mut bytes = vec![0; length as usize];
+    reader.read_exact_at(range.start, &mut bytes).map_err(|error| Error::io("reading", path, error))?;
+    Ok(Cow::Owned(bytes))
+}
+
+impl Shard {
+    /// Reads and validates header, footer and directory (section 9, level open).
+    pub(super) fn open(path: PathBuf, reader: Box<dyn ReadAt>, check_checksums: bool) -> Result<Self> {
+        let (header, directory) = open_directory(reader.as_ref(), &path).map_err(|error| error.in_file(&path))?;
+        let mut chunks = 0;
+        let first_chunks = directory
+            .sections
+            .iter()
+            .map(|section| {
+                let first = chunks;
+                chunks += chunk_count(section.length.get()) as usize;
+                first
+            })
+            .collect();
+        let start = header.directory_offset.get();
+        Ok(Self {
+            path,
+            reader,
+            directory,
+            directory_range: start..start + header.directory_length.get(),
+            check_checksums,
+            first_chunks,
+            checked: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
+        })
+    }
+
+    /// The container's path, or the name it was opened under.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The container's length, in bytes.
+    pub fn file_length(&self) -> u64 {
+        self.reader.size()
+    }
+
+    /// The validated directory.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// Where the directory lies in the container, in bytes.
+    pub fn directory_range(&self) -> Range<u64> {
+        self.directory_range.clone()
+    }
+
+    /// An error about bytes of a section, from `offset` in it on.
+    pub(crate) fn corrupt(&self, section: usize, offset: u64, problem: impl std::fmt::Display) -> Error {
+        let record = &self.directory.sections[section];
+        let kind = section_name(record.kind.get()).unwrap_or("unknown");
+        let place = record.block_index().map_or_else(
+            || format!("{} section", kind),
+            |block| {
+                format!("{kind} section of block {}", self.directory.block_name(&self.directory.blocks[block as usize]))
+            },
+        );
+        Error::corrupt(place, offset, problem).in_file(&self.path)
+    }
+
+    /// Bytes of the container outside sections: padding. Nothing is checked.
+    pub(super) fn read_unchecked(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        fetch(self.reader.as_ref(), &self.path, range)
+    }
+
+    /// Bytes of an array, `range` counted from its start. The checksums of all chunks that they touch are checked the first
+    /// time they are read. Without copying where the container is mapped.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where a checksum does not match; [`Error::Io`].
+    ///
+    /// # Panics
+    /// Where the array does not exist or the range exceeds it.
+    pub(crate) fn read_array(&self, array: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        let record = &self.directory.arrays[array];
+        assert!(range.start <= range.end && range.end <= record.length.get(), "range within the array");
+        let start = record.offset.get();
+        self.read_section(record.section.get() as usize, start + range.start..start + range.end)
+    }
+
+    pub(super) fn read_section(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        let base = self.directory.sections[section].offset.get();
+        let placed = base + range.start..base + range.end;
+        if !self.check_checksums {
+            return self.read_unchecked(placed);
+        }
+        let Some(view) = self.reader.view(placed.start, placed.end - placed.start) else {
+            return self.read_copy(section, range);
+        };
+        for chunk in self.unchecked_chunks(section, &range) {
+            self.check_chunk(section, chunk)?;
+        }
+        Ok(Cow::Borrowed(view))
+    }
+
+    /// The chunks of a section that a range touches and that were not checked yet.
+    fn unchecked_chunks(&self, section: usize, range: &Range<u64>) -> impl Iterator<Item = u64> + use<'_> {
+        let chunks = range.start / CHECKSUM_CHUNK_BYTES..range.end.div_ceil(CHECKSUM_CHUNK_BYTES);
+        chunks.filter(move |&chunk| !self.is_checked(self.first_chunks[section] + chunk as usize))
+    }
+
+    fn is_checked(&self, index: usize) -> bool {
+        self.checked[index / 64].load(Ordering::Acquire) >> (index % 64) & 1 == 1
+    }
+
+    /// The bytes of one chunk, counted from its section's start.
+    fn chunk_range(&self, section: usize, chunk: u64) -> Range<u64> {
+        let length = self.directory.sections[section].length.get();
+        let start = chunk * CHECKSUM_CHUNK_BYTES;
+        start..length.min(start + CHECKSUM_CHUNK_BYTES)
+    }
+
+    /// Checks one chunk of a mapped section, unless another thread did so meanwhile.
+    fn check_chunk(&self, section: usize, chunk: u64) -> Result<()> {
+        let index = self.first_chunks[section] + chunk as usize;
+        let _lock = self.locks[index % LOCKS].lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_checked(index) {
+            return Ok(());
+        }
+        let range = self.chunk_range(section, chunk);
+        let base = self.directory.sections[section].offset.get();
+        let bytes = self.read_unchecked(base + range.start..base + range.end)?;
+        self.accept_chunk(section, chunk, &bytes)
+    }
+
+    /// Compares the checksum of a chunk's bytes, and remembers that it is right.
+    fn accept_chunk(&self, section: usize, chunk: u64, bytes: &[u8]) -> Result<()> {
+        let index = self.first_chunks[section] + chunk as usize;
+        if crc32fast::hash(bytes) != self.directory.checksums[index].get() {
+            let problem = "the checksum of the 1 MiB from here on does not match; the file is damaged, fetch it again";
+            return Err(self.corrupt(section, chunk * CHECKSUM_CHUNK_BYTES, problem));
+        }
+        self.checked[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads a range, widened to whole chunks where one must be checked, so that nothing is read twice.
+    fn read_copy(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        let base = self.directory.sections[section].offset.get();
+        let unchecked: Vec<u64> = self.unchecked_chunks(section, &range).collect();
+        let mut wide = range.clone();
+        for &chunk in &unchecked {
+            let chunk = self.chunk_range(section, chunk);
+            wide = wide.start.min(chunk.start)..wide.end.max(chunk.end);
+        }
+        let mut bytes = self.read_unchecked(base + wide.start..base + wide.end)?.into_owned();
+        for &chunk in &unchecked {
+            let part = self.chunk_range(section, chunk);
+            self.accept_chunk(
+                section,
+                chunk,
+                &bytes[(part.start - wide.start) as usize..(part.end - wide.start) as usize],
+            )?;
+        }
+        bytes.truncate((range.end - wide.start) as usize);
+        bytes.drain(..(range.start - wide.start) as usize);
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// Checks every chunk again, in parallel, whatever was checked before.
+    pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
+        use rayon::prelude::*;
+        let chunks: Vec<(usize, u64)> = self
+            .directory
+            .sections
+            .iter()
+            .enumerate()
+            .flat_map(|(section, record)| (0..chunk_count(record.length.get())).map(move |chunk| (section, chunk)))
+            .collect();
+        chunks.into_par_iter().try_for_each(|(section, chunk)| {
+            let range = self.chunk_range(section, chunk);
+            let base = self.directory.sections[section].offset.get();
+            let bytes = self.read_unchecked(base + range.start..base + range.end)?;
+            self.accept_chunk(section, chunk, &bytes)?;
+            done(range.end - range.start)
+        })
+    }
+}
+
+/// Steps 1 to 9 of level open.
+fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header, Directory)> {
+    let size = reader.size();
+    if size < HEAD_BYTES + HEADER_BYTES {
+        let problem = format!("{size} bytes are no df11 file; it is truncated or something else");
+        return Err(Error::corrupt("file", 0, problem));
+    }
+    let head = fetch(reader, path, 0..HEAD_BYTES)?;
+    let (header_bytes, rest) = head.split_first_chunk().expect("the head is longer than the header");
+    let header = Header::parse(header_bytes)?;
+    header.check_placement(size)?;
+    check_zero("head", HEADER_BYTES, rest)?;
+    let start = header.directory_offset.get();
+    let tail = fetch(reader, path, start..size)?;
+    let (directory, padding) = tail.split_at(header.directory_length.get() as usize);
+    let (padding, footer) = padding.split_at(padding.len() - HEADER_BYTES as usize);
+    if footer != header_bytes {
+        return Err(Error::corrupt("footer", header.footer_offset(), "it is no copy of the header"));
+    }
+    check_zero("space after the directory", start + directory.len() as u64, padding)?;
+    if crc32fast::hash(directory) != header.directory_checksum.get() {
+        return Err(Error::corrupt("directory", 0, "its checksum does not match; the file is damaged"));
+    }
+    Ok((header, Directory::parse(directory, start)?))
+}
+
+/// Padding must be zero.
+pub(super) fn check_zero(place: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+    match bytes.iter().position(|&byte| byte != 0) {
+        Some(position) => Err(Error::corrupt(place, offset + position as u64, "padding is not zero")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,317 @@
+//! A tensor of an open model.
+
+use std::ops::Range;
+
+use half::bf16;
+use rayon::prelude::*;
+use zerocopy::IntoBytes;
+
+use super::{
+    Shard,
+    reader::{PIECE_BYTES, TensorReader},
+};
+use crate::{
+    Dtype, Error, Result, dtype,
+    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, TensorRecord},
+    huffman::{self, CodeLengths, Histogram},
+};
+
+/// How a tensor is stored (spec/format.md, section 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Encoding {
+    /// As a reference to another tensor with the same bytes.
+    Alias,
+    /// As it is.
+    Raw,
+    /// Huffman-coded exponents with a gap array.
+    Gap,
+    /// In a way that this version does not know; the tensor cannot be decoded.
+    Unknown(u32),
+}
+
+impl Encoding {
+    fn from_id(id: u32) -> Self {
+        match id {
+            ENCODING_ALIAS => Self::Alias,
+            ENCODING_RAW => Self::Raw,
+            ENCODING_GAP => Self::Gap,
+            id => Self::Unknown(id),
+        }
+    }
+
+    /// The name in spec and command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Alias => "alias",
+            Self::Raw => "raw",
+            Self::Gap => "gap",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+}
+
+/// A tensor of an open model: its description, and the way to its bytes. Cheap to copy.
+///
+/// Decoding works on all threads of the current rayon pool and checks the checksum of each chunk that it reads for
+/// the first time.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::demo::tiny_container(folder.path())?;
+/// let model = df11::open(&path)?;
+/// let tensor = model.tensor("model.embed_tokens.weight").unwrap();
+/// let weights: Vec<half::bf16> = tensor.decode()?;
+/// let mut rows = vec![half::bf16::ZERO; 3 * tensor.shape()[1] as usize];
+/// tensor.decode_rows(10..13, &mut rows)?;
+/// assert_eq!(rows, weights[10 * tensor.shape()[1] as usize..][..rows.len()]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'m> {
+    shard: &'m Shard,
+    index: usize,
+}
+
+impl<'m> Tensor<'m> {
+    pub(super) fn new(shard: &'m Shard, index: usize) -> Self {
+        Self { shard, index }
+    }
+
+    pub(super) fn shard(&self) -> &'m Shard {
+        self.shard
+    }
+
+    pub(super) fn record(&self) -> &'m TensorRecord {
+        &self.shard.directory().tensors[self.index]
+    }
+
+    /// The same error, with this tensor and its container.
+    pub(super) fn locate(&self, error: Error) -> Error {
+        error.within(format_args!("tensor {:?}", self.name())).in_file(self.shard.path())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'m str {
+        self.shard.directory().tensor_name(self.record())
+    }
+
+    /// The name of its block.
+    pub fn block_name(&self) -> &'m str {
+        let directory = self.shard.directory();
+        directory.block_name(&directory.blocks[self.record().block.get() as usize])
+    }
+
+    /// The type of its elements, or `None` where this version does not know it.
+    pub fn dtype(&self) -> Option<Dtype> {
+        Dtype::from_id(self.record().dtype.get())
+    }
+
+    /// Its dimensions, outermost first; none for a scalar.
+    pub fn shape(&self) -> Vec<u64> {
+        self.record().dimensions()
+    }
+
+    /// The number of its elements.
+    pub fn elements(&self) -> u64 {
+        dtype::elements(&self.shape()).expect("the directory was validated")
+    }
+
+    /// The size of its decoded bytes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an unknown dtype.
+    pub fn byte_length(&self) -> Result<u64> {
+        let id = self.record().dtype.get();
+        self.dtype()
+            .ok_or_else(|| self.locate(Error::unsupported(format_args!("dtype {id}"), "update df11")))?
+            .bytes(&self.shape())
+    }
+
+    /// How it is stored.
+    pub fn encoding(&self) -> Encoding {
+        Encoding::from_id(self.record().encoding.get())
+    }
+
+    /// The tensor that holds its bytes: itself, but for an alias.
+    #[must_use]
+    pub fn target(&self) -> Self {
+        if self.encoding() == Encoding::Alias {
+            Self { shard: self.shard, index: self.record().parameters[0].get() as usize }
+        } else {
+            *self
+        }
+    }
+
+    /// Bytes of its arrays; 0 for an alias.
+    pub fn stored_bytes(&self) -> u64 {
+        let directory = self.shard.directory();
+        directory.arrays[self.record().array_range()].iter().map(|array| array.length.get()).sum()
+    }
+
+    /// Stored bits an element; 0 for a tensor without elements.
+    pub fn bits_per_element(&self) -> f64 {
+        8.0 * self.stored_bytes() as f64 / self.elements().max(1) as f64
+    }
+
+    /// The BLAKE3 hash of its decoded bytes, as stored.
+    pub fn hash(&self) -> blake3::Hash {
+        blake3::Hash::from_bytes(self.record().hash)
+    }
+
+    /// The code lengths of its exponents, for an encoding that has them.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] or [`Error::Io`].
+    pub fn code_lengths(&self) -> Result<Option<CodeLengths>> {
+        let target = self.target();
+        if target.encoding() != Encoding::Gap {
+            return Ok(None);
+        }
+        let array = target.record().array_range().start;
+        let length = self.shard.directory().arrays[array].length.get();
+        let codebook = self.shard.read_array(array, 0..length)?;
+        huffman::read_codebook(&codebook).map(Some).map_err(|error| self.locate(error))
+    }
+
+    /// How often each exponent occurs. Decodes the tensor, piece by piece.
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_into`].
+    pub fn histogram(&self) -> Result<Histogram> {
+        self.require_bf16()?;
+        let reader = TensorReader::new(self)?;
+        let length = self.byte_length()?;
+        (0..length.div_ceil(PIECE_BYTES))
+            .into_par_iter()
+            .map(|piece| {
+                let range = piece * PIECE_BYTES..length.min((piece + 1) * PIECE_BYTES);
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                reader.read(range, &mut bytes)?;
+                Ok(Histogram::of(&bytes))
+            })
+            .try_reduce(Histogram::default, |mut sum, histogram| {
+                sum.merge(&histogram);
+                Ok(sum)
+            })
+    }
+
+    pub(crate) fn reader(&self) -> Result<TensorReader<'m>> {
+        TensorReader::new(self)
+    }
+
+    /// All weights of a BF16 tensor.
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_into`].
+    pub fn decode(&self) -> Result<Vec<bf16>> {
+        self.require_bf16()?;
+        let mut weights = vec![bf16::ZERO; self.elements() as usize];
+        self.decode_into(&mut weights)?;
+        Ok(weights)
+    }
+
+    /// All weights of a BF16 tensor, in row-major order, into a slice of as many elements.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for another dtype or a slice of another length; [`Error::Unsupported`] for an encoding of a newer version;
+    /// [`Error::Corrupt`] where the container is damaged, then the slice holds anything; [`Error::Io`].
+    pub fn decode_into(&self, weights: &mut [bf16]) -> Result<()> {
+        self.require_bf16()?;
+        self.read_into(0..self.byte_length()?, weights.as_mut_bytes())?;
+        to_native(weights);
+        Ok(())
+    }
+
+    /// Rows of a BF16 tensor: all weights whose index in the first dimension lies in `rows`. A vector's rows are its elements. Only
+    /// the thread blocks that hold them are decoded.
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_into`], and [`Error::Parameter`] for rows that do not exist.
+    pub fn decode_rows(&self, rows: Range<u64>, weights: &mut [bf16]) -> Result<()> {
+        self.require_bf16()?;
+        self.read_into(self.row_bytes(rows)?, weights.as_mut_bytes())?;
+        to_native(weights);
+        Ok(())
+    }
+
+    /// All bytes of a tensor of any dtype, little-endian, as in the original file.
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_into`], but for the dtype.
+    pub fn decode_bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.byte_length()? as usize];
+        self.decode_bytes_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// All bytes of a tensor of any dtype, into a slice of [`Tensor::byte_length`].
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_into`], but for the dtype.
+    pub fn decode_bytes_into(&self, bytes: &mut [u8]) -> Result<()> {
+        self.read_into(0..self.byte_length()?, bytes)
+    }
+
+    /// Rows of a tensor of any dtype, as bytes.
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_rows`], but for the dtype; [`Error::Parameter`] where a row does not fill whole bytes.
+    pub fn decode_row_bytes(&self, rows: Range<u64>, bytes: &mut [u8]) -> Result<()> {
+        self.read_into(self.row_bytes(rows)?, bytes)
+    }
+
+    /// The range of bytes of a range of rows.
+    fn row_bytes(&self, rows: Range<u64>) -> Result<Range<u64>> {
+        let shape = self.shape();
+        let (count, length) = (shape.first().copied().unwrap_or(1), self.byte_length()?);
+        if rows.start > rows.end || rows.end > count {
+            return Err(Error::parameter(
+                format!("tensor {:?} has no rows {}..{}", self.name(), rows.start, rows.end),
+                format!("its rows are 0..{count}"),
+            ));
+        }
+        if count == 0 {
+            return Ok(0..0);
+        }
+        if !length.is_multiple_of(count) {
+            let problem = format!("a row of tensor {:?} does not fill whole bytes", self.name());
+            return Err(Error::parameter(problem, "decode the whole tensor"));
+        }
+        let row = length / count;
+        Ok(rows.start * row..rows.end * row)
+    }
+
+    fn read_into(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let length = range.end - range.start;
+        if out.len() as u64 != length {
+            return Err(Error::parameter(
+                format!("tensor {:?} needs an output of {length} bytes, not {}", self.name(), out.len()),
+                "pass a slice of the right length",
+            ));
+        }
+        TensorReader::new(self)?.read_parallel(range, out)
+    }
+
+    fn require_bf16(&self) -> Result<()> {
+        if self.dtype() == Some(Dtype::BF16) {
+            return Ok(());
+        }
+        let dtype = self.dtype().map_or("unknown", Dtype::name);
+        Err(Error::parameter(
+            format!("tensor {:?} has dtype {dtype}, not BF16", self.name()),
+            "decode its bytes instead",
+        ))
+    }
+}
+
+/// Containers are little-endian.
+fn to_native(weights: &mut [bf16]) {
+    if cfg!(target_endian = "big") {
+        for weight in weights {
+            *weight = bf16::from_bits(weight.to_bits().swap_bytes());
+        }
+    }
+}

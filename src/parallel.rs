@@ -1,0 +1,67 @@
+//! Work on numbered pieces by all threads of the current rayon pool, taken in order.
+//!
+//! Order keeps reads and writes near each other in their files; rayon's own splitting would begin in several distant places.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use crate::{Error, Result};
+
+/// Calls `work` once for each index below `count`. Each thread makes its own `state` once and reuses it.
+///
+/// # Errors
+/// The error with the lowest index among those that happened; pieces that had not begun are then skipped.
+pub(crate) fn for_each<S>(
+    count: usize,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let failure: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+    let run = || {
+        let mut state = state();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            if let Err(error) = work(&mut state, index) {
+                next.store(count, Ordering::Relaxed);
+                let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                if failure.as_ref().is_none_or(|&(first, _)| index < first) {
+                    *failure = Some((index, error));
+                }
+                return;
+            }
+        }
+    };
+    rayon::scope(|scope| {
+        for _ in 1..rayon::current_num_threads().min(count) {
+            scope.spawn(|_| run());
+        }
+        run();
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn every_index_once_and_the_first_error() {
+        let sum = AtomicU64::new(0);
+        for_each(1000, || (), |(), i| {
+            sum.fetch_add(i as u64, Ordering::Relaxed);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(sum.into_inner(), 499_500);
+        let result = for_each(1000, || (), |(), i| if i >= 7 { Err(Error::corrupt("x", i as u64, "")) } else { Ok(()) });
+        assert!(matches!(result, Err(Error::Corrupt { offset: 7, .. })), "{result:?}");
+    }
+}

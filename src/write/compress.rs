@@ -1,0 +1,258 @@
+//! Compression of a model: the two passes over each weights file, and the finished containers.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    analysis::{self, FileAnalysis},
+    encode,
+    folder::OutputFolder,
+    output::Output,
+    plan::{Contents, Plan},
+    report::Report,
+};
+use crate::{
+    Error, OpenOptions, Result,
+    encoding::gap::Geometry,
+    format,
+    open::Level,
+    progress::{Observer, Stage},
+    source::{self, SideFile, Source, WeightsFile},
+};
+
+/// How BF16 tensors are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Layout {
+    /// Huffman-coded exponents with a gap array (spec, section 6.3), where that is smaller than raw.
+    Gap(Geometry),
+    /// As they are.
+    Raw,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self::Gap(Geometry::default())
+    }
+}
+
+/// Choices of [`compress`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CompressOptions {
+    /// How BF16 tensors are stored.
+    pub layout: Layout,
+    /// Replace an output that exists.
+    pub overwrite: bool,
+    /// Decode everything again before the output gets its name, and compare all hashes.
+    pub verify: bool,
+}
+
+impl Default for CompressOptions {
+    fn default() -> Self {
+        Self { layout: Layout::default(), overwrite: false, verify: true }
+    }
+}
+
+/// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
+/// a container for each weights file, and the side files beside them.
+///
+/// Works on all threads of the current rayon pool; the result is the same for any number of them. Needs about 4 MiB a
+/// thread, and for bookkeeping about a thousandth of the largest weights file.
+/// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
+///
+/// # Errors
+/// [`Error::Parameter`] where the output exists or the source changes meanwhile; [`Error::Io`] where reading or writing
+/// fails; [`Error::Cancelled`]; [`Error::Corrupt`] where verification finds a difference (then memory or disk are
+/// failing, or this crate has a bug).
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let model = df11::demo::tiny_checkpoint(folder.path())?;
+/// # let out = folder.path().join("model.df11");
+/// let source = df11::Source::open(&model)?;
+/// let report = df11::compress(&source, &out, &df11::CompressOptions::default(), &())?;
+/// println!("{} of {} bytes", report.stored_bytes, report.source_bytes);
+/// # Ok(())
+/// # }
+/// ```
+pub fn compress(
+    source: &Source,
+    out: &Path,
+    options: &CompressOptions,
+    observer: &dyn Observer,
+) -> Result<Report> {
+    check_absent(out, options.overwrite)?;
+    let passes = if options.verify { 3 } else { 2 };
+    observer.begin(passes * tensor_bytes(source));
+    let compressor = Compressor::new(source, options.layout, observer);
+    if is_single(out) { compressor.single(out, options) } else { compressor.folder(out, options) }
+}
+
+/// What [`compress`] would make, without making it: the first pass alone, and exact sizes.
+///
+/// # Errors
+/// As [`compress`], but for writing.
+pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Report> {
+    observer.begin(tensor_bytes(source));
+    let compressor = Compressor::new(source, layout, observer);
+    let mut report = Report::new(source);
+    for shard in compressor.shards(is_single(out)) {
+        let analyses = compressor.analyse(&shard)?;
+        let plan = Plan::new(&compressor.contents(&shard, &analyses)?)?;
+        report.add(&plan, plan.file_length());
+    }
+    Ok(report)
+}
+
+/// Whether an output is one container, by its name.
+fn is_single(out: &Path) -> bool {
+    out.extension().is_some_and(|extension| extension == "df11")
+}
+
+fn tensor_bytes(source: &Source) -> u64 {
+    source.weights.iter().flat_map(|file| &file.tensors).map(|tensor| tensor.length).sum()
+}
+
+/// Refuses an output that exists.
+pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
+    if !overwrite && out.symlink_metadata().is_ok() {
+        let problem = format!("{} exists", out.display());
+        return Err(Error::parameter(problem, "choose another output, or replace it with --force"));
+    }
+    Ok(())
+}
+
+/// The weights files, by index, and the side files of one container.
+struct ShardSource<'a> {
+    weights: Vec<usize>,
+    side: &'a [SideFile],
+}
+
+struct Compressor<'a> {
+    source: &'a Source,
+    layout: Layout,
+    observer: &'a dyn Observer,
+    /// For each weights file, the block of each tensor.
+    blocks: Vec<Vec<usize>>,
+    block_names: Vec<String>,
+}
+
+impl<'a> Compressor<'a> {
+    fn new(source: &'a Source, layout: Layout, observer: &'a dyn Observer) -> Self {
+        let tensors: Vec<_> = source
+            .weights
+            .iter()
+            .enumerate()
+            .flat_map(|(file, weights)| (0..weights.tensors.len()).map(move |tensor| (file, tensor)))
+            .collect();
+        let items: Vec<_> = tensors
+            .iter()
+            .map(|&(file, tensor)| source::Item::from(&source.weights[file].tensors[tensor]))
+            .collect();
+        let groups = source::group(&items);
+        let mut blocks: Vec<Vec<usize>> =
+            source.weights.iter().map(|weights| vec![0; weights.tensors.len()]).collect();
+        let mut block_names = Vec::with_capacity(groups.len());
+        for (block, group) in groups.into_iter().enumerate() {
+            for index in group.tensors {
+                let (file, tensor) = tensors[index];
+                blocks[file][tensor] = block;
+            }
+            block_names.push(group.name);
+        }
+        Self { source, layout, observer, blocks, block_names }
+    }
+
+    fn shards(&self, single: bool) -> Vec<ShardSource<'a>> {
+        let files = 0..self.source.weights.len();
+        if single {
+            vec![ShardSource { weights: files.collect(), side: &self.source.side }]
+        } else {
+            files.map(|file| ShardSource { weights: vec![file], side: &[] }).collect()
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        match self.layout {
+            Layout::Gap(geometry) => geometry,
+            Layout::Raw => Geometry::default(),
+        }
+    }
+
+    fn analyse(&self, shard: &ShardSource<'_>) -> Result<Vec<FileAnalysis>> {
+        self.observer.enter(Stage::Analyse);
+        let weights = shard.weights.iter().map(|&file| &self.source.weights[file]);
+        weights.map(|file| analysis::analyse(file, self.geometry(), self.observer)).collect()
+    }
+
+    fn contents<'b>(&'b self, shard: &ShardSource<'b>, analyses: &'b [FileAnalysis]) -> Result<Contents<'b>> {
+        let files = shard.weights.iter().map(|&file| &self.source.weights[file]);
+        let side = shard.side.iter().map(|file| Ok((file, super::folder::hash_file(&file.file)?)));
+        Ok(Contents {
+            weights: files.zip(analyses).collect(),
+            side: side.collect::<Result<_>>()?,
+            blocks: shard.weights.iter().map(|&file| self.blocks[file].clone()).collect(),
+            block_names: &self.block_names,
+            raw: self.layout == Layout::Raw,
+        })
+    }
+
+    /// Both passes over one shard; the container lacks its directory still.
+    fn write(&self, shard: &ShardSource<'_>, path: &Path, report: &mut Report) -> Result<Output> {
+        let analyses = self.analyse(shard)?;
+        let mut plan = Plan::new(&self.contents(shard, &analyses)?)?;
+        report.add(&plan, plan.file_length());
+        let output = Output::create(path, &mut plan)?;
+        self.observer.enter(Stage::Encode);
+        encode::encode(&plan, &output, self.observer)?;
+        self.observer.advance(plan.alias_bytes);
+        Ok(output)
+    }
+
+    fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
+        let mut report = Report::new(self.source);
+        let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
+        let identity = format::identity(output.weights());
+        output.seal(0, 1, identity)?;
+        if options.verify {
+            self.verify(output.temporary_path()).map_err(|error| error.in_file(out))?;
+        }
+        output.finish()?;
+        Ok(report)
+    }
+
+    fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
+        let mut report = Report::new(self.source);
+        let folder = OutputFolder::create(out)?;
+        let mut outputs = Vec::new();
+        for (shard, file) in self.shards(false).iter().zip(&self.source.weights) {
+            outputs.push(self.write(shard, &folder.path_of(&shard_path(file))?, &mut report)?);
+        }
+        let identity = format::identity(outputs.iter().flat_map(Output::weights));
+        let count = outputs.len() as u64;
+        for (index, mut output) in outputs.into_iter().enumerate() {
+            output.seal(index as u64, count, identity)?;
+            output.finish()?;
+        }
+        for file in &self.source.side {
+            folder.copy(&file.file, &file.path)?;
+        }
+        if options.verify {
+            self.verify(folder.path())?;
+        }
+        folder.finish()?;
+        Ok(report)
+    }
+
+    fn verify(&self, path: &Path) -> Result<()> {
+        self.observer.enter(Stage::Verify);
+        OpenOptions::new().open(path)?.verify_stage(Level::Full, self.observer)
+    }
+}
+
+/// Where a weights file's container goes in a folder.
+fn shard_path(file: &WeightsFile) -> String {
+    let stem = file.path.strip_suffix(".safetensors").unwrap_or(&file.path);
+    format!("{stem}.df11")
+}

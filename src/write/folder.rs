@@ -1,0 +1,106 @@
+//! An output folder while it is being filled: a temporary folder that becomes the real one when it is whole.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use tempfile::TempDir;
+
+use super::output::sync_folder;
+use crate::{Error, Result, paths::check_path};
+
+/// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub(super) struct OutputFolder {
+    folder: TempDir,
+    path: PathBuf,
+}
+
+impl OutputFolder {
+    /// Creates the temporary folder beside `path`.
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let parent = parent_of(path);
+        let name = path.file_name().ok_or_else(|| {
+            Error::parameter(format!("{} names no folder", path.display()), "give the output a name")
+        })?;
+        let mut builder = tempfile::Builder::new();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(fs::Permissions::from_mode(0o777));
+        }
+        let folder = builder
+            .prefix(&format!(".{}.", name.to_string_lossy()))
+            .suffix(".part")
+            .tempdir_in(parent)
+            .map_err(|error| Error::io("creating a folder in", parent, error))?;
+        Ok(Self { folder, path: path.to_owned() })
+    }
+
+    /// Where the folder is until it is finished.
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The place of a file in the folder, whose own folder is made.
+    pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
+        check_path(relative)?;
+        let path = self.folder.path().join(relative);
+        let parent = parent_of(&path);
+        fs::create_dir_all(parent).map_err(|error| Error::io("creating", parent, error))?;
+        Ok(path)
+    }
+
+    /// Copies a file into the folder.
+    pub(super) fn copy(&self, from: &Path, relative: &str) -> Result<()> {
+        let to = self.path_of(relative)?;
+        let mut source = File::open(from).map_err(|error| Error::io("opening", from, error))?;
+        let mut target = File::create(&to).map_err(|error| Error::io("creating", &to, error))?;
+        io::copy(&mut source, &mut target).map_err(|error| Error::io("copying to", &to, error))?;
+        target.sync_all().map_err(|error| Error::io("syncing", &to, error))
+    }
+
+    /// Gives the folder its name, in place of what has it.
+    pub(super) fn finish(self) -> Result<()> {
+        let path = self.path;
+        let renaming = |error| Error::io("renaming to", &path, error);
+        // What is replaced is moved aside first and deleted last: at every moment one of the two is whole.
+        let aside = if path.symlink_metadata().is_ok() {
+            let aside = tempfile::Builder::new().prefix(".df11-old.").tempdir_in(parent_of(&path)).map_err(renaming)?;
+            fs::rename(&path, aside.path().join("old")).map_err(renaming)?;
+            Some(aside)
+        } else {
+            None
+        };
+        if let Err(error) = fs::rename(self.folder.path(), &path) {
+            if let Some(aside) = &aside {
+                fs::rename(aside.path().join("old"), &path).map_err(renaming)?;
+            }
+            return Err(renaming(error));
+        }
+        let _ = self.folder.keep();
+        sync_folder(&path);
+        Ok(())
+    }
+}
+
+/// The folder that holds `path`.
+pub(super) fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The hash of a file.
+pub(super) fn hash_file(path: &Path) -> Result<[u8; 32]> {
+    let reading = |error| Error::io("reading", path, error);
+    let mut file = File::open(path).map_err(reading)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match file.read(&mut buffer).map_err(reading)? {
+            0 => return Ok(*hasher.finalize().as_bytes()),
+            count => hasher.update(&buffer[..count]),
+        };
+    }
+}

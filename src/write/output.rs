@@ -1,0 +1,151 @@
+//! A container while it is being written: a temporary file that becomes the real one when it is whole.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use tempfile::NamedTempFile;
+use zerocopy::IntoBytes;
+
+use super::{folder::parent_of, plan::Plan};
+use crate::{
+    Error, Result,
+    format::{
+        Directory, Header,
+        checksum::{Piece, SectionChecksums},
+    },
+    io::write_all_at,
+};
+
+/// A container being written. Dropped before [`Output::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub(super) struct Output {
+    file: NamedTempFile,
+    path: PathBuf,
+    directory: Directory,
+    directory_offset: u64,
+    checksums: Vec<Mutex<SectionChecksums>>,
+}
+
+impl Output {
+    /// Creates the temporary file beside `path`, with the header of an incomplete container, and takes the plan's directory.
+    pub(super) fn create(path: &Path, plan: &mut Plan<'_>) -> Result<Self> {
+        let folder = parent_of(path);
+        let name = path.file_name().unwrap_or_default();
+        let mut builder = tempfile::Builder::new();
+        // Temporary files are private; a container is as readable as any new file.
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let file = builder
+            .prefix(&format!(".{}.", name.to_string_lossy()))
+            .suffix(".part")
+            .tempfile_in(folder)
+            .map_err(|error| Error::io("creating a file in", folder, error))?;
+        let directory = std::mem::replace(&mut plan.directory, empty_directory());
+        let sections = directory.sections.len();
+        let output = Self {
+            file,
+            path: path.to_owned(),
+            directory,
+            directory_offset: plan.directory_offset,
+            checksums: (0..sections).map(|_| Mutex::default()).collect(),
+        };
+        output.write_at(0, Header::incomplete().as_bytes())?;
+        Ok(output)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        write_all_at(self.file.as_file(), bytes, offset).map_err(|error| Error::io("writing", &self.path, error))
+    }
+
+    /// Writes bytes of an array, `offset` counted from the array's start. Any thread may write any part once.
+    ///
+    /// # Panics
+    /// Where the bytes exceed the array.
+    pub(super) fn write_array(&self, array: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let record = &self.directory.arrays[array];
+        assert!(offset + bytes.len() as u64 <= record.length.get(), "bytes within their array");
+        let section = record.section.get() as usize;
+        let in_section = record.offset.get() + offset;
+        self.write_at(self.directory.sections[section].offset.get() + in_section, bytes)?;
+        let piece = Piece::new(in_section, bytes);
+        self.checksums[section].lock().unwrap_or_else(PoisonError::into_inner).add(piece);
+        Ok(())
+    }
+
+    /// Hashes of the weights files, in order, as the identity wants them: path, length, hash.
+    pub(super) fn weights(&self) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
+        use crate::format::records::FILE_WEIGHTS;
+        let files = self.directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
+        files.map(|file| (self.directory.file_path(file), file.length.get(), file.hash))
+    }
+
+    /// Writes directory, footer and header, and makes sure that they are on the disk. Returns the container's length in bytes.
+    pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<u64> {
+        self.directory.shard.shard_index = shard_index.into();
+        self.directory.shard.shard_count = shard_count.into();
+        self.directory.shard.identity = identity;
+        for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
+            let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
+            self.directory
+                .checksums
+                .extend(checksums.finish(section.length.get()).into_iter().map(zerocopy::little_endian::U32::new));
+        }
+        let bytes = self.directory.to_bytes();
+        let header = Header::complete(self.directory_offset, &bytes)?;
+        self.write_at(self.directory_offset, &bytes)?;
+        self.write_at(header.footer_offset(), header.as_bytes())?;
+        self.sync()?;
+        self.write_at(0, header.as_bytes())?;
+        self.sync()?;
+        Ok(header.file_length.get())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.as_file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
+    }
+
+    /// Where the container will be.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the sealed container is until [`Output::finish`].
+    pub(super) fn temporary_path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Gives the sealed container its name.
+    pub(super) fn finish(self) -> Result<()> {
+        let path = self.path;
+        self.file.persist(&path).map_err(|error| Error::io("renaming to", &path, error.error))?;
+        sync_folder(&path);
+        Ok(())
+    }
+}
+
+fn empty_directory() -> Directory {
+    use zerocopy::FromZeros;
+    Directory {
+        shard: crate::format::directory::ShardRecord::new_zeroed(),
+        files: Vec::new(),
+        blocks: Vec::new(),
+        sections: Vec::new(),
+        tensors: Vec::new(),
+        arrays: Vec::new(),
+        checksums: Vec::new(),
+        text: Vec::new(),
+    }
+}
+
+/// Makes a rename last. Not every file system can; the file itself is synced already.
+pub(super) fn sync_folder(path: &Path) {
+    if let Ok(folder) = File::open(parent_of(path)) {
+        let _ = folder.sync_all();
+    }
+}

@@ -1,0 +1,88 @@
+//! What compression came to.
+
+use super::plan::Plan;
+use crate::{
+    constants::ARRAY_ALIGNMENT,
+    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW},
+    source::{LeftOut, Source},
+};
+
+/// Sizes before and after.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// Bytes of the original weights files.
+    pub source_bytes: u64,
+    /// Bytes of the side files.
+    pub side_bytes: u64,
+    /// Bytes of all containers, side files in them included.
+    pub stored_bytes: u64,
+    /// The number of containers.
+    pub shards: u64,
+    /// The number of blocks, counted in each container.
+    pub blocks: u64,
+    /// The number of tensors with coded exponents.
+    pub coded_tensors: u64,
+    /// The number of tensors stored raw.
+    pub raw_tensors: u64,
+    /// The number of tensors stored as aliases.
+    pub alias_tensors: u64,
+    /// Weights in coded tensors.
+    pub coded_weights: u64,
+    /// Bytes of the arrays of coded tensors, with their alignment.
+    pub coded_bytes: u64,
+    /// Sum of each coded tensor's own exponent entropy times its weights, in bits.
+    pub entropy_bits: f64,
+    /// Files that were found and are not part of the output.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl Report {
+    pub(super) fn new(source: &Source) -> Self {
+        Self {
+            source_bytes: source.weights.iter().map(|file| file.length).sum(),
+            side_bytes: source.side.iter().map(|file| file.length).sum(),
+            left_out: source.left_out.clone(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn add(&mut self, plan: &Plan<'_>, file_length: u64) {
+        let directory = &plan.directory;
+        self.stored_bytes += file_length;
+        self.shards += 1;
+        self.blocks += directory.blocks.len() as u64;
+        self.entropy_bits += plan.entropy_bits;
+        for tensor in &directory.tensors {
+            match tensor.encoding.get() {
+                ENCODING_ALIAS => self.alias_tensors += 1,
+                ENCODING_RAW => self.raw_tensors += 1,
+                ENCODING_GAP => {
+                    let arrays = &directory.arrays[tensor.array_range()];
+                    self.coded_tensors += 1;
+                    self.coded_weights += tensor.dimensions().iter().product::<u64>();
+                    self.coded_bytes += arrays
+                        .iter()
+                        .map(|array| array.length.get().next_multiple_of(ARRAY_ALIGNMENT))
+                        .sum::<u64>();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Stored size as a fraction of the original size, side files aside where they are inside.
+    pub fn ratio(&self) -> f64 {
+        self.stored_bytes as f64 / self.source_bytes.max(1) as f64
+    }
+
+    /// Bits a weight over all coded tensors.
+    pub fn bits_per_weight(&self) -> f64 {
+        8.0 * self.coded_bytes as f64 / self.coded_weights.max(1) as f64
+    }
+
+    /// Exponent entropy in bits a weight over all coded tensors, each with its own distribution.
+    pub fn entropy(&self) -> f64 {
+        self.entropy_bits / self.coded_weights.max(1) as f64
+    }
+}
