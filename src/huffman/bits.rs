@@ -25,7 +25,8 @@ pub fn peek_at_end(stream: &[u8], bit: usize) -> u64 {
 /// Whether every bit from a position to the end of the stream is zero.
 pub fn is_zero_from(stream: &[u8], bit: usize) -> bool {
     let rest = stream.get(bit / 8..).unwrap_or_default();
-    rest.split_first().is_none_or(|(first, rest)| first >> (bit % 8) == 0 && rest.iter().all(|&byte| byte == 0))
+    rest.split_first()
+        .is_none_or(|(first, rest)| first >> (bit % 8) == 0 && rest.iter().all(|&byte| byte == 0))
 }
 
 #[cfg(test)]

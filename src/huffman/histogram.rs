@@ -116,7 +116,7 @@ mod tests {
         for tail in 0..40 {
             let histogram = Histogram::of(&weights[2 * tail..]);
             assert_eq!(histogram.total(), (1 << 16) - tail as u64);
-            assert_eq!(histogram.counts()[255], 512);
+            assert_eq!(histogram.counts()[255], 256);
         }
         assert!((Histogram::of(&weights).entropy() - 8.0).abs() < 1e-12);
     }

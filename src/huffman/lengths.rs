@@ -91,7 +91,10 @@ impl CodeLengths {
         for (exponent, (&count, &length)) in histogram.counts().iter().zip(&self.lengths).enumerate() {
             if count > 0 && length == 0 {
                 let problem = format!("the exponent {exponent} has no code");
-                return Err(Error::parameter(problem, "make the code from the histogram of the whole tensor"));
+                return Err(Error::parameter(
+                    problem,
+                    "make the code from the histogram of the whole tensor",
+                ));
             }
             bits = count
                 .checked_mul(u64::from(length))

@@ -8,7 +8,9 @@
 //! ```
 
 use super::{CodeLengths, Codes};
-use crate::format::constants::{CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS};
+use crate::format::constants::{
+    CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS,
+};
 use crate::{Error, Result};
 
 /// The LUTs of a code.
@@ -46,7 +48,7 @@ impl Luts {
         Self { luts }
     }
 
-    /// The number of LUTs, 1..=129.
+    /// The number of LUTs, 1..=128.
     #[allow(clippy::len_without_is_empty, reason = "there is always one")]
     pub fn len(&self) -> usize {
         self.luts.len()
@@ -82,7 +84,8 @@ pub fn codebook(lengths: &CodeLengths) -> Vec<u8> {
 /// [`Error::Corrupt`] with the byte at fault.
 pub fn read_codebook(codebook: &[u8]) -> Result<CodeLengths> {
     let bad_size = || {
-        let problem = "must be 256 bytes of code lengths and 1..=129 LUTs of 512 bytes, as many as the code needs";
+        let problem =
+            "must be 256 bytes of code lengths and 1..=128 LUTs of 512 bytes, as many as the code needs";
         Error::corrupt("codebook", codebook.len() as u64, problem)
     };
     let (lengths, luts) = codebook.split_at_checked(CODE_LENGTHS_BYTES).ok_or_else(bad_size)?;
@@ -103,8 +106,11 @@ pub fn verify_codebook(bytes: &[u8]) -> Result<()> {
         None => Ok(()),
         Some(at) => {
             let entry = (at - CODE_LENGTHS_BYTES) / LUT_ENTRY_BYTES;
-            let problem =
-                format!("entry {} of LUT {} disagrees with the code lengths", entry % LUT_ENTRIES, entry / LUT_ENTRIES);
+            let problem = format!(
+                "entry {} of LUT {} disagrees with the code lengths",
+                entry % LUT_ENTRIES,
+                entry / LUT_ENTRIES
+            );
             Err(Error::corrupt("codebook", at as u64, problem))
         }
     }
@@ -119,7 +125,10 @@ mod tests {
         let mut lengths = [0; 256];
         lengths[200] = 1;
         let luts = Luts::new(&CodeLengths::from_bytes(&lengths).unwrap());
-        assert_eq!((luts.len(), luts.find(0), luts.find(2), luts.find(1)), (1, Some((200, 1)), Some((200, 1)), None));
+        assert_eq!(
+            (luts.len(), luts.find(0), luts.find(2), luts.find(1)),
+            (1, Some((200, 1)), Some((200, 1)), None)
+        );
     }
 
     #[test]
@@ -144,15 +153,11 @@ mod tests {
 
     #[test]
     fn the_most_luts() {
-        // 128 prefixes of 8 bits that each hold two codes of 9 bits: all 256 exponents, and no short code at all but
-        // by rebalancing; so 254 codes of 9 bits beside 2 codes that fill the rest.
+        // 127 prefixes of 8 bits with two codes of 9 bits each, and two codes for the other 129 prefixes.
         let mut lengths = [9; 256];
-        lengths[0] = 2;
-        lengths[1] = 8;
-        assert!(CodeLengths::from_bytes(&lengths).is_err());
-        let mut lengths = [9; 256];
-        lengths[0] = 1;
-        lengths[255] = 9;
-        assert!(CodeLengths::from_bytes(&lengths).is_err());
+        lengths[..2].copy_from_slice(&[1, 8]);
+        let lengths = CodeLengths::from_bytes(&lengths).unwrap();
+        assert_eq!(Luts::new(&lengths).len(), MAX_LUTS);
+        verify_codebook(&codebook(&lengths)).unwrap();
     }
 }

@@ -51,7 +51,8 @@ fn levels(leaves: &[u128], limit: u8) -> Vec<Vec<bool>> {
 
 /// Merges two ascending lists, leaves first among equals, and says which items are leaves.
 fn merge(leaves: &[u128], packages: impl Iterator<Item = u128>) -> (Vec<u128>, Vec<bool>) {
-    let (mut list, mut is_leaf) = (Vec::with_capacity(2 * leaves.len()), Vec::with_capacity(2 * leaves.len()));
+    let (mut list, mut is_leaf) =
+        (Vec::with_capacity(2 * leaves.len()), Vec::with_capacity(2 * leaves.len()));
     let mut leaves = leaves.iter().copied().peekable();
     for package in packages {
         while let Some(leaf) = leaves.next_if(|&leaf| leaf <= package) {
