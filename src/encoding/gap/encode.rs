@@ -1,0 +1,236 @@
+//! Encoding chunk by chunk: parallel, in bounded memory, and with the same bytes for any chunking.
+//!
+//! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units whose first bit
+//! lies in its codes. It writes each of them whole, with the codes of a few weights behind the chunk, and leaves out
+//! the bits before its first unit, which belong to the chunk before. So chunks write disjoint bytes.
+//!
+//! ```text
+//! weights    ······|  chunk              |lookahead|··
+//! units      |     u0    |     u1    |     u2    |     u3    |
+//! owned                  |###########|###########|
+//! ```
+
+use std::ops::Range;
+
+use super::tracker::{IndexArrays, Tracker};
+use super::writer::{GROUP, PIECE, Writer};
+use super::{Geometry, Layout, pair_table::PairTable};
+use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
+use crate::huffman::{CodeLengths, Codes};
+use crate::{Error, Result, bf16};
+
+/// Tensors of fewer weights are written symbol by symbol: the pair table would cost more than it saves.
+const PAIR_TABLE_ELEMENTS: u64 = 1 << 14;
+
+/// Encodes the chunks of one tensor; share it between threads.
+#[derive(Clone, Debug)]
+pub struct ChunkEncoder {
+    codes: Codes,
+    pairs: Option<PairTable>,
+    layout: Layout,
+}
+
+/// One chunk of a tensor: consecutive weights, and some that follow them.
+#[derive(Clone, Copy, Debug)]
+pub struct ChunkInput<'a> {
+    /// Little-endian weights, two bytes each: those of the chunk, then the next [`Geometry::lookahead`] ones, or all to the
+    /// end of the tensor where there are fewer. More do no harm.
+    pub weights: &'a [u8],
+    /// The number of weights in the chunk, at least 1.
+    pub elements: usize,
+    /// The index of the chunk's first weight in the tensor.
+    pub first_element: u64,
+    /// The bit at which the chunk's first code starts: the bits of all chunks before it.
+    pub start_bit: u64,
+    /// The bit behind the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's histogram.
+    pub end_bit: u64,
+}
+
+/// What one chunk adds to the arrays of its tensor; reuse it, it keeps its buffers.
+#[derive(Debug, Default)]
+pub struct ChunkOutput {
+    stream: Vec<u8>,
+    owned: Range<usize>,
+    bitstream_offset: u64,
+    index: IndexArrays,
+    gaps_offset: u64,
+    output_offsets_offset: u64,
+    plane: Vec<u8>,
+    plane_offset: u64,
+}
+
+/// Bytes, and where in their array they belong.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The byte of the array at which the piece starts.
+    pub offset: u64,
+    /// Its bytes; possibly none.
+    pub bytes: &'a [u8],
+}
+
+impl ChunkOutput {
+    /// Bytes of the bitstream.
+    pub fn bitstream(&self) -> Piece<'_> {
+        Piece { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
+    }
+
+    /// Bytes of the gap array.
+    pub fn gaps(&self) -> Piece<'_> {
+        Piece { offset: self.gaps_offset, bytes: &self.index.gaps }
+    }
+
+    /// Bytes of the output offsets.
+    pub fn output_offsets(&self) -> Piece<'_> {
+        Piece { offset: self.output_offsets_offset, bytes: &self.index.output_offsets }
+    }
+
+    /// Bytes of the plane.
+    pub fn plane(&self) -> Piece<'_> {
+        Piece { offset: self.plane_offset, bytes: &self.plane }
+    }
+}
+
+/// The bits and threads that a chunk owns.
+struct Ownership {
+    /// The unit boundary at or before the chunk's first bit, from which bits are counted.
+    base: u64,
+    /// Owned threads, an even first one; empty where the chunk lies within one unit.
+    threads: Range<u64>,
+}
+
+impl Ownership {
+    fn new(layout: &Layout, start_bit: u64, end_bit: u64) -> Self {
+        let unit_bits = layout.geometry().unit_bits();
+        let first = start_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE;
+        let end = (end_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE).min(layout.thread_count());
+        Self { base: start_bit / unit_bits * unit_bits, threads: first..end.max(first) }
+    }
+
+    /// The owned bits, counted from the base.
+    fn bits(&self, geometry: Geometry) -> Range<usize> {
+        let bit = |thread: u64| (thread * geometry.thread_bits() - self.base) as usize;
+        bit(self.threads.start)..bit(self.threads.end)
+    }
+}
+
+impl ChunkEncoder {
+    /// Prepares the tables of a tensor: some microseconds, for a big tensor some tens.
+    pub fn new(lengths: &CodeLengths, layout: &Layout) -> Self {
+        let codes = Codes::new(lengths);
+        let pairs = (layout.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
+        Self { codes, pairs, layout: *layout }
+    }
+
+    /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5 bytes a weight.
+    ///
+    /// Bytes come out only for weights that have codes and that end at the bit that the histograms promised.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the chunk does not fit the layout or lacks lookahead, and where its weights are not those
+    /// of the histograms, as when the source changed between two passes. Then `output` holds nothing of use.
+    pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
+        let is_last = self.check(input)?;
+        let geometry = self.layout.geometry();
+        let ownership = Ownership::new(&self.layout, input.start_bit, input.end_bit);
+        let owned = ownership.bits(geometry);
+        let end = (input.end_bit - ownership.base) as usize;
+        self.place(input, &ownership, output);
+        output.stream.resize(owned.end.max(end).div_ceil(8) + Writer::SLACK, 0);
+
+        let start = (input.start_bit - ownership.base) as usize;
+        let threads = ownership.threads.clone();
+        let mut tracker = Tracker::new(&mut output.index, geometry, threads, owned.start);
+        if start == owned.start {
+            tracker.cross(start, input.first_element);
+        }
+        let mut writer = Writer::new(&mut output.stream, start, tracker);
+        let (weights, lookahead) = input.weights.split_at(2 * input.elements);
+        let mut done = self.write_chunk(weights, input.first_element, &mut output.plane, &mut writer);
+        done = done && writer.bit() == end;
+        let mut element = input.first_element + input.elements as u64;
+        for weight in lookahead.as_chunks::<2>().0 {
+            if !done || writer.bit() >= owned.end {
+                break;
+            }
+            element += 1;
+            done = writer.push(self.codes.get(bf16::exponent(u16::from_le_bytes(*weight))), element);
+        }
+        if !(done && writer.finish(owned.end, is_last.then_some(self.layout.elements()))) {
+            return Err(changed());
+        }
+        output.owned = owned.start / 8..owned.end / 8;
+        Ok(())
+    }
+
+    /// Checks a chunk against the layout; whether it is the last one.
+    fn check(&self, input: &ChunkInput<'_>) -> Result<bool> {
+        let misfit = |problem: &str| Err(Error::parameter(problem, "cut the tensor into consecutive chunks"));
+        let held = (input.weights.len() / 2) as u64;
+        let elements = input.elements as u64;
+        let rest = self
+            .layout
+            .elements()
+            .checked_sub(input.first_element)
+            .and_then(|rest| rest.checked_sub(elements));
+        let Some(rest) = rest.filter(|_| elements > 0 && input.weights.len().is_multiple_of(2)) else {
+            return misfit("a chunk is empty or reaches beyond its tensor");
+        };
+        if held < elements + rest.min(self.layout.geometry().lookahead() as u64) || held > elements + rest {
+            return misfit("a chunk has too few or too many weights behind it");
+        }
+        if input.start_bit >= input.end_bit
+            || input.end_bit > self.layout.bit_count()
+            || (input.first_element == 0) != (input.start_bit == 0)
+            || input.end_bit - input.start_bit > 16 * elements
+        {
+            return misfit("the bits of a chunk do not fit its tensor");
+        }
+        if (rest == 0) != (input.end_bit == self.layout.bit_count()) {
+            return Err(changed());
+        }
+        Ok(rest == 0)
+    }
+
+    /// Where the pieces of the chunk belong in their arrays.
+    fn place(&self, input: &ChunkInput<'_>, ownership: &Ownership, output: &mut ChunkOutput) {
+        let geometry = self.layout.geometry();
+        let first = ownership.threads.start;
+        output.bitstream_offset = first * u64::from(geometry.bytes_per_thread());
+        output.gaps_offset = first / GAP_THREADS_PER_BYTE;
+        let thread_block = first.div_ceil(u64::from(geometry.threads_per_block()));
+        output.output_offsets_offset = thread_block * OUTPUT_OFFSET_BYTES as u64;
+        output.plane_offset = input.first_element;
+        output.plane.resize(input.elements, 0);
+    }
+
+    /// Splits and writes the chunk's own weights; false where they are not those that the histograms counted.
+    fn write_chunk(&self, weights: &[u8], first: u64, plane: &mut [u8], writer: &mut Writer<'_>) -> bool {
+        let mut exponents = [0; PIECE];
+        let mut element = first;
+        for (weights, plane) in weights.chunks(2 * PIECE).zip(plane.chunks_mut(PIECE)) {
+            let exponents = &mut exponents[..plane.len()];
+            bf16::split(weights, exponents, plane);
+            let grouped = if self.pairs.is_some() { plane.len() / GROUP * GROUP } else { 0 };
+            if let Some(pairs) = &self.pairs
+                && !writer.push_groups(pairs, &self.codes, &exponents[..grouped], element)
+            {
+                return false;
+            }
+            element += grouped as u64;
+            for &exponent in &exponents[grouped..] {
+                element += 1;
+                if !writer.push(self.codes.get(exponent), element) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+fn changed() -> Error {
+    Error::parameter(
+        "the weights are not those of their histogram",
+        "keep the source unchanged while it is read",
+    )
+}

@@ -1,0 +1,153 @@
+//! The fast decoder: several thread blocks at once, several exponents a look-up.
+//!
+//! A look-up waits for the one before it (some 7 cycles), so one stream leaves the core idle. The index says where every
+//! thread block starts and what comes out of it, so [`LANES`] of them are decoded in turns.
+
+use super::span::BlockCodes;
+use crate::huffman::bits::{PEEK_BITS, peek, peek_at_end};
+use crate::huffman::{Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS};
+
+/// Thread blocks decoded at once.
+pub(super) const LANES: usize = 4;
+/// Look-ups for each load of bits.
+const LOOKUPS: usize = 4;
+/// The most exponents that a step (the look-ups of one load) yields.
+const STEP_SYMBOLS: usize = LOOKUPS * SYMBOLS_PER_ENTRY;
+/// The most bits that a step consumes: a long code instead of the last look-up, or less.
+const STEP_BITS: usize = (LOOKUPS - 1) * TABLE_BITS as usize + 16;
+const _: () = assert!(STEP_BITS <= PEEK_BITS && LOOKUPS * TABLE_BITS as usize <= PEEK_BITS);
+/// Exponents that a lane holds before they are handed on.
+const SCRATCH: usize = 2048;
+/// Each look-up stores 8 bytes, of which the count says how many are exponents.
+const STORE: usize = 8;
+
+/// A bitstream has no code at a bit, or one that ends behind its thread block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoCode {
+    /// The bit, from the start of the span.
+    pub(super) bit: usize,
+}
+
+/// A thread block that is being decoded, and its exponents that were not yet handed on.
+pub(super) struct Lane {
+    bit: usize,
+    end: usize,
+    /// The weights still to come, with those in the scratch.
+    left: usize,
+    element: u64,
+    filled: usize,
+    first_bit: usize,
+    scratch: [u8; SCRATCH + STORE],
+}
+
+/// Some decoded exponents.
+pub(super) struct Decoded<'a> {
+    /// The index of the first one's weight in the tensor.
+    pub(super) element: u64,
+    /// The bit at which its code starts, from the start of the span.
+    pub(super) bit: usize,
+    pub(super) exponents: &'a [u8],
+}
+
+impl Lane {
+    pub(super) const fn new(codes: BlockCodes) -> Self {
+        Self {
+            bit: codes.start,
+            end: codes.end,
+            left: codes.count,
+            element: codes.element,
+            filled: 0,
+            first_bit: codes.start,
+            scratch: [0; SCRATCH + STORE],
+        }
+    }
+
+    /// The steps that are surely within the thread block, the stream and the scratch.
+    fn steps(&self, stream: &[u8]) -> usize {
+        // A load at the first bit of a step needs 8 bytes: 64 − 56 bits more than the step may consume.
+        let readable = (8 * stream.len()).saturating_sub(64 - STEP_BITS.min(56));
+        let bits = self.end.min(readable).saturating_sub(self.bit);
+        let room = self.left.min(SCRATCH) - self.filled;
+        (bits / STEP_BITS).min(room / STEP_SYMBOLS)
+    }
+
+    /// Whether the end is too near for a step.
+    pub(super) fn is_near_its_end(&self, stream: &[u8]) -> bool {
+        self.steps(stream) == 0
+    }
+
+    /// Hands on what was decoded.
+    pub(super) fn hand_on(&mut self) -> Decoded<'_> {
+        let decoded =
+            Decoded { element: self.element, bit: self.first_bit, exponents: &self.scratch[..self.filled] };
+        self.element += self.filled as u64;
+        self.left -= self.filled;
+        self.first_bit = self.bit;
+        self.filled = 0;
+        decoded
+    }
+
+    /// Decodes the rest code by code, up to what the scratch holds; whether that was all.
+    pub(super) fn walk(&mut self, luts: &Luts, stream: &[u8]) -> Result<bool, NoCode> {
+        while self.filled < self.left.min(SCRATCH) {
+            self.long_code(luts, stream)?;
+        }
+        if self.filled == self.left && self.bit != self.end {
+            return Err(NoCode { bit: self.bit });
+        }
+        Ok(self.filled == self.left)
+    }
+
+    /// Decodes one code, of any length.
+    #[inline(never)]
+    fn long_code(&mut self, luts: &Luts, stream: &[u8]) -> Result<(), NoCode> {
+        let no_code = NoCode { bit: self.bit };
+        let (symbol, length) = luts.find(peek_at_end(stream, self.bit) as u16).ok_or(no_code)?;
+        let bit = self.bit + usize::from(length);
+        if bit > self.end {
+            return Err(no_code);
+        }
+        self.scratch[self.filled] = symbol;
+        self.filled += 1;
+        self.bit = bit;
+        Ok(())
+    }
+}
+
+/// Decodes all lanes until one is full or near its end.
+pub(super) fn run<const N: usize>(
+    lanes: &mut [Lane; N],
+    table: &SymbolTable,
+    luts: &Luts,
+    stream: &[u8],
+) -> Result<(), NoCode> {
+    loop {
+        let steps = lanes.iter().map(|lane| lane.steps(stream)).min().unwrap_or(0);
+        if steps == 0 {
+            return Ok(());
+        }
+        for _ in 0..steps {
+            for lane in &mut *lanes {
+                step(lane, table, luts, stream)?;
+            }
+        }
+    }
+}
+
+/// One load and its look-ups. The scratch and the stream have room for it: [`Lane::steps`].
+#[inline]
+fn step(lane: &mut Lane, table: &SymbolTable, luts: &Luts, stream: &[u8]) -> Result<(), NoCode> {
+    let mut bits = peek(stream, lane.bit);
+    let mut entry = 0;
+    for _ in 0..LOOKUPS {
+        entry = table.get(bits);
+        let at = lane.filled % SCRATCH;
+        lane.scratch[at..at + STORE].copy_from_slice(&entry.to_le_bytes());
+        let consumed = (entry >> 48) as u8;
+        bits >>= consumed % 64;
+        lane.bit += usize::from(consumed);
+        lane.filled += (entry >> 56) as usize;
+    }
+    // An entry that consumes nothing repeats itself, so the last one tells of a long code anywhere in the step.
+    if entry >> 48 == 0 { lane.long_code(luts, stream) } else { Ok(()) }
+}

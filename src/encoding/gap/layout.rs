@@ -1,0 +1,188 @@
+//! The numbers of a `gap` tensor, and from them the length of each of its arrays.
+
+use std::ops::Range;
+
+use super::Geometry;
+use crate::constants::{
+    CODE_LENGTHS_BYTES, GAP_THREADS_PER_BYTE, LUT_BYTES, MAX_CODE_LENGTH, MAX_LUTS, OUTPUT_OFFSET_BYTES,
+};
+use crate::huffman::{CodeLengths, Histogram, Luts};
+use crate::{Error, Result};
+
+/// How many weights, bits, threads and thread blocks a tensor has; every size follows.
+///
+/// Always consistent: no method overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    geometry: Geometry,
+    elements: u64,
+    bit_count: u64,
+    lut_count: u64,
+}
+
+impl Layout {
+    /// The layout that the directory of a file states.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where there are no elements, a LUT count outside 1..=128, or a bit count that no codes of
+    /// 1..=16 bits add up to; [`Error::Limit`] where a size exceeds 2^63 bytes.
+    pub fn new(geometry: Geometry, elements: u64, bit_count: u64, lut_count: u64) -> Result<Self> {
+        let corrupt = |problem: String| Error::corrupt("gap layout", 0, problem);
+        if elements == 0 {
+            return Err(corrupt("a tensor without elements must be raw".into()));
+        }
+        if !(1..=MAX_LUTS as u64).contains(&lut_count) {
+            return Err(corrupt(format!("{lut_count} LUTs where 1..={MAX_LUTS} are allowed")));
+        }
+        let limit = 1 << 59;
+        if elements > limit {
+            return Err(Error::limit("the element count of a BF16 tensor", elements, limit));
+        }
+        if !(elements..=elements * u64::from(MAX_CODE_LENGTH)).contains(&bit_count) {
+            return Err(corrupt(format!("{elements} codes of 1..=16 bits cannot take {bit_count} bits")));
+        }
+        Ok(Self { geometry, elements, bit_count, lut_count })
+    }
+
+    /// The layout of a tensor with this histogram under this code.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the histogram is empty or has an exponent without a code; [`Error::Limit`] as
+    /// [`new`](Self::new).
+    pub fn plan(lengths: &CodeLengths, histogram: &Histogram, geometry: Geometry) -> Result<Self> {
+        let elements = histogram.total();
+        if elements == 0 {
+            return Err(Error::parameter("a tensor without elements has no gap encoding", "store it raw"));
+        }
+        Self::new(geometry, elements, lengths.bits(histogram)?, Luts::new(lengths).len() as u64)
+    }
+
+    /// Threads and thread blocks.
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The number of weights.
+    pub const fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    /// The bits of all codes.
+    pub const fn bit_count(&self) -> u64 {
+        self.bit_count
+    }
+
+    /// The LUTs of the codebook.
+    pub const fn lut_count(&self) -> u64 {
+        self.lut_count
+    }
+
+    /// The number of threads.
+    pub const fn thread_count(&self) -> u64 {
+        self.bit_count.div_ceil(self.geometry.thread_bits())
+    }
+
+    /// The number of thread blocks.
+    pub const fn thread_block_count(&self) -> u64 {
+        self.bit_count.div_ceil(self.geometry.thread_block_bits())
+    }
+
+    /// The size of the codebook array, in bytes.
+    pub const fn codebook_bytes(&self) -> u64 {
+        CODE_LENGTHS_BYTES as u64 + LUT_BYTES as u64 * self.lut_count
+    }
+
+    /// The size of the gap array, in bytes: half a byte a thread, rounded up.
+    pub const fn gaps_bytes(&self) -> u64 {
+        self.thread_count().div_ceil(GAP_THREADS_PER_BYTE)
+    }
+
+    /// The size of the output offsets, in bytes: 8 a thread block and 8 more.
+    pub const fn output_offsets_bytes(&self) -> u64 {
+        OUTPUT_OFFSET_BYTES as u64 * (self.thread_block_count() + 1)
+    }
+
+    /// The size of the bitstream, in bytes: whole threads.
+    pub const fn bitstream_bytes(&self) -> u64 {
+        self.thread_count() * self.geometry.bytes_per_thread() as u64
+    }
+
+    /// The size of the sign/mantissa plane, in bytes: one a weight.
+    pub const fn plane_bytes(&self) -> u64 {
+        self.elements
+    }
+
+    /// The size of all five arrays, in bytes, without alignment.
+    pub const fn encoded_bytes(&self) -> u64 {
+        self.codebook_bytes()
+            + self.gaps_bytes()
+            + self.output_offsets_bytes()
+            + self.bitstream_bytes()
+            + self.plane_bytes()
+    }
+
+    /// The bytes of the output offset array that a span of thread blocks needs: those of its thread blocks and the next.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor; so for the other two.
+    pub fn output_offsets_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
+        self.check_span(thread_blocks)?;
+        let entry = OUTPUT_OFFSET_BYTES as u64;
+        Ok(thread_blocks.start * entry..(thread_blocks.end + 1) * entry)
+    }
+
+    /// The bytes of the gap array that a span needs: those of its threads, and one more where thread blocks follow.
+    ///
+    /// # Errors
+    /// As [`output_offsets_of`](Self::output_offsets_of).
+    pub fn gaps_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
+        self.check_span(thread_blocks)?;
+        let block_bytes = u64::from(self.geometry.threads_per_block()) / GAP_THREADS_PER_BYTE;
+        Ok(thread_blocks.start * block_bytes..(thread_blocks.end * block_bytes + 1).min(self.gaps_bytes()))
+    }
+
+    /// The bytes of the bitstream that a span needs: those of its threads, and two more (the end of its last code)
+    /// where thread blocks follow.
+    ///
+    /// # Errors
+    /// As [`output_offsets_of`](Self::output_offsets_of).
+    pub fn bitstream_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
+        self.check_span(thread_blocks)?;
+        let block_bytes = self.geometry.thread_block_bits() / 8;
+        Ok(thread_blocks.start * block_bytes
+            ..(thread_blocks.end * block_bytes + 2).min(self.bitstream_bytes()))
+    }
+
+    fn check_span(&self, span: &Range<u64>) -> Result<()> {
+        if span.start < span.end && span.end <= self.thread_block_count() {
+            return Ok(());
+        }
+        Err(Error::parameter(
+            format!("thread blocks {}..{} of {}", span.start, span.end, self.thread_block_count()),
+            "ask for one or more thread blocks that exist",
+        ))
+    }
+
+    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output offsets.
+    ///
+    /// The array may hold anything; then the answer may be wrong, which decoding reports.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor, or the array has another size.
+    pub fn thread_blocks_of(&self, output_offsets: &[u8], elements: &Range<u64>) -> Result<Range<u64>> {
+        if elements.start >= elements.end || elements.end > self.elements {
+            return Err(Error::parameter(
+                format!("elements {}..{} of {}", elements.start, elements.end, self.elements),
+                "ask for one or more elements that exist",
+            ));
+        }
+        let (entries, rest) = output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>();
+        if !rest.is_empty() || entries.len() as u64 != self.thread_block_count() + 1 {
+            return Err(Error::parameter("the output offsets have another size", "pass the whole array"));
+        }
+        let entries = &entries[..entries.len() - 1];
+        let start = entries.partition_point(|entry| u64::from_le_bytes(*entry) <= elements.start).max(1) - 1;
+        let end = start + entries[start..].partition_point(|entry| u64::from_le_bytes(*entry) < elements.end);
+        Ok(start as u64..end.max(start + 1) as u64)
+    }
+}

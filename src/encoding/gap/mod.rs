@@ -1,0 +1,31 @@
+//! The `gap` encoding (spec/format.md, "Encoding gap"), after DFloat11 (arXiv 2504.11651).
+//!
+//! The codes of a tensor's exponents stand one after the other in one bitstream, cut into equal pieces of some bytes a
+//! *thread* and some threads a *thread block*, as a GPU reads them. A *boundary* is a bit position at which a code
+//! starts, or the end of the last code. A thread's *gap* is the distance from its first bit to the next boundary; a thread
+//! block's *output offset* is the index of the first weight whose code starts in it (or behind it).
+//!
+//! ```text
+//! bitstream       ··|code|code|co·de|code|code|c·ode|..|code|0000    T bytes a thread
+//! thread            0              1               2
+//! gap               0              2               3
+//! ```
+
+mod decode;
+mod encode;
+mod geometry;
+mod lanes;
+mod layout;
+mod pair_table;
+mod span;
+mod tracker;
+mod verify;
+mod whole;
+mod writer;
+
+pub use decode::Decoder;
+pub use encode::{ChunkEncoder, ChunkInput, ChunkOutput, Piece};
+pub use geometry::Geometry;
+pub use layout::Layout;
+pub use span::{Arrays, Span};
+pub use whole::{EncodedTensor, encode_tensor};

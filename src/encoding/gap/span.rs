@@ -1,0 +1,142 @@
+//! Borrowed arrays of a tensor, whole or for a span of thread blocks.
+
+use std::ops::Range;
+
+use super::Layout;
+use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
+use crate::{Error, Result};
+
+/// The arrays of a whole tensor but its codebook, as stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrays<'a> {
+    /// Half a byte a thread.
+    pub gaps: &'a [u8],
+    /// 8 bytes a thread block, and 8 more.
+    pub output_offsets: &'a [u8],
+    /// Whole threads.
+    pub bitstream: &'a [u8],
+    /// One byte a weight.
+    pub plane: &'a [u8],
+}
+
+impl<'a> Arrays<'a> {
+    /// The parts for a span of thread blocks; no byte is read.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor, or an array is shorter than the layout says.
+    pub fn span(&self, layout: &Layout, thread_blocks: Range<u64>) -> Result<Span<'a>> {
+        Ok(Span {
+            gaps: part(self.gaps, &layout.gaps_of(&thread_blocks)?)?,
+            output_offsets: part(self.output_offsets, &layout.output_offsets_of(&thread_blocks)?)?,
+            bitstream: part(self.bitstream, &layout.bitstream_of(&thread_blocks)?)?,
+            thread_blocks,
+        })
+    }
+}
+
+fn part<'a>(array: &'a [u8], range: &Range<u64>) -> Result<&'a [u8]> {
+    let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
+    range
+        .and_then(|(start, end)| array.get(start..end))
+        .ok_or_else(|| Error::parameter("an array is shorter than its layout", "pass whole arrays"))
+}
+
+/// Consecutive thread blocks of a tensor, with just the bytes that decoding them needs.
+#[derive(Clone, Debug)]
+pub struct Span<'a> {
+    /// Which thread blocks of the tensor.
+    pub thread_blocks: Range<u64>,
+    /// The bytes [`Layout::gaps_of`] of the gap array.
+    pub gaps: &'a [u8],
+    /// The bytes [`Layout::output_offsets_of`] of the output offsets.
+    pub output_offsets: &'a [u8],
+    /// The bytes [`Layout::bitstream_of`] of the bitstream.
+    pub bitstream: &'a [u8],
+}
+
+/// The codes of one thread block, checked as far as the index alone allows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockCodes {
+    /// Its first boundary, in bits from the start of the span's bitstream.
+    pub(super) start: usize,
+    /// The first boundary of the next thread block, or the end of the last code.
+    pub(super) end: usize,
+    /// The index of its first weight in the tensor.
+    pub(super) element: u64,
+    /// The number of its weights, at most `end - start`.
+    pub(super) count: usize,
+}
+
+impl Span<'_> {
+    /// Checks that the arrays have the sizes that the layout gives them.
+    pub(super) fn check(&self, layout: &Layout) -> Result<()> {
+        let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
+        if fits(self.gaps, layout.gaps_of(&self.thread_blocks)?)
+            && fits(self.output_offsets, layout.output_offsets_of(&self.thread_blocks)?)
+            && fits(self.bitstream, layout.bitstream_of(&self.thread_blocks)?)
+            && usize::try_from(8 * self.bitstream.len() as u64).is_ok()
+        {
+            return Ok(());
+        }
+        Err(Error::parameter(
+            "the arrays of a span have other sizes than its layout",
+            "pass the parts that it names",
+        ))
+    }
+
+    /// The index of the first weight of a thread block of the span, or of the one behind it.
+    pub(super) fn output_offset(&self, thread_block: u64) -> u64 {
+        let entries = self.output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>().0;
+        u64::from_le_bytes(entries[(thread_block - self.thread_blocks.start) as usize])
+    }
+
+    /// The gap of a thread, counted from the first one of the span.
+    pub(super) fn gap(&self, thread: u64) -> usize {
+        let byte = self.gaps[(thread / GAP_THREADS_PER_BYTE) as usize];
+        usize::from(byte >> (4 * (thread % GAP_THREADS_PER_BYTE)) & 0xF)
+    }
+
+    /// The first bit of the span, counted from the start of the tensor's bitstream.
+    pub(super) fn first_bit(&self, layout: &Layout) -> u64 {
+        self.thread_blocks.start * layout.geometry().thread_block_bits()
+    }
+
+    /// The first boundary at or behind the start of a thread block, in bits from the start of the span; the end of the last
+    /// code for the thread block behind the last.
+    fn boundary(&self, layout: &Layout, thread_block: u64) -> usize {
+        if thread_block == layout.thread_block_count() {
+            return (layout.bit_count() - self.first_bit(layout)) as usize;
+        }
+        let blocks = thread_block - self.thread_blocks.start;
+        let threads = blocks * u64::from(layout.geometry().threads_per_block());
+        (blocks * layout.geometry().thread_block_bits()) as usize + self.gap(threads)
+    }
+
+    /// Where the codes of a thread block of a checked span lie.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where gaps and output offsets contradict each other or the layout.
+    pub(super) fn block_codes(&self, layout: &Layout, thread_block: u64) -> Result<BlockCodes> {
+        let corrupt = |problem: &str| {
+            Err(Error::corrupt("output offsets", thread_block * OUTPUT_OFFSET_BYTES as u64, problem))
+        };
+        let (element, next) = (self.output_offset(thread_block), self.output_offset(thread_block + 1));
+        let (start, end) = (self.boundary(layout, thread_block), self.boundary(layout, thread_block + 1));
+        if thread_block == 0 && (element, start) != (0, 0) {
+            return corrupt("the first thread block must start at the first weight, with gap 0");
+        }
+        if thread_block + 1 == layout.thread_block_count() && next != layout.elements() {
+            return corrupt("the last entry must be the number of elements");
+        }
+        if element > next || next > layout.elements() {
+            return corrupt("entries must ascend to the number of elements");
+        }
+        let count = next - element;
+        match end.checked_sub(start) {
+            Some(bits) if count <= bits as u64 => {
+                Ok(BlockCodes { start, end, element, count: count as usize })
+            }
+            _ => corrupt("the thread block has more codes than bits"),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Whole tensors in memory: what tests and small tools want.
+
+use std::ops::Range;
+
+use super::{Arrays, ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, Layout, Piece};
+use crate::Result;
+use crate::huffman::{CodeLengths, Histogram, codebook};
+
+/// The five arrays of a tensor, and the numbers that its directory record holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedTensor {
+    /// Elements, bits, threads.
+    pub layout: Layout,
+    /// Code lengths and LUTs.
+    pub codebook: Vec<u8>,
+    /// Half a byte a thread.
+    pub gaps: Vec<u8>,
+    /// 8 bytes a thread block, and 8 more.
+    pub output_offsets: Vec<u8>,
+    /// Whole threads.
+    pub bitstream: Vec<u8>,
+    /// One byte a weight.
+    pub plane: Vec<u8>,
+}
+
+/// Encodes `n` little-endian BF16 weights (`2n` bytes) in chunks of `chunk_elements`, which do not change the result.
+///
+/// # Errors
+/// [`Error::Parameter`](crate::Error::Parameter) where there are no weights, an odd byte or no elements a chunk.
+pub fn encode_tensor(weights: &[u8], geometry: Geometry, chunk_elements: usize) -> Result<EncodedTensor> {
+    let odd = !weights.len().is_multiple_of(2) || chunk_elements == 0;
+    let weights = if odd { &[] } else { weights };
+    let histogram = Histogram::of(weights);
+    let lengths = CodeLengths::from_histogram(&histogram)?;
+    let layout = Layout::plan(&lengths, &histogram, geometry)?;
+    let zeros = |bytes: u64| vec![0; bytes as usize];
+    let mut tensor = EncodedTensor {
+        layout,
+        codebook: codebook(&lengths),
+        gaps: zeros(layout.gaps_bytes()),
+        output_offsets: zeros(layout.output_offsets_bytes()),
+        bitstream: zeros(layout.bitstream_bytes()),
+        plane: zeros(layout.plane_bytes()),
+    };
+    let encoder = ChunkEncoder::new(&lengths, &layout);
+    let mut output = ChunkOutput::default();
+    let (mut first, mut start_bit) = (0, 0);
+    while 2 * first < weights.len() {
+        let elements = chunk_elements.min(weights.len() / 2 - first);
+        let end = first + elements;
+        let end_bit = start_bit + lengths.bits(&Histogram::of(&weights[2 * first..2 * end]))?;
+        let lookahead = (2 * (end + geometry.lookahead())).min(weights.len());
+        let weights = &weights[2 * first..lookahead];
+        encoder.encode(
+            &ChunkInput { weights, elements, first_element: first as u64, start_bit, end_bit },
+            &mut output,
+        )?;
+        put(&mut tensor.gaps, output.gaps());
+        put(&mut tensor.output_offsets, output.output_offsets());
+        put(&mut tensor.bitstream, output.bitstream());
+        put(&mut tensor.plane, output.plane());
+        (first, start_bit) = (end, end_bit);
+    }
+    Ok(tensor)
+}
+
+fn put(array: &mut [u8], piece: Piece<'_>) {
+    if !piece.bytes.is_empty() {
+        let at = piece.offset as usize;
+        array[at..at + piece.bytes.len()].copy_from_slice(piece.bytes);
+    }
+}
+
+impl EncodedTensor {
+    /// The arrays as a reader sees them.
+    pub fn arrays(&self) -> Arrays<'_> {
+        let Self { gaps, output_offsets, bitstream, plane, .. } = self;
+        Arrays { gaps, output_offsets, bitstream, plane }
+    }
+
+    /// Decodes a range of weights into little-endian BF16.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`], and [`Error::Corrupt`](crate::Error::Corrupt) for a bad codebook.
+    pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
+        let decoder = Decoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
+        let thread_blocks = self.layout.thread_blocks_of(&self.output_offsets, &elements)?;
+        let span = self.arrays().span(&self.layout, thread_blocks)?;
+        let plane = &self.plane[elements.start as usize..elements.end as usize];
+        let mut weights = vec![0; 2 * plane.len()];
+        decoder.decode(&span, elements, plane, &mut weights)?;
+        Ok(weights)
+    }
+}

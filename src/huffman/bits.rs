@@ -1,0 +1,48 @@
+//! Streams of bits, least significant bit of each byte first (RFC 1951 section 3.1.1).
+
+/// The number of bits that [`peek`] and [`peek_at_end`] return at least.
+pub const PEEK_BITS: usize = 57;
+
+/// The next bits of a stream from a bit position, with one unaligned load: at least [`PEEK_BITS`], and zeros above.
+///
+/// # Panics
+/// Where fewer than 8 bytes follow.
+#[inline]
+pub fn peek(stream: &[u8], bit: usize) -> u64 {
+    let bytes = stream[bit / 8..].first_chunk().expect("8 bytes follow");
+    u64::from_le_bytes(*bytes) >> (bit % 8)
+}
+
+/// As [`peek`], anywhere: behind the end of the stream follow zeros.
+pub fn peek_at_end(stream: &[u8], bit: usize) -> u64 {
+    let rest = stream.get(bit / 8..).unwrap_or_default();
+    let mut bytes = [0; 8];
+    let held = rest.len().min(8);
+    bytes[..held].copy_from_slice(&rest[..held]);
+    u64::from_le_bytes(bytes) >> (bit % 8)
+}
+
+/// Whether every bit from a position to the end of the stream is zero.
+pub fn is_zero_from(stream: &[u8], bit: usize) -> bool {
+    let rest = stream.get(bit / 8..).unwrap_or_default();
+    rest.split_first()
+        .is_none_or(|(first, rest)| first >> (bit % 8) == 0 && rest.iter().all(|&byte| byte == 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peeks_agree() {
+        let stream: Vec<u8> = (0..32u8).map(|byte| byte.wrapping_mul(57)).collect();
+        for bit in 0..=24 * 8 {
+            assert_eq!(peek(&stream, bit), peek_at_end(&stream, bit));
+        }
+        assert_eq!(peek_at_end(&stream, 31 * 8 + 4), u64::from(stream[31] >> 4));
+        assert_eq!(peek_at_end(&stream, 1 << 40), 0);
+        assert!(is_zero_from(&[0xFF, 0x0F, 0], 12));
+        assert!(!is_zero_from(&[0xFF, 0x0F, 0], 11));
+        assert!(is_zero_from(&[], 0));
+    }
+}
