@@ -94,20 +94,29 @@ impl Error {
         Self::Parameter { problem: problem.to_string(), remedy: remedy.to_string() }
     }
 
-    /// The same error with the file's path before the place that it names.
+    /// The same error with a larger place before the place that it names.
     #[must_use]
-    pub fn in_file(self, path: impl AsRef<Path>) -> Self {
+    pub fn within(self, larger: impl Display) -> Self {
         match self {
             Self::Corrupt { place, offset, problem } => {
-                Self::Corrupt { place: format!("{}: {place}", path.as_ref().display()), offset, problem }
+                Self::Corrupt { place: format!("{larger}: {place}"), offset, problem }
             }
-            Self::Unsupported { what, remedy } => {
-                Self::Unsupported { what: format!("{}: {what}", path.as_ref().display()), remedy }
-            }
-            Self::Limit { what, value, limit } => {
-                Self::Limit { what: format!("{}: {what}", path.as_ref().display()), value, limit }
-            }
+            Self::Unsupported { what, remedy } => Self::Unsupported { what: format!("{larger}: {what}"), remedy },
+            Self::Limit { what, value, limit } => Self::Limit { what: format!("{larger}: {what}"), value, limit },
             other => other,
         }
+    }
+
+    /// The same error with the file's path before the place that it names, unless it is there already.
+    #[must_use]
+    pub fn in_file(self, path: impl AsRef<Path>) -> Self {
+        let path = path.as_ref().display().to_string();
+        let named = match &self {
+            Self::Corrupt { place: text, .. } | Self::Unsupported { what: text, .. } | Self::Limit { what: text, .. } => {
+                text.starts_with(&path)
+            }
+            _ => true,
+        };
+        if named { self } else { self.within(path) }
     }
 }

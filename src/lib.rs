@@ -1,10 +1,23 @@
 //! Losslessly compressed BFloat16 model weights: the container format and its SDK.
 pub mod bf16;
+pub mod constants;
+pub mod demo;
 pub mod dtype;
 pub mod encoding;
 pub mod error;
 pub mod format;
 pub mod huffman;
+pub mod io;
+pub mod open;
+mod parallel;
+pub mod paths;
 pub mod progress;
+pub mod source;
+pub mod write;
+
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use open::{Block, BlockLayout, Encoding, Level, Model, OpenOptions, Tensor, open};
+pub use progress::{Observer, Stage};
+pub use source::Source;
+pub use write::{CompressOptions, DecompressOptions, Layout, Report, compress, decompress, estimate};

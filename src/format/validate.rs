@@ -18,7 +18,7 @@ use crate::{
         ARRAY_ALIGNMENT, HEAD_BYTES, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_SHARDS, NONE, SECTION_ALIGNMENT, align,
     },
     dtype::elements,
-    encoding::gap::{ArrayLengths, Geometry},
+    encoding::gap::{Geometry, Layout},
     paths::check_path,
 };
 
@@ -360,18 +360,23 @@ impl Check<'_> {
             return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be gap-encoded"));
         }
         let [bytes_per_thread, threads_per_block, bit_count, _] = tensor.parameters.map(U64::get);
-        let geometry = Geometry::new(bytes_per_thread, threads_per_block)
+        let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)
             .map_err(|error| self.tensor_corrupt(i, error))?;
-        let lengths = ArrayLengths::new(geometry, count, bit_count).map_err(|error| self.tensor_corrupt(i, error))?;
         let codebook = self.directory.arrays[tensor.array_range()].first().map_or(0, |array| array.length.get());
-        if !ArrayLengths::is_codebook(codebook) {
-            return Err(self.tensor_corrupt(i, format_args!("a codebook of {codebook} bytes")));
-        }
+        let layout = Layout::lut_count_of(codebook)
+            .and_then(|lut_count| Layout::new(geometry, count, bit_count, lut_count))
+            .map_err(|error| self.tensor_corrupt(i, error))?;
         self.array_kinds(
             i,
             tensor,
             &[SECTION_CODEBOOK, SECTION_INDEX, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE],
-            &[codebook, lengths.gaps, lengths.output_offsets, lengths.bitstream, lengths.plane],
+            &[
+                codebook,
+                layout.gaps_bytes(),
+                layout.output_offsets_bytes(),
+                layout.bitstream_bytes(),
+                layout.plane_bytes(),
+            ],
         )
     }
 

@@ -15,7 +15,7 @@ use std::{
 
 pub use block::{Block, BlockLayout};
 pub use model::Model;
-pub(crate) use pieces::{Batch, FilePieces};
+pub(crate) use pieces::FilePieces;
 pub use shard::Shard;
 pub use tensor::{Encoding, Tensor};
 pub use verify::{Level, Verification};
@@ -124,6 +124,15 @@ fn map(path: &Path) -> Result<memmap2::Mmap> {
     // (memmap2, `Mmap`, section Safety).
     let map = unsafe { memmap2::Mmap::map(&file) };
     map.map_err(|error| Error::io("mapping", path, error))
+}
+
+/// Hashes bytes on all threads of the pool.
+pub(crate) fn hash(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    if rayon::current_num_threads() == 1 {
+        hasher.update(bytes);
+    } else {
+        hasher.update_rayon(bytes);
+    }
 }
 
 /// All containers below a folder, ascending by path.

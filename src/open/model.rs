@@ -1,6 +1,9 @@
 //! A model: the shards that belong together, with their blocks joined.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 use super::{Block, Shard, Tensor};
 use crate::{Error, Result};
@@ -27,6 +30,7 @@ use crate::{Error, Result};
 pub struct Model {
     shards: Vec<Shard>,
     shard_count: u64,
+    folder: Option<PathBuf>,
     blocks: Vec<BlockEntry>,
     block_names: HashMap<String, usize>,
 }
@@ -40,19 +44,24 @@ pub(super) struct BlockEntry {
 
 impl Model {
     /// Joins shards; they come with any order of their indices.
-    pub(super) fn new(mut shards: Vec<Shard>) -> Result<Self> {
+    pub(super) fn new(mut shards: Vec<Shard>, folder: Option<PathBuf>) -> Result<Self> {
         shards.sort_by_key(|shard| shard.directory().shard.shard_index.get());
         check_shards(&shards)?;
         check_names(&shards)?;
         let shard_count =
             shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
         let (blocks, block_names) = join_blocks(&shards);
-        Ok(Self { shards, shard_count, blocks, block_names })
+        Ok(Self { shards, shard_count, folder, blocks, block_names })
     }
 
     /// The open shards, ascending by their index.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
+    }
+
+    /// The folder that was opened, with side files beside the shards; `None` for a single container.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     /// Whether all shards of the model are open; a single shard of several opens alone.

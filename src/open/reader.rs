@@ -122,7 +122,7 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     let codebook = shard.read_array(first_array, 0..arrays[first_array].length.get())?;
     let lengths = huffman::read_codebook(&codebook)?;
     let [bytes_per_thread, threads_per_block, bit_count, _] = record.parameters.map(|parameter| parameter.get());
-    let geometry = Geometry::new(bytes_per_thread, threads_per_block)?;
+    let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
     let layout = Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));

@@ -131,7 +131,13 @@ impl Shard {
         self.read_section(record.section.get() as usize, start + range.start..start + range.end)
     }
 
-    pub(super) fn read_section(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+    /// Bytes of a section whose checksums are of no interest.
+    pub(super) fn read_section_unchecked(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        let base = self.directory.sections[section].offset.get();
+        self.read_unchecked(base + range.start..base + range.end)
+    }
+
+    fn read_section(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
         let base = self.directory.sections[section].offset.get();
         let placed = base + range.start..base + range.end;
         if !self.check_checksums {

@@ -16,6 +16,7 @@ use crate::{
     Dtype, Error, Result,
     encoding::gap::{Geometry, Layout},
     huffman::{CodeLengths, Histogram},
+    open::hash,
     progress::Observer,
     source::{SourceTensor, WeightsFile},
 };
@@ -145,14 +146,6 @@ fn read_batch(file: &WeightsFile, batch: &[Piece], buffer: &mut Vec<u8>) -> Resu
             Ok((file.tensors[piece.tensor].dtype == Dtype::BF16).then(|| Histogram::of(part)))
         })
         .collect()
-}
-
-fn hash(hasher: &mut Hasher, bytes: &[u8]) {
-    if rayon::current_num_threads() == 1 {
-        hasher.update(bytes);
-    } else {
-        hasher.update_rayon(bytes);
-    }
 }
 
 /// The tensor that the pass is in.

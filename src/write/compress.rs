@@ -1,6 +1,6 @@
 //! Compression of a model: the two passes over each weights file, and the finished containers.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{
     analysis::{self, FileAnalysis},
@@ -247,7 +247,7 @@ impl<'a> Compressor<'a> {
 
     fn verify(&self, path: &Path) -> Result<()> {
         self.observer.enter(Stage::Verify);
-        OpenOptions::new().open(path)?.verify_stage(Level::Full, self.observer)
+        OpenOptions::new().open(path)?.verify_stage(Level::Full, self.observer).map(drop)
     }
 }
 

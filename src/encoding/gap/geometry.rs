@@ -42,6 +42,16 @@ impl Geometry {
         }
     }
 
+    /// The geometry that the directory of a file states.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for numbers that [`new`](Self::new) refuses.
+    pub fn from_parameters(bytes_per_thread: u64, threads_per_block: u64) -> Result<Self> {
+        // Numbers beyond u32 are refused as 0 is.
+        let narrow = |value: u64| u32::try_from(value).unwrap_or(0);
+        Self::new(narrow(bytes_per_thread), narrow(threads_per_block))
+    }
+
     /// Bitstream bytes a thread.
     pub const fn bytes_per_thread(self) -> u32 {
         self.bytes_per_thread

@@ -44,6 +44,18 @@ impl Layout {
         Ok(Self { geometry, elements, bit_count, lut_count })
     }
 
+    /// The number of LUTs in a codebook array of this many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where no codebook has this size.
+    pub fn lut_count_of(codebook_bytes: u64) -> Result<u64> {
+        let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
+        match codebook_bytes.checked_sub(lengths) {
+            Some(luts) if luts > 0 && luts % lut == 0 => Ok(luts / lut),
+            _ => Err(Error::corrupt("gap layout", 0, format_args!("a codebook of {codebook_bytes} bytes"))),
+        }
+    }
+
     /// The layout of a tensor with this histogram under this code.
     ///
     /// # Errors

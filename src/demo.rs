@@ -1,0 +1,198 @@
+//! Seeded checkpoints of a Llama-like shape, for the demonstration, examples and tests.
+//!
+//! The weights are drawn from normal distributions whose scale differs by matrix and by row, as in trained models. The same
+//! shape and seed give the same bytes everywhere.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use safetensors::{Dtype, View, tensor::serialize_to_file};
+
+use crate::{CompressOptions, Error, Result, Source, bf16, compress};
+
+/// The geometry of a checkpoint: a decoder with grouped-query attention and a tied head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Transformer layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of a key or value, in all heads together; less than `hidden`, since queries share them.
+    pub key_value: usize,
+    /// Width of the feed-forward network.
+    pub intermediate: usize,
+    /// Rows of the embedding.
+    pub vocabulary: usize,
+}
+
+/// 88 MiB in six layers: the checkpoint of `df11 demo`.
+pub const DEMO: Shape =
+    Shape { layers: 6, hidden: 768, key_value: 192, intermediate: 2304, vocabulary: 8192 };
+
+/// 1 MiB in four layers: for tests and examples.
+pub const TINY: Shape = Shape { layers: 4, hidden: 128, key_value: 32, intermediate: 256, vocabulary: 512 };
+
+/// A small generator of seeded normal numbers: xorshift64* (Vigna 2016, An experimental exploration of Marsaglia's xorshift
+/// generators) and the sum of twelve uniform numbers, whose distribution is normal as far as a demonstration cares.
+struct Normal(u64);
+
+impl Normal {
+    fn uniform(&mut self) -> f32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1 << 24) as f32
+    }
+
+    fn next(&mut self) -> f32 {
+        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
+    }
+}
+
+struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl View for &Tensor {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
+        (&self.bytes).into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+struct Builder {
+    normal: Normal,
+    tensors: Vec<Tensor>,
+}
+
+impl Builder {
+    /// A matrix whose rows have scales of their own around `scale`.
+    fn matrix(&mut self, name: &str, rows: usize, columns: usize, scale: f32) {
+        let mut bytes = Vec::with_capacity(2 * rows * columns);
+        for _ in 0..rows {
+            let scale = scale * (0.3 * self.normal.next()).exp();
+            for _ in 0..columns {
+                let weight = half::bf16::from_f32(scale * self.normal.next());
+                bytes.extend_from_slice(&weight.to_bits().to_le_bytes());
+            }
+        }
+        self.push(name, Dtype::BF16, vec![rows, columns], bytes);
+    }
+
+    fn ones(&mut self, name: &str, count: usize) {
+        let one = bf16::weight(127, 0).to_le_bytes();
+        self.push(name, Dtype::BF16, vec![count], one.repeat(count));
+    }
+
+    fn push(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) {
+        self.tensors.push(Tensor { name: name.to_owned(), dtype, shape, bytes });
+    }
+
+    fn layer(&mut self, index: usize, shape: Shape) {
+        let name = |part: &str| format!("model.layers.{index}.{part}.weight");
+        let Shape { hidden, key_value, intermediate, .. } = shape;
+        let scale = 0.02 + 0.002 * index as f32;
+        self.ones(&name("input_layernorm"), hidden);
+        self.matrix(&name("self_attn.q_proj"), hidden, hidden, scale);
+        self.matrix(&name("self_attn.k_proj"), key_value, hidden, 1.5 * scale);
+        self.matrix(&name("self_attn.v_proj"), key_value, hidden, 0.5 * scale);
+        self.matrix(&name("self_attn.o_proj"), hidden, hidden, 0.7 * scale);
+        self.ones(&name("post_attention_layernorm"), hidden);
+        self.matrix(&name("mlp.gate_proj"), intermediate, hidden, scale);
+        self.matrix(&name("mlp.up_proj"), intermediate, hidden, 0.8 * scale);
+        self.matrix(&name("mlp.down_proj"), hidden, intermediate, 0.6 * scale);
+    }
+}
+
+/// Writes a checkpoint into the folder `folder/model`, as Hugging Face models have it: two shards with an index, configuration and
+/// tokenizer, a tied head that is stored twice, and some tensors that are not BF16. Returns that folder.
+///
+/// # Errors
+/// [`Error::Io`] where a file cannot be written.
+pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
+    let mut builder = Builder { normal: Normal(seed | 1), tensors: Vec::new() };
+    builder.matrix("model.embed_tokens.weight", shape.vocabulary, shape.hidden, 0.02);
+    for index in 0..shape.layers / 2 {
+        builder.layer(index, shape);
+    }
+    let first = std::mem::take(&mut builder.tensors);
+    let head = first[0].bytes.clone();
+    for index in shape.layers / 2..shape.layers {
+        builder.layer(index, shape);
+    }
+    builder.ones("model.norm.weight", shape.hidden);
+    let frequencies = (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
+    builder.push("model.rotary_emb.inv_freq", Dtype::F32, vec![32], frequencies);
+    builder.push("model.position_ids", Dtype::I64, vec![1, 64], (0..64u64).flat_map(u64::to_le_bytes).collect());
+    builder.push("lm_head.weight", Dtype::BF16, vec![shape.vocabulary, shape.hidden], head);
+    write(&folder.join("model"), shape, &[first, builder.tensors])
+}
+
+fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathBuf> {
+    fs::create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+    let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let mut map = serde_json::Map::new();
+    for (index, shard) in shards.iter().enumerate() {
+        let name = format!("model-{:05}-of-00002.safetensors", index + 1);
+        let path = folder.join(&name);
+        let views = shard.iter().map(|tensor| (tensor.name.as_str(), tensor));
+        serialize_to_file(views, Some(metadata.clone()), &path)
+            .map_err(|error| Error::io("writing", &path, std::io::Error::other(error)))?;
+        map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
+    }
+    let total: usize = shards.iter().flatten().map(|tensor| tensor.bytes.len()).sum();
+    let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16",
+    });
+    for (name, json) in [
+        ("model.safetensors.index.json", index),
+        ("config.json", config),
+        ("tokenizer.json", serde_json::json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } })),
+    ] {
+        let path = folder.join(name);
+        fs::write(&path, format!("{json:#}\n")).map_err(|error| Error::io("writing", &path, error))?;
+    }
+    Ok(folder.to_owned())
+}
+
+/// A checkpoint of 1 MiB in `folder/model`. Returns that folder.
+///
+/// # Errors
+/// As [`checkpoint`].
+pub fn tiny_checkpoint(folder: &Path) -> Result<PathBuf> {
+    checkpoint(folder, TINY, 11)
+}
+
+/// The tiny checkpoint, compressed, as `folder/model.df11`. Returns its path.
+///
+/// # Errors
+/// As [`checkpoint`] and [`compress`].
+pub fn tiny_container(folder: &Path) -> Result<PathBuf> {
+    let source = Source::open(&tiny_checkpoint(folder)?)?;
+    let path = folder.join("model.df11");
+    compress(&source, &path, &CompressOptions::default(), &())?;
+    Ok(path)
+}

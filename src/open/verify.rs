@@ -1,0 +1,344 @@
+//! Verification (spec/format.md, section 9): structure, checksums, or everything.
+
+use std::{io, sync::Arc};
+
+use blake3::Hasher;
+use rayon::prelude::*;
+
+use super::{
+    Encoding, FilePieces, Model, Shard, Tensor,
+    pieces::Part,
+    shard::check_zero,
+};
+use crate::{
+    Error, Result,
+    constants::HEAD_BYTES,
+    format::{self, records::FILE_WEIGHTS},
+    huffman,
+    io::ReadAt,
+    progress::{Observer, advance},
+    source::WeightsFile,
+};
+
+/// How much is verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Directory, prefixes, and zeros between arrays and sections. The cost grows with the directory.
+    Structure,
+    /// The checksums of all stored bytes too; at the speed of memory.
+    Checksums,
+    /// Everything: LUTs, indexes, and the hashes of all decoded tensors and original files.
+    Full,
+}
+
+/// What was verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Verification {
+    /// Tensors whose hashes match; 0 below [`Level::Full`].
+    pub tensors: u64,
+    /// Original files whose hashes match, so that they would be restored byte for byte.
+    pub files: u64,
+    /// Decoded bytes of those tensors.
+    pub bytes: u64,
+    /// What could not be checked, because it needs a newer version or another shard.
+    pub unchecked: Vec<String>,
+}
+
+impl Model {
+    /// Verifies all open shards.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] at the first thing that is wrong; [`Error::Io`]; [`Error::Cancelled`].
+    pub fn verify(&self, level: Level, observer: &dyn Observer) -> Result<Verification> {
+        observer.begin(self.verify_bytes(level));
+        observer.enter(crate::Stage::Verify);
+        self.verify_stage(level, observer)
+    }
+
+    /// The bytes that verification tells an observer of.
+    fn verify_bytes(&self, level: Level) -> u64 {
+        let bytes = |shard: &Shard| match level {
+            Level::Structure => 0,
+            Level::Checksums => shard.directory().sections.iter().map(|section| section.length.get()).sum(),
+            Level::Full => {
+                shard.directory().files.iter().filter(|file| file.kind == FILE_WEIGHTS).map(|file| file.length.get()).sum::<u64>()
+            }
+        };
+        self.shards().iter().map(bytes).sum()
+    }
+
+    /// [`Model::verify`] as part of longer work.
+    pub(crate) fn verify_stage(&self, level: Level, observer: &dyn Observer) -> Result<Verification> {
+        let mut verification = Verification::default();
+        for shard in self.shards() {
+            let verify = Verify { shard, level, observer, found: &mut verification };
+            verify.run().map_err(|error| error.in_file(shard.path()))?;
+        }
+        if level == Level::Full {
+            self.verify_identity(&mut verification)?;
+        }
+        Ok(verification)
+    }
+
+    fn verify_identity(&self, found: &mut Verification) -> Result<()> {
+        if !self.is_complete() {
+            found.unchecked.push("the model's identity, because shards are missing".to_owned());
+            return Ok(());
+        }
+        let mut weights: Vec<_> = self
+            .shards()
+            .iter()
+            .flat_map(|shard| {
+                let directory = shard.directory();
+                let files = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
+                files.map(|file| (directory.file_path(file), file.length.get(), file.hash))
+            })
+            .collect();
+        weights.sort_unstable();
+        if format::identity(weights.into_iter()) == *self.identity().as_bytes() {
+            return Ok(());
+        }
+        let problem = "the identity is not that of the model's files";
+        Err(Error::corrupt("directory", 0, problem).in_file(self.shards()[0].path()))
+    }
+}
+
+struct Verify<'a, 'm> {
+    shard: &'m Shard,
+    level: Level,
+    observer: &'a dyn Observer,
+    found: &'a mut Verification,
+}
+
+impl Verify<'_, '_> {
+    fn run(mut self) -> Result<()> {
+        self.padding()?;
+        let files = 0..self.shard.directory().files.len();
+        let (weights, side): (Vec<usize>, Vec<usize>) =
+            files.partition(|&file| self.shard.directory().files[file].kind == FILE_WEIGHTS);
+        for &file in &weights {
+            self.prefix(file)?;
+        }
+        if self.level == Level::Structure {
+            return weights.iter().try_for_each(|&file| self.cover(file));
+        }
+        let (observer, counts) = (self.observer, self.level == Level::Checksums);
+        self.shard.check_all_chunks(&|bytes| advance(observer, if counts { bytes } else { 0 }))?;
+        if self.level == Level::Checksums {
+            return weights.iter().try_for_each(|&file| self.cover(file));
+        }
+        self.codebooks()?;
+        side.iter().try_for_each(|&file| self.side(file))?;
+        weights.iter().try_for_each(|&file| self.weights(file))
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        (0..self.shard.directory().tensors.len()).map(|index| Tensor::new(self.shard, index))
+    }
+
+    /// Zeros between sections, and between arrays.
+    fn padding(&self) -> Result<()> {
+        let directory = self.shard.directory();
+        let mut ends: Vec<u64> = vec![0; directory.sections.len()];
+        for array in &directory.arrays {
+            let section = array.section.get() as usize;
+            let offset = array.offset.get();
+            let bytes = self.shard.read_section_unchecked(section, ends[section]..offset)?;
+            if let Some(position) = bytes.iter().position(|&byte| byte != 0) {
+                return Err(self.shard.corrupt(section, ends[section] + position as u64, "padding is not zero"));
+            }
+            ends[section] = offset + array.length.get();
+        }
+        let starts = directory.sections.iter().map(|section| section.offset.get());
+        let mut end = HEAD_BYTES;
+        for (start, next) in starts.chain([self.shard.directory_range().start]).zip(
+            directory.sections.iter().map(super::super::format::records::SectionRecord::end).chain([0]),
+        ) {
+            check_zero("space between sections", end, &self.shard.read_unchecked(end..start)?)?;
+            end = next;
+        }
+        Ok(())
+    }
+
+    /// The JSON header of a weights file describes the same tensors as the directory (section 7).
+    fn prefix(&self, file: usize) -> Result<()> {
+        let directory = self.shard.directory();
+        let record = &directory.files[file];
+        let path = directory.file_path(record);
+        let array = record.array_range().start;
+        let length = directory.arrays[array].length.get();
+        let bytes = self.shard.read_array(array, 0..length)?.into_owned();
+        let reader = Arc::new(PrefixReader { bytes, length: record.length.get() });
+        let wrong = |problem: String| Error::corrupt("prefix section", directory.arrays[array].offset.get(), problem);
+        let header = WeightsFile::parse(path, reader).map_err(|error| wrong(error.to_string()))?;
+        if header.prefix.len() as u64 != length {
+            return Err(wrong(format!("the prefix of {path:?} has {} bytes, not {length}", header.prefix.len())));
+        }
+        for tensor in &header.tensors {
+            let same = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]).is_some_and(|record| {
+                record.file.get() == file as u64
+                    && record.dtype.get() == tensor.dtype.id()
+                    && record.dimensions() == tensor.shape
+                    && record.file_offset.get() == tensor.offset
+            });
+            if !same {
+                return Err(wrong(format!("directory and header of {path:?} differ in tensor {:?}", tensor.name)));
+            }
+        }
+        let count = directory.tensors.iter().filter(|tensor| tensor.file.get() == file as u64).count();
+        if count == header.tensors.len() {
+            Ok(())
+        } else {
+            Err(wrong(format!("the header of {path:?} has {} tensors, the directory {count}", header.tensors.len())))
+        }
+    }
+
+    fn cover(&self, file: usize) -> Result<()> {
+        match FilePieces::new(self.shard, file) {
+            Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Code lengths and LUTs.
+    fn codebooks(&self) -> Result<()> {
+        let directory = self.shard.directory();
+        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap && tensor.dtype().is_some()) {
+            let array = tensor.record().array_range().start;
+            let codebook = self.shard.read_array(array, 0..directory.arrays[array].length.get())?;
+            huffman::verify_codebook(&codebook).map_err(|error| tensor.locate(error))?;
+        }
+        Ok(())
+    }
+
+    fn side(&mut self, file: usize) -> Result<()> {
+        let directory = self.shard.directory();
+        let record = &directory.files[file];
+        let mut hasher = Hasher::new();
+        for array in record.array_range() {
+            hasher.update(&self.shard.read_array(array, 0..directory.arrays[array].length.get())?);
+        }
+        self.found.files += 1;
+        compare(&hasher, &record.hash, || format!("file {:?}", directory.file_path(record)))
+    }
+
+    /// Decodes a weights file once, and compares the hashes of its tensors and its own.
+    fn weights(&mut self, file: usize) -> Result<()> {
+        let directory = self.shard.directory();
+        let record = &directory.files[file];
+        let path = directory.file_path(record);
+        let mut pieces = match FilePieces::new(self.shard, file) {
+            Ok(pieces) => pieces,
+            Err(Error::Unsupported { what, .. }) => {
+                self.found.unchecked.push(format!("file {path:?}: {what}"));
+                return self.supported_tensors(file);
+            }
+            Err(error) => return Err(error),
+        };
+        let (mut file_hasher, mut tensor_hasher) = (Hasher::new(), Hasher::new());
+        loop {
+            let batch = match pieces.next_batch() {
+                Ok(Some(batch)) => batch,
+                Ok(None) => break,
+                Err(Error::Unsupported { what, .. }) => {
+                    self.found.unchecked.push(format!("file {path:?}: {what}"));
+                    return self.supported_tensors(file);
+                }
+                Err(error) => return Err(error),
+            };
+            let (index, (tensors, ())) = rayon::join(
+                || batch.parts.par_iter().try_for_each(Part::verify_index),
+                || {
+                    rayon::join(
+                        || hash_parts(&mut tensor_hasher, &batch.parts, batch.bytes),
+                        || super::hash(&mut file_hasher, batch.bytes),
+                    )
+                },
+            );
+            index?;
+            self.found.tensors += tensors?;
+            self.found.bytes += batch.bytes.len() as u64;
+            advance(self.observer, batch.bytes.len() as u64)?;
+        }
+        self.found.files += 1;
+        self.empty_tensors(file)?;
+        compare(&file_hasher, &record.hash, || format!("file {path:?}"))
+    }
+
+    /// Tensors without bytes are in no batch.
+    fn empty_tensors(&mut self, file: usize) -> Result<()> {
+        let empty = Hasher::new();
+        let mut count = 0;
+        for tensor in self.tensors().filter(|tensor| tensor.record().file.get() == file as u64) {
+            if tensor.byte_length()? == 0 {
+                compare(&empty, &tensor.record().hash, || format!("tensor {:?}", tensor.name()))?;
+                count += 1;
+            }
+        }
+        self.found.tensors += count;
+        Ok(())
+    }
+
+    /// The tensors of a file that cannot be restored as a whole.
+    fn supported_tensors(&mut self, file: usize) -> Result<()> {
+        let mut count = 0;
+        for tensor in self.tensors().filter(|tensor| tensor.record().file.get() == file as u64) {
+            let reader = match tensor.reader() {
+                Ok(reader) => reader,
+                Err(Error::Unsupported { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            let length = tensor.byte_length()?;
+            let mut bytes = vec![0; length as usize];
+            reader.read_parallel(0..length, &mut bytes)?;
+            reader.verify_index(0..length)?;
+            let mut hasher = Hasher::new();
+            super::hash(&mut hasher, &bytes);
+            compare(&hasher, &tensor.record().hash, || format!("tensor {:?}", tensor.name()))?;
+            count += 1;
+        }
+        self.found.tensors += count;
+        Ok(())
+    }
+}
+
+/// Hashes parts of tensors; returns how many tensors were completed, and found right.
+fn hash_parts(hasher: &mut Hasher, parts: &[Part<'_>], mut bytes: &[u8]) -> Result<u64> {
+    let mut completed = 0;
+    for part in parts {
+        let (head, tail) = bytes.split_at((part.range.end - part.range.start) as usize);
+        super::hash(hasher, head);
+        bytes = tail;
+        if part.is_last()? {
+            compare(hasher, &part.tensor.record().hash, || format!("tensor {:?}", part.tensor.name()))?;
+            hasher.reset();
+            completed += 1;
+        }
+    }
+    Ok(completed)
+}
+
+fn compare(hasher: &Hasher, expected: &[u8; 32], what: impl Fn() -> String) -> Result<()> {
+    if hasher.finalize() == *expected {
+        return Ok(());
+    }
+    let problem = "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
+    Err(Error::corrupt(what(), 0, problem))
+}
+
+/// A weights file of which only the prefix is there.
+struct PrefixReader {
+    bytes: Vec<u8>,
+    length: u64,
+}
+
+impl ReadAt for PrefixReader {
+    fn size(&self) -> u64 {
+        self.length
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.bytes.read_exact_at(offset, buf)
+    }
+}

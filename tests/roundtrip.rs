@@ -1,0 +1,113 @@
+//! A checkpoint goes in and comes out, byte for byte, in every form of output and for any number of threads.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use df11::{CompressOptions, DecompressOptions, Encoding, Level, Model, OpenOptions, Source, compress, decompress, demo};
+
+fn with_threads<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
+}
+
+/// All files below a folder, with their contents.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.strip_prefix(folder).unwrap().to_owned(), fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+fn compressed(source: &Path, out: &Path, threads: usize) -> Model {
+    with_threads(threads, || {
+        compress(&Source::open(source).unwrap(), out, &CompressOptions::default(), &()).unwrap();
+    });
+    df11::open(out).unwrap()
+}
+
+#[test]
+fn a_checkpoint_comes_back_byte_for_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = demo::tiny_checkpoint(folder.path()).unwrap();
+    let original = files(&source);
+    for out in ["model.df11", "folder"] {
+        let out = folder.path().join(out);
+        let model = compressed(&source, &out, 2);
+        let found = model.verify(Level::Full, &()).unwrap();
+        assert!(found.unchecked.is_empty());
+        let restored = folder.path().join("restored");
+        decompress(&model, &restored, &DecompressOptions::default(), &()).unwrap();
+        assert_eq!(files(&restored), original);
+        fs::remove_dir_all(restored).unwrap();
+    }
+}
+
+#[test]
+fn the_number_of_threads_does_not_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = demo::tiny_checkpoint(folder.path()).unwrap();
+    let outputs = [1, 2, 8].map(|threads| {
+        let out = folder.path().join(format!("{threads}.df11"));
+        compressed(&source, &out, threads);
+        fs::read(out).unwrap()
+    });
+    assert!(outputs[0] == outputs[1] && outputs[0] == outputs[2]);
+}
+
+#[test]
+fn tensors_rows_and_blocks_decode_to_the_original_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = demo::tiny_checkpoint(folder.path()).unwrap();
+    let source = Source::open(&checkpoint).unwrap();
+    compressed(&checkpoint, &folder.path().join("model.df11"), 2);
+    for memory_map in [true, false] {
+        let model = OpenOptions::new().memory_map(memory_map).open(folder.path().join("model.df11")).unwrap();
+        for file in &source.weights {
+            for expected in &file.tensors {
+                let mut bytes = vec![0; expected.length as usize];
+                file.read_exact_at(expected.offset, &mut bytes).unwrap();
+                let tensor = model.tensor(&expected.name).unwrap();
+                assert_eq!(tensor.decode_bytes().unwrap(), bytes, "{}", expected.name);
+                let row = bytes.len() / expected.shape[0] as usize;
+                let rows = expected.shape[0] / 3..expected.shape[0] / 2;
+                let range = rows.start as usize * row..rows.end as usize * row;
+                let mut out = vec![0xAA; range.len()];
+                tensor.decode_row_bytes(rows, &mut out).unwrap();
+                assert_eq!(out, bytes[range], "{}", expected.name);
+            }
+        }
+        for block in model.blocks() {
+            let layout = block.layout().unwrap();
+            let mut buffer = vec![0xAA; layout.bytes as usize];
+            block.decode_into(&mut buffer).unwrap();
+            for (tensor, range) in block.tensors().zip(&layout.tensors) {
+                assert_eq!(range.start % 256, 0);
+                let decoded = tensor.decode_bytes().unwrap();
+                assert_eq!(buffer[range.start as usize..range.end as usize], decoded);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tied_head_is_stored_once_and_layers_are_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = df11::open(demo::tiny_container(folder.path()).unwrap()).unwrap();
+    let head = model.tensor("lm_head.weight").unwrap();
+    assert_eq!(head.encoding(), Encoding::Alias);
+    assert_eq!(head.target().name(), "model.embed_tokens.weight");
+    let blocks: Vec<String> = model.blocks().map(|block| block.name().to_owned()).collect();
+    assert_eq!(blocks.iter().filter(|name| name.starts_with("model.layers.")).count(), demo::TINY.layers, "{blocks:?}");
+    assert_eq!(model.block("model.layers.2").unwrap().tensors().len(), 9);
+}
