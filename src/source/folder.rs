@@ -1,0 +1,160 @@
+//! A model on disk: one safetensors file, or a Hugging Face folder with all that lies in it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    index::{self, Index},
+    safetensors::WeightsFile,
+    walk::{Found, is_weights, walk},
+};
+use crate::{Error, Result, paths::check_path};
+
+/// The largest side file, in bytes.
+pub const MAX_SIDE_BYTES: u64 = 256 << 20;
+
+/// Other formats of weights: copies of the same weights, more often than not.
+const OTHER_FORMATS: &[&str] = &["bin", "ckpt", "df11", "gguf", "h5", "msgpack", "onnx", "pt", "pth"];
+
+/// Everything that goes into a container, found and validated; no tensor data has been read.
+#[derive(Debug)]
+pub struct Source {
+    /// The safetensors files, in bytewise order of their paths. No two of them have a tensor name in common.
+    pub weights: Vec<WeightsFile>,
+    /// The small files beside them, in bytewise order of their paths.
+    pub side: Vec<SideFile>,
+    /// What was found and is not part of the source, in bytewise order of the paths.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A small file that travels with the weights: config, tokenizer, README, the sharding index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SideFile {
+    /// The path relative to the source, `/`-separated; see [`check_path`].
+    pub path: String,
+    /// Where to read it.
+    pub file: PathBuf,
+    /// Its length in bytes when it was found, at most [`MAX_SIDE_BYTES`].
+    pub length: u64,
+}
+
+/// A file or folder that is not part of the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The path relative to the source, with replacement characters where it is not UTF-8.
+    pub path: String,
+    /// Why, in a few words.
+    pub reason: String,
+}
+
+impl Source {
+    /// Opens a safetensors file, or a folder.
+    ///
+    /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`, its weights
+    /// are the files that the index names, and other safetensors files beside the index are left out; where it
+    /// has none, they are all its safetensors files. Every weights file stays open until the source is dropped.
+    /// The cost grows with the number of files and the length of their headers.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, or two files have
+    /// a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
+    /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
+    pub fn open(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(|source| Error::io("open", path, source))?;
+        let source = if metadata.is_dir() { open_folder(path)? } else { open_file(path)? };
+        source.check_names()?;
+        Ok(source)
+    }
+
+    /// Tensor names are unique over all files, since a container finds tensors by name.
+    fn check_names(&self) -> Result<()> {
+        let mut owners = HashMap::new();
+        for file in &self.weights {
+            for tensor in &file.tensors {
+                if let Some(other) = owners.insert(tensor.name.as_str(), &file.path) {
+                    return Err(Error::parameter(
+                        format!("{other} and {} both have a tensor {:?}", file.path, tensor.name),
+                        "compress each of them, or each component folder, on its own",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn open_file(path: &Path) -> Result<Source> {
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|name| check_path(name).is_ok());
+    let name = name
+        .ok_or_else(|| Error::parameter(format!("{path:?} is no portable file name"), "rename the file"))?;
+    if name.ends_with(index::SUFFIX) {
+        return Err(Error::parameter(format!("{name} is an index and holds no weights"), "name its folder"));
+    }
+    if is_other_format(name) {
+        return Err(Error::parameter(
+            format!("{name} is no safetensors file"),
+            "convert it to safetensors first",
+        ));
+    }
+    let weights = vec![WeightsFile::open(path, name)?];
+    Ok(Source { weights, side: Vec::new(), left_out: Vec::new() })
+}
+
+fn open_folder(root: &Path) -> Result<Source> {
+    let (found, mut left_out) = walk(root)?;
+    let indexes = index::read_all(&found)?;
+    let present = found.iter().map(|file| file.path.as_str()).collect();
+    indexes.values().try_for_each(|index| index.check_files(&present))?;
+    let named: BTreeSet<&str> =
+        indexes.values().flat_map(|index| index.files.keys()).map(String::as_str).collect();
+
+    let (mut weights, mut side) = (Vec::new(), Vec::new());
+    for file in &found {
+        match place(file, &named, &indexes) {
+            Place::Weights => weights.push(WeightsFile::open(&file.file, &file.path)?),
+            Place::Side => {
+                side.push(SideFile { path: file.path.clone(), file: file.file.clone(), length: file.length });
+            }
+            Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path.clone(), reason }),
+        }
+    }
+    if weights.is_empty() {
+        return Err(Error::parameter(
+            format!("{} holds no safetensors files", root.display()),
+            "name a .safetensors file or the folder of a model, and convert other formats first",
+        ));
+    }
+    indexes.values().try_for_each(|index| index.check(&weights))?;
+    left_out.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(Source { weights, side, left_out })
+}
+
+enum Place {
+    Weights,
+    Side,
+    LeftOut(String),
+}
+
+fn place(file: &Found, named: &BTreeSet<&str>, indexes: &BTreeMap<String, Index>) -> Place {
+    if named.contains(file.path.as_str()) {
+        Place::Weights
+    } else if is_weights(&file.path) {
+        match indexes.get(index::folder_of(&file.path)) {
+            Some(index) => Place::LeftOut(format!("not named by {}", index.path)),
+            None => Place::Weights,
+        }
+    } else if is_other_format(&file.path) {
+        Place::LeftOut("weights in another format".to_owned())
+    } else if file.length > MAX_SIDE_BYTES {
+        Place::LeftOut(format!("larger than {} MiB", MAX_SIDE_BYTES >> 20))
+    } else {
+        Place::Side
+    }
+}
+
+fn is_other_format(path: &str) -> bool {
+    let extension = Path::new(path).extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
+}

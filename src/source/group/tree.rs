@@ -1,0 +1,171 @@
+//! The tree of name components, in preorder, with what the rule asks about a subtree.
+
+use std::ops::Range;
+
+use super::{
+    Item,
+    natural::{compare, components},
+};
+
+/// Where a node is in [`Tree::nodes`]; the root is 0.
+pub(super) type NodeId = usize;
+
+/// A component of a name, with all tensors below it.
+pub(super) struct Node<'a> {
+    pub(super) component: &'a str,
+    /// The root is its own parent.
+    pub(super) parent: NodeId,
+    /// How many components lead here.
+    pub(super) depth: usize,
+    /// The node after the last one below this one.
+    pub(super) stop: NodeId,
+    /// Positions in [`Tree::order`].
+    pub(super) tensors: Range<usize>,
+    /// How deep modules are nested in this one, which is 0 for a tensor and 1 for a module with tensors only.
+    /// Modules with a single child do not count. A linear layer is 1, an attention 2, a transformer layer 3.
+    pub(super) rank: u8,
+}
+
+/// All names as a tree. Built in O(n log n); at most 32 nodes a tensor.
+pub(super) struct Tree<'a> {
+    pub(super) nodes: Vec<Node<'a>>,
+    /// Indices of the items, in natural order of their names.
+    pub(super) order: Vec<usize>,
+    /// Sums over `order`, one longer: weights and matrices before each position.
+    weights: Vec<u128>,
+    matrices: Vec<usize>,
+}
+
+impl<'a> Tree<'a> {
+    pub(super) fn new(items: &[Item<'a>]) -> Self {
+        let mut order: Vec<usize> = (0..items.len()).collect();
+        order.sort_by(|&a, &b| compare(items[a].name, items[b].name).then_with(|| a.cmp(&b)));
+        let sorted = || order.iter().map(|&index| &items[index]);
+        // An empty tensor weighs a byte, so that a list of them is a list all the same.
+        let weights = running_sums(sorted().map(|item| u128::from(item.bytes.max(1))));
+        let matrices = running_sums(sorted().map(|item| usize::from(is_matrix(item.shape))));
+        let mut nodes = build(sorted().map(|item| item.name));
+        rank(&mut nodes);
+        Self { nodes, order, weights, matrices }
+    }
+
+    /// The nodes directly below a node, in natural order.
+    pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+        let stop = self.nodes[node].stop;
+        let first = Some(node + 1).filter(|&child| child < stop);
+        std::iter::successors(first, move |&child| Some(self.nodes[child].stop).filter(|&next| next < stop))
+    }
+
+    /// The bytes below a node.
+    pub(super) fn weight(&self, node: NodeId) -> u128 {
+        let Range { start, end } = self.nodes[node].tensors;
+        self.weights[end] - self.weights[start]
+    }
+
+    /// The number of tensors below a node that are matrices.
+    pub(super) fn matrices(&self, node: NodeId) -> usize {
+        let Range { start, end } = self.nodes[node].tensors;
+        self.matrices[end] - self.matrices[start]
+    }
+
+    /// Whether a node has nodes below it.
+    pub(super) fn is_module(&self, node: NodeId) -> bool {
+        self.nodes[node].stop > node + 1
+    }
+}
+
+fn running_sums<T: Copy + Default + std::ops::Add<Output = T>>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let sums = values.scan(T::default(), |sum, value| {
+        *sum = *sum + value;
+        Some(*sum)
+    });
+    std::iter::once(T::default()).chain(sums).collect()
+}
+
+/// Whether two dimensions are more than one: `[1, 1, 768]` is a vector.
+fn is_matrix(shape: &[u64]) -> bool {
+    shape.iter().filter(|&&dimension| dimension > 1).count() >= 2
+}
+
+/// The nodes in preorder of sorted names, each of which shares a path with the one before it.
+fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
+    let new = |component, parent, depth, start| Node {
+        component,
+        parent,
+        depth,
+        stop: 0,
+        tensors: start..0,
+        rank: 0,
+    };
+    let mut nodes = vec![new("", 0, 0, 0)];
+    let mut path = vec![0];
+    let close = |nodes: &mut Vec<Node>, closed: &[NodeId], end: usize| {
+        for &node in closed {
+            nodes[node].stop = nodes.len();
+            nodes[node].tensors.end = end;
+        }
+    };
+    let mut count = 0;
+    for name in names {
+        let shared =
+            path[1..].iter().zip(components(name)).take_while(|&(&node, part)| nodes[node].component == part);
+        let depth = 1 + shared.count();
+        close(&mut nodes, &path[depth..], count);
+        path.truncate(depth);
+        for part in components(name).skip(depth - 1) {
+            let parent = path[path.len() - 1];
+            nodes.push(new(part, parent, path.len(), count));
+            path.push(nodes.len() - 1);
+        }
+        count += 1;
+    }
+    close(&mut nodes, &path, count);
+    nodes
+}
+
+/// Fills in the ranks, children before their parents.
+fn rank(nodes: &mut [Node]) {
+    // For each node: children, children that are modules, and the highest rank of these.
+    let mut below = vec![(0_usize, 0_usize, 0_u8); nodes.len()];
+    for node in (0..nodes.len()).rev() {
+        let (children, modules, highest) = below[node];
+        nodes[node].rank = match (children, modules) {
+            (0, _) => 0,
+            (1, 1) => highest,
+            _ => highest + 1,
+        };
+        if node > 0 {
+            let (siblings, modules, highest) = &mut below[nodes[node].parent];
+            *siblings += 1;
+            *modules += usize::from(children > 0);
+            *highest = nodes[node].rank.max(*highest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_count_modules_in_modules() {
+        let names = [
+            "l.0.attn.q.weight",
+            "l.0.attn.o.weight",
+            "l.0.norm.weight",
+            "l.0.mlp.wrap.up.weight",
+            "l.0.mlp.wrap.up.weight.scale",
+            "head.weight",
+            "head.bias",
+            "scale",
+        ];
+        let items: Vec<_> = names.iter().map(|name| Item { name, shape: &[2, 2], bytes: 8 }).collect();
+        let tree = Tree::new(&items);
+        let rank = |component| tree.nodes.iter().find(|node| node.component == component).unwrap().rank;
+        assert_eq!((rank("scale"), rank("head"), rank("attn"), rank("0"), rank("l")), (0, 1, 2, 3, 3));
+        assert_eq!((rank("wrap"), rank("up")), (1, 1));
+        let children: Vec<_> = tree.children(0).map(|node| tree.nodes[node].component).collect();
+        assert_eq!(children, ["head", "l", "scale"]);
+        assert_eq!((tree.weight(0), tree.matrices(0)), (64, 8));
+    }
+}

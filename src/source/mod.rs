@@ -1,0 +1,12 @@
+//! What comes in: safetensors files and Hugging Face folders, and their grouping into blocks.
+
+mod folder;
+pub mod group;
+mod index;
+mod safetensors;
+mod unique;
+mod walk;
+
+pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
+pub use group::{Block, Item, group};
+pub use safetensors::{MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_NAME_BYTES, SourceTensor, WeightsFile};

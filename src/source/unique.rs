@@ -1,0 +1,91 @@
+//! A pass over JSON that finds nothing but duplicate keys.
+//!
+//! Readers disagree on which of two equal keys counts, so that one file could show two contents; such a file
+//! is rejected, wherever the two keys stand.
+
+use std::{collections::HashSet, fmt};
+
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+/// Any JSON value in which no object has two equal keys.
+///
+/// Nesting is bounded by the deserializer: `serde_json` stops at 128 levels.
+pub(super) struct Unique;
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Unique {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Self, A::Error> {
+        while values.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self, A::Error> {
+        let mut keys = HashSet::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if keys.contains(&key) {
+                return Err(A::Error::custom(format_args!("the key {key:?} occurs twice")));
+            }
+            keys.insert(key);
+            entries.next_value::<Self>()?;
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(json: &str) -> Result<(), String> {
+        serde_json::from_str::<Unique>(json).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn equal_keys_are_found_at_any_depth() {
+        check(r#"{"a": [1, -2, 3.5, null, true, {"b": "c"}], "b": {"b": {}}}"#).unwrap();
+        for json in [r#"{"a":1,"a":1}"#, r#"[{"x":{"a":1,"b":2,"\u0061":3}}]"#] {
+            assert!(check(json).unwrap_err().contains("the key \"a\" occurs twice"), "{json}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_ends_in_an_error() {
+        let error = check(&"[".repeat(1_000_000)).unwrap_err();
+        assert!(error.contains("recursion limit"), "{error}");
+    }
+}
