@@ -17,7 +17,8 @@ pub fn check_path(path: &str) -> Result<()> {
     if path.len() as u64 > MAX_PATH_BYTES {
         return Err(Error::limit("the length of a path in bytes", path.len() as u64, MAX_PATH_BYTES));
     }
-    let corrupt = |offset: usize, problem: &str| Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem));
+    let corrupt =
+        |offset: usize, problem: &str| Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem));
     if let Some((offset, _)) = path.char_indices().find(|&(_, c)| c == '\\' || c.is_control()) {
         return corrupt(offset, "a backslash or a control character");
     }

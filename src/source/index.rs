@@ -31,7 +31,11 @@ impl Index {
     /// Reads and validates an index; the cost grows with its length.
     pub(super) fn read(found: &Found) -> Result<Self> {
         if found.length > MAX_SIDE_BYTES {
-            return Err(Error::limit(format!("{}: its length in bytes", found.path), found.length, MAX_SIDE_BYTES));
+            return Err(Error::limit(
+                format!("{}: its length in bytes", found.path),
+                found.length,
+                MAX_SIDE_BYTES,
+            ));
         }
         let bytes = fs::read(&found.file).map_err(|source| Error::io("read", &found.file, source))?;
         let invalid = |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
@@ -54,7 +58,8 @@ impl Index {
             let Some(file) = weights.iter().find(|file| file.path == *path) else { continue };
             let names: HashSet<_> = file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
             if let Some(tensor) = tensors.iter().find(|tensor| !names.contains(tensor.as_str())) {
-                let problem = format!("it places {tensor:?} in {path}, which has no such tensor; download both again");
+                let problem =
+                    format!("it places {tensor:?} in {path}, which has no such tensor; download both again");
                 return Err(Error::corrupt(&self.path, 0, problem));
             }
         }

@@ -92,7 +92,8 @@ impl WeightsFile {
             return Err(truncated(path, length, described));
         }
         if length > described {
-            let problem = format!("{} bytes follow the last tensor; download the file again", length - described);
+            let problem =
+                format!("{} bytes follow the last tensor; download the file again", length - described);
             return Err(Error::corrupt(path, described, problem));
         }
         Ok(Self { path: path.to_owned(), reader, length, prefix, tensors })
@@ -136,7 +137,8 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
 }
 
 fn truncated(path: &str, actual: u64, expected: u64) -> Error {
-    let problem = format!("truncated: {actual} of at least {expected} bytes are there; download the file again");
+    let problem =
+        format!("truncated: {actual} of at least {expected} bytes are there; download the file again");
     Error::corrupt(path, actual, problem)
 }
 
@@ -152,7 +154,8 @@ fn parse_prefix(path: &str, prefix: &[u8]) -> Result<Vec<SourceTensor>> {
     };
     serde_json::from_str::<Unique>(json).map_err(invalid)?;
     let Header(mut entries) = serde_json::from_str(json).map_err(invalid)?;
-    entries.sort_by(|(left, a), (right, b)| a.data_offsets.cmp(&b.data_offsets).then_with(|| left.cmp(right)));
+    entries
+        .sort_by(|(left, a), (right, b)| a.data_offsets.cmp(&b.data_offsets).then_with(|| left.cmp(right)));
     let tensors = entries
         .iter()
         .map(|(name, entry)| entry.check(name, prefix.len() as u64).map_err(|error| named(error, path)))

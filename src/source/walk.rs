@@ -23,7 +23,8 @@ pub(crate) struct Found {
 /// they may form a circle. Hidden files and folders are passed over: `.git` and `.cache` are no part of a
 /// model, and `.env` must not end up in a container.
 pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
-    let mut walk = Walk { found: Vec::new(), left_out: Vec::new(), folders: vec![(root.to_owned(), String::new())] };
+    let mut walk =
+        Walk { found: Vec::new(), left_out: Vec::new(), folders: vec![(root.to_owned(), String::new())] };
     while let Some((folder, prefix)) = walk.folders.pop() {
         for entry in fs::read_dir(&folder).map_err(|source| Error::io("list", &folder, source))? {
             let entry = entry.map_err(|source| Error::io("list", &folder, source))?;
@@ -69,7 +70,9 @@ impl Walk {
                 Ok(())
             }
             Ok(_) => self.leave_out_unless_weights(path, "not a regular file"),
-            Err(_) => self.leave_out_unless_weights(path, "a link that leads nowhere, or that may not be read"),
+            Err(_) => {
+                self.leave_out_unless_weights(path, "a link that leads nowhere, or that may not be read")
+            }
         }
     }
 
@@ -80,7 +83,10 @@ impl Walk {
     /// A model must not lose weights without notice.
     fn leave_out_unless_weights(&mut self, path: String, reason: &str) -> Result<()> {
         if is_weights(&path) {
-            return Err(Error::parameter(format!("{path:?}: {reason}"), "download the file again, or rename it"));
+            return Err(Error::parameter(
+                format!("{path:?}: {reason}"),
+                "download the file again, or rename it",
+            ));
         }
         self.leave_out(path, reason);
         Ok(())

@@ -112,7 +112,8 @@ impl Lists {
     fn holds_lists(&self, tree: &Tree, members: &[NodeId]) -> bool {
         let sum = |parts: &[u128]| members.iter().map(|&member| parts[member]).sum::<u128>() * 2;
         let whole: u128 = members.iter().map(|&member| tree.weight(member)).sum();
-        sum(&self.layered) > whole || (sum(&self.listed) > whole && self.suffixes.shapes_differ(tree, members))
+        sum(&self.layered) > whole
+            || (sum(&self.listed) > whole && self.suffixes.shapes_differ(tree, members))
     }
 
     /// Adds up what lists hold, children before their parents; the outermost list of a kind counts.
@@ -145,7 +146,8 @@ struct Suffixes {
 
 impl Suffixes {
     fn new(tree: &Tree, items: &[Item]) -> Self {
-        let mut suffixes = Self { starts: Vec::new(), exact: Vec::new(), wild: Vec::new(), shapes: Vec::new() };
+        let mut suffixes =
+            Self { starts: Vec::new(), exact: Vec::new(), wild: Vec::new(), shapes: Vec::new() };
         let (mut parts, mut tails, mut shapes) = (HashMap::new(), HashMap::new(), HashMap::new());
         for &item in &tree.order {
             let item = &items[item];
@@ -174,7 +176,9 @@ impl Suffixes {
         let mut names = Vec::new();
         for (index, &member) in members.iter().enumerate() {
             let node = &tree.nodes[member];
-            names.extend(node.tensors.clone().map(|tensor| (self.wild[self.starts[tensor] + node.depth], index)));
+            names.extend(
+                node.tensors.clone().map(|tensor| (self.wild[self.starts[tensor] + node.depth], index)),
+            );
         }
         names.sort_unstable();
         names.dedup();

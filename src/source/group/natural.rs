@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn numbers_compare_by_value() {
         let long = format!("a.{}", "9".repeat(4000));
-        let names = ["", ".", "..", "0", "00", "1", "2.x", "10", "a", "a.2", "a.b", "a2", "a2.b", "a10", "a10b", "b"];
+        let names =
+            ["", ".", "..", "0", "00", "1", "2.x", "10", "a", "a.2", "a.b", "a2", "a2.b", "a10", "a10b", "b"];
         for (i, left) in names.iter().enumerate() {
             for (j, right) in names.iter().enumerate() {
                 assert_eq!(compare(left, right), i.cmp(&j), "{left:?} {right:?}");

@@ -124,20 +124,16 @@ impl Part {
     }
 }
 
-/// Labels coincide only where names are odd: cut off, or like `*` and `.x`. Counting the uses of each keeps
-/// this linear.
+/// Labels coincide only where names are odd: cut off, or like `*` and `.x`. Remembering the last number of each
+/// keeps this linear.
 fn unique(label: String, uses: &mut HashMap<String, u64>) -> String {
+    let mut count = uses.get(&label).copied().unwrap_or(0);
     let mut candidate = label.clone();
-    loop {
-        let count = uses.entry(candidate.clone()).or_default();
-        *count += 1;
-        if *count == 1 {
-            return candidate;
-        }
-        let count = uses.get_mut(&label).map_or(1, |count| {
-            *count += 1;
-            *count
-        });
+    while uses.contains_key(&candidate) {
+        count += 1;
         candidate = format!("{label}~{count}");
     }
+    uses.insert(label, count.max(1));
+    uses.entry(candidate.clone()).or_insert(1);
+    candidate
 }

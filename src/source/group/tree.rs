@@ -89,8 +89,13 @@ fn is_matrix(shape: &[u64]) -> bool {
 
 /// The nodes in preorder of sorted names, each of which shares a path with the one before it.
 fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
-    let new = |component, parent, depth, start| {
-        Node { component, parent, depth, stop: 0, tensors: start..0, rank: 0 }
+    let new = |component, parent, depth, start| Node {
+        component,
+        parent,
+        depth,
+        stop: 0,
+        tensors: start..0,
+        rank: 0,
     };
     let mut nodes = vec![new("", 0, 0, 0)];
     let mut path = vec![0];
@@ -102,7 +107,8 @@ fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
     };
     let mut count = 0;
     for name in names {
-        let shared = path[1..].iter().zip(components(name)).take_while(|&(&node, part)| nodes[node].component == part);
+        let shared =
+            path[1..].iter().zip(components(name)).take_while(|&(&node, part)| nodes[node].component == part);
         let depth = 1 + shared.count();
         close(&mut nodes, &path[depth..], count);
         path.truncate(depth);
@@ -144,8 +150,14 @@ mod tests {
     #[test]
     fn ranks_count_modules_in_modules() {
         let names = [
-            "l.0.attn.q.weight", "l.0.attn.o.weight", "l.0.norm.weight", "l.0.mlp.wrap.up.weight",
-            "l.0.mlp.wrap.up.weight.scale", "head.weight", "head.bias", "scale",
+            "l.0.attn.q.weight",
+            "l.0.attn.o.weight",
+            "l.0.norm.weight",
+            "l.0.mlp.wrap.up.weight",
+            "l.0.mlp.wrap.up.weight.scale",
+            "head.weight",
+            "head.bias",
+            "scale",
         ];
         let items: Vec<_> = names.iter().map(|name| Item { name, shape: &[2, 2], bytes: 8 }).collect();
         let tree = Tree::new(&items);
