@@ -10,12 +10,12 @@ use crate::huffman::{Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS};
 /// Thread blocks decoded at once.
 pub(super) const LANES: usize = 4;
 /// Look-ups for each load of bits.
-const LOOKUPS: usize = 4;
+const LOOKUPS: usize = 5;
 /// The most exponents that a step (the look-ups of one load) yields.
 const STEP_SYMBOLS: usize = LOOKUPS * SYMBOLS_PER_ENTRY;
 /// The most bits that a step consumes: a long code instead of the last look-up, or less.
 const STEP_BITS: usize = (LOOKUPS - 1) * TABLE_BITS as usize + 16;
-const _: () = assert!(STEP_BITS <= PEEK_BITS && LOOKUPS * TABLE_BITS as usize <= PEEK_BITS);
+const _: () = assert!(LOOKUPS * TABLE_BITS as usize <= PEEK_BITS);
 /// Exponents that a lane holds before they are handed on.
 const SCRATCH: usize = 2048;
 /// Each look-up stores 8 bytes, of which the count says how many are exponents.
@@ -102,7 +102,12 @@ impl Lane {
     #[inline(never)]
     fn long_code(&mut self, luts: &Luts, stream: &[u8]) -> Result<(), NoCode> {
         let no_code = NoCode { bit: self.bit };
-        let (symbol, length) = luts.find(peek_at_end(stream, self.bit) as u16).ok_or(no_code)?;
+        let bits = if self.bit / 8 + 8 <= stream.len() {
+            peek(stream, self.bit)
+        } else {
+            peek_at_end(stream, self.bit)
+        };
+        let (symbol, length) = luts.find(bits as u16).ok_or(no_code)?;
         let bit = self.bit + usize::from(length);
         if bit > self.end {
             return Err(no_code);
@@ -127,27 +132,63 @@ pub(super) fn run<const N: usize>(
             return Ok(());
         }
         for _ in 0..steps {
-            for lane in &mut *lanes {
-                step(lane, table, luts, stream)?;
-            }
+            steps_of(lanes, table, luts, stream)?;
         }
     }
 }
 
+#[inline]
+fn steps_of<const N: usize>(
+    lanes: &mut [Lane; N],
+    table: &SymbolTable,
+    luts: &Luts,
+    stream: &[u8],
+) -> Result<(), NoCode> {
+    let mut bits = [0; N];
+    let mut entry = [0; N];
+    let mut state = [0; N];
+    for lane in 0..N {
+        bits[lane] = peek(stream, lanes[lane].bit);
+        state[lane] = (lanes[lane].filled as u64) << 8;
+    }
+    for _ in 0..LOOKUPS {
+        for lane in 0..N {
+            entry[lane] = table.get(bits[lane]);
+            let at = (state[lane] >> 8) as usize % SCRATCH;
+            lanes[lane].scratch[at..at + STORE].copy_from_slice(&entry[lane].to_le_bytes());
+            bits[lane] >>= (entry[lane] >> 48) % 64;
+            state[lane] += entry[lane] >> 48;
+        }
+    }
+    for lane in 0..N {
+        lanes[lane].bit += usize::from(state[lane] as u8);
+        lanes[lane].filled = (state[lane] >> 8) as usize;
+    }
+    for lane in 0..N {
+        if entry[lane] >> 48 == 0 {
+            lanes[lane].long_code(luts, stream)?;
+        }
+    }
+    Ok(())
+}
+
+#[allow(dead_code)]
 /// One load and its look-ups. The scratch and the stream have room for it: [`Lane::steps`].
 #[inline]
 fn step(lane: &mut Lane, table: &SymbolTable, luts: &Luts, stream: &[u8]) -> Result<(), NoCode> {
     let mut bits = peek(stream, lane.bit);
-    let mut entry = 0;
+    let (mut entry, mut filled, mut consumed) = (0, lane.filled, 0);
     for _ in 0..LOOKUPS {
         entry = table.get(bits);
-        let at = lane.filled % SCRATCH;
+        let at = filled % SCRATCH;
         lane.scratch[at..at + STORE].copy_from_slice(&entry.to_le_bytes());
-        let consumed = (entry >> 48) as u8;
-        bits >>= consumed % 64;
-        lane.bit += usize::from(consumed);
-        lane.filled += (entry >> 56) as usize;
+        filled += (entry >> 56) as usize;
+        // Only the low byte counts: the sum of the bits consumed, below 64.
+        bits >>= (entry >> 48) % 64;
+        consumed += entry >> 48;
     }
+    lane.filled = filled;
+    lane.bit += usize::from(consumed as u8);
     // An entry that consumes nothing repeats itself, so the last one tells of a long code anywhere in the step.
     if entry >> 48 == 0 { lane.long_code(luts, stream) } else { Ok(()) }
 }

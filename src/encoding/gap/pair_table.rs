@@ -7,8 +7,9 @@ const ENTRIES: usize = 1 << 16;
 /// The codes of all pairs of exponents that a code has, 512 KiB of which a trained tensor touches some 10.
 ///
 /// ```text
-/// entry   bits 0..6   length of both codes, 2..=32
-///         bit  6      VALID: both exponents have a code
+/// index   first exponent in the low byte, second in the high one, as they stand in memory
+/// entry   bits 0..6   length of both codes, 2..=32; so the low 7 bits of the sum of two entries are their length
+///         bit  7      VALID: both exponents have a code
 ///         bits 8..40  both codes, the first lowest
 /// ```
 #[derive(Clone, Debug)]
@@ -17,7 +18,7 @@ pub(super) struct PairTable {
 }
 
 /// Set in the entries of pairs that have codes.
-pub(super) const VALID: u64 = 1 << 6;
+pub(super) const VALID: u64 = 1 << 7;
 
 impl PairTable {
     pub(super) fn new(codes: &Codes) -> Self {
@@ -36,15 +37,15 @@ impl PairTable {
 
     /// The entry of two neighbouring exponents.
     #[inline]
-    pub(super) fn get(&self, first: u8, second: u8) -> u64 {
-        self.entries[usize::from(u16::from_le_bytes([first, second]))]
+    pub(super) fn get(&self, pair: u16) -> u64 {
+        self.entries[usize::from(pair)]
     }
 }
 
-/// The number of bits of an entry.
+/// The number of bits of an entry, or of a sum of two entries.
 #[inline]
-pub(super) const fn length(entry: u64) -> usize {
-    (entry & (VALID - 1)) as usize
+pub(super) const fn length(sum: u64) -> usize {
+    (sum % VALID) as usize
 }
 
 /// The bits of an entry.

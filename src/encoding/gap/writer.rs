@@ -1,8 +1,9 @@
 //! Writes codes and notes where they cross into another thread.
 //!
 //! Four weights at a time: two look-ups in the pair table make one piece of bits, which joins the bits of the byte begun and
-//! is stored as 8 bytes, of which whole ones are kept. A group is at most 64 bits, so it crosses into at most one thread,
-//! whose gap is found in a second pass over a list that grows without a branch.
+//! is stored as 8 bytes, of which whole ones are kept. A thread has at least 64 bits and a group at most 64, so the last group
+//! that starts in a thread is the one that crosses into the next: without a branch each group leaves its place in the slot of
+//! the thread in which it starts, and the gaps are found afterwards.
 
 use super::pair_table::{self, PairTable, VALID};
 use super::tracker::Tracker;
@@ -13,6 +14,8 @@ pub(super) const GROUP: usize = 4;
 /// Weights between two passes over the list of crossings; their exponents stay in the L1 cache.
 pub(super) const PIECE: usize = 4096;
 const GROUPS: usize = PIECE / GROUP;
+/// Slots for the threads of a piece: at most `GROUPS + 1`, of 64 bits or more.
+const SLOTS: usize = 2 * GROUPS;
 /// The most bits that fit beside the up to 7 of a byte begun.
 const MOST_BITS: usize = 56;
 
@@ -37,7 +40,8 @@ impl End {
     fn push(&mut self, stream: &mut [u8], bits: u64, length: usize) -> Option<()> {
         let held = self.bit % 8;
         self.begun |= bits << held;
-        *stream.get_mut(self.bit / 8..)?.first_chunk_mut()? = self.begun.to_le_bytes();
+        let at = self.bit / 8;
+        stream.get_mut(at..at + 8)?.copy_from_slice(&self.begun.to_le_bytes());
         self.bit += length;
         self.begun >>= (held + length) & !7;
         Some(())
@@ -76,54 +80,26 @@ impl<'a> Writer<'a> {
         exponents: &[u8],
         element: u64,
     ) -> bool {
-        let mut crossings = [0; GROUPS];
-        let Some(count) = self.write_groups(pairs, exponents, &mut crossings) else { return false };
+        let mut last_groups = [0; SLOTS];
+        let shift = self.tracker.thread_bits().ilog2();
+        let Some(end) = write_groups(self.end, pairs, exponents, self.stream, shift, &mut last_groups) else {
+            return false;
+        };
+        self.end = end;
         let groups = exponents.as_chunks::<GROUP>().0;
-        for crossing in &crossings[..count] {
-            let group = crossing % GROUPS;
-            let mut bit = crossing / GROUPS;
+        while self.tracker.threshold() <= end.bit {
+            let threshold = self.tracker.threshold();
+            let found = last_groups[((threshold >> shift) - 1) % SLOTS];
+            let (group, mut bit) = (found % GROUPS, found / GROUPS);
             let mut next = element + (group * GROUP) as u64;
             for &exponent in &groups[group] {
-                if bit < self.tracker.threshold() {
-                    bit += usize::from(codes.get(exponent).length);
-                    next += 1;
-                }
+                let before = bit < threshold;
+                bit += if before { usize::from(codes.get(exponent).length) } else { 0 };
+                next += u64::from(before);
             }
             self.tracker.cross(bit, next);
         }
         true
-    }
-
-    /// The hot loop: writes the groups and lists `start bit × GROUPS + group` of those that cross into a thread.
-    fn write_groups(
-        &mut self,
-        pairs: &PairTable,
-        exponents: &[u8],
-        crossings: &mut [usize; GROUPS],
-    ) -> Option<usize> {
-        let Self { stream, end, tracker } = self;
-        let mut now = *end;
-        let (mut valid, mut count) = (VALID, 0);
-        let (thread_bits, mut threshold) = (tracker.thread_bits(), tracker.threshold());
-        for (group, [a, b, c, d]) in exponents.as_chunks::<GROUP>().0.iter().enumerate() {
-            let (first, second) = (pairs.get(*a, *b), pairs.get(*c, *d));
-            valid &= first & second;
-            crossings[count % GROUPS] = now.bit * GROUPS + group;
-            let (first_length, second_length) = (pair_table::length(first), pair_table::length(second));
-            let length = first_length + second_length;
-            if length <= MOST_BITS {
-                let bits = pair_table::bits(first) | pair_table::bits(second) << first_length;
-                now.push(stream, bits, length)?;
-            } else {
-                now.push(stream, pair_table::bits(first), first_length)?;
-                now.push(stream, pair_table::bits(second), second_length)?;
-            }
-            let crossed = now.bit >= threshold;
-            count += usize::from(crossed);
-            threshold = threshold.wrapping_add(if crossed { thread_bits } else { 0 });
-        }
-        *end = now;
-        (valid == VALID).then_some(count)
     }
 
     /// Fills the rest of the owned bytes with zeros, and appends the last output offset; false where a boundary is missing.
@@ -139,4 +115,34 @@ impl<'a> Writer<'a> {
         }
         self.tracker.is_complete()
     }
+}
+
+/// The hot loop: writes the groups, and for each thread the last group that starts in it, as `start bit × GROUPS + group`.
+///
+/// Kept apart, or the compiler runs out of registers for it.
+#[inline(never)]
+fn write_groups(
+    mut end: End,
+    pairs: &PairTable,
+    exponents: &[u8],
+    stream: &mut [u8],
+    shift: u32,
+    last_groups: &mut [usize; SLOTS],
+) -> Option<End> {
+    let mut valid = VALID;
+    for (group, exponents) in exponents.as_chunks::<GROUP>().0.iter().enumerate() {
+        let exponents = u32::from_le_bytes(*exponents);
+        let (first, second) = (pairs.get(exponents as u16), pairs.get((exponents >> 16) as u16));
+        valid &= first & second;
+        last_groups[(end.bit >> shift) % SLOTS] = end.bit * GROUPS + group;
+        let length = pair_table::length(first + second);
+        if length <= MOST_BITS {
+            let bits = pair_table::bits(first) | pair_table::bits(second) << (first % 64);
+            end.push(stream, bits, length)?;
+        } else {
+            end.push(stream, pair_table::bits(first), pair_table::length(first))?;
+            end.push(stream, pair_table::bits(second), pair_table::length(second))?;
+        }
+    }
+    (valid == VALID).then_some(end)
 }
