@@ -1,0 +1,140 @@
+"""Checks the reader against the test vectors: python3 spec/python/check_vectors.py [spec/vectors]
+
+Every row of manifest.json is one vector. The exit code is 0 if all of them passed.
+"""
+
+import gzip
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from df11_reader import Container, Corrupt, FormatError, Limit, Unsupported
+
+KINDS = {"Corrupt": Corrupt, "Limit": Limit, "Unsupported": Unsupported}
+LEVELS = ("open", "load", "verify")
+NOT_VECTORS = {"manifest.json", "README.md"}
+
+
+class Failure(Exception):
+    """A vector that did not do what its row says."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Failure(message)
+
+
+def load_all(container: Container) -> tuple[dict[str, bytes], dict[str, FormatError]]:
+    """Decodes every tensor: the bytes of those that decode, and the errors of the others."""
+    decoded, errors = {}, {}
+    for name in container.names:
+        try:
+            decoded[name] = container.tensor(name)
+        except FormatError as e:
+            errors[name] = e
+    return decoded, errors
+
+
+def check_digests(what: str, found: dict[str, bytes], expected: dict[str, str]) -> None:
+    for name, digest in expected.items():
+        require(name in found, f"{what} {name!r} is missing")
+        require(sha256(found[name]).hexdigest() == digest, f"{what} {name!r} has other bytes")
+    require(set(found) == set(expected), f"{what}s that the manifest does not list: {sorted(set(found) - set(expected))}")
+
+
+def check_rows(container: Container, decoded: dict[str, bytes]) -> None:
+    """Rows decoded alone are the same as rows of the whole."""
+    for name, data in decoded.items():
+        t = container.tensors[container.index[name]]
+        rows = t.shape[0] if t.dimension_count else 1
+        if not data or len(data) % rows:
+            continue
+        size = len(data) // rows
+        for first, count in {(0, 1), (rows - 1, 1), (rows // 3, rows - rows // 3), (rows // 2, 1)}:
+            part = container.rows(name, first, count)
+            require(part == data[first * size : (first + count) * size], f"rows of {name!r} differ")
+
+
+def check_valid(data: bytes, row: dict) -> None:
+    with Container(data) as container:
+        decoded, errors = load_all(container)
+        for error in errors.values():
+            require(isinstance(error, Unsupported), f"{error!r}")
+        check_digests("tensor", decoded, row.get("tensors", {}))
+        check_rows(container, decoded)
+        files = {}
+        for path in container.paths:
+            try:
+                files[path] = container.restore(path)
+            except Unsupported:
+                require(path not in row.get("files", {}), f"file {path!r} cannot be restored")
+        check_digests("file", files, row.get("files", {}))
+        container.verify()
+
+
+def first_failure(data: bytes) -> tuple[str, list[FormatError]]:
+    """The first level at which a reader finds something, and what it finds there."""
+    try:
+        container = Container(data)
+    except FormatError as e:
+        return "open", [e]
+    with container:
+        _, errors = load_all(container)
+        if errors:
+            return "load", list(errors.values())
+        try:
+            container.verify()
+        except FormatError as e:
+            return "verify", [e]
+    return "none", []
+
+
+def check_invalid(data: bytes, row: dict) -> None:
+    expected = row["expect"] if isinstance(row["expect"], list) else [row["expect"]]
+    require(set(expected) <= set(KINDS), f"unknown expectation {expected}")
+    require(row.get("level") in LEVELS, f"unknown level {row.get('level')}")
+    level, errors = first_failure(data)
+    found = "; ".join(f"{type(e).__name__}: {e}" for e in errors) or "no error"
+    require(level == row["level"], f"found at {level}, not at {row['level']}: {found}")
+    require(any(type(e).__name__ in expected for e in errors), f"expected {expected}: {found}")
+
+
+def check(folder: Path, row: dict) -> None:
+    path = folder / row["file"]
+    require(path.is_file(), "no such file")
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    require(sha256(data).hexdigest() == row["sha256"], "the file is not the one of the manifest")
+    (check_valid if row["expect"] == "valid" else check_invalid)(data, row)
+
+
+def unlisted(folder: Path, rows: list[dict]) -> list[str]:
+    """Vectors without a row. Only text that explains them needs none."""
+    listed = {row["file"] for row in rows} | NOT_VECTORS
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    return sorted(found - listed)
+
+
+def main(arguments: list[str]) -> int:
+    folder = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent / "vectors"
+    try:
+        rows = json.loads((folder / "manifest.json").read_text())["vectors"]
+    except OSError as e:
+        print(f"no manifest: {e}")
+        print("0 passed, 1 failed")
+        return 1
+    passed, failures = 0, [f"{name}: not in the manifest" for name in unlisted(folder, rows)]
+    for row in rows:
+        try:
+            check(folder, row)
+            passed += 1
+        except Exception as e:  # whatever goes wrong fails this vector, and no other
+            failures.append(f"{row.get('file')}: {type(e).__name__}: {e}")
+    for failure in failures:
+        print(f"FAILED {failure}")
+    print(f"{passed} passed, {len(failures)} failed")
+    return 1 if failures or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,336 @@
+"""A reader of the df11 container, version 1.0, in plain Python.
+
+Written from spec/format.md alone, to find out whether that text suffices; section numbers in comments are those of that text.
+It is slow and meant to be read. The words are those of spec/terms.md.
+"""
+
+import os
+import struct
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from blake3 import blake3
+from df11_directory import (
+    ALIAS,
+    BITS,
+    CHECKSUM_CHUNK_BYTES,
+    GAP,
+    MAX_CODE_LENGTH,
+    STORED_RAW,
+    WEIGHTS,
+    Array,
+    Corrupt,
+    Directory,
+    FormatError,
+    Limit,
+    Tensor,
+    Unsupported,
+    ceil_div,
+    row_size,
+)
+
+__all__ = ["Container", "Corrupt", "FormatError", "Limit", "Unsupported"]
+
+
+class Code:
+    """The code of a tensor (6.3): a table from the next 16 bits of the bitstream to code length and exponent."""
+
+    def __init__(self, lengths: bytes, place: str, at: int) -> None:
+        used = [e for e in range(256) if lengths[e]]
+        for e in used:
+            if lengths[e] > MAX_CODE_LENGTH:
+                raise Limit(place, at + e, f"code length {lengths[e]}")
+        whole = 1 << MAX_CODE_LENGTH
+        total = sum(whole >> lengths[e] for e in used)
+        if total != whole and not (len(used) == 1 and lengths[used[0]] == 1):
+            raise Corrupt(place, at, "the code lengths do not form a code")
+        self.lengths = lengths
+        self.length_of, self.exponent_of = bytearray(whole), bytearray(whole)
+        self.codes: list[tuple[int, int, int]] = []  # (code with its first bit lowest, length, exponent)
+        code, before = 0, 0
+        for length, e in sorted((lengths[e], e) for e in used):
+            code <<= length - before
+            mirrored = int(f"{code:0{length}b}"[::-1], 2)
+            self.codes.append((mirrored, length, e))
+            # All indices whose low `length` bits are the code.
+            self.length_of[mirrored :: 1 << length] = bytes([length]) * (whole >> length)
+            self.exponent_of[mirrored :: 1 << length] = bytes([e]) * (whole >> length)
+            code, before = code + 1, length
+
+    def luts(self) -> bytes:
+        """The LUTs that the code lengths imply (6.3, LUTs)."""
+        long_prefixes = sorted({code & 0xFF for code, length, _ in self.codes if length > 8})
+        number = {prefix: k for k, prefix in enumerate(long_prefixes, start=1)}
+        tables = [[0] * 256 for _ in range(1 + len(number))]
+        for prefix, k in number.items():
+            tables[0][prefix] = k
+        for code, length, e in self.codes:
+            table, rest = (tables[0], length) if length <= 8 else (tables[number[code & 0xFF]], length - 8)
+            for index in range(code if length <= 8 else code >> 8, 256, 1 << rest):
+                table[index] = length * 256 + e
+        return b"".join(struct.pack("<256H", *table) for table in tables)
+
+    def exponents(self, data: bytes, start: int, end: int, count: int, place: str, at: int) -> bytes:
+        """`count` exponents from bit `start` of `data` on, which must end exactly at bit `end` (6.3, Decoding)."""
+        if start > end or count > end - start:  # every code has at least one bit
+            raise Corrupt(place, at, "the thread block has too few bits for its elements")
+        length_of, exponent_of = self.length_of, self.exponent_of
+        out, pos = bytearray(count), start
+        try:
+            for i in range(count):
+                byte = pos >> 3
+                bits = (data[byte] | data[byte + 1] << 8 | data[byte + 2] << 16) >> (pos & 7) & 0xFFFF
+                out[i] = exponent_of[bits]
+                if not length_of[bits]:
+                    raise Corrupt(place, at, f"no code matches at bit {pos} of the thread blocks read")
+                pos += length_of[bits]
+        except IndexError:  # `data` reaches well past `end`, so the element does not belong here
+            pos = -1
+        if pos != end:
+            raise Corrupt(place, at, "a thread block does not end where the next one starts")
+        return bytes(out)
+
+
+class GapIndex(NamedTuple):
+    """What decoding any part of a gap tensor needs (6.3)."""
+
+    code: Code
+    offsets: tuple[int, ...]
+    thread_bytes: int
+    block_threads: int
+    bit_count: int
+    thread_count: int
+
+
+class Container(Directory):
+    """An open container: the directory and what it describes."""
+
+    def __enter__(self) -> "Container":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _resolve(self, name: str) -> Tensor:
+        """The record that holds the bytes of a tensor: its own, or its alias target's."""
+        t = self.tensors[self.index[name]]
+        self._supported(t)
+        if t.encoding == ALIAS:
+            t = self.tensors[t.parameters[0]]
+            self._supported(t)
+        return t
+
+    def _supported(self, t: Tensor) -> None:
+        if t.dtype not in BITS:
+            raise Unsupported("tensor.dtype", t.at + 16, f"dtype {t.dtype}")
+        if t.encoding not in (ALIAS, STORED_RAW, GAP):
+            raise Unsupported("tensor.encoding", t.at + 20, f"encoding {t.encoding}")
+
+    def _array_at(self, a: Array) -> int:
+        return self.sections[a.section].offset + a.offset
+
+    def _read_array(self, a: Array, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes of an array, after the checksums of all chunks that they touch (section 4)."""
+        s = self.sections[a.section]
+        start, end = a.offset + start, a.offset + (a.length if end is None else end)
+        chunk = start - start % CHECKSUM_CHUNK_BYTES
+        parts = []
+        while chunk < end:
+            data = self._read(s.offset + chunk, min(CHECKSUM_CHUNK_BYTES, s.length - chunk), "section")
+            number = self._first_checksum[a.section] + chunk // CHECKSUM_CHUNK_BYTES
+            if crc32(data) != self.checksums[number]:
+                raise Corrupt(f"sections[{a.section}]", s.offset + chunk, "wrong checksum")
+            parts.append(data[max(0, start - chunk) : end - chunk])
+            chunk += CHECKSUM_CHUNK_BYTES
+        return b"".join(parts)
+
+    def tensor(self, name: str) -> bytes:
+        """The decoded bytes of a tensor (section 6)."""
+        t = self._resolve(name)
+        if t.encoding == STORED_RAW:
+            return b"".join(self._read_array(a) for a in self._arrays(t))
+        index = self._gap_index(t)
+        return self._decode(t, index, 0, len(index.offsets) - 1)
+
+    def rows(self, name: str, first: int, count: int) -> bytes:
+        """The decoded bytes of some rows; of a gap tensor, only the thread blocks that hold them are decoded."""
+        t = self._resolve(name)
+        rows, per_row = row_size(t.shape[: t.dimension_count])
+        if first < 0 or count < 0 or first + count > rows:
+            raise IndexError(f"rows {first} to {first + count} of {rows}")
+        start, end = first * per_row, (first + count) * per_row
+        if start == end:
+            return b""
+        if t.encoding == STORED_RAW:
+            bits = BITS[t.dtype]
+            if start * bits % 8 or end * bits % 8:
+                raise ValueError("the rows do not fill whole bytes")
+            return self._read_array(self._arrays(t)[0], start * bits // 8, end * bits // 8)
+        index = self._gap_index(t)
+        low, high = bisect_right(index.offsets, start) - 1, bisect_left(index.offsets, end)
+        base = index.offsets[low]
+        return self._decode(t, index, low, high)[2 * (start - base) : 2 * (end - base)]
+
+    def _gap_index(self, t: Tensor) -> GapIndex:
+        """Code lengths and output offsets of a gap tensor, checked (6.3)."""
+        codebook, _, output_offsets, _, _ = self._arrays(t)
+        code = Code(self._read_array(codebook, 0, 256), "codebook", self._array_at(codebook))
+        data = self._read_array(output_offsets)
+        offsets = struct.unpack(f"<{len(data) // 8}Q", data)
+        if offsets[0] != 0 or offsets[-1] != self._elements(t) or list(offsets) != sorted(offsets):
+            raise Corrupt("output_offsets", self._array_at(output_offsets), "not from 0 up to the number of elements")
+        thread_bytes, block_threads, bit_count, _ = t.parameters
+        return GapIndex(code, offsets, thread_bytes, block_threads, bit_count, ceil_div(bit_count, 8 * thread_bytes))
+
+    def _decode(self, t: Tensor, g: GapIndex, low: int, high: int) -> bytes:
+        """The weights of thread blocks `low` up to `high` (6.3, Decoding)."""
+        _, gaps, _, bitstream, plane = self._arrays(t)
+        first, end = low * g.block_threads, min(high * g.block_threads, g.thread_count)
+        # One thread more: the last thread block ends where the one after it starts. A block's first thread is an even one.
+        gap_bytes = self._read_array(gaps, first // 2, min(end // 2 + 1, gaps.length))
+        # A code may reach two bytes into the next thread; the zeros are for reading past the end of the bitstream.
+        data = self._read_array(bitstream, first * g.thread_bytes, min(end * g.thread_bytes + 2, bitstream.length)) + bytes(3)
+        origin = 8 * first * g.thread_bytes
+
+        def start_bit(b: int) -> int:
+            thread = b * g.block_threads
+            if thread >= g.thread_count:
+                return g.bit_count - origin
+            return 8 * thread * g.thread_bytes + (gap_bytes[(thread - first) // 2] & 15) - origin
+
+        if low == 0 and gap_bytes[0] & 15:
+            raise Corrupt("gaps", self._array_at(gaps), "the first code does not start at bit 0")
+        parts = []
+        for b in range(low, high):
+            count = g.offsets[b + 1] - g.offsets[b]
+            start, stop = start_bit(b), start_bit(b + 1)
+            parts.append(g.code.exponents(data, start, stop, count, f"thread block {b}", self._array_at(bitstream)))
+        signs = self._read_array(plane, g.offsets[low], g.offsets[high])
+        out = bytearray(2 * len(signs))
+        for i, (e, s) in enumerate(zip(b"".join(parts), signs)):
+            out[2 * i], out[2 * i + 1] = (e & 1) << 7 | s & 0x7F, s & 0x80 | e >> 1
+        return bytes(out)
+
+    # --- files ------------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, i: int) -> list[tuple[int, int, int]]:
+        """Section 7: (file_offset, bytes, tensor) of a weights file, after checking that they cover it."""
+        f = self.files[i]
+        position = prefix = self._arrays(f)[0].length
+        pieces = []
+        for k, t in enumerate(self.tensors):
+            if t.file == i:
+                self._supported(t)
+                pieces.append((t.file_offset, self._size(t), k))
+        for offset, size, k in sorted(pieces):
+            if offset < prefix or size and offset != position:
+                raise Corrupt(f"tensors[{k}].file_offset", self.tensors[k].at + 40, "overlaps, or leaves a hole")
+            position += size
+        if position != f.length:
+            raise Corrupt(f"files[{i}].length", f.at + 24, "the tensors do not cover the file")
+        return sorted(pieces)
+
+    def restore(self, path: str) -> bytes:
+        """The bytes of an original file."""
+        i = self.paths.index(path)
+        parts = [self._read_array(a) for a in self._arrays(self.files[i])]
+        if self.files[i].kind == WEIGHTS:
+            parts += [self.tensor(self.names[k]) for _, _, k in self._pieces(i)]
+        return b"".join(parts)
+
+    def restore_to(self, folder: str | os.PathLike) -> None:
+        """Writes all original files; an existing file is never overwritten."""
+        for path in self.paths:
+            target = Path(folder) / path
+            data = self.restore(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "xb") as out:
+                out.write(data)
+
+    # --- verify -----------------------------------------------------------------------------------------------------------
+
+    def verify(self, max_hash_bytes: int | None = None) -> list[str]:
+        """Everything of section 9. Returns what could not be checked: Unsupported tensors, and hashes of more bytes than the
+        parameter allows."""
+        skipped: list[str] = []
+        self._verify_stored()
+        for i, name in enumerate(self.names):
+            try:
+                self._verify_tensor(i, max_hash_bytes, skipped)
+            except Unsupported:
+                skipped.append(f"tensor {name}")
+        for i, path in enumerate(self.paths):
+            try:
+                self._verify_file(i, max_hash_bytes, skipped)
+            except Unsupported:
+                skipped.append(f"file {path}")
+        if self.shard_count == 1:
+            self._verify_identity()
+        return skipped
+
+    def _verify_stored(self) -> None:
+        """All checksums, and the zeros between sections and between arrays (sections 2, 3 and 4)."""
+        for i, s in enumerate(self.sections):
+            self._read_array(Array(s.at, i, 0, s.length))
+            following = self.sections[i + 1].offset if i + 1 < len(self.sections) else self.directory_offset
+            self._zeros(s.offset + s.length, following, "zeros after a section")
+        ends = [0] * len(self.sections)
+        for a in self.arrays:
+            base = self.sections[a.section].offset
+            self._zeros(base + ends[a.section], base + a.offset, "zeros between arrays")
+            ends[a.section] = a.offset + a.length
+
+    def _hash(self, data: bytes, expected: bytes, label: str, at: int, most: int | None, skipped: list[str]) -> None:
+        if most is not None and len(data) > most:
+            skipped.append(f"hash of {label}")
+        elif blake3(data) != expected:
+            raise Corrupt(f"hash of {label}", at, "wrong hash")
+
+    def _verify_tensor(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
+        t, name = self.tensors[i], self.names[i]
+        data = self.tensor(name)
+        if t.encoding == GAP:
+            self._verify_gap(t, data)
+        self._hash(data, t.hash, f"tensor {name}", t.at + 168, max_hash_bytes, skipped)
+
+    def _verify_gap(self, t: Tensor, data: bytes) -> None:
+        """6.3: LUTs, every gap and output offset, and the bits from bit_count on, from the weights just decoded."""
+        codebook, gaps, output_offsets, bitstream, _ = self._arrays(t)
+        g = self._gap_index(t)
+        if self._read_array(codebook, 256) != g.code.luts():
+            raise Corrupt("LUTs", self._array_at(codebook) + 256, "do not follow from the code lengths")
+        exponents = ((high & 0x7F) << 1 | low >> 7 for low, high in zip(data[::2], data[1::2]))
+        boundaries = [0, *accumulate(g.code.lengths[e] for e in exponents)]
+        bits = 8 * g.thread_bytes
+        firsts = [bisect_left(boundaries, bits * i) for i in range(g.thread_count)]
+        nibbles = [boundaries[first] - bits * i for i, first in enumerate(firsts)] + [0] * (g.thread_count % 2)
+        expected = bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2]))
+        if self._read_array(gaps) != expected:
+            raise Corrupt("gaps", self._array_at(gaps), "do not follow from the bitstream")
+        if g.offsets != (*firsts[:: g.block_threads], len(boundaries) - 1):
+            raise Corrupt("output_offsets", self._array_at(output_offsets), "do not follow from the bitstream")
+        tail = self._read_array(bitstream, g.bit_count // 8)
+        if int.from_bytes(tail, "little") >> g.bit_count % 8:
+            raise Corrupt("bitstream", self._array_at(bitstream) + g.bit_count // 8, "not zero from bit_count on")
+
+    def _verify_file(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
+        f, path = self.files[i], self.paths[i]
+        if f.kind == WEIGHTS:
+            self._pieces(i)
+        if max_hash_bytes is not None and f.length > max_hash_bytes:
+            skipped.append(f"hash of file {path}")
+            return
+        self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32, None, skipped)
+
+    def _verify_identity(self) -> None:
+        """Section 8."""
+        parts = [
+            struct.pack("<Q", f.path_length) + path.encode() + struct.pack("<Q", f.length) + f.hash
+            for f, path in zip(self.files, self.paths)
+            if f.kind == WEIGHTS
+        ]
+        if blake3(b"".join(parts)) != self.identity:
+            raise Corrupt("identity", self.directory_offset + 16, "wrong identity")
