@@ -139,7 +139,12 @@ pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
     builder.ones("model.norm.weight", shape.hidden);
     let frequencies = (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
     builder.push("model.rotary_emb.inv_freq", Dtype::F32, vec![32], frequencies);
-    builder.push("model.position_ids", Dtype::I64, vec![1, 64], (0..64u64).flat_map(u64::to_le_bytes).collect());
+    builder.push(
+        "model.position_ids",
+        Dtype::I64,
+        vec![1, 64],
+        (0..64u64).flat_map(u64::to_le_bytes).collect(),
+    );
     builder.push("lm_head.weight", Dtype::BF16, vec![shape.vocabulary, shape.hidden], head);
     write(&folder.join("model"), shape, &[first, builder.tensors])
 }

@@ -101,8 +101,12 @@ impl Error {
             Self::Corrupt { place, offset, problem } => {
                 Self::Corrupt { place: format!("{larger}: {place}"), offset, problem }
             }
-            Self::Unsupported { what, remedy } => Self::Unsupported { what: format!("{larger}: {what}"), remedy },
-            Self::Limit { what, value, limit } => Self::Limit { what: format!("{larger}: {what}"), value, limit },
+            Self::Unsupported { what, remedy } => {
+                Self::Unsupported { what: format!("{larger}: {what}"), remedy }
+            }
+            Self::Limit { what, value, limit } => {
+                Self::Limit { what: format!("{larger}: {what}"), value, limit }
+            }
             other => other,
         }
     }
@@ -112,9 +116,9 @@ impl Error {
     pub fn in_file(self, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref().display().to_string();
         let named = match &self {
-            Self::Corrupt { place: text, .. } | Self::Unsupported { what: text, .. } | Self::Limit { what: text, .. } => {
-                text.starts_with(&path)
-            }
+            Self::Corrupt { place: text, .. }
+            | Self::Unsupported { what: text, .. }
+            | Self::Limit { what: text, .. } => text.starts_with(&path),
             _ => true,
         };
         if named { self } else { self.within(path) }

@@ -55,13 +55,21 @@ mod tests {
     #[test]
     fn every_index_once_and_the_first_error() {
         let sum = AtomicU64::new(0);
-        for_each(1000, || (), |(), i| {
-            sum.fetch_add(i as u64, Ordering::Relaxed);
-            Ok(())
-        })
+        for_each(
+            1000,
+            || (),
+            |(), i| {
+                sum.fetch_add(i as u64, Ordering::Relaxed);
+                Ok(())
+            },
+        )
         .unwrap();
         assert_eq!(sum.into_inner(), 499_500);
-        let result = for_each(1000, || (), |(), i| if i >= 7 { Err(Error::corrupt("x", i as u64, "")) } else { Ok(()) });
+        let result = for_each(
+            1000,
+            || (),
+            |(), i| if i >= 7 { Err(Error::corrupt("x", i as u64, "")) } else { Ok(()) },
+        );
         assert!(matches!(result, Err(Error::Corrupt { offset: 7, .. })), "{result:?}");
     }
 }

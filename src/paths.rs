@@ -1,9 +1,6 @@
 //! The rule for paths that a container holds: shards and side files, relative to the folder of the model.
 
-use crate::{Error, Result};
-
-/// The longest path, in bytes.
-pub const MAX_PATH_BYTES: u64 = 4096;
+use crate::{Error, Result, constants::MAX_NAME_BYTES};
 
 /// Checks that a path is relative, `/`-separated and cannot leave the folder it is joined to.
 ///
@@ -11,11 +8,11 @@ pub const MAX_PATH_BYTES: u64 = 4096;
 /// forbidden, since some systems read them as something else than part of a name. Cost: one pass.
 ///
 /// # Errors
-/// [`Error::Limit`] where the path is longer than [`MAX_PATH_BYTES`]; [`Error::Corrupt`] where it breaks
+/// [`Error::Limit`] where the path is longer than [`MAX_NAME_BYTES`]; [`Error::Corrupt`] where it breaks
 /// another rule, with the offset of the offending byte in the path.
 pub fn check_path(path: &str) -> Result<()> {
-    if path.len() as u64 > MAX_PATH_BYTES {
-        return Err(Error::limit("the length of a path in bytes", path.len() as u64, MAX_PATH_BYTES));
+    if path.len() as u64 > MAX_NAME_BYTES {
+        return Err(Error::limit("the length of a path in bytes", path.len() as u64, MAX_NAME_BYTES));
     }
     let corrupt =
         |offset: usize, problem: &str| Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem));

@@ -171,9 +171,7 @@ impl Directory {
 
     /// The index of the tensor with this name, by binary search.
     pub fn find_tensor(&self, name: &str) -> Option<usize> {
-        self.tensors
-            .binary_search_by(|tensor| self.tensor_name(tensor).as_bytes().cmp(name.as_bytes()))
-            .ok()
+        self.tensors.binary_search_by(|tensor| self.tensor_name(tensor).as_bytes().cmp(name.as_bytes())).ok()
     }
 }
 

@@ -15,7 +15,8 @@ use super::{
 use crate::{
     Dtype, Error, Result,
     constants::{
-        ARRAY_ALIGNMENT, HEAD_BYTES, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_SHARDS, NONE, SECTION_ALIGNMENT, align,
+        ARRAY_ALIGNMENT, HEAD_BYTES, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_SHARDS, NONE, SECTION_ALIGNMENT,
+        align,
     },
     dtype::elements,
     encoding::gap::{Geometry, Layout},
@@ -75,8 +76,7 @@ impl Check<'_> {
     }
 
     fn shard(&self) -> Result<()> {
-        let (index, count) =
-            (self.directory.shard.shard_index.get(), self.directory.shard.shard_count.get());
+        let (index, count) = (self.directory.shard.shard_index.get(), self.directory.shard.shard_count.get());
         if count > MAX_SHARDS {
             return Err(Error::limit("shard_count", count, MAX_SHARDS));
         }
@@ -182,7 +182,8 @@ impl Check<'_> {
         if start == directory_offset {
             Ok(())
         } else {
-            let problem = format!("the sections end at {start}, and the directory starts at {directory_offset}");
+            let problem =
+                format!("the sections end at {start}, and the directory starts at {directory_offset}");
             Err(corrupt(self.places.sections, problem))
         }
     }
@@ -199,7 +200,11 @@ impl Check<'_> {
                 ));
             }
         };
-        if legal { Ok(()) } else { Err(corrupt(at, format_args!("a section of kind {kind} in block {block}"))) }
+        if legal {
+            Ok(())
+        } else {
+            Err(corrupt(at, format_args!("a section of kind {kind} in block {block}")))
+        }
     }
 
     /// Arrays belong to records in order and are packed in their sections.
@@ -234,8 +239,7 @@ impl Check<'_> {
                 .ok()
                 .and_then(|section| ends.get_mut(section))
                 .ok_or_else(|| corrupt(at, "an array is in no section"))?;
-            let start =
-                align(end.unwrap_or(0), ARRAY_ALIGNMENT).ok_or_else(|| overflow("an array's end"))?;
+            let start = align(end.unwrap_or(0), ARRAY_ALIGNMENT).ok_or_else(|| overflow("an array's end"))?;
             if array.offset.get() != start || array.length.get() == 0 {
                 return Err(corrupt(at, format_args!("an array must start at {start} and have a length")));
             }
@@ -260,7 +264,10 @@ impl Check<'_> {
             let wanted = if file.kind.get() == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
             for array in &directory.arrays[file.array_range()] {
                 if self.section_of(array).kind.get() != wanted || array.length.get() > file.length.get() {
-                    return Err(corrupt(self.file_at(i), "a file's array is in the wrong section or too long"));
+                    return Err(corrupt(
+                        self.file_at(i),
+                        "a file's array is in the wrong section or too long",
+                    ));
                 }
                 if wanted == SECTION_SIDE && array.length != file.length {
                     return Err(corrupt(self.file_at(i), "a side file's array has another length"));
@@ -362,7 +369,8 @@ impl Check<'_> {
         let [bytes_per_thread, threads_per_block, bit_count, _] = tensor.parameters.map(U64::get);
         let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)
             .map_err(|error| self.tensor_corrupt(i, error))?;
-        let codebook = self.directory.arrays[tensor.array_range()].first().map_or(0, |array| array.length.get());
+        let codebook =
+            self.directory.arrays[tensor.array_range()].first().map_or(0, |array| array.length.get());
         let layout = Layout::lut_count_of(codebook)
             .and_then(|lut_count| Layout::new(geometry, count, bit_count, lut_count))
             .map_err(|error| self.tensor_corrupt(i, error))?;

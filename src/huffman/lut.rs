@@ -8,9 +8,7 @@
 //! ```
 
 use super::{CodeLengths, Codes};
-use crate::constants::{
-    CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS,
-};
+use crate::constants::{CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS};
 use crate::{Error, Result};
 
 /// The LUTs of a code.

@@ -4,11 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{
-    Model, Tensor,
-    model::BlockEntry,
-    reader::TensorReader,
-};
+use super::{Model, Tensor, model::BlockEntry, reader::TensorReader};
 use crate::{Error, Result, constants::ARRAY_ALIGNMENT};
 
 /// The tensors that a model uses together, usually one transformer layer. Cheap to copy.
@@ -73,7 +69,12 @@ impl<'m> Block<'m> {
         let layout = self.layout()?;
         if buffer.len() as u64 != layout.bytes {
             return Err(Error::parameter(
-                format!("block {:?} needs a buffer of {} bytes, not {}", self.name(), layout.bytes, buffer.len()),
+                format!(
+                    "block {:?} needs a buffer of {} bytes, not {}",
+                    self.name(),
+                    layout.bytes,
+                    buffer.len()
+                ),
                 "ask Block::layout for the size",
             ));
         }

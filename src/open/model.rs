@@ -48,8 +48,7 @@ impl Model {
         shards.sort_by_key(|shard| shard.directory().shard.shard_index.get());
         check_shards(&shards)?;
         check_names(&shards)?;
-        let shard_count =
-            shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
+        let shard_count = shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
         let (blocks, block_names) = join_blocks(&shards);
         Ok(Self { shards, shard_count, folder, blocks, block_names })
     }

@@ -69,7 +69,16 @@ impl<'m> FilePieces<'m> {
         order.sort_by_key(|&i| (tensors[i].record().file_offset.get(), lengths[i]));
         check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
         tensors = order.into_iter().filter(|&i| lengths[i] > 0).map(|i| tensors[i]).collect();
-        Ok(Self { shard, file, tensors, prefix, next: (0, 0), started: false, reader: None, buffer: Vec::new() })
+        Ok(Self {
+            shard,
+            file,
+            tensors,
+            prefix,
+            next: (0, 0),
+            started: false,
+            reader: None,
+            buffer: Vec::new(),
+        })
     }
 
     /// The next bytes of the file: the prefix alone, then a piece for each thread; `None` at the end.

@@ -48,7 +48,10 @@ impl<'m> TensorReader<'m> {
 
     /// Decodes a range of the tensor's bytes, on this thread.
     pub(crate) fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        assert!(range.end <= self.length && range.end - range.start == out.len() as u64, "range of the tensor");
+        assert!(
+            range.end <= self.length && range.end - range.start == out.len() as u64,
+            "range of the tensor"
+        );
         match &self.stored {
             Stored::Empty => Ok(()),
             Stored::Raw { array } => {
@@ -71,7 +74,9 @@ impl<'m> TensorReader<'m> {
         match &self.stored {
             Stored::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
-                self.with_span(*first_array, layout, output_offsets, &elements, |span| decoder.verify_index(span))
+                self.with_span(*first_array, layout, output_offsets, &elements, |span| {
+                    decoder.verify_index(span)
+                })
             }
             _ => Ok(()),
         }
@@ -86,7 +91,8 @@ impl<'m> TensorReader<'m> {
         elements: &Range<u64>,
         work: impl FnOnce(&Span<'_>) -> Result<()>,
     ) -> Result<()> {
-        let locate = |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
+        let locate =
+            |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
         let thread_blocks = layout.thread_blocks_of(output_offsets, elements).map_err(locate)?;
         let offsets = layout.output_offsets_of(&thread_blocks)?;
         let gaps = self.shard.read_array(first_array + 1, layout.gaps_of(&thread_blocks)?)?;
@@ -121,9 +127,11 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     let arrays = &shard.directory().arrays;
     let codebook = shard.read_array(first_array, 0..arrays[first_array].length.get())?;
     let lengths = huffman::read_codebook(&codebook)?;
-    let [bytes_per_thread, threads_per_block, bit_count, _] = record.parameters.map(|parameter| parameter.get());
+    let [bytes_per_thread, threads_per_block, bit_count, _] =
+        record.parameters.map(|parameter| parameter.get());
     let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
-    let layout = Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
+    let layout =
+        Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));
     Ok(Stored::Gap { first_array, decoder, layout, output_offsets })

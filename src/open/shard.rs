@@ -54,7 +54,8 @@ fn fetch<'a>(reader: &'a dyn ReadAt, path: &Path, range: Range<u64>) -> Result<C
 impl Shard {
     /// Reads and validates header, footer and directory (section 9, level open).
     pub(super) fn open(path: PathBuf, reader: Box<dyn ReadAt>, check_checksums: bool) -> Result<Self> {
-        let (header, directory) = open_directory(reader.as_ref(), &path).map_err(|error| error.in_file(&path))?;
+        let (header, directory) =
+            open_directory(reader.as_ref(), &path).map_err(|error| error.in_file(&path))?;
         let mut chunks = 0;
         let first_chunks = directory
             .sections
@@ -105,7 +106,10 @@ impl Shard {
         let place = record.block_index().map_or_else(
             || format!("{} section", kind),
             |block| {
-                format!("{kind} section of block {}", self.directory.block_name(&self.directory.blocks[block as usize]))
+                format!(
+                    "{kind} section of block {}",
+                    self.directory.block_name(&self.directory.blocks[block as usize])
+                )
             },
         );
         Error::corrupt(place, offset, problem).in_file(&self.path)
@@ -186,7 +190,8 @@ impl Shard {
     fn accept_chunk(&self, section: usize, chunk: u64, bytes: &[u8]) -> Result<()> {
         let index = self.first_chunks[section] + chunk as usize;
         if crc32fast::hash(bytes) != self.directory.checksums[index].get() {
-            let problem = "the checksum of the 1 MiB from here on does not match; the file is damaged, fetch it again";
+            let problem =
+                "the checksum of the 1 MiB from here on does not match; the file is damaged, fetch it again";
             return Err(self.corrupt(section, chunk * CHECKSUM_CHUNK_BYTES, problem));
         }
         self.checked[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
@@ -224,7 +229,9 @@ impl Shard {
             .sections
             .iter()
             .enumerate()
-            .flat_map(|(section, record)| (0..chunk_count(record.length.get())).map(move |chunk| (section, chunk)))
+            .flat_map(|(section, record)| {
+                (0..chunk_count(record.length.get())).map(move |chunk| (section, chunk))
+            })
             .collect();
         chunks.into_par_iter().try_for_each(|(section, chunk)| {
             let range = self.chunk_range(section, chunk);

@@ -5,11 +5,7 @@ use std::{io, sync::Arc};
 use blake3::Hasher;
 use rayon::prelude::*;
 
-use super::{
-    Encoding, FilePieces, Model, Shard, Tensor,
-    pieces::Part,
-    shard::check_zero,
-};
+use super::{Encoding, FilePieces, Model, Shard, Tensor, pieces::Part, shard::check_zero};
 use crate::{
     Error, Result,
     constants::HEAD_BYTES,
@@ -61,9 +57,13 @@ impl Model {
         let bytes = |shard: &Shard| match level {
             Level::Structure => 0,
             Level::Checksums => shard.directory().sections.iter().map(|section| section.length.get()).sum(),
-            Level::Full => {
-                shard.directory().files.iter().filter(|file| file.kind == FILE_WEIGHTS).map(|file| file.length.get()).sum::<u64>()
-            }
+            Level::Full => shard
+                .directory()
+                .files
+                .iter()
+                .filter(|file| file.kind == FILE_WEIGHTS)
+                .map(|file| file.length.get())
+                .sum::<u64>(),
         };
         self.shards().iter().map(bytes).sum()
     }
@@ -146,15 +146,20 @@ impl Verify<'_, '_> {
             let offset = array.offset.get();
             let bytes = self.shard.read_section_unchecked(section, ends[section]..offset)?;
             if let Some(position) = bytes.iter().position(|&byte| byte != 0) {
-                return Err(self.shard.corrupt(section, ends[section] + position as u64, "padding is not zero"));
+                return Err(self.shard.corrupt(
+                    section,
+                    ends[section] + position as u64,
+                    "padding is not zero",
+                ));
             }
             ends[section] = offset + array.length.get();
         }
         let starts = directory.sections.iter().map(|section| section.offset.get());
         let mut end = HEAD_BYTES;
-        for (start, next) in starts.chain([self.shard.directory_range().start]).zip(
-            directory.sections.iter().map(super::super::format::records::SectionRecord::end).chain([0]),
-        ) {
+        for (start, next) in starts
+            .chain([self.shard.directory_range().start])
+            .zip(directory.sections.iter().map(super::super::format::records::SectionRecord::end).chain([0]))
+        {
             check_zero("space between sections", end, &self.shard.read_unchecked(end..start)?)?;
             end = next;
         }
@@ -170,27 +175,40 @@ impl Verify<'_, '_> {
         let length = directory.arrays[array].length.get();
         let bytes = self.shard.read_array(array, 0..length)?.into_owned();
         let reader = Arc::new(PrefixReader { bytes, length: record.length.get() });
-        let wrong = |problem: String| Error::corrupt("prefix section", directory.arrays[array].offset.get(), problem);
+        let wrong =
+            |problem: String| Error::corrupt("prefix section", directory.arrays[array].offset.get(), problem);
         let header = WeightsFile::parse(path, reader).map_err(|error| wrong(error.to_string()))?;
         if header.prefix.len() as u64 != length {
-            return Err(wrong(format!("the prefix of {path:?} has {} bytes, not {length}", header.prefix.len())));
+            return Err(wrong(format!(
+                "the prefix of {path:?} has {} bytes, not {length}",
+                header.prefix.len()
+            )));
         }
         for tensor in &header.tensors {
-            let same = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]).is_some_and(|record| {
-                record.file.get() == file as u64
-                    && record.dtype.get() == tensor.dtype.id()
-                    && record.dimensions() == tensor.shape
-                    && record.file_offset.get() == tensor.offset
-            });
+            let same = directory
+                .find_tensor(&tensor.name)
+                .map(|index| &directory.tensors[index])
+                .is_some_and(|record| {
+                    record.file.get() == file as u64
+                        && record.dtype.get() == tensor.dtype.id()
+                        && record.dimensions() == tensor.shape
+                        && record.file_offset.get() == tensor.offset
+                });
             if !same {
-                return Err(wrong(format!("directory and header of {path:?} differ in tensor {:?}", tensor.name)));
+                return Err(wrong(format!(
+                    "directory and header of {path:?} differ in tensor {:?}",
+                    tensor.name
+                )));
             }
         }
         let count = directory.tensors.iter().filter(|tensor| tensor.file.get() == file as u64).count();
         if count == header.tensors.len() {
             Ok(())
         } else {
-            Err(wrong(format!("the header of {path:?} has {} tensors, the directory {count}", header.tensors.len())))
+            Err(wrong(format!(
+                "the header of {path:?} has {} tensors, the directory {count}",
+                header.tensors.len()
+            )))
         }
     }
 
@@ -204,7 +222,9 @@ impl Verify<'_, '_> {
     /// Code lengths and LUTs.
     fn codebooks(&self) -> Result<()> {
         let directory = self.shard.directory();
-        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap && tensor.dtype().is_some()) {
+        for tensor in
+            self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap && tensor.dtype().is_some())
+        {
             let array = tensor.record().array_range().start;
             let codebook = self.shard.read_array(array, 0..directory.arrays[array].length.get())?;
             huffman::verify_codebook(&codebook).map_err(|error| tensor.locate(error))?;
@@ -323,7 +343,8 @@ fn compare(hasher: &Hasher, expected: &[u8; 32], what: impl Fn() -> String) -> R
     if hasher.finalize() == *expected {
         return Ok(());
     }
-    let problem = "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
+    let problem =
+        "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
     Err(Error::corrupt(what(), 0, problem))
 }
 

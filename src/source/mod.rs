@@ -9,5 +9,5 @@ mod walk;
 
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
-pub use safetensors::{MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_NAME_BYTES, SourceTensor, WeightsFile};
+pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
 pub(crate) use walk::walk;

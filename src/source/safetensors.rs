@@ -14,15 +14,12 @@ use serde::{
 use super::unique::Unique;
 use crate::{
     Dtype, Error, Result,
+    constants::{MAX_DIMENSIONS, MAX_NAME_BYTES},
     io::{FileReader, ReadAt},
 };
 
 /// The longest JSON header, in bytes; the same as in the `safetensors` crate.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The longest tensor name, in bytes.
-pub const MAX_NAME_BYTES: u64 = 4096;
-/// The most dimensions of a tensor.
-pub const MAX_DIMENSIONS: u64 = 8;
 
 const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
 const METADATA_KEY: &str = "__metadata__";

@@ -79,7 +79,11 @@ struct Piece {
 }
 
 /// Makes the first pass over one file.
-pub(super) fn analyse(file: &WeightsFile, geometry: Geometry, observer: &dyn Observer) -> Result<FileAnalysis> {
+pub(super) fn analyse(
+    file: &WeightsFile,
+    geometry: Geometry,
+    observer: &dyn Observer,
+) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.prefix);
     let pieces = pieces(&file.tensors);

@@ -126,7 +126,11 @@ impl Worker {
 
     fn write(&self, first_array: usize, output: &Output) -> Result<()> {
         let put = |array: usize, piece: Piece<'_>| {
-            if piece.bytes.is_empty() { Ok(()) } else { output.write_array(first_array + array, piece.offset, piece.bytes) }
+            if piece.bytes.is_empty() {
+                Ok(())
+            } else {
+                output.write_array(first_array + array, piece.offset, piece.bytes)
+            }
         };
         put(1, self.output.gaps())?;
         put(2, self.output.output_offsets())?;
@@ -139,7 +143,10 @@ impl Worker {
 fn changed(file: &WeightsFile, tensor: &SourceTensor, error: Error) -> Error {
     match error {
         Error::Parameter { problem, .. } => Error::parameter(
-            format!("{}: tensor {:?} changed while it was being compressed ({problem})", file.path, tensor.name),
+            format!(
+                "{}: tensor {:?} changed while it was being compressed ({problem})",
+                file.path, tensor.name
+            ),
             "compress again, with nothing else writing to the source",
         ),
         other => other,

@@ -68,7 +68,10 @@ impl OutputFolder {
         let renaming = |error| Error::io("renaming to", &path, error);
         // What is replaced is moved aside first and deleted last: at every moment one of the two is whole.
         let aside = if path.symlink_metadata().is_ok() {
-            let aside = tempfile::Builder::new().prefix(".df11-old.").tempdir_in(parent_of(&path)).map_err(renaming)?;
+            let aside = tempfile::Builder::new()
+                .prefix(".df11-old.")
+                .tempdir_in(parent_of(&path))
+                .map_err(renaming)?;
             fs::rename(&path, aside.path().join("old")).map_err(renaming)?;
             Some(aside)
         } else {

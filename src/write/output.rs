@@ -60,7 +60,8 @@ impl Output {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        write_all_at(self.file.as_file(), bytes, offset).map_err(|error| Error::io("writing", &self.path, error))
+        write_all_at(self.file.as_file(), bytes, offset)
+            .map_err(|error| Error::io("writing", &self.path, error))
     }
 
     /// Writes bytes of an array, `offset` counted from the array's start. Any thread may write any part once.
@@ -92,9 +93,9 @@ impl Output {
         self.directory.shard.identity = identity;
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
             let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
-            self.directory
-                .checksums
-                .extend(checksums.finish(section.length.get()).into_iter().map(zerocopy::little_endian::U32::new));
+            self.directory.checksums.extend(
+                checksums.finish(section.length.get()).into_iter().map(zerocopy::little_endian::U32::new),
+            );
         }
         let bytes = self.directory.to_bytes();
         let header = Header::complete(self.directory_offset, &bytes)?;
@@ -108,11 +109,6 @@ impl Output {
 
     fn sync(&self) -> Result<()> {
         self.file.as_file().sync_all().map_err(|error| Error::io("syncing", &self.path, error))
-    }
-
-    /// Where the container will be.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Where the sealed container is until [`Output::finish`].

@@ -60,7 +60,13 @@ pub(super) enum Job<'a> {
     /// A side file.
     Side { array: usize, file: &'a SideFile },
     /// A chunk of a tensor that is coded; its five arrays start at `first_array`.
-    Chunk { first_array: usize, file: &'a WeightsFile, tensor: &'a SourceTensor, coding: &'a Coding, chunk: usize },
+    Chunk {
+        first_array: usize,
+        file: &'a WeightsFile,
+        tensor: &'a SourceTensor,
+        coding: &'a Coding,
+        chunk: usize,
+    },
 }
 
 /// Bytes of one raw job.
@@ -94,7 +100,8 @@ impl<'a> Plan<'a> {
         let mut layout = ArrayLayout::default();
         let mut text = Vec::new();
         let files = file_records(contents, &mut layout, &mut text);
-        let block_records = blocks.keys().map(|&block| named(&mut text, &contents.block_names[block])).collect();
+        let block_records =
+            blocks.keys().map(|&block| named(&mut text, &contents.block_names[block])).collect();
         let mut jobs = file_jobs(contents);
         let records = tensors
             .iter()
@@ -126,7 +133,8 @@ impl<'a> Plan<'a> {
     /// The length of the container, in bytes.
     pub(super) fn file_length(&self) -> u64 {
         use crate::{constants::HEADER_BYTES, format::directory::chunk_count};
-        let chunks: u64 = self.directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
+        let chunks: u64 =
+            self.directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
         let directory = self.directory.to_bytes().len() as u64 + 4 * chunks;
         self.directory_offset + directory.next_multiple_of(ARRAY_ALIGNMENT) + HEADER_BYTES
     }
@@ -148,8 +156,8 @@ fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
         .zip(&contents.blocks)
         .enumerate()
         .flat_map(|(file_index, (&(file, analysis), blocks))| {
-            file.tensors.iter().zip(&analysis.tensors).zip(blocks).map(
-                move |((tensor, analysis), &block)| PlannedTensor {
+            file.tensors.iter().zip(&analysis.tensors).zip(blocks).map(move |((tensor, analysis), &block)| {
+                PlannedTensor {
                     name: &tensor.name,
                     file_index,
                     file,
@@ -157,8 +165,8 @@ fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
                     analysis,
                     block,
                     encoding: choose(tensor, analysis, contents.raw),
-                },
-            )
+                }
+            })
         })
         .collect();
     tensors.sort_unstable_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
@@ -260,8 +268,7 @@ fn file_records(contents: &Contents<'_>, layout: &mut ArrayLayout, text: &mut Ve
 
 /// The jobs of the files' arrays; they are the first arrays of the container.
 fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
-    let prefixes =
-        contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
+    let prefixes = contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
     let side = contents.side.iter().map(|&(file, _)| file).filter(|file| file.length > 0);
     let first = contents.weights.len();
     let side = side.enumerate().map(|(i, file)| Job::Side { array: first + i, file });

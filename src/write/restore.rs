@@ -1,10 +1,6 @@
 //! Decompression: the original files, byte for byte.
 
-use std::{
-    fs,
-    io::Write,
-    path::Path,
-};
+use std::{fs, io::Write, path::Path};
 
 use blake3::Hasher;
 
@@ -46,7 +42,8 @@ pub fn decompress(
         let problem = format!("{} of the model's shards are open", model.shards().len());
         return Err(Error::parameter(problem, "open the folder that holds all of them"));
     }
-    let weights: Vec<(&Shard, usize)> = files(model).filter(|&(shard, file)| is_weights(shard, file)).collect();
+    let weights: Vec<(&Shard, usize)> =
+        files(model).filter(|&(shard, file)| is_weights(shard, file)).collect();
     observer.begin(weights.iter().map(|&(shard, file)| shard.directory().files[file].length.get()).sum());
     observer.enter(Stage::Decode);
     if out.extension().is_some_and(|extension| extension == "safetensors") {
@@ -98,7 +95,8 @@ fn restore_alone(shard: &Shard, file: usize, out: &Path, observer: &dyn Observer
         .suffix(".part")
         .tempfile_in(folder)
         .map_err(|error| Error::io("creating a file in", folder, error))?;
-    let bytes = restore(shard, file, output.as_file_mut(), observer).map_err(|error| name_output(error, out))?;
+    let bytes =
+        restore(shard, file, output.as_file_mut(), observer).map_err(|error| name_output(error, out))?;
     output.as_file().sync_all().map_err(|error| Error::io("syncing", out, error))?;
     output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
     Ok(bytes)
@@ -133,7 +131,8 @@ fn check_hash(shard: &Shard, record: &FileRecord, hasher: &Hasher) -> Result<()>
         return Ok(());
     }
     let place = format!("file {:?}", shard.directory().file_path(record));
-    let problem = "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
+    let problem =
+        "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
     Err(Error::corrupt(place, 0, problem).in_file(shard.path()))
 }
 
