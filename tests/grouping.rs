@@ -199,6 +199,22 @@ fn diffusion() {
 }
 
 #[test]
+fn quantized_experts_hybrids_and_flat_stages() {
+    check(&models::quantized_mixtral(), &[("model.layers.", 32)], LLAMA_ENDS);
+    let rest = ["backbone.embeddings", "backbone.norm_f", "lm_head"];
+    check(&models::nemotron_h(), &[("backbone.layers.", 52)], &rest);
+    let stages = [
+        ("decoder.mid_block.resnets.", 2),
+        ("decoder.up_blocks.0.resnets.", 3),
+        ("decoder.up_blocks.1.resnets.", 3),
+        ("decoder.up_blocks.2.resnets.", 3),
+        ("decoder.up_blocks.3.resnets.", 3),
+    ];
+    let rest = ["decoder.conv_in", "decoder.conv_out", "decoder.mid_block.attentions"];
+    check(&models::vae_decoder(), &stages, &rest);
+}
+
+#[test]
 fn models_without_numbers_and_sequences() {
     let plain = |names: &[&str]| Model(names.iter().map(|&name| (name.to_owned(), vec![64, 64])).collect());
     check(&plain(&["fc1.weight", "fc2.weight", "fc1.bias"]), &[], &["fc1", "fc2"]);
@@ -283,6 +299,9 @@ fn all() -> Vec<Model> {
         models::sd35_large(),
         models::sdxl_unet(),
         models::swin_tiny(),
+        models::quantized_mixtral(),
+        models::nemotron_h(),
+        models::vae_decoder(),
     ]
 }
 
@@ -301,8 +320,7 @@ fn renamed(model: &Model, mut seed: u64, keep_digits: bool) -> Model {
     let mut word = |part: &str| {
         let fresh = || loop {
             let number = next(&mut seed);
-            let letters =
-                (0..1 + number % 7).map(|at| char::from(b'a' + (number >> (8 + 5 * at)) as u8 % 26));
+            let letters = (0..=number % 7).map(|at| char::from(b'a' + (number >> (8 + 5 * at)) as u8 % 26));
             let word: String = letters.collect();
             if used.insert(word.clone()) {
                 return word;

@@ -185,7 +185,7 @@ pub(crate) fn qwen3_next() -> Model {
     m
 }
 
-/// Gemma 3 4B with its SigLIP tower.
+/// Gemma 3 4B with its vision tower.
 pub(crate) fn gemma3_4b() -> Model {
     let mut m = Model::default();
     for layer in (0..34).map(|n| format!("language_model.model.layers.{n}")) {
@@ -318,7 +318,7 @@ impl Model {
     }
 }
 
-/// ViT base or DINOv2 base: the latter differs in its layer scales and names.
+/// A base vision transformer, or with `scales` its `DINOv2` form, which differs in its layer scales and names.
 pub(crate) fn vit(prefix: &str, scales: bool) -> Model {
     let mut m = Model::default();
     m.add(format!("{prefix}embeddings.cls_token"), &[1, 1, 768]);
@@ -340,7 +340,7 @@ pub(crate) fn vit(prefix: &str, scales: bool) -> Model {
     m
 }
 
-/// ViT base as torchvision names it: the index is glued to a name.
+/// A base vision transformer as torchvision names it: the index is glued to a name.
 pub(crate) fn torchvision_vit() -> Model {
     let mut m = Model::default();
     m.add("class_token", &[1, 1, 768]);
@@ -573,5 +573,69 @@ pub(crate) fn two_numbered_towers() -> Model {
     for tower in 0..2 {
         m.0.extend(one.0.iter().map(|(name, shape)| (format!("model.{tower}.{name}"), shape.clone())));
     }
+    m
+}
+
+/// A mixture of experts whose matrices are quantized: several matrices make up one layer of an expert.
+pub(crate) fn quantized_mixtral() -> Model {
+    let mut m = Model::default();
+    for (name, shape) in mixtral_8x7b().0 {
+        match name.strip_suffix(".weight").filter(|name| name.contains("experts") || name.contains("_proj")) {
+            Some(name) => {
+                m.add(format!("{name}.qweight"), &[shape[1], shape[0] / 8]);
+                m.add(format!("{name}.qzeros"), &[shape[1] / 128, shape[0] / 8]);
+                m.add(format!("{name}.scales"), &[shape[1] / 128, shape[0]]);
+            }
+            None => m.add(name, &shape),
+        }
+    }
+    m
+}
+
+/// Nemotron-H 8B: each layer is one of three kinds.
+pub(crate) fn nemotron_h() -> Model {
+    let mut m = Model::default();
+    let pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-";
+    for (n, kind) in pattern.chars().enumerate() {
+        let mixer = format!("backbone.layers.{n}.mixer");
+        match kind {
+            'M' => {
+                m.add(format!("{mixer}.A_log"), &[128]);
+                m.linear(&format!("{mixer}.conv1d"), true, &[10240, 1, 4]);
+                m.norm(&format!("{mixer}.norm"), false, 8192);
+                m.linears(&mixer, false, &[("in_proj", 18560, 4096), ("out_proj", 4096, 8192)]);
+            }
+            '*' => m.attention(&mixer, 4096, 4096, 1024),
+            _ => m.linears(&mixer, false, &[("up_proj", 21504, 4096), ("down_proj", 4096, 21504)]),
+        }
+        m.norm(&format!("backbone.layers.{n}.norm"), false, 4096);
+    }
+    m.linear("backbone.embeddings", false, &[131_072, 4096]);
+    m.norm("backbone.norm_f", false, 4096);
+    m.linear("lm_head", false, &[131_072, 4096]);
+    m
+}
+
+/// The decoder of a diffusion VAE: flat blocks in stages.
+pub(crate) fn vae_decoder() -> Model {
+    let mut m = Model::default();
+    m.linear("decoder.conv_in", true, &[512, 16, 3, 3]);
+    let stages = [("mid_block", 512, 512, 2), ("up_blocks.0", 512, 512, 3), ("up_blocks.1", 512, 512, 3)];
+    for (stage, input, width, count) in
+        stages.into_iter().chain([("up_blocks.2", 512, 256, 3), ("up_blocks.3", 256, 128, 3)])
+    {
+        for n in 0..count {
+            let (resnet, input) =
+                (format!("decoder.{stage}.resnets.{n}"), if n == 0 { input } else { width });
+            m.norm(&format!("{resnet}.norm1"), true, input);
+            m.linear(&format!("{resnet}.conv1"), true, &[width, input, 3, 3]);
+            m.norm(&format!("{resnet}.norm2"), true, width);
+            m.linear(&format!("{resnet}.conv2"), true, &[width, width, 3, 3]);
+        }
+    }
+    for part in ["to_q", "to_k", "to_v", "to_out.0"] {
+        m.linear(&format!("decoder.mid_block.attentions.0.{part}"), true, &[512, 512]);
+    }
+    m.linear("decoder.conv_out", true, &[3, 128, 3, 3]);
     m
 }
