@@ -5,7 +5,7 @@
 //! there is the crossing group. (A comparison for each group, taken once in twelve at unforeseeable times, cost a fifth of the
 //! encoder's speed; one for each code cost verification a third.)
 
-use crate::format::constants::SYMBOLS;
+use crate::constants::SYMBOLS;
 
 /// Codes in a group.
 pub(super) const GROUP: usize = 4;
