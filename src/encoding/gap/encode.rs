@@ -12,8 +12,9 @@
 
 use std::ops::Range;
 
+use super::crossings::{GROUP, PIECE};
 use super::tracker::{IndexArrays, Tracker};
-use super::writer::{GROUP, PIECE, Writer};
+use super::writer::Writer;
 use super::{Geometry, Layout, pair_table::PairTable};
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
 use crate::huffman::{CodeLengths, Codes};
@@ -25,6 +26,7 @@ const PAIR_TABLE_ELEMENTS: u64 = 1 << 14;
 /// Encodes the chunks of one tensor; share it between threads.
 #[derive(Clone, Debug)]
 pub struct ChunkEncoder {
+    lengths: CodeLengths,
     codes: Codes,
     pairs: Option<PairTable>,
     layout: Layout,
@@ -118,7 +120,7 @@ impl ChunkEncoder {
     pub fn new(lengths: &CodeLengths, layout: &Layout) -> Self {
         let codes = Codes::new(lengths);
         let pairs = (layout.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
-        Self { codes, pairs, layout: *layout }
+        Self { lengths: lengths.clone(), codes, pairs, layout: *layout }
     }
 
     /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5 bytes a weight.
@@ -212,7 +214,7 @@ impl ChunkEncoder {
             bf16::split(weights, exponents, plane);
             let grouped = if self.pairs.is_some() { plane.len() / GROUP * GROUP } else { 0 };
             if let Some(pairs) = &self.pairs
-                && !writer.push_groups(pairs, &self.codes, &exponents[..grouped], element)
+                && !writer.push_groups(pairs, &self.lengths, &exponents[..grouped], element)
             {
                 return false;
             }

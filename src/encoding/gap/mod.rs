@@ -11,6 +11,7 @@
 //! gap               0              2               3
 //! ```
 
+mod crossings;
 mod decode;
 mod encode;
 mod geometry;

@@ -1,5 +1,6 @@
 //! Checking all of the index, of which decoding uses but the starts of thread blocks.
 
+use super::crossings::{Crossings, GROUP};
 use super::lanes::Decoded;
 use super::{Decoder, Span};
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
@@ -15,7 +16,8 @@ impl Decoder {
     /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays have other
     /// sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
-        self.walk(span, |decoded| self.check_boundaries(span, &decoded))?;
+        let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
+        self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
         let threads = self.layout.thread_count();
         let is_last = span.thread_blocks.end == self.layout.thread_block_count();
         if is_last
@@ -32,16 +34,38 @@ impl Decoder {
     }
 
     /// Checks the threads into which these codes cross.
-    fn check_boundaries(&self, span: &Span<'_>, decoded: &Decoded<'_>) -> Result<()> {
+    fn check_boundaries(
+        &self,
+        span: &Span<'_>,
+        decoded: &Decoded<'_>,
+        crossings: &mut Crossings,
+    ) -> Result<()> {
         let thread_bits = self.layout.geometry().thread_bits() as usize;
+        let lengths = self.lengths.as_bytes();
+        let length = |exponent: u8| usize::from(lengths[usize::from(exponent)]);
         let mut bit = decoded.bit;
         // A boundary at the very start was checked as the end of the code before it.
-        let mut threshold = (bit / thread_bits + 1) * thread_bits;
-        for (element, &exponent) in (decoded.element + 1..).zip(decoded.exponents) {
-            bit += usize::from(self.lengths.get(exponent));
-            if bit >= threshold {
-                self.check_thread(span, (threshold / thread_bits) as u64, bit - threshold, element)?;
-                threshold += thread_bits;
+        let mut thread = bit / thread_bits + 1;
+        let (groups, rest) = decoded.exponents.as_chunks::<GROUP>();
+        for (group, exponents) in groups.iter().enumerate() {
+            crossings.note(bit, group);
+            bit += exponents.iter().map(|&exponent| length(exponent)).sum::<usize>();
+        }
+        while thread * thread_bits <= bit {
+            let (boundary, next) = crossings.find(thread * thread_bits, decoded.exponents, lengths);
+            self.check_thread(
+                span,
+                thread as u64,
+                boundary - thread * thread_bits,
+                decoded.element + next as u64,
+            )?;
+            thread += 1;
+        }
+        for (&exponent, next) in rest.iter().zip((GROUP * groups.len()) as u64 + 1..) {
+            bit += length(exponent);
+            if let Some(gap) = bit.checked_sub(thread * thread_bits) {
+                self.check_thread(span, thread as u64, gap, decoded.element + next)?;
+                thread += 1;
             }
         }
         Ok(())
