@@ -46,6 +46,7 @@ const CODEBOOK: usize = 0;
 const GAPS: usize = 1;
 const OUTPUT_OFFSETS: usize = 2;
 const BITSTREAM: usize = 3;
+const PLANE: usize = 4;
 const BIT_COUNT: usize = 2;
 
 impl Subject {
@@ -62,7 +63,7 @@ impl Subject {
 
     /// One change, from some of the fuzzer's bytes.
     fn change(&mut self, bytes: &mut Bytes<'_>) {
-        let operation = bytes.u8() % 12;
+        let operation = bytes.u8() % 14;
         match operation {
             0..=4 => {
                 let array = &mut self.arrays[usize::from(operation)];
@@ -93,7 +94,9 @@ impl Subject {
                 let length = (self.arrays[array].len() + usize::from(bytes.u8())).saturating_sub(128);
                 self.arrays[array].resize(length, 0);
             }
-            _ => self.refresh_luts(),
+            11 => self.refresh_luts(),
+            12 => self.end_at_thread_block(bytes.index(64)),
+            _ => self.drop_elements_of(bytes.index(64)),
         }
     }
 
@@ -128,6 +131,57 @@ impl Subject {
         if let Some(lengths) = codebook.first_chunk().copied() {
             codebook.truncate(256);
             codebook.extend(df11_reference::luts(&lengths));
+        }
+    }
+
+    fn entries(&self) -> Vec<u64> {
+        self.arrays[OUTPUT_OFFSETS].as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
+    }
+
+    fn set_entries(&mut self, entries: &[u64]) {
+        self.arrays[OUTPUT_OFFSETS] = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    }
+
+    /// Ends the tensor behind the code that reaches into a thread block: what is left is valid, and its last thread block holds no
+    /// element.
+    fn end_at_thread_block(&mut self, block: usize) {
+        let [bytes_per_thread, threads_per_block, _] = self.parameters;
+        let mut entries = self.entries();
+        let threads = threads_per_block.wrapping_mul(block as u64);
+        let Some(&gap) = self.arrays[GAPS].get((threads / 2) as usize).filter(|_| block > 0) else { return };
+        let stream = bytes_per_thread.saturating_mul(threads + 1);
+        if gap & 15 == 0
+            || entries.len() < block + 2
+            || stream > self.arrays[BITSTREAM].len() as u64
+            || entries[block] > self.arrays[PLANE].len() as u64
+        {
+            return;
+        }
+        self.parameters[BIT_COUNT] = 8 * bytes_per_thread * threads + u64::from(gap & 15);
+        entries.truncate(block + 1);
+        entries.push(entries[block]);
+        self.arrays[PLANE].truncate(entries[block] as usize);
+        self.set_entries(&entries);
+        self.arrays[GAPS].truncate((threads / 2) as usize);
+        self.arrays[GAPS].push(gap & 15);
+        self.arrays[BITSTREAM].truncate(stream as usize);
+        for bit in self.parameters[BIT_COUNT]..8 * stream {
+            self.arrays[BITSTREAM][(bit / 8) as usize] &= !(1 << (bit % 8));
+        }
+    }
+
+    /// Takes the elements of a thread block out of plane and output offsets, and leaves its codes.
+    fn drop_elements_of(&mut self, block: usize) {
+        let mut entries = self.entries();
+        let plane = &mut self.arrays[PLANE];
+        if entries.len() < block + 2 {
+            return;
+        }
+        let Some(count) = entries[block + 1].checked_sub(entries[block]) else { return };
+        if count < plane.len() as u64 {
+            plane.truncate(plane.len() - count as usize);
+            entries[block + 1..].iter_mut().for_each(|entry| *entry = entry.wrapping_sub(count));
+            self.set_entries(&entries);
         }
     }
 

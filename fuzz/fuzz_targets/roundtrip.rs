@@ -10,7 +10,7 @@ use df11_fuzz::{bytes::Bytes, tensors};
 use libfuzzer_sys::fuzz_target;
 
 /// The most weights of an input that is encoded in tiny chunks.
-const MOST_CHUNKS: usize = 2000;
+const MOST_CHUNKS: usize = 300;
 
 fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
     let mut bytes = Bytes(data);

@@ -19,7 +19,7 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
     let count = match shape / 8 % 3 {
         0 => 1 + bytes.index(300),
         1 => 1 + bytes.index(9000),
-        _ => 16_000 + bytes.index(50_000),
+        _ => 16_000 + bytes.index(8_000),
     }
     .min(most);
     let mut random = Random(bytes.u64());

@@ -133,6 +133,7 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     let layout =
         Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
+    layout.check_output_offsets(&output_offsets)?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));
     Ok(Stored::Gap { first_array, decoder, layout, output_offsets })
 }
