@@ -7,8 +7,9 @@ use std::{
 };
 
 pub mod bytes;
-
-
+pub mod draft;
+pub mod model;
+pub mod samples;
 
 pub mod tensors;
 
