@@ -14,8 +14,8 @@ pub const LUT_ENTRIES: usize = 1 << LUT_BITS;
 pub const LUT_ENTRY_BYTES: usize = 2;
 /// The size of a LUT in a codebook array, in bytes.
 pub const LUT_BYTES: usize = LUT_ENTRIES * LUT_ENTRY_BYTES;
-/// The most LUTs of one codebook: the first, and 127 that two codes of 9 bits share (128 would leave no code for the
-/// other half of the code space).
+/// The most LUTs of one codebook: the first, and 127 that two codes of 9 bits share (128 would leave no code
+/// for the other half of the code space).
 pub const MAX_LUTS: usize = LUT_ENTRIES / 2;
 
 /// The numbers of bitstream bytes a thread that the `gap` encoding allows.

@@ -7,14 +7,15 @@ use crate::format::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
 use crate::{Error, Result};
 
 impl Decoder {
-    /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode) checks.
+    /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode)
+    /// checks.
     ///
-    /// The gap and the output offset with which a span starts are checked with the span before it; so verifying all spans of
-    /// a tensor checks its whole index. Costs about twice as much as decoding.
+    /// The gap and the output offset with which a span starts are checked with the span before it; so
+    /// verifying all spans of a tensor checks its whole index. Costs about twice as much as decoding.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays have other
-    /// sizes than its layout.
+    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays
+    /// have other sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
         let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
         self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
@@ -71,7 +72,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Checks the gap of a thread, counted from the first one of the span, and its thread block's output offset.
+    /// Checks the gap of a thread, counted from the first one of the span, and its thread block's output
+    /// offset.
     fn check_thread(&self, span: &Span<'_>, thread: u64, gap: usize, element: u64) -> Result<()> {
         let threads_per_block = u64::from(self.layout.geometry().threads_per_block());
         let first = span.thread_blocks.start * threads_per_block;
