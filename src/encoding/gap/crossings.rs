@@ -18,7 +18,7 @@ const SLOTS: usize = 2 * GROUPS;
 
 /// The place of the last group that starts in each thread, as `start bit × GROUPS + group`.
 pub(super) struct Crossings {
-    last_groups: [usize; SLOTS],
+    last_groups: [u64; SLOTS],
     /// The binary logarithm of the bits a thread.
     shift: u32,
 }
@@ -32,14 +32,14 @@ impl Crossings {
     /// Notes that a group of the piece starts at a bit.
     #[inline]
     pub(super) fn note(&mut self, bit: usize, group: usize) {
-        self.last_groups[(bit >> self.shift) % SLOTS] = bit * GROUPS + group;
+        self.last_groups[(bit >> self.shift) % SLOTS] = (bit as u64) * GROUPS as u64 + group as u64;
     }
 
     /// The first boundary at or behind a thread's first bit, and the index in the piece of the exponent that
     /// starts there. A group of this piece must cross that bit.
     pub(super) fn find(&self, threshold: usize, exponents: &[u8], lengths: &[u8; SYMBOLS]) -> (usize, usize) {
         let place = self.last_groups[((threshold >> self.shift) - 1) % SLOTS];
-        let (group, mut bit) = (place % GROUPS, place / GROUPS);
+        let (group, mut bit) = (place as usize % GROUPS, (place / GROUPS as u64) as usize);
         let ends = exponents.as_chunks::<GROUP>().0[group].map(|exponent| {
             bit += usize::from(lengths[usize::from(exponent)]);
             bit

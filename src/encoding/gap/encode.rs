@@ -17,7 +17,7 @@ use super::crossings::{GROUP, PIECE};
 use super::tracker::{IndexArrays, Tracker};
 use super::writer::Writer;
 use super::{Geometry, Layout, pair_table::PairTable};
-use crate::format::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
+use crate::format::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES};
 use crate::huffman::{CodeLengths, Codes};
 use crate::{Error, Result, bf16};
 
@@ -186,7 +186,8 @@ impl ChunkEncoder {
         if input.start_bit >= input.end_bit
             || input.end_bit > self.layout.bit_count()
             || (input.first_element == 0) != (input.start_bit == 0)
-            || input.end_bit - input.start_bit > 16 * elements
+            || input.end_bit - input.start_bit > u64::from(MAX_CODE_LENGTH) * elements
+            || input.elements > usize::MAX / 32
         {
             return misfit("the bits of a chunk do not fit its tensor");
         }
