@@ -41,7 +41,8 @@ fn main() -> ExitCode {
         .iter()
         .enumerate()
         .map(|(index, bytes)| {
-            let view = TensorView::new(Dtype::BF16, vec![ROWS, COLUMNS], bytes).expect("the bytes fit the shape");
+            let view =
+                TensorView::new(Dtype::BF16, vec![ROWS, COLUMNS], bytes).expect("the bytes fit the shape");
             (format!("layers.{index}.weight"), view)
         })
         .collect();
