@@ -1,7 +1,7 @@
 //! Prints what the parameters of the `gap` encoding cost: bits a weight by code limit and by geometry.
 //!
-//! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672 × 4096 matrix, once drawn
-//! from N(0, 0.02²) and once with a scale for each row.
+//! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672 × 4096
+//! matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
 use df11::encoding::gap::{Geometry, Layout};
 use df11::huffman::{CodeLengths, Histogram};

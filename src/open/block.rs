@@ -5,7 +5,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{Model, Tensor, model::BlockEntry, reader::TensorReader};
-use crate::{Error, Result, constants::{ARRAY_ALIGNMENT, align}};
+use crate::{
+    Error, Result,
+    constants::{ARRAY_ALIGNMENT, align},
+};
 
 /// The tensors that a model uses together, usually one transformer layer. Cheap to copy.
 #[derive(Clone, Copy, Debug)]

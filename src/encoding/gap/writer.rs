@@ -1,7 +1,11 @@
 //! Writes codes and notes where they cross into another thread.
 //!
-//! Four weights at a time: two look-ups in the pair table make one piece of bits, which joins the bits of the byte begun and
-//! is stored as 8 bytes, of which whole ones are kept.
+//! Four weights at a time: two look-ups in the pair table make one piece of bits, which joins the bits of the
+//! byte begun and is stored as 8 bytes, of which whole ones are kept.
+//!
+//! Measured on one Zen 5 core, GB of BF16 a second for all of encoding N(0, 0.02²); chosen: 3.3. Rejected:
+//! the hot loop inlined in its caller, which then lacks registers, 2.0; crossings resolved by a branch for
+//! each code of the group, 2.6.
 
 use super::crossings::{Crossings, GROUP};
 use super::pair_table::{self, PairTable, VALID};
@@ -65,8 +69,8 @@ impl<'a> Writer<'a> {
         written.is_some() && code.length > 0
     }
 
-    /// Writes the codes of at most [`PIECE`] exponents, a multiple of [`GROUP`], the first of which is weight `element`;
-    /// false where one has no code or the buffer is full.
+    /// Writes the codes of at most [`PIECE`] exponents, a multiple of [`GROUP`], the first of which is weight
+    /// `element`; false where one has no code or the buffer is full.
     pub(super) fn push_groups(
         &mut self,
         pairs: &PairTable,
@@ -85,7 +89,8 @@ impl<'a> Writer<'a> {
         true
     }
 
-    /// Fills the rest of the owned bytes with zeros, and appends the last output offset; false where a boundary is missing.
+    /// Fills the rest of the owned bytes with zeros, and appends the last output offset; false where a
+    /// boundary is missing.
     pub(super) fn finish(mut self, owned_end: usize, elements: Option<u64>) -> bool {
         if let Some(padding) = self.stream.get_mut(self.end.bit / 8..owned_end.div_ceil(8)) {
             padding.fill(0);
