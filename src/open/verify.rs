@@ -62,7 +62,7 @@ impl Model {
                 .files
                 .iter()
                 .filter(|file| file.kind == FILE_WEIGHTS)
-                .fold(0, |sum, file| sum.saturating_add(file.length.get())),
+                .fold(0, |sum: u64, file| sum.saturating_add(file.length.get())),
         };
         // Lengths of original files are whatever the directory says, until they are restored.
         self.shards().iter().map(bytes).fold(0, u64::saturating_add)
