@@ -54,7 +54,11 @@ fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
 });
 
 fn assert_kinds(ours: &Error, theirs: &df11_reference::Error) {
-    assert_eq!(model::is_unsupported(ours), theirs.kind == Kind::Unsupported, "df11: {ours}; reference: {theirs}");
+    assert_eq!(
+        model::is_unsupported(ours),
+        theirs.kind == Kind::Unsupported,
+        "df11: {ours}; reference: {theirs}"
+    );
 }
 
 fn decode(model: &Model, reference: &Container<'_>) {

@@ -33,7 +33,7 @@ fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
 fn codec(bytes: &mut Bytes<'_>) {
     let geometry = tensors::geometry(bytes);
     let chunk = 1 + usize::from(bytes.u16());
-    let raw = bytes.u8() % 4 == 0;
+    let raw = bytes.u8().is_multiple_of(4);
     let cuts: [u64; 2] = [bytes.u32().into(), bytes.u32().into()];
     let weights = if raw && bytes.0.len() >= 2 {
         bytes.0[..bytes.0.len() / 2 * 2].to_vec()
@@ -64,9 +64,11 @@ fn witness(encoded: &EncodedTensor, weights: &[u8]) {
     let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
     df11_reference::verify_gap(arrays, parameters).expect("the reference accepts every array");
     assert!(df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights);
-    assert!(weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
-        bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
-    }));
+    assert!(
+        weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
+            bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
+        })
+    );
 }
 
 /// A model of one or two files goes through a container, or one for each file, and comes back.
@@ -84,13 +86,13 @@ fn files(bytes: &mut Bytes<'_>) {
         _ => Layout::Gap(tensors::geometry(bytes)),
     };
     let choice = bytes.u8();
-    let out = if choice % 2 == 0 { out.with_extension("df11") } else { out };
+    let out = if choice.is_multiple_of(2) { out.with_extension("df11") } else { out };
     let mut names = BTreeSet::new();
     let paths = ["a.safetensors", "b.safetensors"];
-    let paths = &paths[..1 + usize::from(choice / 2 % 2)];
+    let paths = &paths[..=usize::from(choice / 2 % 2)];
     for path in paths {
         let sample: Vec<Sample> = (0..bytes.u8() % 6).filter_map(|_| tensor(bytes, &mut names)).collect();
-        write_safetensors(&source.join(path), &sample, choice / 4 % 2 == 0);
+        write_safetensors(&source.join(path), &sample, (choice / 4).is_multiple_of(2));
     }
     fs::write(source.join("config.json"), bytes.run(usize::from(choice / 8))).expect("a side file");
 
@@ -101,7 +103,9 @@ fn files(bytes: &mut Bytes<'_>) {
     assert!(found.unchecked.is_empty() && model.tensors().count() == names.len());
     decompress(&model, &restored, &DecompressOptions::default(), &()).expect("it decompresses");
     for path in paths.iter().chain(&["config.json"]) {
-        assert!(fs::read(source.join(path)).expect("a file") == fs::read(restored.join(path)).expect("a file"));
+        assert!(
+            fs::read(source.join(path)).expect("a file") == fs::read(restored.join(path)).expect("a file")
+        );
     }
     for shard in model.shards() {
         let container = fs::read(shard.path()).expect("a container");

@@ -42,12 +42,13 @@ pub struct TensorInfo<'a> {
 
 /// Steps 1 to 8 of level open (9). Returns the directory's offset and bytes.
 fn check_frame(bytes: &[u8]) -> Result<(u64, &[u8])> {
+    let start = slice(bytes, 0, 12)?;
+    Corrupt.unless(start[..8] == MAGIC, "2: magic")?;
+    Unsupported.unless(start[8..10] == 1u16.to_le_bytes(), "2: version_major")?;
     let long_enough = bytes.len() as u64 >= HEAD_BYTES + Header::SIZE;
     Corrupt.unless(long_enough, "2: shorter than a head and a footer")?;
     let (header_bytes, head) = (slice(bytes, 0, Header::SIZE)?, slice(bytes, 0, HEAD_BYTES)?);
     let header = Header::read(&mut &*header_bytes)?;
-    Corrupt.unless(header.magic == MAGIC, "2: magic")?;
-    Unsupported.unless(header.version_major == 1, "2: version_major")?;
     Corrupt.unless(header.header_checksum == crc32(&header_bytes[..60]), "2: header_checksum")?;
     Corrupt.unless(header.state == 1, "2: state")?;
     Unsupported.unless(header.incompatible_features == 0, "2: incompatible_features")?;

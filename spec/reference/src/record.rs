@@ -80,10 +80,10 @@ macro_rules! records {
     )* };
 }
 
-// Fields that start with an underscore have no rule that a reader without BLAKE3 could check.
+// Fields that start with an underscore have no rule that a reader without BLAKE3 could check, or are checked before the record.
 records! {
     Header {
-        magic: [u8; 8], version_major: u16, _version_minor: u16, state: u32, incompatible_features: u64,
+        _magic: [u8; 8], _version_major: u16, _version_minor: u16, state: u32, incompatible_features: u64,
         _compatible_features: u64, file_length: u64, directory_offset: u64, directory_length: u64,
         directory_checksum: u32, header_checksum: u32,
     }

@@ -181,6 +181,9 @@ fn the_frame_is_checked_in_order() {
         bytes[at] ^= 2;
         assert_eq!(error(&bytes).as_deref(), Some(expected), "byte {at}");
     }
+    let newer = with_header(&bytes, |header| header[8] = 2);
+    assert_eq!(error(&newer[..12]).as_deref(), Some("Unsupported: 2: version_major"));
+    assert_eq!(open_kind(&newer[..11]), Some(Corrupt));
     let shortest = error(&bytes[..4096 + 63]);
     assert_eq!(shortest.as_deref(), Some("Corrupt: 2: shorter than a head and a footer"));
 }
@@ -196,6 +199,7 @@ fn broken_rules_of_the_directory_are_named() {
         (FILES, 0, 16, 0, "Corrupt: 3: an empty name or path"),
         (FILES, 0, 16, 4097, "Limit: 3: a name or path exceeds MAX_NAME_BYTES"),
         (FILES, 0, 24, 2839, "Corrupt: 3, Tensor: ends outside its file"),
+        (FILES, 0, 24, 15, "Corrupt: 3, File: length"),
         (FILES, 1, 24, 3, "Corrupt: 3, File: length"),
         (FILES, 1, 64, 0, "Corrupt: 3, Array: first_array"),
         (FILES, 1, 72, huge, "Limit: 1: a sum exceeds 2^64 - 1"),
@@ -267,6 +271,8 @@ fn broken_models_are_named() {
     check(sections, |m| m.tensors[2].arrays[0].0 = 4);
     check(sections, |m| m.tensors[3].arrays.push((5, vec![0])));
     check("Corrupt: 6.3: length of codebook", |m| drop(m.tensors[0].arrays[0].1.split_off(256)));
+    check("Corrupt: 6.3: length of codebook", |m| m.tensors[0].arrays[0].1.resize(256 + 129 * 512, 0));
+    check("Corrupt: 3, File: a path lies in a file", |m| m.files[2].path = "part/model.safetensors/empty");
     check("Corrupt: 6.3: length of bitstream", |m| m.tensors[0].arrays[3].1.push(0));
     check("Corrupt: 5: elements do not fill whole bytes", |m| {
         (m.tensors[2].dtype, m.tensors[2].shape[0]) = (2, 1)
