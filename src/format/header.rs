@@ -49,6 +49,15 @@ pub struct Header {
     pub header_checksum: U32,
 }
 
+/// The part of the header that no version changes.
+#[derive(Clone, Copy, FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Start {
+    magic: [u8; 8],
+    version_major: U16,
+    version_minor: U16,
+}
+
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES as usize);
 
 fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
@@ -113,6 +122,26 @@ impl Header {
             .ok_or_else(|| Error::limit("the file's length in bytes", u64::MAX, MAX_FILE_BYTES))
     }
 
+    /// Checks magic and major version, whose places never change (section 9, steps 1 and 2).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major version.
+    pub fn check_version(head: &[u8]) -> Result<()> {
+        let Ok((start, _)) = Start::read_from_prefix(head) else {
+            return Err(corrupt(0, "this is not a df11 file (it is shorter than the magic)"));
+        };
+        if start.magic != MAGIC {
+            return Err(corrupt(0, "this is not a df11 file (its first bytes are not the magic)"));
+        }
+        if start.version_major.get() != VERSION_MAJOR {
+            return Err(Error::unsupported(
+                format_args!("format version {}.{}", start.version_major, start.version_minor),
+                "update df11 to read this file",
+            ));
+        }
+        Ok(())
+    }
+
     /// Reads a header and checks all that can be checked without the rest of the file
     /// (section 9, steps 1 to 5).
     ///
@@ -120,16 +149,8 @@ impl Header {
     /// [`Error::Corrupt`] for what is no df11 header, a damaged or an incomplete one;
     /// [`Error::Unsupported`] for one of a newer version.
     pub fn parse(bytes: &[u8; HEADER_BYTES as usize]) -> Result<Self> {
+        Self::check_version(bytes)?;
         let header: Self = zerocopy::transmute!(*bytes);
-        if header.magic != MAGIC {
-            return Err(corrupt(0, "this is not a df11 file (its first bytes are not the magic)"));
-        }
-        if header.version_major.get() != VERSION_MAJOR {
-            return Err(Error::unsupported(
-                format_args!("format version {}.{}", header.version_major, header.version_minor),
-                "update df11 to read this file",
-            ));
-        }
         if header != header.sealed() {
             let offset = std::mem::offset_of!(Self, header_checksum);
             return Err(corrupt(offset, "the header's checksum does not match; the file is damaged"));
@@ -171,6 +192,10 @@ impl Header {
                  trailing bytes, fetch it again"
             );
             return Err(corrupt(std::mem::offset_of!(Self, file_length), problem));
+        }
+        let length = self.directory_length.get();
+        if length > MAX_DIRECTORY_BYTES {
+            return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
         }
         let offset = self.directory_offset.get();
         if offset < HEAD_BYTES || !offset.is_multiple_of(SECTION_ALIGNMENT) {

@@ -26,6 +26,7 @@ use crate::{
 /// Checks everything that the directory says about itself.
 pub(super) fn validate(directory: &Directory, places: Places, directory_offset: u64) -> Result<()> {
     let check = Check { directory, places };
+    check.kinds()?;
     check.shard()?;
     check.text()?;
     check.files()?;
@@ -50,6 +51,25 @@ fn overflow(what: &str) -> Error {
 }
 
 impl Check<'_> {
+    /// What only a newer reader can read is Unsupported, whatever else there is (step 10).
+    fn kinds(&self) -> Result<()> {
+        let unknown = |what: &str, kind: u32| {
+            Err(Error::unsupported(format_args!("{what} kind {kind}"), "update df11 to read this file"))
+        };
+        for file in &self.directory.files {
+            if !matches!(file.kind.get(), FILE_WEIGHTS | FILE_SIDE) {
+                return unknown("file", file.kind.get());
+            }
+        }
+        for section in &self.directory.sections {
+            let kind = section.kind.get();
+            if kind < SECTION_SKIPPABLE && section_name(kind).is_none() {
+                return unknown("section", kind);
+            }
+        }
+        Ok(())
+    }
+
     fn file_at(&self, index: usize) -> usize {
         self.places.files + index * size_of::<FileRecord>()
     }
@@ -131,12 +151,6 @@ impl Check<'_> {
         for (i, file) in directory.files.iter().enumerate() {
             let (at, kind) = (self.file_at(i), file.kind.get());
             let path = directory.file_path(file);
-            if kind != FILE_WEIGHTS && kind != FILE_SIDE {
-                return Err(Error::unsupported(
-                    format_args!("file kind {kind} ({path:?})"),
-                    "update df11 to read this file",
-                ));
-            }
             check_path(path).map_err(|error| corrupt(at, error))?;
             if before.is_some_and(|before| before >= (kind, path)) || !paths.insert(path) {
                 return Err(corrupt(at, format_args!("path {path:?} is out of order")));
@@ -145,6 +159,22 @@ impl Check<'_> {
             let empty = kind == FILE_SIDE && file.length.get() == 0;
             if file.reserved.get() != 0 || file.array_count.get() != u64::from(!empty) {
                 return Err(corrupt(at, format_args!("file {path:?} has a wrong field")));
+            }
+        }
+        self.folders()
+    }
+
+    /// No file has the path of a folder of another one. With `/` before all other characters, what is in a folder
+    /// comes directly after a file of the folder's name.
+    fn folders(&self) -> Result<()> {
+        let directory = self.directory;
+        let mut paths: Vec<&str> = directory.files.iter().map(|file| directory.file_path(file)).collect();
+        let key = |byte: u8| if byte == b'/' { 0 } else { byte };
+        paths.sort_unstable_by(|a, b| a.bytes().map(key).cmp(b.bytes().map(key)));
+        for pair in paths.windows(2) {
+            if pair[1].strip_prefix(pair[0]).is_some_and(|rest| rest.starts_with('/')) {
+                let problem = format!("path {:?} lies in file {:?}", pair[1], pair[0]);
+                return Err(corrupt(self.places.files, problem));
             }
         }
         Ok(())
@@ -192,13 +222,7 @@ impl Check<'_> {
         let legal = match kind {
             SECTION_CODEBOOK..=SECTION_RAW => block < self.directory.blocks.len() as u64,
             SECTION_PREFIX | SECTION_SIDE => block == NONE,
-            SECTION_SKIPPABLE.. => block == NONE || block < self.directory.blocks.len() as u64,
-            _ => {
-                return Err(Error::unsupported(
-                    format_args!("section kind {kind}"),
-                    "update df11 to read this file",
-                ));
-            }
+            _ => block == NONE || block < self.directory.blocks.len() as u64,
         };
         if legal {
             Ok(())

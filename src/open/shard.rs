@@ -246,11 +246,12 @@ impl Shard {
 /// Steps 1 to 9 of level open.
 fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header, Directory)> {
     let size = reader.size();
+    let head = fetch(reader, path, 0..size.min(HEAD_BYTES))?;
+    Header::check_version(&head)?;
     if size < HEAD_BYTES + HEADER_BYTES {
-        let problem = format!("{size} bytes are no df11 file; it is truncated or something else");
+        let problem = format!("{size} bytes are too few for a df11 file; it is truncated, fetch it again");
         return Err(Error::corrupt("file", 0, problem));
     }
-    let head = fetch(reader, path, 0..HEAD_BYTES)?;
     let (header_bytes, rest) = head.split_first_chunk().expect("the head is longer than the header");
     let header = Header::parse(header_bytes)?;
     header.check_placement(size)?;

@@ -130,9 +130,10 @@ impl<'m> Tensor<'m> {
             .bytes(&self.shape())
     }
 
-    /// How it is stored.
+    /// How it is stored; [`Encoding::Unknown`] for an unknown dtype too, since nothing is known of its arrays then.
     pub fn encoding(&self) -> Encoding {
-        Encoding::from_id(self.record().encoding.get())
+        let id = self.record().encoding.get();
+        if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
     /// The tensor that holds its bytes: itself, but for an alias.

@@ -222,9 +222,7 @@ impl Verify<'_, '_> {
     /// Code lengths and LUTs.
     fn codebooks(&self) -> Result<()> {
         let directory = self.shard.directory();
-        for tensor in
-            self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap && tensor.dtype().is_some())
-        {
+        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap) {
             let array = tensor.record().array_range().start;
             let codebook = self.shard.read_array(array, 0..directory.arrays[array].length.get())?;
             huffman::verify_codebook(&codebook).map_err(|error| tensor.locate(error))?;

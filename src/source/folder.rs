@@ -87,8 +87,9 @@ impl Source {
 
 fn open_file(path: &Path) -> Result<Source> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|name| check_path(name).is_ok());
-    let name = name
-        .ok_or_else(|| Error::parameter(format!("{path:?} is no portable file name"), "rename the file"))?;
+    let name = name.ok_or_else(|| {
+        Error::parameter(format!("{} is no portable file name", path.display()), "rename the file")
+    })?;
     if name.ends_with(index::SUFFIX) {
         return Err(Error::parameter(format!("{name} is an index and holds no weights"), "name its folder"));
     }

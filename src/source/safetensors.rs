@@ -120,10 +120,11 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
     if header > MAX_HEADER_BYTES {
         let mut start = vec![0; LFS_POINTER.len().min(usize::try_from(size).unwrap_or(usize::MAX))];
         read(0, &mut start)?;
-        return Err(match start == LFS_POINTER {
-            true => Error::corrupt(path, 0, "this is a Git LFS pointer, not the weights; run `git lfs pull`"),
-            false => Error::limit(format!("{path}: the header's length in bytes"), header, MAX_HEADER_BYTES),
-        });
+        if start == LFS_POINTER {
+            let problem = "this is a Git LFS pointer, not the weights; run `git lfs pull`";
+            return Err(Error::corrupt(path, 0, problem));
+        }
+        return Err(Error::limit(format!("{path}: the header's length in bytes"), header, MAX_HEADER_BYTES));
     }
     if header > size - LENGTH_BYTES {
         return Err(truncated(path, size, LENGTH_BYTES + header));

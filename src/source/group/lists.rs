@@ -108,12 +108,13 @@ impl Lists {
         self.all.push(List { members, deep, glued, is_of_stages: false });
     }
 
-    /// Whether nested lists hold most of a list, and are what the model consists of.
+    /// Whether nested lists are what a list consists of: layers by a quarter, since an encoder's embeddings can
+    /// outweigh its layers; others, which might be experts, by half and with a second witness.
     fn holds_lists(&self, tree: &Tree, members: &[NodeId]) -> bool {
-        let sum = |parts: &[u128]| members.iter().map(|&member| parts[member]).sum::<u128>() * 2;
+        let sum = |parts: &[u128]| members.iter().map(|&member| parts[member]).sum::<u128>();
         let whole: u128 = members.iter().map(|&member| tree.weight(member)).sum();
-        sum(&self.layered) > whole
-            || (sum(&self.listed) > whole && self.suffixes.shapes_differ(tree, members))
+        sum(&self.layered) * 4 > whole
+            || (sum(&self.listed) * 2 > whole && self.suffixes.shapes_differ(tree, members))
     }
 
     /// Adds up what lists hold, children before their parents; the outermost list of a kind counts.

@@ -11,13 +11,13 @@
 //!
 //! 1. Each member of a list is a block, with all that is below it, other lists included: an expert stays in
 //!    its layer.
-//! 2. Unless the list is one of *stages*: nested lists hold more than half of it, and either their members are
-//!    as deep as a layer (module in module in member, as in `stages.1.blocks.2.attn.qkv`), or the stages differ
-//!    in most shapes (`layer2.0.conv1`). Then the rule goes on inside each member. Experts are shallow, and
-//!    their layers have equal shapes.
+//! 2. Unless the list is one of *stages*. It is where nested lists whose members are as deep as a layer (module
+//!    in module in member: `stages.1.blocks.2.attn.qkv`) hold more than ¼ of it; and where any nested lists of
+//!    numbers hold more than half of it and the stages differ in most shapes (`layer2.0.conv1`). Then the rule
+//!    goes on inside each member. Experts are shallow, and their layers have equal shapes.
 //! 3. A lone number is a block where it is as deep as a layer and no list of such is below it
 //!    (`mtp.layers.0`); otherwise it is a name like any other (`0.auto_model.encoder.layer.3`).
-//! 4. What is left in a module on the way to a list, or in one with more than ¾ of the model: each child with
+//! 4. What is left in a module on the way to a list, or in one with more than ¾ of the model (and two matrices): each child with
 //!    a matrix and at least 1/1024 of the model is a block (embedding, head); the rest is one block together
 //!    (norms, scalars), named `module.*` where it comes from several children.
 //!

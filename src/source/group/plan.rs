@@ -98,8 +98,9 @@ impl Plan<'_> {
         start..self.tree.children(module).next().map_or(end, |child| self.tree.nodes[child].tensors.start)
     }
 
+    /// Whether a node is most of the model, and there is something in it to divide.
     fn is_most(&self, node: NodeId) -> bool {
-        self.tree.is_module(node) && self.tree.weight(node) * 4 > self.tree.weight(0) * 3
+        self.tree.matrices(node) >= 2 && self.tree.weight(node) * 4 > self.tree.weight(0) * 3
     }
 
     fn is_large(&self, node: NodeId) -> bool {

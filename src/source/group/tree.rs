@@ -67,11 +67,6 @@ impl<'a> Tree<'a> {
         let Range { start, end } = self.nodes[node].tensors;
         self.matrices[end] - self.matrices[start]
     }
-
-    /// Whether a node has nodes below it.
-    pub(super) fn is_module(&self, node: NodeId) -> bool {
-        self.nodes[node].stop > node + 1
-    }
 }
 
 fn running_sums<T: Copy + Default + std::ops::Add<Output = T>>(values: impl Iterator<Item = T>) -> Vec<T> {
