@@ -36,12 +36,8 @@ pub(super) struct Compress {
     out: Option<PathBuf>,
     #[command(flatten)]
     layout: LayoutArgs,
-    /// Decode everything again and compare all hashes before the output gets its name (the default)
-    #[arg(long, overrides_with = "no_verify")]
-    verify: bool,
-    /// Trust the encoder
-    #[arg(long, overrides_with = "verify")]
-    no_verify: bool,
+    #[command(flatten)]
+    verification: Verification,
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
@@ -50,6 +46,16 @@ pub(super) struct Compress {
     dry_run: bool,
     #[command(flatten)]
     threads: Threads,
+}
+
+#[derive(Args)]
+struct Verification {
+    /// Decode everything again and compare all hashes before the output gets its name (the default)
+    #[arg(long, overrides_with = "no_verify")]
+    verify: bool,
+    /// Trust the encoder
+    #[arg(long, overrides_with = "verify")]
+    no_verify: bool,
 }
 
 #[derive(Args, Clone, Copy)]
@@ -91,7 +97,7 @@ impl Compress {
         let mut options = CompressOptions::default();
         options.layout = self.layout.layout()?;
         options.overwrite = self.force;
-        options.verify = !self.no_verify;
+        options.verify = !self.verification.no_verify;
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let start = Instant::now();
         let source = Source::open(&self.source).map_err(Failure::Other)?;

@@ -168,7 +168,7 @@ fn compare_folders(left: &Path, right: &Path) -> Result<u64, Failure> {
     }
     for name in &names {
         if !equal(&left.join(name), &right.join(name))? {
-            return Err(Failure::Mismatch(format!("file {name:?} differs")));
+            return Err(Failure::Mismatch(format!("file {} differs", name.display())));
         }
     }
     Ok(names.len() as u64)
@@ -230,7 +230,7 @@ fn answer(
     }
     let text = format!(
         "A made-up model of {} in {}, seed {}, {} threads\n\n{}\n\n\
-         files    {} → {} ({})\nweights  {:.3} bits each, of 16; {:.3} of information\n\n{}\n\n\
+         files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
          Every bit came back: {} tensors and {} files are the same as before.",
         text::bytes(report.source_bytes),
         text::count(source.weights.len() as u64, "weights file"),
@@ -240,8 +240,6 @@ fn answer(
         text::bytes(report.source_bytes),
         text::bytes(report.stored_bytes),
         text::percent(report.ratio()),
-        report.bits_per_weight(),
-        report.entropy() + 8.0,
         table.render(),
         outcome.tensors,
         outcome.files,

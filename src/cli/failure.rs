@@ -92,7 +92,7 @@ fn io_remedy(error: &io::Error) -> &'static str {
             "; raise the limit of file sizes (ulimit -f), or use a file system that takes larger files"
         }
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            "; name a place that you may write to, or change its permissions"
+            "; change its permissions, or name another place"
         }
         ErrorKind::NotFound => "; check the path, and create the folder that it lies in",
         ErrorKind::NotADirectory => "; a part of the path is no folder, check it",

@@ -85,7 +85,8 @@ impl Verify {
             text::duration(seconds)
         );
         for unchecked in &found.unchecked {
-            text += &format!("\n  unchecked  {}", text::printable(unchecked));
+            text.push_str("\n  unchecked  ");
+            text.push_str(&text::printable(unchecked));
         }
         let json = json!({
             "command": "verify",

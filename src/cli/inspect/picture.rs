@@ -19,8 +19,8 @@ const RARE: f64 = 0.0005;
 const BF16_BITS: f64 = 16.0;
 const SIGN_MANTISSA_BITS: f64 = 8.0;
 const LABEL_CHARS: usize = 22;
-/// Distance that rotated labels need.
-const LABEL_PIXELS: f64 = 15.0;
+/// The most labels of blocks that stand side by side.
+const LABELS: usize = 56;
 
 const STYLE: &str = "
   svg { --back: #ffffff; --text: #1f2328; --muted: #59636e; --grid: #d8dee4; --plane: #aab4bf; --code: #0969da; --mark: #bc4c00 }
@@ -123,7 +123,8 @@ fn block_chart(svg: &mut String, findings: &Findings<'_>) {
     legend(svg, 408.0);
     axis.draw(svg, 4.0, "");
     let width = (RIGHT - LEFT) / blocks.len().max(1) as f64;
-    let every = (LABEL_PIXELS / width).ceil().max(1.0) as usize;
+    // As many labels as there is room for.
+    let every = blocks.len().div_ceil(LABELS).max(1);
     for (index, block) in blocks.iter().enumerate() {
         let x = LEFT + width * index as f64;
         block_bar(svg, &axis, x, width, block);
@@ -146,10 +147,11 @@ fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Row) {
     bar(svg, "plane", [x, axis.y(plane), width, axis.y(0.0)], &tip);
     bar(svg, "code", [x, axis.y(stored), width, axis.y(plane)], &tip);
     if let Some(entropy) = entropy {
-        line(svg, "mark", [x, axis.y(entropy), x + width, axis.y(entropy)]);
+        let gap = gap(width) / 2.0;
+        line(svg, "mark", [x + gap, axis.y(entropy), x + width - gap, axis.y(entropy)]);
     }
     if width > 34.0 {
-        label(svg, "middle", x + width / 2.0, axis.y(stored) - 5.0, &format!("{stored:.2}"));
+        label(svg, "middle", x + width / 2.0, axis.y(stored) - 7.0, &format!("{stored:.2}"));
     }
 }
 
@@ -178,14 +180,19 @@ fn legend(svg: &mut String, y: f64) {
         label(svg, "", x + 18.0, y, name);
     }
     line(svg, "mark", [722.0, y - 4.0, 738.0, y - 4.0]);
-    label(svg, "", 744.0, y, "entropy");
-    line(svg, "limit", [806.0, y - 4.0, 830.0, y - 4.0]);
-    label(svg, "", 836.0, y, "BF16");
+    label(svg, "", 744.0, y, "8 + entropy");
+    line(svg, "limit", [832.0, y - 4.0, 856.0, y - 4.0]);
+    label(svg, "", 862.0, y, "BF16");
+}
+
+/// Space between neighbouring bars.
+fn gap(width: f64) -> f64 {
+    (width / 8.0).min(4.0)
 }
 
 /// A bar between two heights, with a gap to its neighbours and a tooltip.
 fn bar(svg: &mut String, class: &str, [x, top, width, bottom]: [f64; 4], tip: &str) {
-    let gap = (width / 8.0).min(4.0);
+    let gap = gap(width);
     let _ = writeln!(
         svg,
         "<rect class=\"{class}\" x=\"{:.2}\" y=\"{top:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{}</title></rect>",

@@ -12,7 +12,7 @@ use crate::cli::{
 };
 
 /// Characters of the longest bar.
-const BAR: f64 = 40.0;
+const BAR: u64 = 40;
 
 fn container_bytes(findings: &Findings<'_>) -> u64 {
     findings.model.shards().iter().map(Shard::file_length).sum()
@@ -94,12 +94,12 @@ fn dtype(tensor: &Tensor<'_>) -> &'static str {
 /// Bars of the exponents that occur.
 pub(super) fn histogram(exponents: &Histogram) -> String {
     let total = exponents.total().max(1) as f64;
-    let most = exponents.counts().iter().copied().max().unwrap_or(0).max(1) as f64;
+    let most = exponents.counts().iter().copied().max().unwrap_or(0);
     let mut table = Table::new(["exponent", "share", "weights"]);
     let mut bars = vec![String::new()];
     for (exponent, &count) in exponents.counts().iter().enumerate().filter(|&(_, &count)| count > 0) {
         table.row([exponent.to_string(), text::percent(count as f64 / total), count.to_string()]);
-        bars.push("█".repeat((BAR * count as f64 / most).round() as usize));
+        bars.push("█".repeat((BAR * count + most / 2).checked_div(most).unwrap_or(0) as usize));
     }
     let rows = table.render();
     let lines = rows.lines().zip(bars).map(|(row, bar)| format!("{row}  {bar}").trim_end().to_owned());
