@@ -326,6 +326,9 @@ mod unix {
 
     use super::*;
 
+    /// The user and group that own nothing.
+    const NOBODY: u32 = 65534;
+
     /// Runs a line of shell, in which `$1` is the command and `$2` the fixture's folder.
     fn shell(line: &str, fixture: &Fixture) -> Output {
         let arguments = ["-c", line, "sh", BINARY, fixture.folder.path().to_str().unwrap()];
@@ -411,7 +414,6 @@ mod unix {
         if fs::write(folder.join("probe"), "").is_ok() {
             // The superuser may write anywhere; nobody may not.
             fs::remove_file(folder.join("probe")).unwrap();
-            const NOBODY: u32 = 65534;
             command.gid(NOBODY).uid(NOBODY);
             probe.gid(NOBODY).uid(NOBODY);
         }
@@ -428,7 +430,7 @@ mod unix {
     fn wait_for_part(folder: &Path) {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
-            if names(folder).iter().any(|name| name.ends_with(".part")) {
+            if names(folder).iter().any(|name| Path::new(name).extension() == Some("part".as_ref())) {
                 return;
             }
             thread::sleep(Duration::from_micros(200));
