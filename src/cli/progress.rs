@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use df11::{Observer, Stage};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-const TEMPLATE: &str = "{msg:9} {wide_bar} {percent:>3} %  {decimal_bytes_per_sec}  {eta} left ";
+const TEMPLATE: &str = "{msg:9} {wide_bar} {percent:>3} %  {decimal_bytes_per_sec:>11}  {eta:>3} left ";
 
 /// Shows progress and passes on an interruption.
 pub(super) struct Progress {

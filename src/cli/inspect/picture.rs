@@ -20,7 +20,7 @@ const BF16_BITS: f64 = 16.0;
 const SIGN_MANTISSA_BITS: f64 = 8.0;
 const LABEL_CHARS: usize = 22;
 /// The most labels of blocks that stand side by side.
-const LABELS: usize = 56;
+const LABELS: usize = 42;
 
 const STYLE: &str = "
   svg { --back: #ffffff; --text: #1f2328; --muted: #59636e; --grid: #d8dee4; --plane: #aab4bf; --code: #0969da; --mark: #bc4c00 }
