@@ -53,7 +53,7 @@ pub(super) struct Coding {
     pub(super) histogram: Histogram,
     /// Bytes of a chunk but the last.
     pub(super) chunk_bytes: u64,
-    /// The first bit of each chunk's codes, and bit_count.
+    /// The first bit of each chunk's codes, and `bit_count`.
     pub(super) chunk_bits: Vec<u64>,
 }
 
