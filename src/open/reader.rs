@@ -33,15 +33,14 @@ impl<'m> TensorReader<'m> {
     /// Reads and checks the codebook and the output offsets; some tens of microseconds for a large tensor.
     pub(super) fn new(tensor: &Tensor<'m>) -> Result<Self> {
         let length = tensor.byte_length()?;
+        tensor.check_known()?;
         let target = tensor.target();
         let stored = match target.encoding() {
             Encoding::Raw if length == 0 => Stored::Empty,
             Encoding::Raw => Stored::Raw { array: target.record().array_range().start },
             Encoding::Gap => gap(&target).map_err(|error| target.locate(error))?,
-            Encoding::Alias => unreachable!("the target of an alias is none"),
-            Encoding::Unknown(id) => {
-                return Err(tensor.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")));
-            }
+            // The target of an alias is none, and `check_known` refused what is unknown.
+            Encoding::Alias | Encoding::Unknown(_) => unreachable!("neither alias nor unknown"),
         };
         Ok(Self { shard: tensor.shard(), name: tensor.name(), length, stored })
     }
@@ -133,6 +132,7 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     let layout =
         Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
+    layout.check_output_offsets(&output_offsets)?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));
     Ok(Stored::Gap { first_array, decoder, layout, output_offsets })
 }

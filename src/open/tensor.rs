@@ -114,9 +114,8 @@ impl<'m> Tensor<'m> {
         self.record().dimensions()
     }
 
-    /// The number of its elements.
+    /// The number of its elements; saturated at 2^64 − 1, which only a tensor of unknown dtype can exceed.
     pub fn elements(&self) -> u64 {
-        // The directory's validation refuses a product that overflows.
         dtype::elements(&self.shape()).unwrap_or(u64::MAX)
     }
 
@@ -135,6 +134,16 @@ impl<'m> Tensor<'m> {
     pub fn encoding(&self) -> Encoding {
         let id = self.record().encoding.get();
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
+    }
+
+    /// That its bytes are stored in a way that this version knows.
+    pub(super) fn check_known(&self) -> Result<()> {
+        match self.target().encoding() {
+            Encoding::Unknown(id) => {
+                Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The tensor that holds its bytes: itself, but for an alias.
@@ -210,8 +219,11 @@ impl<'m> Tensor<'m> {
     /// As [`Tensor::decode_into`].
     pub fn decode(&self) -> Result<Vec<bf16>> {
         self.require_bf16()?;
+        // As in `decode_bytes`.
+        let reader = TensorReader::new(self)?;
         let mut weights = vec![bf16::ZERO; self.elements() as usize];
-        self.decode_into(&mut weights)?;
+        reader.read_parallel(0..self.byte_length()?, weights.as_mut_bytes())?;
+        to_native(&mut weights);
         Ok(weights)
     }
 
@@ -244,8 +256,11 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// As [`Tensor::decode_into`], but for the dtype.
     pub fn decode_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.byte_length()? as usize];
-        self.decode_bytes_into(&mut bytes)?;
+        // The reader comes first: it refuses what is stored in an unknown way, of which only the directory knows the size.
+        let reader = TensorReader::new(self)?;
+        let length = self.byte_length()?;
+        let mut bytes = vec![0; length as usize];
+        reader.read_parallel(0..length, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -83,6 +83,8 @@ impl Directory {
         Corrupt.unless(files.is_sorted_by(|a, b| a < b), "3, File: order")?;
         let paths: BTreeSet<_> = self.files.iter().map(|f| self.text(&f.path)).collect();
         Corrupt.unless(paths.len() == self.files.len(), "3, File: two have one path")?;
+        let mut folders = paths.iter().flat_map(|p| p.match_indices('/').map(|(i, _)| &p[..i]));
+        Corrupt.unless(!folders.any(|folder| paths.contains(folder)), "3, File: a path lies in a file")?;
         let blocks: BTreeSet<_> = self.blocks.iter().map(|block| self.text(block)).collect();
         Corrupt.unless(blocks.len() == self.blocks.len(), "3, Block: two have one name")?;
         let tensors = self.tensors.iter().map(|t| self.text(&t.name));
@@ -155,7 +157,8 @@ impl Directory {
         Corrupt.unless(plain && !path.contains(|c| c == '\\' || c == ':' || c < ' '), "3, File: path")?;
         let arrays = self.file_arrays(file);
         if file.kind == WEIGHTS {
-            return self.check_kinds(arrays, NONE, &[PREFIXES]);
+            self.check_kinds(arrays, NONE, &[PREFIXES])?;
+            return Corrupt.unless(arrays.iter().all(|a| a.length <= file.length), "3, File: length");
         }
         self.check_kinds(arrays, NONE, if file.length > 0 { &[SIDE_FILES] } else { &[] })?;
         Corrupt.unless(arrays.iter().all(|a| a.length == file.length), "3, File: length")

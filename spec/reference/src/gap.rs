@@ -83,7 +83,7 @@ pub(crate) fn check_lengths(elements: u64, lengths: [u64; 5], parameters: [u64; 
     let bits = elements..=mul(elements, MAX_CODE_LENGTH.into())?;
     Corrupt.unless(elements > 0 && bits.contains(&parameters[2]), "6.3: elements or bit_count")?;
     let luts = codebook.saturating_sub(256) / 512;
-    Corrupt.unless((1..=256).contains(&luts) && codebook == 256 + 512 * luts, "6.3: length of codebook")?;
+    Corrupt.unless((1..=128).contains(&luts) && codebook == 256 + 512 * luts, "6.3: length of codebook")?;
     Corrupt.unless(gaps == threads.div_ceil(2), "6.3: length of gaps")?;
     Corrupt.unless(output_offsets == 8 * (thread_blocks + 1), "6.3: length of output_offsets")?;
     Corrupt.unless(bitstream == mul(parameters[0], threads)?, "6.3: length of bitstream")?;
