@@ -48,10 +48,10 @@ pub const MAX_LUTS: usize = LUT_ENTRIES / 2;
 pub const GAP_BYTES_PER_THREAD: [u32; 4] = [8, 16, 32, 64];
 /// The numbers of threads a thread block that the `gap` encoding allows.
 pub const GAP_THREADS_PER_BLOCK: [u32; 5] = [64, 128, 256, 512, 1024];
-/// The bytes a thread that writers use unless told otherwise.
-pub const GAP_DEFAULT_BYTES_PER_THREAD: u32 = 16;
+/// The bytes a thread that writers use unless told otherwise: spec/rationale.md, "Gap".
+pub const GAP_DEFAULT_BYTES_PER_THREAD: u32 = 32;
 /// The threads a thread block that writers use unless told otherwise.
-pub const GAP_DEFAULT_THREADS_PER_BLOCK: u32 = 256;
+pub const GAP_DEFAULT_THREADS_PER_BLOCK: u32 = 128;
 /// The number of threads whose gaps share a byte.
 pub const GAP_THREADS_PER_BYTE: u64 = 2;
 /// The size of an output offset, in bytes.

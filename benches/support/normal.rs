@@ -1,5 +1,11 @@
-//! Seeded BF16 weights: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators",
-//! OOPSLA 2014) and the Box–Muller transform.
+#![allow(
+    dead_code,
+    clippy::cast_precision_loss,
+    reason = "shared by benches, examples and tests, each of which uses a part"
+)]
+
+//! Seeded BF16 weights: `SplitMix64` (G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number
+//! generators", OOPSLA 2014) and the Box–Muller transform.
 
 /// A stream of pseudorandom numbers.
 pub(crate) struct Random(pub(crate) u64);
@@ -25,8 +31,8 @@ impl Random {
     }
 }
 
-/// `rows × columns` little-endian BF16 weights drawn from N(0, σ²) with the σ that `sigma` gives for each row; `columns` is
-/// even.
+/// `rows × columns` little-endian BF16 weights drawn from N(0, σ²) with the σ that `sigma` gives for each
+/// row; `columns` is even.
 pub(crate) fn weights(seed: u64, rows: usize, columns: usize, sigma: impl Fn(usize) -> f32) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes = Vec::with_capacity(2 * rows * columns);
@@ -39,4 +45,9 @@ pub(crate) fn weights(seed: u64, rows: usize, columns: usize, sigma: impl Fn(usi
         }
     }
     bytes
+}
+
+/// Standard deviations that differ from row to row, 0.005 to 0.14.
+pub(crate) fn row_sigma(row: usize) -> f32 {
+    0.005 * 2f32.powf((row % 97) as f32 / 20.0)
 }

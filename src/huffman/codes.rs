@@ -6,7 +6,8 @@ use crate::constants::{MAX_CODE_LENGTH, SYMBOLS};
 /// The code of an exponent, ready to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Code {
-    /// The code's bits with its first (most significant) bit lowest, as streams are written least significant bit first.
+    /// The code's bits with its first (most significant) bit lowest, as streams are written least significant
+    /// bit first.
     pub bits: u16,
     /// The number of bits, 1..=16; 0 for an exponent without a code.
     pub length: u8,

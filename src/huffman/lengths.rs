@@ -6,8 +6,8 @@ use crate::{Error, Result};
 
 /// The code length of each exponent, in bits; 0 for an exponent without a code.
 ///
-/// Always a usable code: lengths of at most [`MAX_CODE_LENGTH`] that fill the code space exactly (Kraft's sum is 1),
-/// or a single exponent of length 1, whose code is the bit 0.
+/// Always a usable code: lengths of at most [`MAX_CODE_LENGTH`] that fill the code space exactly (Kraft's sum
+/// is 1), or a single exponent of length 1, whose code is the bit 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeLengths {
     lengths: [u8; SYMBOLS],
@@ -27,8 +27,8 @@ impl CodeLengths {
     /// As [`from_histogram`](Self::from_histogram), with codes of at most `limit` bits.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the histogram is empty, or where `limit` is not in 1..=16 or has too few codes for
-    /// the exponents that occur.
+    /// [`Error::Parameter`] where the histogram is empty, or where `limit` is not in 1..=16 or has too few
+    /// codes for the exponents that occur.
     pub fn with_limit(histogram: &Histogram, limit: u8) -> Result<Self> {
         let used = histogram.used();
         if used == 0 {
@@ -46,7 +46,8 @@ impl CodeLengths {
     /// Reads and checks stored lengths, one byte an exponent.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte at fault: not 256 bytes, a length above 16, or lengths that are no complete code.
+    /// [`Error::Corrupt`] with the byte at fault: not 256 bytes, a length above 16, or lengths that are no
+    /// complete code.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let corrupt = |offset, problem: &str| Error::corrupt("code lengths", offset, problem);
         let lengths: [u8; CODE_LENGTHS_BYTES] =
@@ -85,7 +86,8 @@ impl CodeLengths {
     /// The bits that the weights of this histogram take.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where an exponent occurs that has no code; [`Error::Limit`] where the sum exceeds 2^64 − 1.
+    /// [`Error::Parameter`] where an exponent occurs that has no code; [`Error::Limit`] where the sum exceeds
+    /// 2^64 − 1.
     pub fn bits(&self, histogram: &Histogram) -> Result<u64> {
         let mut bits = 0u64;
         for (exponent, (&count, &length)) in histogram.counts().iter().zip(&self.lengths).enumerate() {
@@ -111,7 +113,9 @@ mod tests {
 
     fn lengths(used: &[(usize, u8)]) -> Vec<u8> {
         let mut bytes = vec![0; 256];
-        used.iter().for_each(|&(symbol, length)| bytes[symbol] = length);
+        for &(symbol, length) in used {
+            bytes[symbol] = length;
+        }
         bytes
     }
 

@@ -52,8 +52,8 @@ impl Luts {
         self.luts.len()
     }
 
-    /// The exponent and the length of the code at the start of a stream whose next 16 bits are `bits`; `None` where there
-    /// is no such code.
+    /// The exponent and the length of the code at the start of a stream whose next 16 bits are `bits`; `None`
+    /// where there is no such code.
     #[inline]
     pub fn find(&self, bits: u16) -> Option<(u8, u8)> {
         let entry = self.luts[0][usize::from(bits) % LUT_ENTRIES];
@@ -75,8 +75,8 @@ pub fn codebook(lengths: &CodeLengths) -> Vec<u8> {
     bytes
 }
 
-/// Reads the code lengths of a codebook array and checks them, and the number of LUTs; not what the LUTs hold, which
-/// [`verify_codebook`] does.
+/// Reads the code lengths of a codebook array and checks them, and the number of LUTs; not what the LUTs
+/// hold, which [`verify_codebook`] does.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the byte at fault.

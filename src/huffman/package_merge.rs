@@ -1,11 +1,12 @@
-//! Optimal code lengths under a limit (L. L. Larmore, D. S. Hirschberg, "A fast algorithm for optimal length-limited
-//! Huffman codes", J. ACM 37(3), 1990).
+//! Optimal code lengths under a limit (L. L. Larmore, D. S. Hirschberg, "A fast algorithm for optimal
+//! length-limited Huffman codes", J. ACM 37(3), 1990).
 //!
-//! Each level's list holds the symbols, by ascending count, merged with the packages: pairs of neighbours in the list of
-//! the level below. The `2n − 2` lightest items of the top list, unpacked, hold each symbol as often as its code has bits.
+//! Each level's list holds the symbols, by ascending count, merged with the packages: pairs of neighbours in
+//! the list of the level below. The `2n − 2` lightest items of the top list, unpacked, hold each symbol as
+//! often as its code has bits.
 //!
-//! Ties: symbols of equal count stand in ascending order (so the lower symbol gets the longer code), and a symbol stands
-//! before a package of equal weight. With that the lengths are a function of the counts alone.
+//! Ties: symbols of equal count stand in ascending order (so the lower symbol gets the longer code), and a
+//! symbol stands before a package of equal weight. With that the lengths are a function of the counts alone.
 
 use crate::constants::SYMBOLS;
 

@@ -13,8 +13,8 @@ const SYMBOL_TABLE_ELEMENTS: u64 = 1 << 14;
 
 /// Decodes the weights of one tensor; share it between threads.
 ///
-/// Any bytes are safe to decode: every read stays in its array, every write in the output, each step consumes a bit or
-/// more, and codes that do not end where the index says are an error.
+/// Any bytes are safe to decode: every read stays in its array, every write in the output, each step consumes
+/// a bit or more, and codes that do not end where the index says are an error.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     pub(super) lengths: CodeLengths,
@@ -31,15 +31,16 @@ impl Decoder {
         Self { lengths: lengths.clone(), luts, table, layout: *layout }
     }
 
-    /// Decodes a range of weights, all of whose codes start in the span, into little-endian BF16 (`2n` bytes for `n`
-    /// weights); `plane` holds their `n` plane bytes.
+    /// Decodes a range of weights, all of whose codes start in the span, into little-endian BF16 (`2n` bytes
+    /// for `n` weights); `plane` holds their `n` plane bytes.
     ///
-    /// Every thread block of the span is decoded to its end, so the cost is that of the span, plus that of merging the range.
+    /// Every thread block of the span is decoded to its end, so the cost is that of the span, plus that of
+    /// merging the range.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the index contradicts itself or the codes, where a code is none, or where padding is not
-    /// zero; then `weights` holds anything. [`Error::Parameter`] where a slice has another size than the range or the span
-    /// asks for.
+    /// [`Error::Corrupt`] where the index contradicts itself or the codes, where a code is none, or where
+    /// padding is not zero; then `weights` holds anything. [`Error::Parameter`] where a slice has another
+    /// size than the range or the span asks for.
     pub fn decode(
         &self,
         span: &Span<'_>,
@@ -80,8 +81,8 @@ impl Decoder {
         ))
     }
 
-    /// Decodes the exponents of a span, handing them on in pieces: in order within a thread block, and thread blocks in
-    /// any order.
+    /// Decodes the exponents of a span, handing them on in pieces: in order within a thread block, and thread
+    /// blocks in any order.
     pub(super) fn walk(
         &self,
         span: &Span<'_>,

@@ -1,8 +1,9 @@
 //! Encoding chunk by chunk: parallel, in bounded memory, and with the same bytes for any chunking.
 //!
-//! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units whose first bit
-//! lies in its codes. It writes each of them whole, with the codes of a few weights behind the chunk, and leaves out
-//! the bits before its first unit, which belong to the chunk before. So chunks write disjoint bytes.
+//! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units whose
+//! first bit lies in its codes. It writes each of them whole, with the codes of a few weights behind the
+//! chunk, and leaves out the bits before its first unit, which belong to the chunk before. So chunks write
+//! disjoint bytes.
 //!
 //! ```text
 //! weights    ······|  chunk              |lookahead|··
@@ -12,10 +13,11 @@
 
 use std::ops::Range;
 
+use super::crossings::{GROUP, PIECE};
 use super::tracker::{IndexArrays, Tracker};
-use super::writer::{GROUP, PIECE, Writer};
+use super::writer::Writer;
 use super::{Geometry, Layout, pair_table::PairTable};
-use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
+use crate::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES};
 use crate::huffman::{CodeLengths, Codes};
 use crate::{Error, Result, bf16};
 
@@ -25,6 +27,7 @@ const PAIR_TABLE_ELEMENTS: u64 = 1 << 14;
 /// Encodes the chunks of one tensor; share it between threads.
 #[derive(Clone, Debug)]
 pub struct ChunkEncoder {
+    lengths: CodeLengths,
     codes: Codes,
     pairs: Option<PairTable>,
     layout: Layout,
@@ -33,8 +36,8 @@ pub struct ChunkEncoder {
 /// One chunk of a tensor: consecutive weights, and some that follow them.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkInput<'a> {
-    /// Little-endian weights, two bytes each: those of the chunk, then the next [`Geometry::lookahead`] ones, or all to the
-    /// end of the tensor where there are fewer. More do no harm.
+    /// Little-endian weights, two bytes each: those of the chunk, then the next [`Geometry::lookahead`] ones,
+    /// or all to the end of the tensor where there are fewer. More do no harm.
     pub weights: &'a [u8],
     /// The number of weights in the chunk, at least 1.
     pub elements: usize,
@@ -118,16 +121,18 @@ impl ChunkEncoder {
     pub fn new(lengths: &CodeLengths, layout: &Layout) -> Self {
         let codes = Codes::new(lengths);
         let pairs = (layout.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
-        Self { codes, pairs, layout: *layout }
+        Self { lengths: lengths.clone(), codes, pairs, layout: *layout }
     }
 
-    /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5 bytes a weight.
+    /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5 bytes a
+    /// weight.
     ///
     /// Bytes come out only for weights that have codes and that end at the bit that the histograms promised.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the chunk does not fit the layout or lacks lookahead, and where its weights are not those
-    /// of the histograms, as when the source changed between two passes. Then `output` holds nothing of use.
+    /// [`Error::Parameter`] where the chunk does not fit the layout or lacks lookahead, and where its weights
+    /// are not those of the histograms, as when the source changed between two passes. Then `output` holds
+    /// nothing of use.
     pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
         let is_last = self.check(input)?;
         let geometry = self.layout.geometry();
@@ -181,7 +186,8 @@ impl ChunkEncoder {
         if input.start_bit >= input.end_bit
             || input.end_bit > self.layout.bit_count()
             || (input.first_element == 0) != (input.start_bit == 0)
-            || input.end_bit - input.start_bit > 16 * elements
+            || input.end_bit - input.start_bit > u64::from(MAX_CODE_LENGTH) * elements
+            || input.elements > usize::MAX / 32
         {
             return misfit("the bits of a chunk do not fit its tensor");
         }
@@ -212,7 +218,7 @@ impl ChunkEncoder {
             bf16::split(weights, exponents, plane);
             let grouped = if self.pairs.is_some() { plane.len() / GROUP * GROUP } else { 0 };
             if let Some(pairs) = &self.pairs
-                && !writer.push_groups(pairs, &self.codes, &exponents[..grouped], element)
+                && !writer.push_groups(pairs, &self.lengths, &exponents[..grouped], element)
             {
                 return false;
             }

@@ -77,7 +77,8 @@ impl Geometry {
         GAP_THREADS_PER_BYTE * self.thread_bits()
     }
 
-    /// The weights that an encoder must see behind a chunk: as many as a unit of one-bit codes holds, at most 1024.
+    /// The weights that an encoder must see behind a chunk: as many as a unit of one-bit codes holds, at most
+    /// 1024.
     pub const fn lookahead(self) -> usize {
         self.unit_bits() as usize
     }

@@ -24,8 +24,8 @@ impl Layout {
     /// The layout that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where there are no elements, a LUT count outside 1..=128, or a bit count that no codes of
-    /// 1..=16 bits add up to; [`Error::Limit`] where a size exceeds 2^63 bytes.
+    /// [`Error::Corrupt`] where there are no elements, a LUT count outside 1..=128, or a bit count that no
+    /// codes of 1..=16 bits add up to; [`Error::Limit`] where a size exceeds 2^63 bytes.
     pub fn new(geometry: Geometry, elements: u64, bit_count: u64, lut_count: u64) -> Result<Self> {
         let corrupt = |problem: String| Error::corrupt("gap layout", 0, problem);
         if elements == 0 {
@@ -59,8 +59,8 @@ impl Layout {
     /// The layout of a tensor with this histogram under this code.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the histogram is empty or has an exponent without a code; [`Error::Limit`] as
-    /// [`new`](Self::new).
+    /// [`Error::Parameter`] where the histogram is empty or has an exponent without a code; [`Error::Limit`]
+    /// as [`new`](Self::new).
     pub fn plan(lengths: &CodeLengths, histogram: &Histogram, geometry: Geometry) -> Result<Self> {
         let elements = histogram.total();
         if elements == 0 {
@@ -133,7 +133,8 @@ impl Layout {
             + self.plane_bytes()
     }
 
-    /// The bytes of the output offset array that a span of thread blocks needs: those of its thread blocks and the next.
+    /// The bytes of the output offset array that a span of thread blocks needs: those of its thread blocks
+    /// and the next.
     ///
     /// # Errors
     /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor; so for the other two.
@@ -143,7 +144,8 @@ impl Layout {
         Ok(thread_blocks.start * entry..(thread_blocks.end + 1) * entry)
     }
 
-    /// The bytes of the gap array that a span needs: those of its threads, and one more where thread blocks follow.
+    /// The bytes of the gap array that a span needs: those of its threads, and one more where thread blocks
+    /// follow.
     ///
     /// # Errors
     /// As [`output_offsets_of`](Self::output_offsets_of).
@@ -153,8 +155,8 @@ impl Layout {
         Ok(thread_blocks.start * block_bytes..(thread_blocks.end * block_bytes + 1).min(self.gaps_bytes()))
     }
 
-    /// The bytes of the bitstream that a span needs: those of its threads, and two more (the end of its last code)
-    /// where thread blocks follow.
+    /// The bytes of the bitstream that a span needs: those of its threads, and two more (the end of its last
+    /// code) where thread blocks follow.
     ///
     /// # Errors
     /// As [`output_offsets_of`](Self::output_offsets_of).
@@ -175,12 +177,14 @@ impl Layout {
         ))
     }
 
-    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output offsets.
+    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output
+    /// offsets.
     ///
     /// The array may hold anything; then the answer may be wrong, which decoding reports.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor, or the array has another size.
+    /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor, or the array has another
+    /// size.
     pub fn thread_blocks_of(&self, output_offsets: &[u8], elements: &Range<u64>) -> Result<Range<u64>> {
         if elements.start >= elements.end || elements.end > self.elements {
             return Err(Error::parameter(

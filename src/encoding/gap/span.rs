@@ -23,7 +23,8 @@ impl<'a> Arrays<'a> {
     /// The parts for a span of thread blocks; no byte is read.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor, or an array is shorter than the layout says.
+    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor, or an array is shorter than
+    /// the layout says.
     pub fn span(&self, layout: &Layout, thread_blocks: Range<u64>) -> Result<Span<'a>> {
         Ok(Span {
             gaps: part(self.gaps, &layout.gaps_of(&thread_blocks)?)?,
@@ -101,8 +102,8 @@ impl Span<'_> {
         self.thread_blocks.start * layout.geometry().thread_block_bits()
     }
 
-    /// The first boundary at or behind the start of a thread block, in bits from the start of the span; the end of the last
-    /// code for the thread block behind the last.
+    /// The first boundary at or behind the start of a thread block, in bits from the start of the span; the
+    /// end of the last code for the thread block behind the last.
     fn boundary(&self, layout: &Layout, thread_block: u64) -> usize {
         if thread_block == layout.thread_block_count() {
             return (layout.bit_count() - self.first_bit(layout)) as usize;

@@ -1,21 +1,27 @@
 //! Checking all of the index, of which decoding uses but the starts of thread blocks.
 
+use super::crossings::{Crossings, GROUP};
 use super::lanes::Decoded;
 use super::{Decoder, Span};
-use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
+use crate::constants::GAP_THREADS_PER_BYTE;
 use crate::{Error, Result};
 
 impl Decoder {
-    /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode) checks.
+    /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode)
+    /// checks.
     ///
-    /// The gap and the output offset with which a span starts are checked with the span before it; so verifying all spans of
-    /// a tensor checks its whole index. Costs about twice as much as decoding.
+    /// The gap and the output offset with which a span starts are checked with the span before it; so
+    /// verifying all spans of a tensor checks its whole index. Costs about twice as much as decoding.
+    ///
+    /// Output offsets need no check of their own: the first must be 0, and decoding counts the codes from each
+    /// thread block's first boundary to the next.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays have other
-    /// sizes than its layout.
+    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays
+    /// have other sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
-        self.walk(span, |decoded| self.check_boundaries(span, &decoded))?;
+        let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
+        self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
         let threads = self.layout.thread_count();
         let is_last = span.thread_blocks.end == self.layout.thread_block_count();
         if is_last
@@ -32,37 +38,45 @@ impl Decoder {
     }
 
     /// Checks the threads into which these codes cross.
-    fn check_boundaries(&self, span: &Span<'_>, decoded: &Decoded<'_>) -> Result<()> {
+    fn check_boundaries(
+        &self,
+        span: &Span<'_>,
+        decoded: &Decoded<'_>,
+        crossings: &mut Crossings,
+    ) -> Result<()> {
         let thread_bits = self.layout.geometry().thread_bits() as usize;
+        let lengths = self.lengths.as_bytes();
+        let length = |exponent: u8| usize::from(lengths[usize::from(exponent)]);
         let mut bit = decoded.bit;
         // A boundary at the very start was checked as the end of the code before it.
-        let mut threshold = (bit / thread_bits + 1) * thread_bits;
-        for (element, &exponent) in (decoded.element + 1..).zip(decoded.exponents) {
-            bit += usize::from(self.lengths.get(exponent));
-            if bit >= threshold {
-                self.check_thread(span, (threshold / thread_bits) as u64, bit - threshold, element)?;
-                threshold += thread_bits;
+        let mut thread = bit / thread_bits + 1;
+        let (groups, rest) = decoded.exponents.as_chunks::<GROUP>();
+        for (group, exponents) in groups.iter().enumerate() {
+            crossings.note(bit, group);
+            bit += exponents.iter().map(|&exponent| length(exponent)).sum::<usize>();
+        }
+        while thread * thread_bits <= bit {
+            let (boundary, _) = crossings.find(thread * thread_bits, decoded.exponents, lengths);
+            self.check_gap(span, thread, boundary - thread * thread_bits)?;
+            thread += 1;
+        }
+        for &exponent in rest {
+            bit += length(exponent);
+            if let Some(gap) = bit.checked_sub(thread * thread_bits) {
+                self.check_gap(span, thread, gap)?;
+                thread += 1;
             }
         }
         Ok(())
     }
 
-    /// Checks the gap of a thread, counted from the first one of the span, and its thread block's output offset.
-    fn check_thread(&self, span: &Span<'_>, thread: u64, gap: usize, element: u64) -> Result<()> {
-        let threads_per_block = u64::from(self.layout.geometry().threads_per_block());
-        let first = span.thread_blocks.start * threads_per_block;
-        if first + thread >= self.layout.thread_count() {
-            return Ok(());
-        }
-        if span.gap(thread) != gap {
-            let byte = (first + thread) / GAP_THREADS_PER_BYTE;
-            let problem = format!("the gap of thread {} must be {gap}", first + thread);
-            return Err(Error::corrupt("gaps", byte, problem));
-        }
-        let thread_block = span.thread_blocks.start + thread / threads_per_block;
-        if thread.is_multiple_of(threads_per_block) && span.output_offset(thread_block) != element {
-            let problem = format!("the output offset of thread block {thread_block} must be {element}");
-            return Err(Error::corrupt("output offsets", thread_block * OUTPUT_OFFSET_BYTES as u64, problem));
+    /// Checks the gap of a thread, counted from the first one of the span.
+    fn check_gap(&self, span: &Span<'_>, thread: usize, gap: usize) -> Result<()> {
+        let first = span.thread_blocks.start * u64::from(self.layout.geometry().threads_per_block());
+        let index = first + thread as u64;
+        if index < self.layout.thread_count() && span.gap(thread as u64) != gap {
+            let problem = format!("the gap of thread {index} must be {gap}");
+            return Err(Error::corrupt("gaps", index / GAP_THREADS_PER_BYTE, problem));
         }
         Ok(())
     }

@@ -23,10 +23,12 @@ pub struct EncodedTensor {
     pub plane: Vec<u8>,
 }
 
-/// Encodes `n` little-endian BF16 weights (`2n` bytes) in chunks of `chunk_elements`, which do not change the result.
+/// Encodes `n` little-endian BF16 weights (`2n` bytes) in chunks of `chunk_elements`, which do not change the
+/// result.
 ///
 /// # Errors
-/// [`Error::Parameter`](crate::Error::Parameter) where there are no weights, an odd byte or no elements a chunk.
+/// [`Error::Parameter`](crate::Error::Parameter) where there are no weights, an odd byte or no elements a
+/// chunk.
 pub fn encode_tensor(weights: &[u8], geometry: Geometry, chunk_elements: usize) -> Result<EncodedTensor> {
     let odd = !weights.len().is_multiple_of(2) || chunk_elements == 0;
     let weights = if odd { &[] } else { weights };

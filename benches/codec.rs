@@ -1,0 +1,82 @@
+//! The speed of the codec on one thread, in memory, in bytes of BF16: `cargo bench --bench codec`.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use df11::encoding::gap::{ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, encode_tensor};
+use df11::huffman::{Histogram, read_codebook};
+
+#[path = "support/normal.rs"]
+mod normal;
+
+const ROWS: usize = 4096;
+const COLUMNS: usize = 4096;
+const CHUNK: usize = 1 << 19;
+
+fn codec(criterion: &mut Criterion) {
+    let sets = [
+        ("normal", normal::weights(1, ROWS, COLUMNS, |_| 0.02)),
+        ("rows", normal::weights(1, ROWS, COLUMNS, normal::row_sigma)),
+    ];
+    for (name, weights) in &sets {
+        bench(criterion, name, weights);
+    }
+}
+
+fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
+    let mut group = criterion.benchmark_group("codec");
+    group.throughput(Throughput::Bytes(weights.len() as u64)).sample_size(20);
+    group.bench_function(BenchmarkId::new("histogram", name), |bencher| {
+        bencher.iter(|| Histogram::of(black_box(weights)));
+    });
+
+    let geometry = Geometry::default();
+    let tensor = encode_tensor(weights, geometry, CHUNK).expect("the weights encode");
+    let lengths = read_codebook(&tensor.codebook).expect("the codebook is valid");
+    let encoder = ChunkEncoder::new(&lengths, &tensor.layout);
+    let mut start_bit = 0;
+    let chunks: Vec<ChunkInput> = (0..weights.len() / 2 / CHUNK)
+        .map(|chunk| {
+            let (from, to) = (2 * chunk * CHUNK, 2 * (chunk + 1) * CHUNK);
+            let bits = lengths.bits(&Histogram::of(&weights[from..to])).expect("every exponent has a code");
+            let input = ChunkInput {
+                weights: &weights[from..(to + 2 * geometry.lookahead()).min(weights.len())],
+                elements: CHUNK,
+                first_element: (chunk * CHUNK) as u64,
+                start_bit,
+                end_bit: start_bit + bits,
+            };
+            start_bit = input.end_bit;
+            input
+        })
+        .collect();
+    let mut output = ChunkOutput::default();
+    group.bench_function(BenchmarkId::new("encode", name), |bencher| {
+        bencher.iter(|| {
+            for chunk in &chunks {
+                encoder.encode(chunk, &mut output).expect("the chunk encodes");
+                black_box(output.bitstream().bytes);
+            }
+        });
+    });
+
+    let decoder = Decoder::new(&lengths, &tensor.layout);
+    let span =
+        tensor.arrays().span(&tensor.layout, 0..tensor.layout.thread_block_count()).expect("the span exists");
+    let mut output = vec![0; weights.len()];
+    decoder.decode(&span, 0..tensor.layout.elements(), &tensor.plane, &mut output).expect("it decodes");
+    assert!(output == weights);
+    group.bench_function(BenchmarkId::new("decode", name), |bencher| {
+        bencher.iter(|| {
+            decoder
+                .decode(&span, 0..tensor.layout.elements(), &tensor.plane, &mut output)
+                .expect("it decodes");
+        });
+    });
+    group.bench_function(BenchmarkId::new("verify_index", name), |bencher| {
+        bencher.iter(|| decoder.verify_index(&span).expect("the index is right"));
+    });
+}
+
+criterion_group!(benches, codec);
+criterion_main!(benches);
