@@ -334,8 +334,6 @@ impl Check<'_> {
         if tensor.shape[dimensions as usize..].iter().any(|&dimension| dimension != 0) {
             return Err(self.tensor_corrupt(i, "a dimension beyond dimension_count is not zero"));
         }
-        let shape = tensor.dimensions();
-        let count = elements(&shape)?;
         if tensor.block.get() >= self.directory.blocks.len() as u64 {
             return Err(self.tensor_corrupt(i, "its block does not exist"));
         }
@@ -344,18 +342,22 @@ impl Check<'_> {
             .and_then(|file| self.directory.files.get(file))
             .filter(|file| file.kind.get() == FILE_WEIGHTS)
             .ok_or_else(|| self.tensor_corrupt(i, "its weights file does not exist"))?;
-        let Some(dtype) = Dtype::from_id(tensor.dtype.get()) else { return Ok(()) };
-        let bytes = match dtype.bytes(&shape) {
-            Err(Error::Parameter { problem, .. }) => return Err(self.tensor_corrupt(i, problem)),
-            other => other?,
+        let dtype = Dtype::from_id(tensor.dtype.get());
+        let shape = tensor.dimensions();
+        let bytes = match dtype.map(|dtype| dtype.bytes(&shape)) {
+            // Nothing is known of the size of its elements.
+            None => 0,
+            Some(Err(Error::Parameter { problem, .. })) => return Err(self.tensor_corrupt(i, problem)),
+            Some(bytes) => bytes?,
         };
         if tensor.file_offset.get().checked_add(bytes).is_none_or(|end| end > file.length.get()) {
             return Err(self.tensor_corrupt(i, "it ends beyond its weights file"));
         }
+        let Some(dtype) = dtype else { return Ok(()) };
         match tensor.encoding.get() {
             ENCODING_ALIAS => self.alias(i, tensor),
             ENCODING_RAW => self.raw(i, tensor, bytes),
-            ENCODING_GAP => self.gap(i, tensor, dtype, count),
+            ENCODING_GAP => self.gap(i, tensor, dtype, elements(&shape)?),
             _ => Ok(()),
         }
     }

@@ -114,9 +114,9 @@ impl<'m> Tensor<'m> {
         self.record().dimensions()
     }
 
-    /// The number of its elements.
+    /// The number of its elements; 2^64 − 1 where more do not fit, which only an unknown dtype allows.
     pub fn elements(&self) -> u64 {
-        dtype::elements(&self.shape()).expect("the directory was validated")
+        dtype::elements(&self.shape()).unwrap_or(u64::MAX)
     }
 
     /// The size of its decoded bytes.
@@ -209,8 +209,11 @@ impl<'m> Tensor<'m> {
     /// As [`Tensor::decode_into`].
     pub fn decode(&self) -> Result<Vec<bf16>> {
         self.require_bf16()?;
+        // Before anything is allocated, as in `decode_bytes`.
+        let reader = TensorReader::new(self)?;
         let mut weights = vec![bf16::ZERO; self.elements() as usize];
-        self.decode_into(&mut weights)?;
+        reader.read_parallel(0..self.byte_length()?, weights.as_mut_bytes())?;
+        to_native(&mut weights);
         Ok(weights)
     }
 
@@ -243,8 +246,11 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// As [`Tensor::decode_into`], but for the dtype.
     pub fn decode_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.byte_length()? as usize];
-        self.decode_bytes_into(&mut bytes)?;
+        // Before anything is allocated: the size of a tensor that cannot be decoded is bounded by nothing.
+        let reader = TensorReader::new(self)?;
+        let length = self.byte_length()?;
+        let mut bytes = vec![0; length as usize];
+        reader.read_parallel(0..length, &mut bytes)?;
         Ok(bytes)
     }
 
