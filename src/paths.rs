@@ -4,7 +4,7 @@ use crate::{Error, Result, constants::MAX_NAME_BYTES};
 
 /// Checks that a path is relative, `/`-separated and cannot leave the folder it is joined to.
 ///
-/// Components are neither empty nor `.` nor `..`; characters below U+0020, backslashes and colons are
+/// Components are neither empty nor `.` nor `..`; control characters, backslashes and colons are
 /// forbidden, since some systems read them as something else than part of a name. Cost: one pass.
 ///
 /// # Errors
@@ -16,7 +16,7 @@ pub fn check_path(path: &str) -> Result<()> {
     }
     let corrupt =
         |offset: usize, problem: &str| Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem));
-    if let Some((offset, _)) = path.char_indices().find(|&(_, c)| matches!(c, '\\' | ':' | '\0'..' ')) {
+    if let Some((offset, _)) = path.char_indices().find(|&(_, c)| matches!(c, '\\' | ':') || c.is_control()) {
         return corrupt(offset, "a backslash, a colon or a control character");
     }
     let mut offset = 0;
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn paths_inside_pass() {
-        for path in ["a", "a/b.json", "...", "..a/.b", "ünï/ço dé", "a\u{7F}\u{85}", &"x".repeat(4096)] {
+        for path in ["a", "a/b.json", "...", "..a/.b", "ünï/ço dé", &"x".repeat(4096)] {
             check_path(path).unwrap();
         }
     }
@@ -56,7 +56,7 @@ mod tests {
             ("c:b", 1),
             ("a\0", 1),
             ("a\nb", 1),
-            ("a\u{1F}", 1),
+            ("a\u{85}", 1),
         ] {
             match check_path(path) {
                 Err(Error::Corrupt { offset, .. }) => assert_eq!(offset, at, "{path:?}"),

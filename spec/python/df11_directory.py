@@ -30,6 +30,10 @@ ALIAS, STORED_RAW, GAP = 0, 1, 2
 BF16 = 15
 # Section 5: bits of an element by dtype.
 BITS = dict(enumerate([8, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64, 64, 64], start=1))
+# Section 5: names by dtype.
+NAMES = dict(enumerate((
+    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
+).split(), start=1))
 # Section 6: kinds of the sections that hold the arrays of each encoding, in order.
 GAP_KINDS = (CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE)
 
@@ -194,17 +198,19 @@ class Directory:
 
     def _check_header(self) -> None:
         """Section 2, in the order of section 9: steps 1 to 7."""
+        start = self._read(0, min(12, self.length), "header")
+        if len(start) < 12 or start[:8] != MAGIC:
+            raise Corrupt("header.magic", 0, "not a df11 file")
+        major = int.from_bytes(start[8:10], "little")
+        if major != 1:
+            raise Unsupported("header.version_major", 8, f"version {major}")
         if self.length < HEAD_BYTES + HEADER_BYTES:
             raise Corrupt("file", self.length, "too short for a container")
         header = self._read(0, HEADER_BYTES, "header")
-        magic, major, self.version_minor, state, incompatible, self.compatible_features, *rest = struct.unpack(
+        _, _, self.version_minor, state, incompatible, self.compatible_features, *rest = struct.unpack(
             "<8sHHIQQQQQII", header
         )
         file_length, offset, length, self._directory_checksum, header_checksum = rest
-        if magic != MAGIC:
-            raise Corrupt("header.magic", 0, "not a df11 file")
-        if major != 1:
-            raise Unsupported("header.version_major", 8, f"version {major}")
         if crc32(header[:60]) != header_checksum:
             raise Corrupt("header.header_checksum", 60, "wrong checksum")
         if state != 1:
@@ -310,8 +316,13 @@ class Directory:
             before = order
             if f.array_count != (1 if f.kind == WEIGHTS or f.length else 0):
                 raise Corrupt(f"{place}.array_count", f.at + 72, f"{f.array_count}")
-        if len(set(self.paths)) != len(self.paths):
+        paths = set(self.paths)
+        if len(paths) != len(self.paths):
             raise Corrupt("files", self.directory_offset, "a path occurs twice")
+        for i, path in enumerate(self.paths):
+            parts = path.split("/")
+            if any("/".join(parts[:k]) in paths for k in range(1, len(parts))):
+                raise Corrupt(f"files[{i}].path", self.files[i].at + 8, f"{path!r} lies in a file")
 
     def _check_sections(self) -> None:
         """Section 3, Section, and the positions of section 2."""
@@ -453,7 +464,7 @@ class Directory:
             raise Corrupt(f"{place}.bit_count", t.at + 152, f"{bit_count}")
         threads = ceil_div(bit_count, 8 * thread_bytes)
         codebook = self._arrays(t)[0].length if t.array_count else 0
-        if (codebook - 256) % 512 or not 1 <= (codebook - 256) // 512 <= 256:
+        if (codebook - 256) % 512 or not 1 <= (codebook - 256) // 512 <= 128:
             raise Corrupt(f"{place}: codebook", t.at + 120, f"{codebook} bytes")
         offsets = 8 * (ceil_div(threads, block_threads) + 1)
         lengths = (codebook, ceil_div(threads, 2), offsets, thread_bytes * threads, elements)

@@ -4,6 +4,7 @@ Written from spec/format.md alone, to find out whether that text suffices; secti
 It is slow and meant to be read. The words are those of spec/terms.md.
 """
 
+import json
 import os
 import struct
 from bisect import bisect_left, bisect_right
@@ -19,6 +20,7 @@ from df11_directory import (
     CHECKSUM_CHUNK_BYTES,
     GAP,
     MAX_CODE_LENGTH,
+    NAMES,
     STORED_RAW,
     WEIGHTS,
     Array,
@@ -35,6 +37,13 @@ from df11_directory import (
 __all__ = ["Container", "Corrupt", "FormatError", "Limit", "Unsupported"]
 
 
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object, in which no key may occur twice."""
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return dict(pairs)
+
+
 class Code:
     """The code of a tensor (6.3): a table from the next 16 bits of the bitstream to code length and exponent."""
 
@@ -42,7 +51,7 @@ class Code:
         used = [e for e in range(256) if lengths[e]]
         for e in used:
             if lengths[e] > MAX_CODE_LENGTH:
-                raise Limit(place, at + e, f"code length {lengths[e]}")
+                raise Corrupt(place, at + e, f"code length {lengths[e]}")
         whole = 1 << MAX_CODE_LENGTH
         total = sum(whole >> lengths[e] for e in used)
         if total != whole and not (len(used) == 1 and lengths[used[0]] == 1):
@@ -319,11 +328,30 @@ class Container(Directory):
     def _verify_file(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
         f, path = self.files[i], self.paths[i]
         if f.kind == WEIGHTS:
-            self._pieces(i)
+            pieces = self._pieces(i)
+            self._verify_prefix(i, pieces)
         if max_hash_bytes is not None and f.length > max_hash_bytes:
             skipped.append(f"hash of file {path}")
             return
         self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32, None, skipped)
+
+    def _verify_prefix(self, i: int, pieces: list[tuple[int, int, int]]) -> None:
+        """Section 7: the header of a weights file has the tensors of the directory."""
+        prefix, at = self._read_array(self._arrays(self.files[i])[0]), self._array_at(self._arrays(self.files[i])[0])
+        if len(prefix) < 8 or int.from_bytes(prefix[:8], "little") != len(prefix) - 8:
+            raise Corrupt("prefix", at, "not of the length that it says")
+        try:
+            header = json.loads(prefix[8:].decode("utf-8"), object_pairs_hook=_unique)
+            header.pop("__metadata__", None)
+            found = {name: (t["dtype"], t["shape"], t["data_offsets"]) for name, t in header.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise Corrupt("prefix", at + 8, f"no safetensors header: {e}") from None
+        expected = {}
+        for offset, size, k in pieces:
+            t, start = self.tensors[k], offset - len(prefix)
+            expected[self.names[k]] = (NAMES[t.dtype], list(t.shape[: t.dimension_count]), [start, start + size])
+        if found != expected:
+            raise Corrupt("prefix", at + 8, "its tensors are not those of the directory")
 
     def _verify_identity(self) -> None:
         """Section 8."""

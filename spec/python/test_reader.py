@@ -338,8 +338,8 @@ BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
 
 BROKEN_AT_LOAD: list[tuple[str, type[FormatError], str, Callable[[Draft], None]]] = [
     ("section checksum", Corrupt, "c.bias", lambda d: setattr(d, "checksums", [0] * 12)),
-    ("a code length above 16", Limit, "a.weight", section_byte(0, 0, lambda _: 17)),
-    ("a code length of 255", Limit, "a.weight", section_byte(0, 0, lambda _: 255)),
+    ("a code length above 16", Corrupt, "a.weight", section_byte(0, 0, lambda _: 17)),
+    ("a code length of 255", Corrupt, "a.weight", section_byte(0, 0, lambda _: 255)),
     ("too many codes", Corrupt, "a.weight", section_byte(0, 0, lambda _: 16)),
     ("no code lengths", Corrupt, "a.weight", lambda d: d.contents[0].__setitem__(slice(0, 256), bytes(256))),
     ("single code length 2", Corrupt, "e.scalar", section_byte(5, 127 - 768, lambda _: 2)),

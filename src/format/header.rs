@@ -5,6 +5,7 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
+use super::records::record;
 use crate::{
     Error, Result,
     constants::{
@@ -21,32 +22,32 @@ pub const STATE_COMPLETE: u32 = 1;
 /// The incompatible features that this version knows.
 const KNOWN_FEATURES: u64 = 0;
 
-/// The first 64 bytes of a container, and, once more, its last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Header {
-    /// [`MAGIC`].
-    pub magic: [u8; 8],
-    /// [`VERSION_MAJOR`].
-    pub version_major: U16,
-    /// Any value; informative.
-    pub version_minor: U16,
-    /// [`STATE_INCOMPLETE`] or [`STATE_COMPLETE`].
-    pub state: U32,
-    /// Bits of features without which the file cannot be read.
-    pub incompatible_features: U64,
-    /// Bits of features that a reader may ignore.
-    pub compatible_features: U64,
-    /// Length of the container, in bytes.
-    pub file_length: U64,
-    /// Where the directory starts, in bytes.
-    pub directory_offset: U64,
-    /// Length of the directory, in bytes.
-    pub directory_length: U64,
-    /// CRC-32 of the directory.
-    pub directory_checksum: U32,
-    /// CRC-32 of the 60 bytes before.
-    pub header_checksum: U32,
+record! {
+    /// The first 64 bytes of a container, and, once more, its last.
+    Header {
+        /// [`MAGIC`].
+        magic: [u8; 8],
+        /// [`VERSION_MAJOR`].
+        version_major: U16,
+        /// Any value; informative.
+        version_minor: U16,
+        /// [`STATE_INCOMPLETE`] or [`STATE_COMPLETE`].
+        state: U32,
+        /// Bits of features without which the file cannot be read.
+        incompatible_features: U64,
+        /// Bits of features that a reader may ignore.
+        compatible_features: U64,
+        /// Length of the container, in bytes.
+        file_length: U64,
+        /// Where the directory starts, in bytes.
+        directory_offset: U64,
+        /// Length of the directory, in bytes.
+        directory_length: U64,
+        /// CRC-32 of the directory.
+        directory_checksum: U32,
+        /// CRC-32 of the 60 bytes before.
+        header_checksum: U32,
+    }
 }
 
 /// The part of the header that no version changes.
@@ -93,11 +94,11 @@ impl Header {
     /// The same header with its checksum made right; for writers and tests that change fields.
     #[must_use]
     pub fn sealed(mut self) -> Self {
-        self.header_checksum = crc32fast::hash(&self.as_bytes()[..self.checked_bytes()]).into();
+        self.header_checksum = crc32fast::hash(&self.as_bytes()[..Self::checked_bytes()]).into();
         self
     }
 
-    const fn checked_bytes(&self) -> usize {
+    const fn checked_bytes() -> usize {
         std::mem::offset_of!(Self, header_checksum)
     }
 

@@ -75,6 +75,8 @@ macro_rules! record {
     };
 }
 
+pub(super) use record;
+
 record! {
     /// An original file of which the container restores the bytes.
     FileRecord {

@@ -334,7 +334,6 @@ impl Check<'_> {
         if tensor.shape[dimensions as usize..].iter().any(|&dimension| dimension != 0) {
             return Err(self.tensor_corrupt(i, "a dimension beyond dimension_count is not zero"));
         }
-        let shape = tensor.dimensions();
         if tensor.block.get() >= self.directory.blocks.len() as u64 {
             return Err(self.tensor_corrupt(i, "its block does not exist"));
         }
@@ -344,10 +343,12 @@ impl Check<'_> {
             .filter(|file| file.kind.get() == FILE_WEIGHTS)
             .ok_or_else(|| self.tensor_corrupt(i, "its weights file does not exist"))?;
         let dtype = Dtype::from_id(tensor.dtype.get());
-        // The size of a tensor of unknown dtype is unknown; it counts as 0.
-        let bytes = match dtype.map_or(Ok(0), |dtype| dtype.bytes(&shape)) {
-            Err(Error::Parameter { problem, .. }) => return Err(self.tensor_corrupt(i, problem)),
-            other => other?,
+        let shape = tensor.dimensions();
+        let bytes = match dtype.map(|dtype| dtype.bytes(&shape)) {
+            // Nothing is known of the size of its elements.
+            None => 0,
+            Some(Err(Error::Parameter { problem, .. })) => return Err(self.tensor_corrupt(i, problem)),
+            Some(bytes) => bytes?,
         };
         if tensor.file_offset.get().checked_add(bytes).is_none_or(|end| end > file.length.get()) {
             return Err(self.tensor_corrupt(i, "it ends beyond its weights file"));

@@ -95,7 +95,9 @@ impl<'m> Block<'m> {
             padding.fill(0);
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
             pieces.extend(
-                reader.pieces(0..out.len() as u64, out).into_iter().map(|(range, out)| (reader, range, out)),
+                TensorReader::pieces(0..out.len() as u64, out)
+                    .into_iter()
+                    .map(|(range, out)| (reader, range, out)),
             );
             (rest, position) = (after, range.end);
         }

@@ -41,7 +41,7 @@ pub(crate) struct Part<'m> {
     reader: Arc<TensorReader<'m>>,
 }
 
-impl<'m> Part<'m> {
+impl Part<'_> {
     /// Whether it is the last one of its tensor.
     pub(crate) fn is_last(&self) -> Result<bool> {
         Ok(self.range.end == self.tensor.byte_length()?)

@@ -107,11 +107,11 @@ impl<'m> TensorReader<'m> {
 
     /// Decodes a range of the tensor's bytes on all threads.
     pub(super) fn read_parallel(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        self.pieces(range, out).into_par_iter().try_for_each(|(range, out)| self.read(range, out))
+        Self::pieces(range, out).into_par_iter().try_for_each(|(range, out)| self.read(range, out))
     }
 
     /// Cuts a range into pieces for [`TensorReader::read`].
-    pub(super) fn pieces<'o>(&self, range: Range<u64>, out: &'o mut [u8]) -> Vec<(Range<u64>, &'o mut [u8])> {
+    pub(super) fn pieces(range: Range<u64>, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
         let starts = (range.start..range.end).step_by(PIECE_BYTES as usize);
         let pieces = out.chunks_mut(PIECE_BYTES as usize);
         starts.zip(pieces).map(|(start, piece)| (start..start + piece.len() as u64, piece)).collect()
@@ -127,7 +127,7 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     let codebook = shard.read_array(first_array, 0..arrays[first_array].length.get())?;
     let lengths = huffman::read_codebook(&codebook)?;
     let [bytes_per_thread, threads_per_block, bit_count, _] =
-        record.parameters.map(|parameter| parameter.get());
+        record.parameters.map(zerocopy::little_endian::U64::get);
     let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
     let layout =
         Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;

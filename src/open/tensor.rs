@@ -114,7 +114,7 @@ impl<'m> Tensor<'m> {
         self.record().dimensions()
     }
 
-    /// The number of its elements; saturated at 2^64 − 1, which only a tensor of unknown dtype can exceed.
+    /// The number of its elements; 2^64 − 1 where more do not fit, which only an unknown dtype allows.
     pub fn elements(&self) -> u64 {
         dtype::elements(&self.shape()).unwrap_or(u64::MAX)
     }
@@ -219,7 +219,7 @@ impl<'m> Tensor<'m> {
     /// As [`Tensor::decode_into`].
     pub fn decode(&self) -> Result<Vec<bf16>> {
         self.require_bf16()?;
-        // As in `decode_bytes`.
+        // Before anything is allocated, as in `decode_bytes`.
         let reader = TensorReader::new(self)?;
         let mut weights = vec![bf16::ZERO; self.elements() as usize];
         reader.read_parallel(0..self.byte_length()?, weights.as_mut_bytes())?;
@@ -256,7 +256,7 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// As [`Tensor::decode_into`], but for the dtype.
     pub fn decode_bytes(&self) -> Result<Vec<u8>> {
-        // The reader comes first: it refuses what is stored in an unknown way, of which only the directory knows the size.
+        // Before anything is allocated: the size of a tensor that cannot be decoded is bounded by nothing.
         let reader = TensorReader::new(self)?;
         let length = self.byte_length()?;
         let mut bytes = vec![0; length as usize];

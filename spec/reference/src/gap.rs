@@ -1,8 +1,8 @@
 //! The gap encoding (6.3).
 
 use crate::Kind::Corrupt;
-use crate::Result;
-use crate::record::{Field, add, item, mul, slice};
+use crate::record::{Field, item, slice};
+use crate::{Error, Result};
 
 const MAX_CODE_LENGTH: u8 = 16;
 
@@ -68,67 +68,57 @@ pub fn luts(lengths: &[u8; 256]) -> Vec<u8> {
     std::iter::once(first).chain(further).flatten().flat_map(u16::to_le_bytes).collect()
 }
 
-/// The counts of threads and of thread blocks (6.3).
-fn counts([bytes_per_thread, threads_per_block, bit_count]: [u64; 3]) -> Result<(u64, u64)> {
+/// The lengths that a tensor's arrays must have (6.3), given that of its codebook.
+pub(crate) fn array_lengths(codebook: u64, elements: u64, parameters: [u64; 3]) -> Result<[u64; 5]> {
+    let [bytes_per_thread, threads_per_block, bit_count] = parameters;
     Corrupt.unless([8, 16, 32, 64].contains(&bytes_per_thread), "6.3: bytes_per_thread")?;
     Corrupt.unless([64, 128, 256, 512, 1024].contains(&threads_per_block), "6.3: threads_per_block")?;
-    let threads = bit_count.div_ceil(8 * bytes_per_thread);
-    Ok((threads, threads.div_ceil(threads_per_block)))
-}
-
-/// The rules on parameters and lengths of arrays (6.3).
-pub(crate) fn check_lengths(elements: u64, lengths: [u64; 5], parameters: [u64; 3]) -> Result<()> {
-    let [codebook, gaps, output_offsets, bitstream, plane] = lengths;
-    let (threads, thread_blocks) = counts(parameters)?;
-    let bits = elements..=mul(elements, MAX_CODE_LENGTH.into())?;
-    Corrupt.unless(elements > 0 && bits.contains(&parameters[2]), "6.3: elements or bit_count")?;
+    // The arrays are no longer than the file, hence far below this.
+    Corrupt.unless((1..1 << 59).contains(&elements), "6.3: elements")?;
+    Corrupt.unless((elements..=elements * 16).contains(&bit_count), "6.3: bit_count")?;
     let luts = codebook.saturating_sub(256) / 512;
     Corrupt.unless((1..=128).contains(&luts) && codebook == 256 + 512 * luts, "6.3: length of codebook")?;
-    Corrupt.unless(gaps == threads.div_ceil(2), "6.3: length of gaps")?;
-    Corrupt.unless(output_offsets == 8 * (thread_blocks + 1), "6.3: length of output_offsets")?;
-    Corrupt.unless(bitstream == mul(parameters[0], threads)?, "6.3: length of bitstream")?;
-    Corrupt.unless(plane == elements, "6.3: length of plane")
-}
-
-/// The bit at a position (6.3, *Bit order*).
-fn bit(bitstream: &[u8], position: u64) -> Result<u8> {
-    Ok(item(bitstream, position / 8)? >> (position % 8) & 1)
+    let threads = bit_count.div_ceil(8 * bytes_per_thread);
+    let output_offsets = 8 * (threads.div_ceil(threads_per_block) + 1);
+    Ok([codebook, threads.div_ceil(2), output_offsets, bytes_per_thread * threads, elements])
 }
 
 /// The bit at which the first code of a thread starts (6.3, *Gaps*).
 fn start(gaps: &[u8], bytes_per_thread: u64, thread: u64) -> Result<u64> {
     let gap = item(gaps, thread / 2)? >> (thread % 2 * 4) & 15;
-    add(mul(8 * bytes_per_thread, thread)?, gap.into())
+    Ok(8 * bytes_per_thread * thread + u64::from(gap))
 }
 
-/// Reads one code, bit by bit, and moves `position` behind it.
+/// Reads one code, bit by bit (6.3, *Bit order*), and moves `position` behind it.
 fn exponent(nodes: &[u16], bitstream: &[u8], position: &mut u64) -> Result<u8> {
     let mut node = 1;
     for _ in 0..MAX_CODE_LENGTH {
-        node = 2 * node + usize::from(bit(bitstream, *position)?);
+        let bit = item(bitstream, *position / 8)? >> (*position % 8) & 1;
+        node = 2 * node + usize::from(bit);
         *position += 1;
         if let Some(&leaf @ 1..) = nodes.get(node) {
             return Ok(leaf as u8);
         }
     }
-    Err(Corrupt.error("6.3: no code matches"))
+    Err(Error { kind: Corrupt, message: "6.3: no code matches" })
 }
 
 /// Decodes a tensor: `arrays` and `parameters` are those of section 6, in its order; the plane has a byte for each
-/// element. Returns the weights, little-endian. Of the gaps it checks those with which thread blocks start, of the
-/// codebook the code lengths; [`verify_gap`] checks the rest.
+/// element. Returns the weights, little-endian. Threads are not started at their gaps, but thread blocks are.
 ///
 /// # Errors
 /// Corrupt where a rule of *Decoding* is broken, or a parameter or the length of an array is wrong.
 pub fn decode_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result<Vec<u8>> {
     let [mut codebook, gaps, mut output_offsets, bitstream, plane] = arrays;
     let [bytes_per_thread, threads_per_block, bit_count] = parameters;
-    check_lengths(plane.len() as u64, arrays.map(|array| array.len() as u64), parameters)?;
+    let lengths = array_lengths(codebook.len() as u64, plane.len() as u64, parameters)?;
+    Corrupt.unless(arrays.map(|array| array.len() as u64) == lengths, "6.3: length of an array")?;
     let nodes = tree(&Field::read(&mut codebook)?)?;
     Corrupt.unless(u64::read(&mut output_offsets)? == 0, "6.3: output offsets do not start at 0")?;
-    Corrupt.unless(start(gaps, bytes_per_thread, 0)? == 0, "6.3: the first code does not start at bit 0")?;
-    let (mut position, mut element, mut weights) = (0, 0, Vec::with_capacity(2 * plane.len()));
-    for next_thread_block in 1..=counts(parameters)?.1 {
+    Corrupt.unless(start(gaps, bytes_per_thread, 0)? == 0, "6.3: gap(0) is not 0")?;
+    let (mut position, mut element, mut thread) = (0, 0, 0);
+    let mut weights = Vec::with_capacity(2 * plane.len());
+    while !output_offsets.is_empty() {
         let next_element = u64::read(&mut output_offsets)?;
         Corrupt.unless(element <= next_element, "6.3: output offsets descend")?;
         for &sign_mantissa in slice(plane, element, next_element - element)? {
@@ -136,54 +126,11 @@ pub fn decode_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result<Vec<u8>> {
             let exponent = u16::from(exponent(&nodes, bitstream, &mut position)?) << 7;
             weights.extend((sign | exponent | mantissa).to_le_bytes());
         }
-        let end = match output_offsets {
-            [] => bit_count,
-            _ => start(gaps, bytes_per_thread, mul(threads_per_block, next_thread_block)?)?,
-        };
+        (element, thread) = (next_element, thread + threads_per_block);
+        let last = output_offsets.is_empty();
+        let end = if last { bit_count } else { start(gaps, bytes_per_thread, thread)? };
         Corrupt.unless(position == end, "6.3: a thread block does not end where the next one starts")?;
-        element = next_element;
     }
-    Corrupt
-        .unless(element == plane.len() as u64, "6.3: output offsets do not end at the number of elements")?;
+    Corrupt.unless(element == plane.len() as u64, "6.3: output offsets do not end at the elements")?;
     Ok(weights)
-}
-
-/// Gaps and output offsets of a tensor whose codes have these lengths (6.3).
-fn index(code_lengths: impl Iterator<Item = u8>, parameters: [u64; 3]) -> Result<(Vec<u8>, Vec<u8>)> {
-    let (threads, _) = counts(parameters)?;
-    let (mut gaps, mut output_offsets) = (vec![0; threads.div_ceil(2) as usize], Vec::new());
-    let (mut position, mut element, mut thread) = (0, 0u64, 0);
-    for length in code_lengths.chain([0]) {
-        // `position` is a boundary: for the threads that start at or before it, and after the last one, the first.
-        while thread < threads && mul(8 * parameters[0], thread)? <= position {
-            gaps[(thread / 2) as usize] |=
-                ((position - 8 * parameters[0] * thread) as u8) << (thread % 2 * 4);
-            if thread % parameters[1] == 0 {
-                output_offsets.extend(element.to_le_bytes());
-            }
-            thread += 1;
-        }
-        (position, element) = (position + u64::from(length), element + 1);
-    }
-    output_offsets.extend((element - 1).to_le_bytes());
-    Ok((gaps, output_offsets))
-}
-
-/// Checks all that 6.3 says of a tensor: beyond [`decode_gap`] LUTs, gaps, output offsets, zeros after bit_count.
-///
-/// # Errors
-/// Those of [`decode_gap`], and Corrupt where something differs from what the weights and code lengths give.
-pub fn verify_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result<()> {
-    let weights = decode_gap(arrays, parameters)?;
-    let [mut codebook, gaps, output_offsets, bitstream, _] = arrays;
-    let lengths = <[u8; 256]>::read(&mut codebook)?;
-    Corrupt.unless(codebook == luts(&lengths), "6.3: LUTs do not follow from the code lengths")?;
-    let exponents = weights.chunks_exact(2).map(|w| w[1] << 1 | w[0] >> 7);
-    let expected = index(exponents.map(|exponent| lengths[usize::from(exponent)]), parameters)?;
-    Corrupt.unless(gaps == expected.0, "6.3: a gap is wrong")?;
-    Corrupt.unless(output_offsets == expected.1, "6.3: an output offset is wrong")?;
-    for position in parameters[2]..8 * bitstream.len() as u64 {
-        Corrupt.unless(bit(bitstream, position)? == 0, "6.3: a bit from bit_count on is not zero")?;
-    }
-    Ok(())
 }

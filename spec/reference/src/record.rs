@@ -1,32 +1,25 @@
-//! Checked arithmetic (1), and the records of header and directory (2, 3): their fields and nothing else.
+//! The records of header and directory (2, 3): their fields and nothing else; and places in lists.
 
-use crate::Kind::{Corrupt, Limit};
-use crate::Result;
+use crate::{Error, Kind, Result};
 
-pub(crate) fn add(a: u64, b: u64) -> Result<u64> {
-    a.checked_add(b).ok_or_else(|| Limit.error("1: a sum exceeds 2^64 - 1"))
-}
-
-pub(crate) fn mul(a: u64, b: u64) -> Result<u64> {
-    a.checked_mul(b).ok_or_else(|| Limit.error("1: a product exceeds 2^64 - 1"))
-}
-
-pub(crate) fn align(x: u64, alignment: u64) -> Result<u64> {
-    x.checked_next_multiple_of(alignment).ok_or_else(|| Limit.error("1: an alignment exceeds 2^64 - 1"))
+/// The smallest multiple of `a` that is at least `x` (1). Sums of u64 numbers in u128 do not overflow, and no u64 field equals one
+/// that exceeds 2^64 - 1.
+pub(crate) fn align(x: u128, a: u64) -> u128 {
+    x.next_multiple_of(a.into())
 }
 
 /// The `length` items from `offset` on.
 pub(crate) fn slice<T>(items: &[T], offset: u64, length: u64) -> Result<&[T]> {
-    let range = usize::try_from(offset).ok().zip(usize::try_from(add(offset, length)?).ok());
-    let slice = range.and_then(|(start, end)| items.get(start..end));
-    slice.ok_or_else(|| Corrupt.error("an offset and a length lead outside"))
+    let end = offset.checked_add(length).and_then(|end| usize::try_from(end).ok());
+    usize::try_from(offset).ok().zip(end).and_then(|(start, end)| items.get(start..end)).ok_or(OUTSIDE)
 }
 
 /// The item with this index.
 pub(crate) fn item<T>(items: &[T], index: u64) -> Result<&T> {
-    let item = usize::try_from(index).ok().and_then(|index| items.get(index));
-    item.ok_or_else(|| Corrupt.error("an index leads outside"))
+    usize::try_from(index).ok().and_then(|index| items.get(index)).ok_or(OUTSIDE)
 }
+
+const OUTSIDE: Error = Error { kind: Kind::Corrupt, message: "an index, an offset or a count leads outside" };
 
 /// Something with a fixed number of bytes in a file; a list has one as well, that of its count.
 pub(crate) trait Field: Sized {
@@ -39,7 +32,7 @@ macro_rules! integers {
     ($($integer:ty)*) => { $(impl Field for $integer {
         const SIZE: u64 = size_of::<Self>() as u64;
         fn read(bytes: &mut &[u8]) -> Result<Self> {
-            let (first, rest) = bytes.split_first_chunk().ok_or_else(|| Corrupt.error("3: a field ends outside"))?;
+            let (first, rest) = bytes.split_first_chunk().ok_or(OUTSIDE)?;
             *bytes = rest;
             Ok(Self::from_le_bytes(*first))
         }
@@ -62,7 +55,7 @@ impl<T: Field> Field for Vec<T> {
     const SIZE: u64 = u64::SIZE;
     fn read(bytes: &mut &[u8]) -> Result<Self> {
         let count = u64::read(bytes)?;
-        Corrupt.unless(count <= bytes.len() as u64 / T::SIZE, "3: a list is longer than the directory")?;
+        Kind::Corrupt.unless(count <= bytes.len() as u64 / T::SIZE, "3: a list exceeds the directory")?;
         (0..count).map(|_| T::read(bytes)).collect()
     }
 }
@@ -80,7 +73,7 @@ macro_rules! records {
     )* };
 }
 
-// Fields that start with an underscore have no rule that a reader without BLAKE3 could check, or are checked before the record.
+// Fields that start with an underscore have no rule that a reader without BLAKE3 could check.
 records! {
     Header {
         _magic: [u8; 8], _version_major: u16, _version_minor: u16, state: u32, incompatible_features: u64,

@@ -36,14 +36,8 @@ fn open_kind(container: &[u8]) -> Option<Kind> {
     Container::open(container).err().map(|error| error.kind)
 }
 
-fn verify_kind(container: &[u8]) -> Option<Kind> {
-    Container::open(container).and_then(|container| container.verify()).err().map(|error| error.kind)
-}
-
-/// Calls all there is, for the sake of a panic, and hands back each tensor.
+/// Decodes each tensor.
 fn use_all(container: &Container) -> Vec<Option<Vec<u8>>> {
-    let _ = container.verify();
-    (0..=container.paths().len()).for_each(|file| drop(container.restore(file)));
     (0..container.tensors().len()).map(|tensor| container.decode(tensor).ok()).collect()
 }
 
@@ -52,27 +46,19 @@ fn a_container_comes_back() {
     let (model, tensors) = sample();
     let bytes = model.build();
     let container = Container::open(&bytes).unwrap();
-    container.verify().unwrap();
     for (i, (info, expected)) in container.tensors().zip(&tensors).enumerate() {
-        assert_eq!((info.name, info.block), (&*model.tensors[i].name, "layers.0"));
+        assert_eq!(info.name, &*model.tensors[i].name);
         assert_eq!((info.dtype, info.encoding), (model.tensors[i].dtype, model.tensors[i].encoding));
         assert_eq!((info.shape, info.hash), (&*model.tensors[i].shape, &[9; 32]));
         assert_eq!(&container.decode(i).unwrap(), expected);
     }
-    assert!(container.paths().eq(["part/model.safetensors", "config.json", "empty"]));
-    let prefix = &model.files[0].arrays[0].1;
-    let weights_file = [prefix, &tensors[0], &tensors[1], &tensors[2]].map(Vec::as_slice).concat();
-    assert_eq!(container.restore(0).unwrap(), weights_file);
-    assert_eq!(container.restore(1).unwrap(), b"{}");
-    assert_eq!(container.restore(2).unwrap(), b"");
-    assert_eq!(container.restore(3).unwrap_err().kind, Limit);
-    assert_eq!(container.decode(4).unwrap_err().kind, Limit);
+    assert_eq!(container.decode(4).unwrap_err().kind, Corrupt);
 }
 
 #[test]
 fn an_empty_container_opens() {
     let bytes = Model::default().build();
-    Container::open(&bytes).unwrap().verify().unwrap();
+    Container::open(&bytes).unwrap();
     assert_eq!(bytes.len(), 4096 + 256 + 64);
 }
 
@@ -93,7 +79,6 @@ fn every_flipped_bit_is_found() {
     for bit in 0..8 * bytes.len() {
         bytes[bit / 8] ^= 1 << (bit % 8);
         if let Ok(container) = Container::open(&bytes) {
-            assert!(container.verify().is_err(), "bit {bit}");
             if sections.iter().any(|section| section.contains(&(bit / 8))) || bit % 1009 == 0 {
                 let decoded = use_all(&container);
                 let right = decoded.iter().zip(&tensors).all(|(d, t)| d.as_ref().is_none_or(|d| d == t));
@@ -154,12 +139,12 @@ fn the_frame_is_checked_in_order() {
         (23, 128, Some("Unsupported: 2: incompatible_features")),
         (31, 128, None),
         (32, 1, Some("Corrupt: 2: file_length")),
-        (39, 255, Some("Corrupt: 2: file_length")),
+        (39, 255, Some("Limit: 2: file_length exceeds MAX_FILE_BYTES")),
         (40, 1, Some("Corrupt: 2: directory_offset")),
         (41, 0, Some("Corrupt: 2: directory_offset")),
         (41, 0x70, Some("Corrupt: 2: place of the footer")),
         (47, 255, Some("Corrupt: 2: place of the footer")),
-        (48, 1, Some("Corrupt: 2, 3: padding is not zero")),
+        (48, 1, Some("Corrupt: 2: padding is not zero")),
         (48, 255, Some("Corrupt: 2: directory_checksum")),
         (49, 0, Some("Corrupt: 2: place of the footer")),
         (52, 1, Some("Limit: 2: directory_length exceeds MAX_DIRECTORY_BYTES")),
@@ -172,8 +157,8 @@ fn the_frame_is_checked_in_order() {
     for (at, expected) in [
         (8, "Unsupported: 2: version_major"), // A newer header need not have this checksum.
         (16, "Corrupt: 2: header_checksum"),  // Features count only under a right checksum.
-        (64, "Corrupt: 2, 3: padding is not zero"),
-        (footer - 1, "Corrupt: 2, 3: padding is not zero"),
+        (64, "Corrupt: 2: padding is not zero"),
+        (footer - 1, "Corrupt: 2: padding is not zero"),
         (footer, "Corrupt: 2: footer"),
         (directory_offset(&bytes), "Corrupt: 2: directory_checksum"),
     ] {
@@ -181,11 +166,8 @@ fn the_frame_is_checked_in_order() {
         bytes[at] ^= 2;
         assert_eq!(error(&bytes).as_deref(), Some(expected), "byte {at}");
     }
-    let newer = with_header(&bytes, |header| header[8] = 2);
-    assert_eq!(error(&newer[..12]).as_deref(), Some("Unsupported: 2: version_major"));
-    assert_eq!(open_kind(&newer[..11]), Some(Corrupt));
     let shortest = error(&bytes[..4096 + 63]);
-    assert_eq!(shortest.as_deref(), Some("Corrupt: 2: shorter than a head and a footer"));
+    assert_eq!(shortest.as_deref(), Some("Corrupt: 2: shorter than head and footer"));
 }
 
 #[test]
@@ -195,58 +177,57 @@ fn broken_rules_of_the_directory_are_named() {
     for (list, record, offset, value, error) in [
         (FILES, 0, 0, 2, "Unsupported: 3, File: kind"),
         (FILES, 0, 0, 1 << 32, "Corrupt: 3, File: reserved"),
-        (FILES, 0, 8, 1, "Corrupt: 3, Text: not back to back"),
-        (FILES, 0, 16, 0, "Corrupt: 3: an empty name or path"),
+        (FILES, 0, 8, 1, "Corrupt: 3, Text: empty, or not back to back"),
+        (FILES, 0, 16, 0, "Corrupt: 3, Text: empty, or not back to back"),
         (FILES, 0, 16, 4097, "Limit: 3: a name or path exceeds MAX_NAME_BYTES"),
         (FILES, 0, 24, 2839, "Corrupt: 3, Tensor: ends outside its file"),
-        (FILES, 0, 24, 15, "Corrupt: 3, File: length"),
-        (FILES, 1, 24, 3, "Corrupt: 3, File: length"),
+        (FILES, 1, 24, 3, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
         (FILES, 1, 64, 0, "Corrupt: 3, Array: first_array"),
-        (FILES, 1, 72, huge, "Limit: 1: a sum exceeds 2^64 - 1"),
-        (FILES, 2, 24, 1, "Corrupt: 3, 6: count of arrays, or their sections"),
+        (FILES, 1, 72, huge, "Corrupt: 3, Array: first_array"),
+        (FILES, 2, 24, 1, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
         (SECTIONS, 0, 0, 8, "Unsupported: 3, Section: kind"),
         (SECTIONS, 0, 0, 0, "Unsupported: 3, Section: kind"),
         (SECTIONS, 0, 0, 2, "Corrupt: 3, Section: order"),
         (SECTIONS, 0, 0, 3, "Corrupt: 3, Section: order"),
-        (SECTIONS, 0, 0, 1 << 32 | 1, "Corrupt: 3, Section: reserved"),
-        (SECTIONS, 0, 8, huge, "Corrupt: 3, Section: block of this kind"),
-        (SECTIONS, 5, 8, 0, "Corrupt: 3, Section: block of this kind"),
+        (SECTIONS, 0, 0, 1 << 32 | 1, "Corrupt: 3, Section: reserved or length"),
+        (SECTIONS, 0, 8, huge, "Corrupt: 3, Section: block"),
+        (SECTIONS, 5, 8, 0, "Corrupt: 3, Section: block"),
         (SECTIONS, 0, 8, 1, "Corrupt: 3, Section: block"),
         (SECTIONS, 0, 16, 8192, "Corrupt: 2: place of a section"),
-        (SECTIONS, 0, 24, huge, "Limit: 1: a sum exceeds 2^64 - 1"),
-        (SECTIONS, 0, 24, 0, "Corrupt: 3, Section: no bytes"),
+        (SECTIONS, 0, 24, huge, "Corrupt: 2: place of a section"),
+        (SECTIONS, 0, 24, 0, "Corrupt: 3, Section: reserved or length"),
         (SECTIONS, 0, 24, 255, "Corrupt: 3, Array: length of the section"),
         (SECTIONS, 6, 24, 4097, "Corrupt: 2: place of the directory"),
-        (TENSORS, 0, 24, 1, "Corrupt: 3, Tensor: block"),
+        (TENSORS, 0, 24, 1, "Corrupt: an index, an offset or a count leads outside"),
         (TENSORS, 0, 32, 1, "Corrupt: 3, Tensor: file"),
-        (TENSORS, 0, 32, huge, "Corrupt: an index leads outside"),
-        (TENSORS, 0, 40, huge, "Limit: 1: a sum exceeds 2^64 - 1"),
+        (TENSORS, 0, 32, huge, "Corrupt: an index, an offset or a count leads outside"),
+        (TENSORS, 0, 40, huge, "Corrupt: 3, Tensor: ends outside its file"),
         (TENSORS, 0, 48, 9, "Limit: 3, Tensor: dimension_count exceeds MAX_DIMENSIONS"),
         (TENSORS, 0, 48, 0, "Corrupt: 3, Tensor: shape"),
-        (TENSORS, 0, 56, huge, "Limit: 1: a product exceeds 2^64 - 1"),
-        (TENSORS, 3, 56, 1 << 60, "Limit: 1: a product exceeds 2^64 - 1"),
-        (TENSORS, 0, 56, 699, "Corrupt: 6.3: length of plane"),
-        (TENSORS, 0, 56, 1, "Corrupt: 6.3: elements or bit_count"),
-        (TENSORS, 2, 16, 1 << 32 | 2, "Corrupt: 6.2: parameters or length of the array"),
-        (TENSORS, 2, 16, 2 << 32 | 18, "Corrupt: 6.3: dtype or parameters"),
-        (TENSORS, 3, 16, 2 << 32 | 15, "Corrupt: 3, 6: count of arrays, or their sections"),
+        (TENSORS, 0, 56, huge, "Corrupt: 5: too many bits"),
+        (TENSORS, 3, 56, 1 << 60, "Corrupt: 5: too many bits"),
+        (TENSORS, 0, 56, 699, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
+        (TENSORS, 0, 56, 1, "Corrupt: 6.3: bit_count"),
+        (TENSORS, 2, 16, 1 << 32 | 2, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
+        (TENSORS, 2, 16, 2 << 32 | 18, "Corrupt: 6.3: dtype"),
+        (TENSORS, 3, 16, 2 << 32 | 15, "Corrupt: 6.3: bytes_per_thread"),
         (TENSORS, 0, 128, 4, "Corrupt: 3, Array: first_array"),
         (TENSORS, 3, 128, 1, "Corrupt: 3, Array: array_count"),
         (TENSORS, 0, 136, 24, "Corrupt: 6.3: bytes_per_thread"),
-        (TENSORS, 0, 136, 16, "Corrupt: 6.3: length of gaps"),
+        (TENSORS, 0, 136, 16, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
         (TENSORS, 0, 144, 0, "Corrupt: 6.3: threads_per_block"),
-        (TENSORS, 0, 144, 1024, "Corrupt: 6.3: length of output_offsets"),
-        (TENSORS, 0, 152, huge, "Corrupt: 6.3: elements or bit_count"),
-        (TENSORS, 0, 160, 1, "Corrupt: 6.3: dtype or parameters"),
-        (TENSORS, 1, 136, 1, "Corrupt: 6.1: parameters"),
+        (TENSORS, 0, 144, 1024, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
+        (TENSORS, 0, 152, huge, "Corrupt: 6.3: bit_count"),
+        (TENSORS, 0, 160, 1, "Corrupt: 6: unused parameters"),
+        (TENSORS, 1, 136, 1, "Corrupt: 6.1: target"),
         (TENSORS, 1, 136, 2, "Corrupt: 6.1: target"),
-        (TENSORS, 1, 136, huge, "Corrupt: an index leads outside"),
+        (TENSORS, 1, 136, huge, "Corrupt: an index, an offset or a count leads outside"),
         (TENSORS, 1, 168, 0, "Corrupt: 6.1: target"),
-        (TENSORS, 2, 136, 1, "Corrupt: 6.2: parameters or length of the array"),
-        (ARRAYS, 0, 0, 7, "Corrupt: an index leads outside"),
-        (ARRAYS, 0, 0, 0, "Corrupt: 3, Array: offset"),
-        (ARRAYS, 0, 8, 256, "Corrupt: 3, Array: offset"),
-        (ARRAYS, 0, 16, 0, "Corrupt: 3, Array: no bytes"),
+        (TENSORS, 2, 136, 1, "Corrupt: 6: unused parameters"),
+        (ARRAYS, 0, 0, 7, "Corrupt: an index, an offset or a count leads outside"),
+        (ARRAYS, 0, 0, 0, "Corrupt: 3, Array: offset or length"),
+        (ARRAYS, 0, 8, 256, "Corrupt: 3, Array: offset or length"),
+        (ARRAYS, 0, 16, 0, "Corrupt: 3, Array: offset or length"),
         (ARRAYS, 0, 16, huge, "Corrupt: 3, Array: length of the section"),
     ] {
         let found = Container::open(&set(&bytes, list, record, offset, value)).unwrap_err();
@@ -261,24 +242,24 @@ fn broken_models_are_named() {
         edit(&mut model);
         assert_eq!(Container::open(&model.build()).unwrap_err().to_string(), error);
     };
-    let sections = "Corrupt: 3, 6: count of arrays, or their sections";
+    let sections = "Corrupt: 3, 6: count of arrays, their sections or their lengths";
     check(sections, |m| m.files[0].arrays[0].0 = 7);
     check(sections, |m| m.files[1].arrays[0].0 = 6);
     check(sections, |m| m.files[0].arrays.push((6, vec![0])));
     check(sections, |m| m.tensors[0].arrays[2].0 = 1);
-    check(sections, |m| m.tensors[0].arrays.swap(0, 1));
+    check("Corrupt: 6.3: length of codebook", |m| m.tensors[0].arrays.swap(0, 1));
     check(sections, |m| m.tensors[1].arrays.push((5, vec![0])));
     check(sections, |m| m.tensors[2].arrays[0].0 = 4);
     check(sections, |m| m.tensors[3].arrays.push((5, vec![0])));
     check("Corrupt: 6.3: length of codebook", |m| drop(m.tensors[0].arrays[0].1.split_off(256)));
-    check("Corrupt: 6.3: length of codebook", |m| m.tensors[0].arrays[0].1.resize(256 + 129 * 512, 0));
-    check("Corrupt: 3, File: a path lies in a file", |m| m.files[2].path = "part/model.safetensors/empty");
-    check("Corrupt: 6.3: length of bitstream", |m| m.tensors[0].arrays[3].1.push(0));
+    check("Corrupt: 3, 6: count of arrays, their sections or their lengths", |m| {
+        m.tensors[0].arrays[3].1.push(0)
+    });
     check("Corrupt: 5: elements do not fill whole bytes", |m| {
         (m.tensors[2].dtype, m.tensors[2].shape[0]) = (2, 1)
     });
-    check("Corrupt: 3, Section: block of this kind", |m| m.tensors[0].arrays[0].0 = 6);
-    check("Corrupt: 1: text is not UTF-8 without NUL", |m| m.blocks[0] = "a\0");
+    check("Corrupt: 3, Section: block", |m| m.tensors[0].arrays[0].0 = 6);
+    check("Corrupt: 1: a name or path is not UTF-8 without NUL", |m| m.blocks[0] = "a\0");
     let mut model = sample().0;
     model.blocks.push("other");
     let error = Container::open(&set(&model.build(), TENSORS, 2, 24, 1)).unwrap_err();
@@ -312,7 +293,7 @@ fn counts_and_shards_are_checked() {
         let count = field(directory, TEXT, 0, 0) - 8;
         directory[count + 7] = 1;
     });
-    assert_eq!(error(&huge), "Corrupt: 3: a list is longer than the directory");
+    assert_eq!(error(&huge), "Corrupt: 3: a list exceeds the directory");
     let shards = |index: u64, count: u64| {
         open_kind(&edited(&bytes, |directory| {
             directory[..8].copy_from_slice(&index.to_le_bytes());
@@ -368,9 +349,6 @@ fn unknown_tensors_are_unsupported_and_no_others() {
     for tensor in [2, 4] {
         assert_eq!(container.decode(tensor).unwrap_err().kind, Unsupported);
     }
-    assert_eq!(container.restore(0).unwrap_err().kind, Unsupported);
-    assert_eq!(container.restore(1).unwrap(), b"{}");
-    assert_eq!(container.verify().unwrap_err().kind, Unsupported);
 }
 
 #[test]
@@ -380,7 +358,7 @@ fn sections_of_high_kinds_are_ignored() {
     model.tensors[2].arrays[0].0 = 1 << 31;
     let bytes = model.build();
     assert_eq!(open_kind(&bytes), None);
-    assert_eq!(verify_kind(&bytes), Some(Unsupported));
+    assert_eq!(Container::open(&bytes).unwrap().decode(2).unwrap_err().kind, Unsupported);
     // The array of the tensor may leave the end of such a section to others.
     let shorter = edited(&bytes, |directory| {
         let last = u64_at(directory, field(directory, ARRAYS, 0, 0) - 8) as usize - 1;
@@ -388,33 +366,6 @@ fn sections_of_high_kinds_are_ignored() {
         directory[at] -= 1;
     });
     assert_eq!(open_kind(&shorter), None);
-}
-
-#[test]
-fn verify_finds_what_open_does_not() {
-    let (model, _) = sample();
-    for (tensor, file_offset) in [(2, 2815), (0, 17), (3, 15)] {
-        let mut model = model.clone();
-        model.tensors[tensor].file_offset = file_offset;
-        assert_eq!(open_kind(&model.build()), None);
-        assert_eq!(verify_kind(&model.build()), Some(Corrupt), "coverage, tensor {tensor}");
-    }
-    let mut longer = model.clone();
-    longer.files[0].length = 1 << 62;
-    assert_eq!(verify_kind(&longer.build()), Some(Corrupt), "a hole at the end");
-    let bytes = longer.build();
-    assert_eq!(Container::open(&bytes).unwrap().restore(0).unwrap_err().kind, Corrupt);
-    let bytes = model.build();
-    for (section, offset) in [(0, 256), (1, 0)] {
-        let mut bytes = bytes.clone();
-        let start = sections(&bytes)[section].start;
-        bytes[start + offset] ^= 1;
-        assert_eq!(verify_kind(&resealed(&bytes)), Some(Corrupt));
-    }
-    let between_arrays = sections(&bytes)[1].start + 255;
-    let mut bytes = bytes.clone();
-    bytes[between_arrays] = 1;
-    assert_eq!(verify_kind(&resealed(&bytes)), Some(Corrupt), "zeros between arrays");
 }
 
 #[test]
@@ -431,13 +382,11 @@ fn each_chunk_has_its_checksum() {
         ],
     };
     let mut bytes = model.build();
-    assert_eq!(verify_kind(&bytes), None);
-    assert_eq!(Container::open(&bytes).unwrap().restore(0).unwrap()[8..], data);
+    assert_eq!(Container::open(&bytes).unwrap().decode(1).unwrap(), data[split..]);
     bytes[4096 + (5 << 19)] ^= 1;
     let container = Container::open(&bytes).unwrap();
     assert_eq!(container.decode(0).unwrap(), data[..split]);
     assert_eq!(container.decode(1).unwrap_err().kind, Corrupt);
-    assert_eq!(container.restore(0).unwrap_err().kind, Corrupt);
     bytes[4096 + (3 << 19)] ^= 1;
     assert!(Container::open(&bytes).unwrap().decode(0).is_err());
 }

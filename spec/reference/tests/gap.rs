@@ -3,20 +3,15 @@
 mod common;
 
 use common::{bytes, codes, encode, ladder, lengths};
-use df11_reference::{Kind, canonical_codes, crc32, decode_gap, luts, verify_gap};
+use df11_reference::{Kind, canonical_codes, crc32, decode_gap, luts};
 
 fn decode(arrays: &[Vec<u8>; 5], parameters: [u64; 3]) -> df11_reference::Result<Vec<u8>> {
     decode_gap(arrays.each_ref().map(Vec::as_slice), parameters)
 }
 
-fn verify(arrays: &[Vec<u8>; 5], parameters: [u64; 3]) -> df11_reference::Result<()> {
-    verify_gap(arrays.each_ref().map(Vec::as_slice), parameters)
-}
-
 fn check(weights: &[u16], lengths: &[u8; 256], t: u64, b: u64) {
     let (arrays, parameters) = encode(weights, lengths, t, b);
     assert_eq!(decode(&arrays, parameters).unwrap(), bytes(weights), "T {t}, B {b}");
-    verify(&arrays, parameters).unwrap();
 }
 
 /// Weights with the exponents of a code, in an order without a pattern.
@@ -103,7 +98,6 @@ fn a_tensor_made_by_hand() {
     let arrays = [codebook, vec![0], offsets, stream, vec![0x00, 0xC0, 0x7F]];
     // 1.0, -0.375 (sign, mantissa 1.5, exponent -2), and the largest below 1.0.
     assert_eq!(decode(&arrays, [8, 64, 5]).unwrap(), bytes(&[0x3F80, 0xBEC0, 0x3F7F]));
-    verify(&arrays, [8, 64, 5]).unwrap();
 }
 
 #[test]
@@ -152,7 +146,7 @@ fn a_thread_block_without_elements_comes_back() {
     assert_eq!(arrays[2][8..16], arrays[2][16..24]);
 }
 
-/// Every flipped bit of every array: verify finds it, or it makes another tensor of the same length.
+/// Every flipped bit of every array: an error, or a tensor of the same length.
 #[test]
 fn flipped_bits_never_panic() {
     let weights = sample(&ladder(), 1200);
@@ -162,9 +156,7 @@ fn flipped_bits_never_panic() {
             let mut flipped = arrays.clone();
             flipped[array][bit / 8] ^= 1 << (bit % 8);
             let decoded = decode(&flipped, parameters);
-            let verified = verify(&flipped, parameters);
             assert!(decoded.as_ref().map_or(true, |bytes| bytes.len() == 2400));
-            assert!(array > 2 || verified.is_err(), "array {array}, bit {bit}");
             assert!(array > 0 || bit < 2048 || decoded.unwrap() == bytes(&weights), "LUTs are not used");
         }
     }
@@ -176,7 +168,7 @@ fn parameters_out_of_range_never_panic() {
     let odd = [0, 1, 7, 9, 63, 128, 1 << 32, 1 << 61, 1 << 63, u64::MAX - 7, u64::MAX];
     for value in odd {
         for parameters in [[value, b, bit_count], [t, value, bit_count], [t, b, value], [value; 3]] {
-            verify(&arrays, parameters).unwrap_err();
+            decode(&arrays, parameters).unwrap_err();
         }
     }
     for array in 0..5 {
@@ -198,44 +190,13 @@ fn decoding_checks_what_it_must() {
         arrays[array][at] = byte;
         decode(&arrays, parameters).unwrap_err().message
     };
-    assert!(message(1, 0, 1).contains("bit 0"));
+    assert!(message(1, 0, 1).contains("gap(0)"));
     assert!(message(1, 32, 1).contains("next one starts"));
     assert!(message(2, 0, 1).contains("start at 0"));
     assert!(message(2, 8, 1).contains("next one starts"));
-    assert!(message(2, 15, 1).contains("lead outside"));
+    assert!(message(2, 15, 1).contains("leads outside"));
     assert!(message(2, 16, 255).contains("next one starts"));
     assert!(message(2, 17, 0).contains("descend"));
     assert!(message(2, 32, 0xCF).contains("next one starts"));
     assert!(message(0, 0, 9).contains("complete code"));
-}
-
-#[test]
-fn verify_checks_the_rest() {
-    let odd = |count: &usize| encode(&sample(&ladder(), *count), &ladder(), 8, 64).1[2].div_ceil(64) % 2 == 1;
-    let weights = sample(&ladder(), (1200..).find(odd).unwrap());
-    let (arrays, parameters) = encode(&weights, &ladder(), 8, 64);
-    let message = |edit: &dyn Fn(&mut [Vec<u8>; 5])| {
-        let mut arrays = arrays.clone();
-        edit(&mut arrays);
-        assert_eq!(decode(&arrays, parameters).unwrap(), bytes(&weights));
-        verify(&arrays, parameters).unwrap_err().message
-    };
-    assert_eq!(message(&|a| a[0][256] ^= 1), "6.3: LUTs do not follow from the code lengths");
-    assert_eq!(message(&|a| a[0].extend([0; 512])), "6.3: LUTs do not follow from the code lengths");
-    assert_eq!(message(&|a| a[1][0] ^= 0x10), "6.3: a gap is wrong");
-    // The last thread leaves a high half without one.
-    assert_eq!(message(&|a| *a[1].last_mut().unwrap() |= 0x80), "6.3: a gap is wrong");
-    let after = "6.3: a bit from bit_count on is not zero";
-    assert_eq!(message(&|a| a[3][parameters[2] as usize / 8] |= 1 << (parameters[2] % 8)), after);
-    assert_eq!(message(&|a| *a[3].last_mut().unwrap() |= 0x80), after);
-}
-
-/// A thread block may start one code late by its gap and output offset alike: the weights are right, the index is not.
-#[test]
-fn verify_checks_output_offsets() {
-    let (mut arrays, parameters) = encode(&sample(&[8; 256], 1000), &[8; 256], 8, 64);
-    arrays[1][32] += 8;
-    arrays[2][8] += 1;
-    decode(&arrays, parameters).unwrap();
-    assert_eq!(verify(&arrays, parameters).unwrap_err().message, "6.3: a gap is wrong");
 }

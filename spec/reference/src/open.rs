@@ -1,0 +1,336 @@
+//! A container: its frame (2), the rules on the fields of its directory (3, 5, 6), its checksums (4) and its tensors.
+
+use std::collections::BTreeSet;
+
+use crate::Kind::{Corrupt, Limit, Unsupported};
+use crate::record::{Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice};
+use crate::{Result, crc32, gap};
+
+const MAGIC: [u8; 8] = [0xDF, 0x44, 0x46, 0x31, 0x31, 0x0D, 0x0A, 0x1A];
+const HEAD_BYTES: u64 = 4096;
+const SECTION_ALIGNMENT: u64 = 4096;
+const ARRAY_ALIGNMENT: u64 = 256;
+const CHECKSUM_CHUNK_BYTES: u64 = 1 << 20;
+const MAX_DIRECTORY_BYTES: u64 = 1 << 28;
+const MAX_FILE_BYTES: u64 = (1 << 63) - 1;
+const MAX_NAME_BYTES: u64 = 4096;
+const MAX_DIMENSIONS: u64 = 8;
+const MAX_SHARDS: u64 = 100_000;
+const NONE: u64 = u64::MAX;
+const WEIGHTS: u32 = 0;
+const SIDE: u32 = 1;
+const CODEBOOK: u32 = 1;
+const INDEX: u32 = 2;
+const BITSTREAM: u32 = 3;
+const PLANE: u32 = 4;
+const RAW_TENSORS: u32 = 5;
+const PREFIXES: u32 = 6;
+const SIDE_FILES: u32 = 7;
+const ALIAS: u32 = 0;
+const RAW: u32 = 1;
+const GAP: u32 = 2;
+const BF16: u32 = 15;
+
+/// A container that passed the checks of level *open*.
+#[derive(Debug)]
+pub struct Container<'a> {
+    bytes: &'a [u8],
+    directory: Directory,
+}
+
+/// What the directory says of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The id of its dtype (5).
+    pub dtype: u32,
+    /// The id of its encoding (6).
+    pub encoding: u32,
+    /// Its dimensions, the outermost first.
+    pub shape: &'a [u64],
+    /// The hash that its bytes ought to have.
+    pub hash: &'a [u8; 32],
+}
+
+/// Steps 1 to 8 of level open (9). Returns where the directory starts, and its bytes.
+fn check_frame(bytes: &[u8]) -> Result<(u64, &[u8])> {
+    Corrupt.unless(bytes.len() >= 12 && bytes.starts_with(&MAGIC), "2: magic")?;
+    Unsupported.unless(bytes[8..10] == [1, 0], "2: version_major")?;
+    Corrupt.unless(bytes.len() as u64 >= HEAD_BYTES + Header::SIZE, "2: shorter than head and footer")?;
+    let (header_bytes, head) = (slice(bytes, 0, Header::SIZE)?, slice(bytes, 0, HEAD_BYTES)?);
+    let header = Header::read(&mut &*header_bytes)?;
+    Corrupt.unless(header.header_checksum == crc32(&header_bytes[..60]), "2: header_checksum")?;
+    Corrupt.unless(header.state == 1, "2: state")?;
+    Unsupported.unless(header.incompatible_features == 0, "2: incompatible_features")?;
+    Limit.unless(header.file_length <= MAX_FILE_BYTES, "2: file_length exceeds MAX_FILE_BYTES")?;
+    Corrupt.unless(header.file_length == bytes.len() as u64, "2: file_length")?;
+    let (offset, length) = (header.directory_offset, header.directory_length);
+    Limit.unless(length <= MAX_DIRECTORY_BYTES, "2: directory_length exceeds MAX_DIRECTORY_BYTES")?;
+    Corrupt.unless(offset >= HEAD_BYTES && offset % SECTION_ALIGNMENT == 0, "2: directory_offset")?;
+    let footer = align(u128::from(offset) + u128::from(length), ARRAY_ALIGNMENT);
+    Corrupt
+        .unless(footer + u128::from(Header::SIZE) == header.file_length.into(), "2: place of the footer")?;
+    let (directory, space) = slice(bytes, offset, footer as u64 - offset)?.split_at(length as usize);
+    let mut zeros = head[header_bytes.len()..].iter().chain(space);
+    Corrupt.unless(zeros.all(|&byte| byte == 0), "2: padding is not zero")?;
+    Corrupt.unless(bytes.ends_with(header_bytes), "2: footer")?;
+    Corrupt.unless(header.directory_checksum == crc32(directory), "2: directory_checksum")?;
+    Ok((offset, directory))
+}
+
+impl<'a> Container<'a> {
+    /// Opens a container, with all that section 9 checks on open, in its order.
+    ///
+    /// # Errors
+    /// The first check that fails.
+    pub fn open(bytes: &'a [u8]) -> Result<Self> {
+        let (directory_offset, mut rest) = check_frame(bytes)?;
+        let directory = Directory::read(&mut rest)?;
+        Corrupt.unless(rest.is_empty(), "3: bytes are left over")?;
+        Unsupported.unless(directory.files.iter().all(|f| f.kind <= SIDE), "3, File: kind")?;
+        let known = |s: &Section| (CODEBOOK..=SIDE_FILES).contains(&s.kind) || s.kind >= 1 << 31;
+        Unsupported.unless(directory.sections.iter().all(known), "3, Section: kind")?;
+        directory.check_text()?;
+        directory.check_names()?;
+        directory.check_sections(directory_offset)?;
+        directory.check_arrays()?;
+        directory.files.iter().try_for_each(|file| directory.check_file(file))?;
+        directory.tensors.iter().try_for_each(|tensor| directory.check_tensor(tensor))?;
+        Ok(Self { bytes, directory })
+    }
+
+    /// All tensors, in the order of the directory.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+        self.directory.tensors.iter().map(|t| TensorInfo {
+            name: self.directory.text(&t.name),
+            dtype: t.dtype,
+            encoding: t.encoding,
+            shape: t.shape(),
+            hash: &t.hash,
+        })
+    }
+
+    /// The bytes of a tensor as in the original file (6). Of what it reads it checks what section 9 checks on load.
+    ///
+    /// # Errors
+    /// Corrupt by section 4 or 6, or if there is no such tensor; Unsupported if dtype or encoding are unknown.
+    pub fn decode(&self, index: usize) -> Result<Vec<u8>> {
+        let t = item(&self.directory.tensors, index as u64)?;
+        Unsupported.unless(t.size()?.is_some(), "3, Tensor: dtype")?;
+        let t = if t.encoding == ALIAS { item(&self.directory.tensors, t.parameters[0])? } else { t };
+        Unsupported.unless([RAW, GAP].contains(&t.encoding), "3, Tensor: encoding")?;
+        let mut stored = [&[] as &[u8]; 5];
+        let mut chunks = BTreeSet::new();
+        for (bytes, a) in stored.iter_mut().zip(self.directory.arrays_of(t.first_array, t.array_count)) {
+            *bytes =
+                slice(self.bytes, item(&self.directory.sections, a.section)?.offset + a.offset, a.length)?;
+            let range = a.offset / CHECKSUM_CHUNK_BYTES..=(a.offset + a.length - 1) / CHECKSUM_CHUNK_BYTES;
+            chunks.extend(range.map(|chunk| (a.section, chunk)));
+        }
+        chunks.into_iter().try_for_each(|(section, chunk)| self.check_chunk(section, chunk))?;
+        if t.encoding == RAW { Ok(stored[0].to_vec()) } else { gap::decode_gap(stored, t.gap_parameters()) }
+    }
+
+    /// The checksum of a chunk (4).
+    fn check_chunk(&self, section: u64, chunk: u64) -> Result<()> {
+        let (before, sections) = self.directory.sections.split_at(section as usize);
+        let checksum = before.iter().map(Section::chunk_count).sum::<u64>() + chunk;
+        let (s, start) = (item(sections, 0)?, chunk * CHECKSUM_CHUNK_BYTES);
+        let bytes = slice(self.bytes, s.offset + start, CHECKSUM_CHUNK_BYTES.min(s.length - start))?;
+        Corrupt.unless(crc32(bytes) == *item(&self.directory.checksums, checksum)?, "4: checksum of a chunk")
+    }
+}
+
+impl Directory {
+    /// 3, *Text*.
+    fn check_text(&self) -> Result<()> {
+        let mut end = 0;
+        let paths_and_blocks = self.files.iter().map(|f| &f.path).chain(&self.blocks);
+        for name in paths_and_blocks.chain(self.tensors.iter().map(|t| &t.name)) {
+            Limit.unless(name.length <= MAX_NAME_BYTES, "3: a name or path exceeds MAX_NAME_BYTES")?;
+            Corrupt.unless(name.length > 0 && name.offset == end, "3, Text: empty, or not back to back")?;
+            let text = str::from_utf8(slice(&self.text, name.offset, name.length)?);
+            let plain = text.is_ok_and(|text| !text.contains('\0'));
+            Corrupt.unless(plain, "1: a name or path is not UTF-8 without NUL")?;
+            end += name.length;
+        }
+        Corrupt.unless(end == self.text.len() as u64, "3, Text: some belongs to nobody")
+    }
+
+    /// A name or path, after `check_text`.
+    fn text(&self, name: &Name) -> &str {
+        slice(&self.text, name.offset, name.length).map_or("", |text| str::from_utf8(text).unwrap_or(""))
+    }
+
+    /// Shards; the order of files and tensors; paths and what names are unique (3).
+    fn check_names(&self) -> Result<()> {
+        Limit.unless(self.shard_count <= MAX_SHARDS, "3: shard_count exceeds MAX_SHARDS")?;
+        Corrupt.unless(self.shard_index < self.shard_count, "3: shard_index")?;
+        let files = self.files.iter().map(|f| (f.kind, self.text(&f.path)));
+        Corrupt.unless(files.is_sorted_by(|a, b| a < b), "3, File: order")?;
+        let paths: BTreeSet<_> = self.files.iter().map(|f| self.text(&f.path)).collect();
+        Corrupt.unless(paths.len() == self.files.len(), "3, File: two have one path")?;
+        for path in &paths {
+            let plain = path.split('/').all(|component| !["", ".", ".."].contains(&component));
+            let plain = plain && !path.contains(|c| c == '\\' || c == ':' || c < ' ');
+            let in_file = path.match_indices('/').any(|(at, _)| paths.contains(&path[..at]));
+            Corrupt.unless(plain && !in_file, "3, File: path")?;
+        }
+        let blocks: BTreeSet<_> = self.blocks.iter().map(|block| self.text(block)).collect();
+        Corrupt.unless(blocks.len() == self.blocks.len(), "3, Block: two have one name")?;
+        let tensors = self.tensors.iter().map(|t| self.text(&t.name));
+        Corrupt.unless(tensors.is_sorted_by(|a, b| a < b), "3, Tensor: order")
+    }
+
+    /// 3, *Section*, with the places of section 2 and the count of section 4.
+    fn check_sections(&self, directory_offset: u64) -> Result<()> {
+        let (mut end, mut chunks) = (HEAD_BYTES.into(), 0);
+        for s in &self.sections {
+            Corrupt.unless(s.reserved == 0 && s.length > 0, "3, Section: reserved or length")?;
+            let none = [PREFIXES, SIDE_FILES].contains(&s.kind) || s.kind > SIDE_FILES && s.block == NONE;
+            let block = if none { s.block == NONE } else { s.block < self.blocks.len() as u64 };
+            Corrupt.unless(block, "3, Section: block")?;
+            Corrupt.unless(u128::from(s.offset) == align(end, SECTION_ALIGNMENT), "2: place of a section")?;
+            end = u128::from(s.offset) + u128::from(s.length);
+            chunks += u128::from(s.chunk_count());
+        }
+        let ascending = self.sections.is_sorted_by(|a, b| (a.block, a.kind) < (b.block, b.kind));
+        Corrupt.unless(ascending, "3, Section: order")?;
+        let directory_place = align(end, SECTION_ALIGNMENT);
+        Corrupt.unless(directory_place == directory_offset.into(), "2: place of the directory")?;
+        Corrupt.unless(chunks == self.checksums.len() as u128, "4: count of checksums")
+    }
+
+    /// 3, *Array*: whose they are, and how they are packed.
+    fn check_arrays(&self) -> Result<()> {
+        let mut next = 0;
+        let files = self.files.iter().map(|f| (f.first_array, f.array_count));
+        for (first, count) in files.chain(self.tensors.iter().map(|t| (t.first_array, t.array_count))) {
+            Corrupt.unless(u128::from(first) == next, "3, Array: first_array")?;
+            next += u128::from(count);
+        }
+        Corrupt.unless(next == self.arrays.len() as u128, "3, Array: array_count")?;
+        let mut ends = vec![0; self.sections.len()];
+        for a in &self.arrays {
+            let start = align(*item(&ends, a.section)?, ARRAY_ALIGNMENT);
+            Corrupt.unless(u128::from(a.offset) == start && a.length > 0, "3, Array: offset or length")?;
+            ends[a.section as usize] = start + u128::from(a.length);
+        }
+        let whole = |(s, end): (&Section, u128)| match u128::from(s.length) {
+            length if s.kind > SIDE_FILES => length >= end,
+            length => length == end,
+        };
+        Corrupt.unless(self.sections.iter().zip(ends).all(whole), "3, Array: length of the section")
+    }
+
+    fn arrays_of(&self, first: u64, count: u64) -> &[Array] {
+        slice(&self.arrays, first, count).unwrap_or_default()
+    }
+
+    /// Requires arrays of these lengths, in sections of these kinds and of this block.
+    fn check_stored(&self, arrays: &[Array], block: u64, expected: &[(u32, u64)]) -> Result<()> {
+        let place = |a: &Array| item(&self.sections, a.section).map(|s| (s.block, s.kind, a.length));
+        let found: Vec<_> = arrays.iter().map(place).collect::<Result<_>>()?;
+        let equal = found.into_iter().eq(expected.iter().map(|&(kind, length)| (block, kind, length)));
+        Corrupt.unless(equal, "3, 6: count of arrays, their sections or their lengths")
+    }
+
+    /// 3, *File*: all but order and path.
+    fn check_file(&self, file: &File) -> Result<()> {
+        Corrupt.unless(file.reserved == 0, "3, File: reserved")?;
+        let arrays = self.arrays_of(file.first_array, file.array_count);
+        let prefix = arrays.first().map_or(0, |a| a.length);
+        match file.kind {
+            WEIGHTS => self.check_stored(arrays, NONE, &[(PREFIXES, prefix.min(file.length))]),
+            _ if file.length == 0 => self.check_stored(arrays, NONE, &[]),
+            _ => self.check_stored(arrays, NONE, &[(SIDE_FILES, file.length)]),
+        }
+    }
+
+    /// 3, *Tensor*: all but order and name.
+    fn check_tensor(&self, t: &Tensor) -> Result<()> {
+        Limit.unless(
+            t.dimension_count <= MAX_DIMENSIONS,
+            "3, Tensor: dimension_count exceeds MAX_DIMENSIONS",
+        )?;
+        let after = &t.shape[t.dimension_count as usize..];
+        Corrupt.unless(after.iter().all(|&dimension| dimension == 0), "3, Tensor: shape")?;
+        item(&self.blocks, t.block)?;
+        let file = item(&self.files, t.file)?;
+        Corrupt.unless(file.kind == WEIGHTS, "3, Tensor: file")?;
+        let arrays = self.arrays_of(t.first_array, t.array_count);
+        let in_block = |a: &Array| item(&self.sections, a.section).is_ok_and(|s| s.block == t.block);
+        Corrupt.unless(arrays.iter().all(in_block), "3, Array: block")?;
+        let size = t.size()?;
+        let end = u128::from(t.file_offset) + u128::from(size.map_or(0, |(_, bytes)| bytes));
+        Corrupt.unless(end <= file.length.into(), "3, Tensor: ends outside its file")?;
+        size.map_or(Ok(()), |(elements, bytes)| self.check_encoding(t, arrays, elements, bytes))
+    }
+
+    /// 6. An encoding that it does not name makes the tensor Unsupported when it is decoded.
+    fn check_encoding(&self, t: &Tensor, arrays: &[Array], elements: u64, bytes: u64) -> Result<()> {
+        let named = [1, 0, 3].get(t.encoding as usize).map_or(4, |&count| count);
+        Corrupt.unless(t.parameters[named..].iter().all(|&unused| unused == 0), "6: unused parameters")?;
+        match t.encoding {
+            ALIAS => {
+                let target = item(&self.tensors, t.parameters[0])?;
+                let same = (target.block, target.dtype, target.shape()) == (t.block, t.dtype, t.shape());
+                Corrupt.unless(target.encoding != ALIAS && same && target.hash == t.hash, "6.1: target")?;
+                self.check_stored(arrays, t.block, &[])
+            }
+            RAW if bytes == 0 => self.check_stored(arrays, t.block, &[]),
+            RAW => self.check_stored(arrays, t.block, &[(RAW_TENSORS, bytes)]),
+            GAP => {
+                Corrupt.unless(t.dtype == BF16, "6.3: dtype")?;
+                let codebook = arrays.first().map_or(0, |a| a.length);
+                let lengths = gap::array_lengths(codebook, elements, t.gap_parameters())?;
+                let kinds = [CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE];
+                self.check_stored(
+                    arrays,
+                    t.block,
+                    &std::array::from_fn::<_, 5, _>(|i| (kinds[i], lengths[i])),
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Section {
+    fn chunk_count(&self) -> u64 {
+        self.length.div_ceil(CHECKSUM_CHUNK_BYTES)
+    }
+}
+
+impl Tensor {
+    fn shape(&self) -> &[u64] {
+        slice(&self.shape, 0, self.dimension_count).unwrap_or_default()
+    }
+
+    /// `bytes_per_thread`, `threads_per_block` and `bit_count` (6.3).
+    fn gap_parameters(&self) -> [u64; 3] {
+        std::array::from_fn(|i| self.parameters[i])
+    }
+
+    /// Elements and bytes (5), unless the dtype is unknown.
+    fn size(&self) -> Result<Option<(u64, u64)>> {
+        let element_bits = match self.dtype {
+            2 => 4,
+            3 | 4 => 6,
+            1 | 5..=11 => 8,
+            12..=15 => 16,
+            16..=18 => 32,
+            19..=22 => 64,
+            _ => return Ok(None),
+        };
+        let sizes = self.shape().iter().copied().filter(|&dimension| dimension > 0);
+        let bits = sizes.chain([element_bits]).try_fold(1, u64::checked_mul);
+        let Some(bits) = bits else { return Corrupt.unless(false, "5: too many bits").map(|()| None) };
+        if self.shape().contains(&0) {
+            return Ok(Some((0, 0)));
+        }
+        Corrupt.unless(bits % 8 == 0, "5: elements do not fill whole bytes")?;
+        Ok(Some((bits / element_bits, bits / 8)))
+    }
+}

@@ -1,0 +1,157 @@
+//! Any model goes in and comes out, byte for byte: alone and as a folder, on any number of threads.
+
+#[path = "support/container.rs"]
+mod container;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use container::{Item, normal_weights, prefix};
+use df11::{CompressOptions, DecompressOptions, Dtype, Layout, Level, Source, compress, decompress};
+use proptest::{collection::vec, prelude::*, sample::select};
+
+#[derive(Clone, Debug)]
+struct Case {
+    items: Vec<Item>,
+    side: Vec<(String, Vec<u8>)>,
+    single: bool,
+    threads: usize,
+    bytes_per_thread: u32,
+}
+
+/// What the bytes of a tensor look like.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Normal,
+    OneExponent,
+    Noise,
+    /// The same for every tensor of this length, so that some are tied.
+    Tied,
+}
+
+fn content(kind: Content, length: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = match kind {
+        Content::Normal => normal_weights(length.div_ceil(2), seed),
+        Content::Tied => normal_weights(length.div_ceil(2), 1),
+        Content::OneExponent => container::weights(std::iter::repeat_n(121, length.div_ceil(2))),
+        Content::Noise => {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&seed.to_le_bytes());
+            let mut bytes = vec![0; length];
+            hasher.finalize_xof().fill(&mut bytes);
+            bytes
+        }
+    };
+    bytes.truncate(length);
+    bytes
+}
+
+fn shape() -> impl Strategy<Value = Vec<u64>> {
+    prop_oneof![
+        8 => vec(prop_oneof![9 => 1..40u64, 1 => Just(0)], 0..4),
+        // Large enough for several pieces and for an alias.
+        1 => (200..300u64, 150..300u64).prop_map(|(rows, columns)| vec![rows, columns]),
+    ]
+}
+
+fn item() -> impl Strategy<Value = Item> {
+    let kind = select(vec![Content::Normal, Content::OneExponent, Content::Noise, Content::Tied]);
+    let dtype = prop_oneof![3 => Just(Dtype::BF16), 1 => select(Dtype::ALL.to_vec())];
+    let name = prop_oneof![
+        (0..3usize, select(vec!["q", "k", "norm"]))
+            .prop_map(|(layer, part)| format!("layers.{layer}.{part}.weight")),
+        "[a-zé./\\\\\"\u{1} ]{1,12}",
+    ];
+    (name, dtype, shape(), kind, any::<u64>(), 0..3usize).prop_map(
+        |(name, dtype, mut shape, kind, seed, file)| {
+            if let (Some(last), false) = (shape.last_mut(), dtype.bits() % 8 == 0) {
+                *last = last.next_multiple_of(4);
+            }
+            let dtype = if shape.is_empty() && dtype.bits() % 8 != 0 { Dtype::U8 } else { dtype };
+            let length = dtype.bytes(&shape).unwrap() as usize;
+            let file = ["model.safetensors", "part/one.safetensors", "z.safetensors"][file];
+            Item::raw(&name, dtype, &shape, content(kind, length, seed)).in_file(file)
+        },
+    )
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let side = vec(("[a-z]{1,6}\\.json", vec(any::<u8>(), 0..300)), 0..3);
+    (vec(item(), 1..8), side, any::<bool>(), 1..5usize, select(vec![8, 16, 32, 64])).prop_map(
+        |(items, side, single, threads, bytes_per_thread)| {
+            let by_name: BTreeMap<String, Item> =
+                items.into_iter().map(|item| (item.name.clone(), item)).collect();
+            Case { items: by_name.into_values().collect(), side, single, threads, bytes_per_thread }
+        },
+    )
+}
+
+/// Writes the model as a Hugging Face folder; returns its files.
+fn write(case: &Case, folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files: BTreeMap<String, Vec<u8>> = case.side.iter().cloned().collect();
+    for item in &case.items {
+        let of_file = || case.items.iter().filter(|other| other.file == item.file);
+        let mut content = prefix(of_file());
+        of_file().for_each(|item| content.extend(&item.data));
+        files.insert(item.file.clone(), content);
+    }
+    for (path, content) in &files {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    files
+}
+
+fn check_tensor(model: &df11::Model, item: &Item) {
+    let tensor = model.tensor(&item.name).unwrap();
+    assert_eq!(tensor.shape(), item.shape);
+    assert!(tensor.decode_bytes().unwrap() == item.data, "{:?}", item.name);
+    let rows = item.shape.first().copied().unwrap_or(1);
+    if rows == 0 || !(item.data.len() as u64).is_multiple_of(rows) {
+        return;
+    }
+    let row = item.data.len() as u64 / rows;
+    for range in [0..1, rows - 1..rows, rows / 3..rows, rows / 2..rows / 2] {
+        let mut out = vec![0xAA; ((range.end - range.start) * row) as usize];
+        tensor.decode_row_bytes(range.clone(), &mut out).unwrap();
+        assert!(out == item.data[(range.start * row) as usize..(range.end * row) as usize], "rows {range:?}");
+    }
+}
+
+fn check(case: &Case) {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    let files = write(case, &source);
+    let out = folder.path().join(if case.single { "model.df11" } else { "model" });
+    let mut options = CompressOptions::default();
+    options.layout = Layout::Gap(df11::encoding::gap::Geometry::new(case.bytes_per_thread, 64).unwrap());
+    compress(&Source::open(&source).unwrap(), &out, &options, &()).unwrap();
+    let model = df11::open(&out).unwrap();
+    assert!(model.verify(Level::Full, &()).unwrap().unchecked.is_empty());
+    assert_eq!(model.tensors().count(), case.items.len());
+    case.items.iter().for_each(|item| check_tensor(&model, item));
+    for block in model.blocks() {
+        let layout = block.layout().unwrap();
+        let mut buffer = vec![0xAA; layout.bytes as usize];
+        block.decode_into(&mut buffer).unwrap();
+        for (tensor, range) in block.tensors().zip(layout.tensors) {
+            let item = case.items.iter().find(|item| item.name == tensor.name()).unwrap();
+            assert!(buffer[range.start as usize..range.end as usize] == item.data);
+        }
+    }
+    let restored = folder.path().join("restored");
+    decompress(&model, &restored, &DecompressOptions::default(), &()).unwrap();
+    for (path, content) in files {
+        assert!(fs::read(restored.join(&path)).unwrap() == content, "{path}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_model_comes_back(case in case()) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(case.threads).build().unwrap();
+        pool.install(|| check(&case));
+    }
+}

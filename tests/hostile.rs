@@ -1,0 +1,243 @@
+//! Containers that were cut, damaged, forged or mixed up: a typed error or the right bytes, never a panic, never wrong
+//! weights.
+
+#[path = "support/container.rs"]
+mod container;
+
+use std::{fs, ops::Range, path::Path, sync::Arc};
+
+use container::{Draft, Item, Model, normal_weights, parse};
+use df11::{Dtype, Error, Level, OpenOptions};
+use rayon::prelude::*;
+
+/// All encodings, and a side file.
+fn sample() -> Model {
+    let coded = Item::gap("coded", &[70, 10], normal_weights(700, 3), (8, 64));
+    let raw = Item::raw("raw", Dtype::F32, &[2, 3], (0..24).collect());
+    let items = [coded.clone(), coded.alias("tied"), raw, Item::raw("none", Dtype::BF16, &[7, 0], vec![])];
+    Model::new(&items, &[("config.json", b"{}\n"), ("empty", b"")])
+}
+
+fn open(bytes: Arc<[u8]>) -> df11::Result<df11::Model> {
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))])
+}
+
+fn is_typed(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. })
+}
+
+/// Every tensor decodes to its bytes, or fails with a typed error.
+fn check_tensors(model: &df11::Model, original: &Model, what: &str) {
+    for (tensor, expected) in model.tensors().zip(&original.tensors) {
+        match tensor.decode_bytes() {
+            Ok(bytes) => assert!(bytes == expected.data, "{what}: wrong bytes of {:?}", tensor.name()),
+            Err(error) => assert!(is_typed(&error), "{what}: {error:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    let bytes = sample().build();
+    (0..bytes.len()).into_par_iter().for_each(|length| {
+        let error = open(bytes[..length].into()).unwrap_err();
+        assert!(matches!(error, Error::Corrupt { .. }), "{length} bytes: {error:?}");
+    });
+}
+
+#[test]
+fn every_flipped_bit_is_found_and_no_weight_is_wrong() {
+    let original = sample();
+    let bytes = original.build();
+    let stored: Vec<Range<usize>> = parse(&bytes)
+        .directory
+        .sections
+        .iter()
+        .map(|section| section.offset.get() as usize..section.end() as usize)
+        .collect();
+    (0..bytes.len()).into_par_iter().for_each_init(
+        || Arc::<[u8]>::from(&bytes[..]),
+        |flipped, byte| {
+            let is_stored = stored.iter().any(|range| range.contains(&byte));
+            for bit in 0..8 {
+                Arc::get_mut(flipped).unwrap()[byte] ^= 1 << bit;
+                match open(Arc::clone(flipped)) {
+                    Err(error) => assert!(is_typed(&error), "byte {byte}, bit {bit}: {error:?}"),
+                    Ok(model) => {
+                        if is_stored || byte % 97 == bit {
+                            check_tensors(&model, &original, &format!("byte {byte}, bit {bit}"));
+                        }
+                        // Outside sections only zeros are left to find.
+                        let level = if is_stored { Level::Full } else { Level::Structure };
+                        let error = model.verify(level, &()).unwrap_err();
+                        assert!(matches!(error, Error::Corrupt { .. }), "byte {byte}, bit {bit}: {error:?}");
+                    }
+                }
+                Arc::get_mut(flipped).unwrap()[byte] ^= 1 << bit;
+            }
+        },
+    );
+}
+
+/// Files in a file system, mapped and read.
+#[test]
+fn both_backends_find_the_same() {
+    let original = sample();
+    let bytes = original.build();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sample.df11");
+    for step in 0..400 {
+        let byte = step * 83 % bytes.len();
+        let mut flipped = bytes.clone();
+        flipped[byte] ^= 1 << (step % 8);
+        let length = if step % 4 == 0 { byte } else { bytes.len() };
+        let found = [true, false].map(|memory_map| {
+            fs::write(&path, &flipped[..length]).unwrap();
+            let model = OpenOptions::new().memory_map(memory_map).open(&path)?;
+            check_tensors(&model, &original, &format!("step {step}"));
+            model.verify(Level::Full, &())
+        });
+        let texts = found.map(|found| found.unwrap_err().to_string());
+        assert_eq!(texts[0], texts[1], "step {step}");
+    }
+}
+
+/// Flipped bits in the sections, under right checksums: only hashes can tell.
+#[test]
+fn forged_content_never_panics_and_never_verifies() {
+    let original = sample();
+    let draft = parse(&original.build());
+    let bits: Vec<(usize, usize)> = draft
+        .contents
+        .iter()
+        .enumerate()
+        .flat_map(|(section, content)| (0..8 * content.len()).step_by(3).map(move |bit| (section, bit)))
+        .collect();
+    bits.into_par_iter().for_each(|(section, bit)| {
+        let mut draft = draft.clone();
+        draft.contents[section][bit / 8] ^= 1 << (bit % 8);
+        draft.repair_checksums();
+        let model = open(draft.pack().into()).unwrap();
+        for (tensor, expected) in model.tensors().zip(&original.tensors) {
+            match tensor.decode_bytes() {
+                Ok(bytes) => assert_eq!(bytes.len(), expected.data.len()),
+                Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{error:?}"),
+            }
+            let shape = tensor.shape();
+            let mut row = vec![0; tensor.byte_length().unwrap() as usize / shape[0] as usize];
+            let _ = tensor.decode_row_bytes(shape[0] - 1..shape[0], &mut row);
+        }
+        assert!(model.verify(Level::Full, &()).is_err(), "section {section}, bit {bit}");
+    });
+}
+
+/// Every eight bytes of the directory at the values where rules and arithmetic turn, under right checksums. This crate and
+/// the reference decoder agree on what opens.
+#[test]
+fn forged_directories_never_panic() {
+    let original = sample();
+    let draft = original.draft();
+    let length = draft.directory.to_bytes().len();
+    let values =
+        [0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX];
+    (0..length - 8).into_par_iter().step_by(4).for_each(|at| {
+        for value in values {
+            check_forged(&draft, at, value);
+        }
+    });
+}
+
+fn check_forged(draft: &Draft, at: usize, value: u64) {
+    let bytes = draft.pack_with(|directory| directory[at..at + 8].copy_from_slice(&value.to_le_bytes()));
+    let reference = df11_reference::Container::open(&bytes).map(drop);
+    match open(bytes.as_slice().into()) {
+        Ok(model) => {
+            assert!(reference.is_ok(), "{at}, {value}: only df11 opens it: {reference:?}");
+            for tensor in model.tensors() {
+                let _ = tensor.decode_bytes();
+            }
+            for block in model.blocks() {
+                let _ = block.layout();
+            }
+            let _ = model.verify(Level::Full, &());
+        }
+        Err(error) => {
+            assert!(is_typed(&error), "{at}, {value}: {error:?}");
+            assert!(reference.is_err(), "{at}, {value}: only the reference opens it: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_read_is_an_io_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sample.df11");
+    fs::write(&path, sample().build()).unwrap();
+    let model = OpenOptions::new().memory_map(false).open(&path).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
+    for tensor in model.tensors().filter(|tensor| tensor.elements() > 0) {
+        let error = tensor.decode_bytes().unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error:?}");
+    }
+}
+
+/// The parts of a model, each in a file of its own below `folder`, with these shard indices and tensor names.
+fn write_shards(folder: &Path, shards: &[(u64, &str, &str)], count: u64) {
+    for (at, (index, file, tensor)) in shards.iter().enumerate() {
+        let item = Item::raw(tensor, Dtype::U8, &[3], vec![1, 2, 3]);
+        let mut model = Model::new(&[item.in_file(file)], &[]);
+        model.shard = (*index, count);
+        model.identity = [7; 32];
+        fs::write(folder.join(format!("{at}.df11")), model.build()).unwrap();
+    }
+}
+
+#[test]
+fn shards_that_belong_together_open_together() {
+    let folder = tempfile::tempdir().unwrap();
+    write_shards(folder.path(), &[(1, "b.safetensors", "b"), (0, "a.safetensors", "a")], 2);
+    let model = df11::open(folder.path()).unwrap();
+    assert!(model.is_complete());
+    assert_eq!(model.tensor("b").unwrap().decode_bytes().unwrap(), [1, 2, 3]);
+    let blocks: Vec<_> = model.blocks().map(|block| block.tensors().len()).collect();
+    assert_eq!(blocks, [2], "blocks of one name are one block");
+    // The identity was made up.
+    assert!(matches!(model.verify(Level::Full, &()), Err(Error::Corrupt { .. })));
+}
+
+#[test]
+fn a_missing_shard_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    write_shards(folder.path(), &[(0, "a.safetensors", "a"), (2, "c.safetensors", "c")], 3);
+    let model = df11::open(folder.path()).unwrap();
+    assert!(!model.is_complete());
+    assert_eq!(model.verify(Level::Full, &()).unwrap().unchecked.len(), 1);
+    let out = folder.path().join("out");
+    let error = df11::decompress(&model, &out, &df11::DecompressOptions::default(), &()).unwrap_err();
+    assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn shards_that_do_not_belong_together_are_refused() {
+    let refused = |shards: &[(u64, &str, &str)], edit: fn(&mut Draft)| {
+        let folder = tempfile::tempdir().unwrap();
+        write_shards(folder.path(), shards, 2);
+        let path = folder.path().join("1.df11");
+        let mut draft = parse(&fs::read(&path).unwrap());
+        edit(&mut draft);
+        fs::write(&path, draft.pack()).unwrap();
+        df11::open(folder.path()).unwrap_err()
+    };
+    let good = [(0, "a.safetensors", "a"), (1, "b.safetensors", "b")];
+    let error = refused(&good, |draft| draft.directory.shard.identity[0] ^= 1);
+    assert!(matches!(error, Error::Parameter { .. }), "identities: {error:?}");
+    let error = refused(&good, |draft| draft.directory.shard.shard_count = 3.into());
+    assert!(matches!(error, Error::Parameter { .. }), "counts: {error:?}");
+    let error = refused(&[(1, "a.safetensors", "a"), good[1]], |_| {});
+    assert!(matches!(error, Error::Parameter { .. }), "indices: {error:?}");
+    let error = refused(&[(0, "a.safetensors", "b"), good[1]], |_| {});
+    assert!(matches!(error, Error::Corrupt { .. }), "tensors: {error:?}");
+    let error = refused(&[(0, "b.safetensors", "a"), good[1]], |_| {});
+    assert!(matches!(error, Error::Corrupt { .. }), "paths: {error:?}");
+}

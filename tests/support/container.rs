@@ -1,0 +1,509 @@
+//! Builds containers of any content, right or wrong: `Item`s → [`Model`] → [`Draft`] → bytes.
+//!
+//! Whatever a step derives can be edited before the next one, and checksums are made right at the end, so that a test
+//! breaks one rule and no other.
+#![allow(dead_code, reason = "each user needs another part")]
+
+use std::collections::BTreeMap;
+
+use df11::{
+    Dtype,
+    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE, SECTION_ALIGNMENT},
+    encoding::gap::{Geometry, encode_tensor},
+    format::{
+        Directory, Header,
+        directory::ShardRecord,
+        identity,
+        records::{
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS,
+            FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
+            SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+        },
+    },
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// How an [`Item`] is stored.
+#[derive(Clone, Debug)]
+pub(crate) enum Store {
+    Raw,
+    Gap(u32, u32),
+    Alias(String),
+}
+
+/// A tensor to put into a model.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) name: String,
+    pub(crate) dtype: (u32, String),
+    pub(crate) shape: Vec<u64>,
+    pub(crate) data: Vec<u8>,
+    /// Bytes in the weights file; other than those of `data` where no reader can decode them.
+    pub(crate) length: u64,
+    pub(crate) block: String,
+    pub(crate) file: String,
+    pub(crate) store: Store,
+}
+
+impl Item {
+    pub(crate) fn raw(name: &str, dtype: Dtype, shape: &[u64], data: Vec<u8>) -> Self {
+        Self {
+            name: name.into(),
+            dtype: (dtype.id(), dtype.name().into()),
+            shape: shape.into(),
+            length: data.len() as u64,
+            data,
+            block: "block".into(),
+            file: "model.safetensors".into(),
+            store: Store::Raw,
+        }
+    }
+
+    /// Weights, coded with bytes a thread and threads a block.
+    pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
+        Self { store: Store::Gap(geometry.0, geometry.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
+    }
+
+    /// The same bytes again, under another name.
+    pub(crate) fn alias(&self, name: &str) -> Self {
+        Self { name: name.into(), store: Store::Alias(self.name.clone()), ..self.clone() }
+    }
+
+    pub(crate) fn in_block(self, block: &str) -> Self {
+        Self { block: block.into(), ..self }
+    }
+
+    pub(crate) fn in_file(self, file: &str) -> Self {
+        Self { file: file.into(), ..self }
+    }
+}
+
+/// An array, and the kind of section that holds it.
+pub(crate) type Stored = (u32, Vec<u8>);
+
+#[derive(Clone, Debug)]
+pub(crate) struct File {
+    pub(crate) kind: u32,
+    pub(crate) path: Vec<u8>,
+    /// The original file.
+    pub(crate) content: Vec<u8>,
+    pub(crate) length: u64,
+    pub(crate) hash: [u8; 32],
+    pub(crate) arrays: Vec<Stored>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) name: Vec<u8>,
+    pub(crate) dtype: u32,
+    pub(crate) encoding: u32,
+    pub(crate) block: u64,
+    pub(crate) file: u64,
+    pub(crate) file_offset: u64,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) parameters: [u64; 4],
+    /// The decoded bytes.
+    pub(crate) data: Vec<u8>,
+    pub(crate) hash: [u8; 32],
+    pub(crate) arrays: Vec<Stored>,
+}
+
+/// Everything in a container, by meaning.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) shard: (u64, u64),
+    pub(crate) identity: [u8; 32],
+    pub(crate) files: Vec<File>,
+    pub(crate) blocks: Vec<Vec<u8>>,
+    pub(crate) tensors: Vec<Tensor>,
+    /// Sections without arrays: block, kind, bytes.
+    pub(crate) extra_sections: Vec<(u64, u32, Vec<u8>)>,
+}
+
+pub(crate) fn hash(bytes: &[u8]) -> [u8; 32] {
+    *blake3::hash(bytes).as_bytes()
+}
+
+/// The prefix of a safetensors file with these tensors, in this order.
+pub(crate) fn prefix<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<u8> {
+    let mut end = 0;
+    let entries: Vec<String> = items
+        .map(|item| {
+            let start = end;
+            end += item.length;
+            let name = serde_json::to_string(&item.name).unwrap();
+            let shape: Vec<String> = item.shape.iter().map(u64::to_string).collect();
+            let (dtype, shape) = (&item.dtype.1, shape.join(","));
+            format!(r#"{name}:{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{start},{end}]}}"#)
+        })
+        .collect();
+    with_length(&format!("{{{}}}", entries.join(",")))
+}
+
+/// A safetensors header with its length before it, padded to a multiple of eight bytes.
+pub(crate) fn with_length(json: &str) -> Vec<u8> {
+    let width = json.len().next_multiple_of(8);
+    let mut prefix = (width as u64).to_le_bytes().to_vec();
+    prefix.extend(format!("{json:width$}").into_bytes());
+    prefix.resize(8 + width, b' ');
+    prefix
+}
+
+/// The five arrays of `gap`, and its parameters.
+pub(crate) fn encode(
+    weights: &[u8],
+    bytes_per_thread: u32,
+    threads_per_block: u32,
+) -> (Vec<Stored>, [u64; 4]) {
+    let geometry = Geometry::new(bytes_per_thread, threads_per_block).unwrap();
+    let encoded = encode_tensor(weights, geometry, usize::MAX).unwrap();
+    let arrays = vec![
+        (SECTION_CODEBOOK, encoded.codebook),
+        (SECTION_INDEX, encoded.gaps),
+        (SECTION_INDEX, encoded.output_offsets),
+        (SECTION_BITSTREAM, encoded.bitstream),
+        (SECTION_PLANE, encoded.plane),
+    ];
+    let parameters = [bytes_per_thread.into(), threads_per_block.into(), encoded.layout.bit_count(), 0];
+    (arrays, parameters)
+}
+
+impl Model {
+    /// A whole model in one container: files by path, blocks as they come, tensors by name.
+    pub(crate) fn new(items: &[Item], side: &[(&str, &[u8])]) -> Self {
+        let mut paths: Vec<&str> = items.iter().map(|item| &*item.file).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        let mut blocks: Vec<&str> = Vec::new();
+        for item in items {
+            if !blocks.contains(&&*item.block) {
+                blocks.push(&item.block);
+            }
+        }
+        let mut files = Vec::new();
+        let mut offsets = BTreeMap::new();
+        for path in &paths {
+            let members = || items.iter().filter(|item| item.file == *path);
+            let prefix = prefix(members());
+            let mut content = prefix.clone();
+            for item in members() {
+                offsets.insert(&*item.name, content.len() as u64);
+                content.extend(&item.data);
+            }
+            files.push(File::new(FILE_WEIGHTS, path, content, vec![(SECTION_PREFIX, prefix)]));
+        }
+        let mut side = side.to_vec();
+        side.sort_unstable();
+        files.extend(side.iter().map(|(path, content)| File::side(path, content)));
+        let mut sorted: Vec<&Item> = items.iter().collect();
+        sorted.sort_by_key(|item| &item.name);
+        let index = |name: &str| sorted.iter().position(|item| item.name == name).unwrap() as u64;
+        let tensors = sorted.iter().map(|item| {
+            let (encoding, (arrays, parameters)) = match &item.store {
+                Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
+                Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
+                &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
+            };
+            Tensor {
+                name: item.name.clone().into_bytes(),
+                dtype: item.dtype.0,
+                encoding,
+                block: blocks.iter().position(|block| *block == item.block).unwrap() as u64,
+                file: paths.iter().position(|path| *path == item.file).unwrap() as u64,
+                file_offset: offsets[&*item.name],
+                shape: item.shape.clone(),
+                parameters,
+                data: item.data.clone(),
+                hash: hash(&item.data),
+                arrays: arrays.into_iter().filter(|(_, bytes): &Stored| !bytes.is_empty()).collect(),
+            }
+        });
+        let mut model = Self {
+            shard: (0, 1),
+            identity: [0; 32],
+            tensors: tensors.collect(),
+            blocks: blocks.iter().map(|block| block.as_bytes().to_vec()).collect(),
+            files,
+            extra_sections: Vec::new(),
+        };
+        model.identity = model.identity_of_files();
+        model
+    }
+
+    pub(crate) fn identity_of_files(&self) -> [u8; 32] {
+        let weights = self.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
+        identity(weights.map(|file| (std::str::from_utf8(&file.path).unwrap(), file.length, file.hash)))
+    }
+
+    /// Makes hash and length of a weights file those of its prefix and tensors, and the identity that of the files.
+    pub(crate) fn refresh(&mut self) {
+        for (index, file) in self.files.iter_mut().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS) {
+            let mut content = file.arrays[0].1.clone();
+            let mut members: Vec<&Tensor> =
+                self.tensors.iter().filter(|tensor| tensor.file == index as u64).collect();
+            members.sort_by_key(|tensor| (tensor.file_offset, tensor.data.len()));
+            members.iter().for_each(|tensor| content.extend(&tensor.data));
+            file.length = content.len() as u64;
+            file.hash = hash(&content);
+            file.content = content;
+        }
+        self.identity = self.identity_of_files();
+    }
+
+    pub(crate) fn tensor(&mut self, name: &str) -> &mut Tensor {
+        self.tensors.iter_mut().find(|tensor| tensor.name == name.as_bytes()).unwrap()
+    }
+
+    /// Lays out sections, arrays and text.
+    pub(crate) fn draft(&self) -> Draft {
+        let mut sections: BTreeMap<(u64, u32), Vec<u8>> = BTreeMap::new();
+        for (block, kind, bytes) in &self.extra_sections {
+            sections.insert((*block, *kind), bytes.clone());
+        }
+        let mut places = Vec::new();
+        let mut text = Vec::new();
+        let mut put_text = |bytes: &[u8]| {
+            text.extend_from_slice(bytes);
+            (((text.len() - bytes.len()) as u64).into(), (bytes.len() as u64).into())
+        };
+        let mut put_arrays = |block: u64, arrays: &[Stored]| {
+            let first = places.len() as u64;
+            for (kind, bytes) in arrays {
+                let section = sections.entry((block, *kind)).or_default();
+                section.resize(section.len().next_multiple_of(ARRAY_ALIGNMENT as usize), 0);
+                places.push(((block, *kind), section.len() as u64, bytes.len() as u64));
+                section.extend(bytes);
+            }
+            (first.into(), (arrays.len() as u64).into())
+        };
+        let files = self.files.iter().map(|file| {
+            let (path_offset, path_length) = put_text(&file.path);
+            let (first_array, array_count) = put_arrays(NONE, &file.arrays);
+            FileRecord {
+                kind: file.kind.into(),
+                reserved: 0.into(),
+                path_offset,
+                path_length,
+                length: file.length.into(),
+                hash: file.hash,
+                first_array,
+                array_count,
+            }
+        });
+        let files = files.collect();
+        let blocks = self.blocks.iter().map(|name| put_text(name));
+        let blocks =
+            blocks.map(|(name_offset, name_length)| BlockRecord { name_offset, name_length }).collect();
+        let tensors = self.tensors.iter().map(|tensor| {
+            let (name_offset, name_length) = put_text(&tensor.name);
+            let (first_array, array_count) = put_arrays(tensor.block, &tensor.arrays);
+            let dimension = |at| tensor.shape.get(at).copied().unwrap_or(0).into();
+            TensorRecord {
+                name_offset,
+                name_length,
+                dtype: tensor.dtype.into(),
+                encoding: tensor.encoding.into(),
+                block: tensor.block.into(),
+                file: tensor.file.into(),
+                file_offset: tensor.file_offset.into(),
+                dimension_count: (tensor.shape.len() as u64).into(),
+                shape: std::array::from_fn(dimension),
+                first_array,
+                array_count,
+                parameters: tensor.parameters.map(Into::into),
+                hash: tensor.hash,
+            }
+        });
+        let tensors = tensors.collect();
+        let keys: Vec<(u64, u32)> = sections.keys().copied().collect();
+        let arrays = places.iter().map(|(key, offset, length)| ArrayRecord {
+            section: (keys.binary_search(key).unwrap() as u64).into(),
+            offset: (*offset).into(),
+            length: (*length).into(),
+        });
+        let directory = Directory {
+            shard: ShardRecord {
+                shard_index: self.shard.0.into(),
+                shard_count: self.shard.1.into(),
+                identity: self.identity,
+            },
+            files,
+            blocks,
+            sections: Vec::new(),
+            tensors,
+            arrays: arrays.collect(),
+            checksums: Vec::new(),
+            text: Vec::new(),
+        };
+        let mut draft = Draft { directory, contents: sections.into_values().collect() };
+        draft.directory.text = text;
+        draft.place(&keys);
+        draft
+    }
+
+    pub(crate) fn build(&self) -> Vec<u8> {
+        self.draft().pack()
+    }
+}
+
+impl File {
+    pub(crate) fn new(kind: u32, path: &str, content: Vec<u8>, arrays: Vec<Stored>) -> Self {
+        let (length, hash) = (content.len() as u64, hash(&content));
+        Self { kind, path: path.as_bytes().into(), content, length, hash, arrays }
+    }
+
+    pub(crate) fn side(path: &str, content: &[u8]) -> Self {
+        let arrays = if content.is_empty() { vec![] } else { vec![(SECTION_SIDE, content.to_vec())] };
+        Self::new(FILE_SIDE, path, content.to_vec(), arrays)
+    }
+}
+
+/// Everything in a container, by record. Records may lie about the contents, which stand in the file one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    pub(crate) directory: Directory,
+    pub(crate) contents: Vec<Vec<u8>>,
+}
+
+impl Draft {
+    /// Section records and checksums that fit the contents.
+    fn place(&mut self, keys: &[(u64, u32)]) {
+        let mut offset = HEAD_BYTES;
+        for (&(block, kind), content) in keys.iter().zip(&self.contents) {
+            let length = content.len() as u64;
+            self.directory.sections.push(SectionRecord {
+                kind: kind.into(),
+                reserved: 0.into(),
+                block: block.into(),
+                offset: offset.into(),
+                length: length.into(),
+            });
+            offset = (offset + length).next_multiple_of(SECTION_ALIGNMENT);
+        }
+        self.repair_checksums();
+    }
+
+    pub(crate) fn repair_checksums(&mut self) {
+        let chunks = self.contents.iter().flat_map(|content| content.chunks(CHECKSUM_CHUNK_BYTES as usize));
+        self.directory.checksums = chunks.map(|chunk| crc32fast::hash(chunk).into()).collect();
+    }
+
+    /// The bytes of an array, for editing; repair the checksums after it.
+    pub(crate) fn array(&mut self, array: usize) -> &mut [u8] {
+        let record = self.directory.arrays[array];
+        let (start, length) = (record.offset.get() as usize, record.length.get() as usize);
+        &mut self.contents[record.section.get() as usize][start..start + length]
+    }
+
+    /// The first array of a tensor.
+    pub(crate) fn first_array(&self, name: &str) -> usize {
+        self.directory.tensors[self.tensor_index(name)].first_array.get() as usize
+    }
+
+    pub(crate) fn tensor_index(&self, name: &str) -> usize {
+        self.directory.tensors.iter().position(|tensor| self.directory.tensor_name(tensor) == name).unwrap()
+    }
+
+    pub(crate) fn tensor(&mut self, name: &str) -> &mut TensorRecord {
+        let index = self.tensor_index(name);
+        &mut self.directory.tensors[index]
+    }
+
+    /// Names and paths that lie back to back, of these lengths.
+    pub(crate) fn place_text(&mut self) {
+        let mut offset = 0;
+        let mut next = |length: u64| {
+            offset += length;
+            (offset - length).into()
+        };
+        let directory = &mut self.directory;
+        directory.files.iter_mut().for_each(|file| file.path_offset = next(file.path_length.get()));
+        directory.blocks.iter_mut().for_each(|block| block.name_offset = next(block.name_length.get()));
+        directory.tensors.iter_mut().for_each(|tensor| tensor.name_offset = next(tensor.name_length.get()));
+    }
+
+    pub(crate) fn pack(&self) -> Vec<u8> {
+        self.pack_with(|_| {})
+    }
+
+    /// The container with the directory's bytes edited.
+    pub(crate) fn pack_with(&self, edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut directory = self.directory.to_bytes();
+        edit(&mut directory);
+        seal(&self.contents, &directory)
+    }
+}
+
+fn pad(bytes: &mut Vec<u8>, alignment: u64) {
+    bytes.resize(bytes.len().next_multiple_of(alignment as usize), 0);
+}
+
+/// Head, sections, directory and footer around these bytes.
+pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD_BYTES as usize];
+    for content in contents {
+        pad(&mut bytes, SECTION_ALIGNMENT);
+        bytes.extend(content);
+    }
+    pad(&mut bytes, SECTION_ALIGNMENT);
+    let header = Header::complete(bytes.len() as u64, directory).unwrap();
+    bytes.extend(directory);
+    pad(&mut bytes, ARRAY_ALIGNMENT);
+    bytes.extend(header.as_bytes());
+    bytes[..HEADER_BYTES as usize].copy_from_slice(header.as_bytes());
+    bytes
+}
+
+/// The header of a container.
+pub(crate) fn header(bytes: &[u8]) -> Header {
+    Header::read_from_prefix(bytes).unwrap().0
+}
+
+/// The container with another header and footer, whose checksum is right.
+pub(crate) fn with_header(bytes: &[u8], edit: impl FnOnce(&mut Header)) -> Vec<u8> {
+    let mut header = header(bytes);
+    edit(&mut header);
+    put_header(bytes, &header.sealed())
+}
+
+/// The container with this header and footer.
+pub(crate) fn put_header(bytes: &[u8], header: &Header) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let footer = bytes.len() - HEADER_BYTES as usize;
+    bytes[..HEADER_BYTES as usize].copy_from_slice(header.as_bytes());
+    bytes[footer..].copy_from_slice(header.as_bytes());
+    bytes
+}
+
+/// Sections and directory of a container that this crate accepts.
+pub(crate) fn parse(bytes: &[u8]) -> Draft {
+    let header = header(bytes);
+    let offset = header.directory_offset.get();
+    let end = offset + header.directory_length.get();
+    let directory = Directory::parse(&bytes[offset as usize..end as usize], offset).unwrap();
+    let content =
+        |section: &SectionRecord| bytes[section.offset.get() as usize..section.end() as usize].to_vec();
+    let contents = directory.sections.iter().map(content).collect();
+    Draft { directory, contents }
+}
+
+/// Weights with these exponents, and signs and mantissas without a pattern.
+pub(crate) fn weights(exponents: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    let mut state = 0x9E37_79B9u32;
+    exponents
+        .into_iter()
+        .flat_map(|exponent| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            df11::bf16::weight(exponent, (state >> 24) as u8).to_le_bytes()
+        })
+        .collect()
+}
+
+/// As many weights, with exponents that fall off as those of trained weights do.
+pub(crate) fn normal_weights(count: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    weights((0..count).map(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        124 - (state >> 32 | 1 << 31).trailing_zeros().min(20) as u8
+    }))
+}

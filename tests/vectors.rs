@@ -1,0 +1,223 @@
+//! The test vectors of the format: they are as they were, and this crate and the reference decoder make of each what its
+//! row says. The Python reader is checked by spec/python/check_vectors.py.
+
+#[path = "support/container.rs"]
+mod container;
+#[path = "support/vectors/mod.rs"]
+mod vectors;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use df11::{Error, Level, OpenOptions};
+use vectors::{COMMAND, Manifest, Row, sha256};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors")
+}
+
+fn manifest() -> Manifest {
+    serde_json::from_str(&fs::read_to_string(folder().join("manifest.json")).unwrap()).unwrap()
+}
+
+/// All vectors with their rows.
+fn stored() -> impl Iterator<Item = (Row, Vec<u8>)> {
+    manifest().vectors.into_iter().map(|row| {
+        let bytes = vectors::read(&folder().join(&row.file))
+            .unwrap_or_else(|error| panic!("spec/vectors/{}: {error}; `{COMMAND}` makes it", row.file));
+        assert_eq!(sha256(&bytes), row.sha256, "spec/vectors/{} changed; restore it", row.file);
+        (row, bytes)
+    })
+}
+
+#[test]
+fn every_vector_is_there_and_as_it_was() {
+    let made = vectors::all();
+    let found: BTreeMap<String, (Row, Vec<u8>)> =
+        stored().map(|(row, bytes)| (row.file.clone(), (row, bytes))).collect();
+    for vector in &made {
+        let file = &vector.row.file;
+        let (row, bytes) =
+            found.get(file).unwrap_or_else(|| panic!("spec/vectors/{file} is missing; `{COMMAND}` makes it"));
+        assert!(
+            *bytes == vector.bytes,
+            "spec/vectors/{file} is stale: its maker makes something else. Give what is new another name; delete an \
+             unreleased file that is to change. Then `{COMMAND}`"
+        );
+        assert_eq!(*row, vector.row, "manifest.json is stale in {file}; `{COMMAND}` renews it");
+    }
+    assert_eq!(found.len(), made.len(), "manifest.json has rows that nothing makes; `{COMMAND}` renews it");
+    for sub in ["valid", "invalid"] {
+        for entry in fs::read_dir(folder().join(sub)).unwrap() {
+            let file = format!("{sub}/{}", entry.unwrap().file_name().into_string().unwrap());
+            assert!(found.contains_key(&file), "spec/vectors/{file} is in no row; delete it, or `{COMMAND}`");
+        }
+    }
+}
+
+#[test]
+fn names_are_unique_and_each_list_has_its_count() {
+    let rows = manifest().vectors;
+    let names: BTreeSet<&str> = rows.iter().map(|row| &*row.file).collect();
+    assert_eq!(names.len(), rows.len());
+    let invalid = rows.iter().filter(|row| !row.expect.is_valid()).count();
+    assert!(invalid >= 40 && rows.len() - invalid >= 20, "{invalid} of {}", rows.len());
+}
+
+/// What a reader finds first: the level, and the kinds of errors there.
+struct Failure {
+    level: &'static str,
+    kinds: Vec<String>,
+    text: String,
+}
+
+/// Levels in the order in which they check.
+const LEVELS: [&str; 3] = ["open", "load", "verify"];
+
+fn kind(error: &Error) -> String {
+    match error {
+        Error::Corrupt { .. } => "Corrupt",
+        Error::Limit { .. } => "Limit",
+        Error::Unsupported { .. } => "Unsupported",
+        other => panic!("{other:?} is no judgement of a file"),
+    }
+    .into()
+}
+
+fn failure(level: &'static str, errors: &[Error]) -> Failure {
+    Failure { level, kinds: errors.iter().map(kind).collect(), text: format!("{errors:?}") }
+}
+
+/// Decoded bytes of tensors by name.
+type Decoded = BTreeMap<String, Vec<u8>>;
+
+/// Opens, loads and verifies.
+fn read(bytes: &[u8], memory: bool) -> Result<Decoded, Failure> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vector.df11");
+    let opened = if memory {
+        OpenOptions::new().open_readers(vec![(path, Box::new(bytes.to_vec()))])
+    } else {
+        fs::write(&path, bytes).unwrap();
+        OpenOptions::new().memory_map(false).open(path)
+    };
+    let model = opened.map_err(|error| failure("open", &[error]))?;
+    let (mut decoded, mut errors) = (Decoded::new(), Vec::new());
+    for tensor in model.tensors() {
+        match tensor.decode_bytes() {
+            Ok(bytes) => drop(decoded.insert(tensor.name().into(), bytes)),
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.iter().any(|error| !matches!(error, Error::Unsupported { .. })) {
+        return Err(failure("load", &errors));
+    }
+    model.verify(Level::Full, &()).map_err(|error| failure("verify", &[error]))?;
+    Ok(decoded)
+}
+
+fn check_tensors(row: &Row, decoded: &Decoded) {
+    let found: BTreeMap<String, String> =
+        decoded.iter().map(|(name, bytes)| (name.clone(), sha256(bytes))).collect();
+    assert_eq!(found, row.tensors, "{}", row.file);
+}
+
+#[test]
+fn this_crate_reads_every_vector() {
+    let mut problems = Vec::new();
+    for (row, bytes) in stored() {
+        for memory in [true, false] {
+            match read(&bytes, memory) {
+                Ok(decoded) if row.expect.is_valid() => check_tensors(&row, &decoded),
+                Ok(_) => problems.push(format!("{}: no error", row.file)),
+                Err(failure) => {
+                    let right = failure.kinds.iter().any(|kind| row.expect.allows(kind));
+                    let level = row.level.as_deref().unwrap_or_default();
+                    if !right || !is_in_time(failure.level, level) {
+                        problems.push(format!(
+                            "{} ({level}, {:?}): {}: {}",
+                            row.file, row.expect, failure.level, failure.text
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Loading may check what only verification must.
+fn is_in_time(found: &str, must: &str) -> bool {
+    found == must || (found, must) == ("load", "verify")
+}
+
+#[test]
+fn original_files_come_back() {
+    for (row, bytes) in stored().filter(|(row, _)| row.expect.is_valid() && !row.files.is_empty()) {
+        let model = OpenOptions::new().open_readers(vec![("vector".into(), Box::new(bytes))]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        let partial = !model.is_complete() || row.files.len() < model.shards()[0].directory().files.len();
+        match df11::decompress(&model, &out, &df11::DecompressOptions::default(), &()) {
+            Ok(_) => {
+                for (path, hash) in &row.files {
+                    assert_eq!(sha256(&fs::read(out.join(path)).unwrap()), *hash, "{}: {path}", row.file);
+                }
+                assert!(!partial, "{}", row.file);
+            }
+            Err(Error::Unsupported { .. } | Error::Parameter { .. }) if partial => assert!(!out.exists()),
+            // A component of more bytes than the file system allows.
+            Err(Error::Io { .. }) if row.files.keys().any(|path| path.len() > 255) => {}
+            Err(error) => panic!("{}: {error}", row.file),
+        }
+    }
+}
+
+/// The reference decoder opens and decodes; what only verification finds it does not see.
+#[test]
+fn the_reference_decoder_agrees() {
+    let mut problems = Vec::new();
+    for (row, bytes) in stored() {
+        let level = row.level.as_deref().unwrap_or("verify");
+        let expected = LEVELS.iter().position(|known| *known == level).unwrap();
+        match reference(&bytes) {
+            Ok(decoded) if row.expect.is_valid() => check_tensors(&row, &decoded),
+            Ok(_) if level == "verify" => {}
+            Ok(_) => problems.push(format!("{}: no error", row.file)),
+            Err(failure) => {
+                let found = LEVELS.iter().position(|known| *known == failure.level).unwrap();
+                if found != expected || !failure.kinds.iter().any(|kind| row.expect.allows(kind)) {
+                    problems.push(format!(
+                        "{} ({level}, {:?}): {}: {}",
+                        row.file, row.expect, failure.level, failure.text
+                    ));
+                }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+fn reference(bytes: &[u8]) -> Result<Decoded, Failure> {
+    use df11_reference::{Container, Kind};
+    let failure = |level, errors: &[df11_reference::Error]| Failure {
+        level,
+        kinds: errors.iter().map(|error| format!("{:?}", error.kind)).collect(),
+        text: format!("{errors:?}"),
+    };
+    let container = Container::open(bytes).map_err(|error| failure("open", &[error]))?;
+    let (mut decoded, mut errors) = (Decoded::new(), Vec::new());
+    for (index, tensor) in container.tensors().enumerate() {
+        match container.decode(index) {
+            Ok(bytes) => drop(decoded.insert(tensor.name.to_owned(), bytes)),
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.iter().any(|error| error.kind != Kind::Unsupported) {
+        return Err(failure("load", &errors));
+    }
+    Ok(decoded)
+}
