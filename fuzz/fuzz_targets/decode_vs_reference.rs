@@ -5,13 +5,13 @@
 //!
 //! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as many LUTs as
 //!    its code lengths need, and all bits from `bit_count` on are zero; the bytes are the same. (The reference
-//!    looks at the last two in `verify_gap` only, and the format leaves it to a decoder when to look.) Otherwise
-//!    it reports Corrupt.
+//!    leaves the last two to verification, and the format leaves it to a decoder when to look.) Otherwise it
+//!    reports Corrupt.
 //! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it, but for
 //!    a wrong number of LUTs, and but for bits behind `bit_count` that are not zero, if it reads the last thread
 //!    block. Where the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
 //! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if and only if
-//!    `verify_gap` does.
+//!    `witness::verify_gap` does.
 #![no_main]
 
 use std::ops::Range;
@@ -21,7 +21,11 @@ use df11::{
     encoding::gap::{Decoder, EncodedTensor, Geometry, Layout, encode_tensor},
     huffman::{read_codebook, verify_codebook},
 };
-use df11_fuzz::{bytes::Bytes, tensors};
+use df11_fuzz::{
+    bytes::Bytes,
+    tensors,
+    witness::{self, Failure},
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
@@ -206,7 +210,7 @@ impl Subject {
     fn check(&self, cuts: [u64; 3], valid: bool) {
         let arrays = self.arrays.each_ref().map(Vec::as_slice);
         let reference = df11_reference::decode_gap(arrays, self.parameters);
-        let reference_verifies = df11_reference::verify_gap(arrays, self.parameters);
+        let reference_verifies = witness::verify_gap(arrays, self.parameters);
         let tensor = match self.tensor() {
             Ok(tensor) => tensor,
             Err(error) => {
@@ -215,7 +219,7 @@ impl Subject {
             }
         };
         let luts = self.luts_are_as_many_as_needed();
-        let zeros = self.bits_after_the_end_are_zero();
+        let zeros = witness::zeros_after(&self.arrays[BITSTREAM], self.parameters[BIT_COUNT]);
         let count = tensor.layout.elements();
         match (tensor.decode(0..count), &reference) {
             (Ok(ours), Ok(theirs)) => {
@@ -242,12 +246,6 @@ impl Subject {
         lengths
             .is_some_and(|lengths| df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len())
     }
-
-    fn bits_after_the_end_are_zero(&self) -> bool {
-        let stream = &self.arrays[BITSTREAM];
-        (self.parameters[BIT_COUNT]..8 * stream.len() as u64)
-            .all(|bit| stream[(bit / 8) as usize] >> (bit % 8) & 1 == 0)
-    }
 }
 
 fn is_corrupt(error: &Error) -> bool {
@@ -267,7 +265,7 @@ fn check_range(tensor: &EncodedTensor, range: Range<u64>, reference: Option<&[u8
     }
 }
 
-fn check_verification(tensor: &EncodedTensor, cut: u64, reference: &df11_reference::Result<()>) {
+fn check_verification(tensor: &EncodedTensor, cut: u64, reference: &std::result::Result<(), Failure>) {
     let blocks = tensor.layout.thread_block_count();
     let cut = cut % blocks;
     for ours in [verify(tensor, &[0, blocks]), verify(tensor, &[0, cut, blocks])] {
