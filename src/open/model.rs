@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Block, Shard, Tensor};
-use crate::{Error, Result};
+use crate::{Error, Result, format::records::FILE_WEIGHTS};
 
 /// An open model: one container, or all shards of a folder.
 ///
@@ -113,18 +113,31 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-/// Each shard has its names in order; one merge over all shards finds a name that two of them have.
+/// Names of tensors and paths of weights files are unique in a model (section 8).
 fn check_names(shards: &[Shard]) -> Result<()> {
+    check_unique(shards, "tensor", |shard| {
+        let directory = shard.directory();
+        Box::new(directory.tensors.iter().map(|tensor| directory.tensor_name(tensor)))
+    })?;
+    check_unique(shards, "weights file", |shard| {
+        let directory = shard.directory();
+        let weights = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
+        Box::new(weights.map(|file| directory.file_path(file)))
+    })
+}
+
+type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
+
+/// No two shards have one of these names in common; in one shard they are unique already.
+fn check_unique<'a>(shards: &'a [Shard], what: &str, names: impl Fn(&'a Shard) -> Names<'a>) -> Result<()> {
     if shards.len() < 2 {
         return Ok(());
     }
     let mut owners: HashMap<&str, usize> = HashMap::new();
     for (index, shard) in shards.iter().enumerate() {
-        let directory = shard.directory();
-        for tensor in &directory.tensors {
-            let name = directory.tensor_name(tensor);
+        for name in names(shard) {
             if let Some(other) = owners.insert(name, index) {
-                let problem = format!("tensor {name:?} is in {} too", shards[other].path().display());
+                let problem = format!("{what} {name:?} is in {} too", shards[other].path().display());
                 return Err(Error::corrupt("directory", 0, problem).in_file(shard.path()));
             }
         }
