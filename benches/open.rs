@@ -7,7 +7,10 @@ use std::{fs, hint::black_box, path::Path};
 
 use container::{File, Item, Model, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
-use df11::{Dtype, OpenOptions, format::records::{ENCODING_GAP, SECTION_BITSTREAM}};
+use df11::{
+    Dtype, OpenOptions,
+    format::records::{ENCODING_GAP, SECTION_BITSTREAM},
+};
 
 /// A container of `tensors` coded tensors with names and blocks as those of a mixture of experts, and its path.
 ///
@@ -19,10 +22,16 @@ fn write(folder: &Path, tensors: usize, weights: usize) -> std::path::PathBuf {
     let stored: &Tensor = &one.tensors[0];
     let per_block = 100;
     let mut model = Model::new(&[Item::raw("w", Dtype::U8, &[0], vec![])], &[]);
-    model.blocks = (0..tensors.div_ceil(per_block)).map(|at| format!("model.layers.{at}").into_bytes()).collect();
+    model.blocks =
+        (0..tensors.div_ceil(per_block)).map(|at| format!("model.layers.{at}").into_bytes()).collect();
     model.tensors = (0..tensors)
         .map(|at| Tensor {
-            name: format!("model.layers.{:05}.mlp.experts.{:03}.down_proj.weight", at / per_block, at % per_block).into(),
+            name: format!(
+                "model.layers.{:05}.mlp.experts.{:03}.down_proj.weight",
+                at / per_block,
+                at % per_block
+            )
+            .into(),
             block: (at / per_block) as u64,
             ..stored.clone()
         })
@@ -42,7 +51,8 @@ fn open(criterion: &mut Criterion) {
         for (backend, memory_map) in [("map", true), ("read", false)] {
             let options = OpenOptions::new().memory_map(memory_map);
             let name = format!("open/{tensors} tensors of {weights} weights/{backend}");
-            criterion.bench_function(&name, |bencher| bencher.iter(|| black_box(options.open(&path).unwrap())));
+            criterion
+                .bench_function(&name, |bencher| bencher.iter(|| black_box(options.open(&path).unwrap())));
         }
     }
 }

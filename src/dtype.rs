@@ -79,10 +79,12 @@ impl Dtype {
     /// [`Error::Limit`] where the element count or the size in bits exceeds 2^64 − 1;
     /// [`Error::Parameter`] where the bits do not fill whole bytes.
     pub fn bytes(self, shape: &[u64]) -> Result<u64> {
-        let bits = elements(shape)?
+        let bits = product(shape)?
             .checked_mul(self.bits())
             .ok_or_else(|| Error::limit("a tensor's size in bits", u64::MAX, u64::MAX - 1))?;
-        if bits % 8 == 0 {
+        if shape.contains(&0) {
+            Ok(0)
+        } else if bits % 8 == 0 {
             Ok(bits / 8)
         } else {
             Err(Error::parameter(
@@ -98,12 +100,17 @@ impl Dtype {
 /// # Errors
 /// [`Error::Limit`] where the product of the non-zero dimensions exceeds 2^64 − 1.
 pub fn elements(shape: &[u64]) -> Result<u64> {
-    let product = shape
+    let product = product(shape)?;
+    Ok(if shape.contains(&0) { 0 } else { product })
+}
+
+/// The product of all dimensions that are not zero.
+fn product(shape: &[u64]) -> Result<u64> {
+    shape
         .iter()
         .filter(|&&dimension| dimension != 0)
         .try_fold(1u64, |product, &dimension| product.checked_mul(dimension))
-        .ok_or_else(|| Error::limit("the product of a tensor's dimensions", u64::MAX, u64::MAX - 1))?;
-    Ok(if shape.contains(&0) { 0 } else { product })
+        .ok_or_else(|| Error::limit("the product of a tensor's dimensions", u64::MAX, u64::MAX - 1))
 }
 
 #[cfg(test)]
@@ -126,6 +133,7 @@ mod tests {
         assert!(matches!(elements(&[1 << 63, 4, 0]), Err(Error::Limit { .. })));
         assert!(matches!(Dtype::BF16.bytes(&[1 << 60]), Err(Error::Limit { .. })));
         assert_eq!(Dtype::BF16.bytes(&[1 << 59]).unwrap(), 1 << 60);
+        assert!(matches!(Dtype::BF16.bytes(&[1 << 60, 0]), Err(Error::Limit { .. })));
         assert_eq!(Dtype::BF16.bytes(&[3, 0, 5]).unwrap(), 0);
         assert_eq!(Dtype::F32.bytes(&[]).unwrap(), 4);
         assert!(matches!(Dtype::F4.bytes(&[3]), Err(Error::Parameter { .. })));

@@ -77,7 +77,8 @@ fn bincode_reads_and_writes_the_directory() {
     let bytes = draft.directory.to_bytes();
 
     let legacy = bincode::config::legacy();
-    let (witness, read): (WitnessDirectory, usize) = bincode::serde::decode_from_slice(&bytes, legacy).unwrap();
+    let (witness, read): (WitnessDirectory, usize) =
+        bincode::serde::decode_from_slice(&bytes, legacy).unwrap();
     assert_eq!(read, bytes.len());
     assert_eq!(witness.tensors.len(), 3);
     assert_eq!(witness.tensors[0].shape, [2, 0, 0, 0, 0, 0, 0, 0]);

@@ -57,25 +57,29 @@ fn item() -> impl Strategy<Value = Item> {
     let kind = select(vec![Content::Normal, Content::OneExponent, Content::Noise, Content::Tied]);
     let dtype = prop_oneof![3 => Just(Dtype::BF16), 1 => select(Dtype::ALL.to_vec())];
     let name = prop_oneof![
-        (0..3usize, select(vec!["q", "k", "norm"])).prop_map(|(layer, part)| format!("layers.{layer}.{part}.weight")),
+        (0..3usize, select(vec!["q", "k", "norm"]))
+            .prop_map(|(layer, part)| format!("layers.{layer}.{part}.weight")),
         "[a-zé./\\\\\"\u{1} ]{1,12}",
     ];
-    (name, dtype, shape(), kind, any::<u64>(), 0..3usize).prop_map(|(name, dtype, mut shape, kind, seed, file)| {
-        if let (Some(last), false) = (shape.last_mut(), dtype.bits() % 8 == 0) {
-            *last = last.next_multiple_of(4);
-        }
-        let dtype = if shape.is_empty() && dtype.bits() % 8 != 0 { Dtype::U8 } else { dtype };
-        let length = dtype.bytes(&shape).unwrap() as usize;
-        let file = ["model.safetensors", "part/one.safetensors", "z.safetensors"][file];
-        Item::raw(&name, dtype, &shape, content(kind, length, seed)).in_file(file)
-    })
+    (name, dtype, shape(), kind, any::<u64>(), 0..3usize).prop_map(
+        |(name, dtype, mut shape, kind, seed, file)| {
+            if let (Some(last), false) = (shape.last_mut(), dtype.bits() % 8 == 0) {
+                *last = last.next_multiple_of(4);
+            }
+            let dtype = if shape.is_empty() && dtype.bits() % 8 != 0 { Dtype::U8 } else { dtype };
+            let length = dtype.bytes(&shape).unwrap() as usize;
+            let file = ["model.safetensors", "part/one.safetensors", "z.safetensors"][file];
+            Item::raw(&name, dtype, &shape, content(kind, length, seed)).in_file(file)
+        },
+    )
 }
 
 fn case() -> impl Strategy<Value = Case> {
     let side = vec(("[a-z]{1,6}\\.json", vec(any::<u8>(), 0..300)), 0..3);
     (vec(item(), 1..8), side, any::<bool>(), 1..5usize, select(vec![8, 16, 32, 64])).prop_map(
         |(items, side, single, threads, bytes_per_thread)| {
-            let by_name: BTreeMap<String, Item> = items.into_iter().map(|item| (item.name.clone(), item)).collect();
+            let by_name: BTreeMap<String, Item> =
+                items.into_iter().map(|item| (item.name.clone(), item)).collect();
             Case { items: by_name.into_values().collect(), side, single, threads, bytes_per_thread }
         },
     )

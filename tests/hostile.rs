@@ -138,7 +138,8 @@ fn forged_directories_never_panic() {
     let original = sample();
     let draft = original.draft();
     let length = draft.directory.to_bytes().len();
-    let values = [0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX];
+    let values =
+        [0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX];
     (0..length - 8).into_par_iter().step_by(4).for_each(|at| {
         for value in values {
             check_forged(&draft, at, value);

@@ -137,7 +137,10 @@ fn this_crate_reads_every_vector() {
                     let right = failure.kinds.iter().any(|kind| row.expect.allows(kind));
                     let level = row.level.as_deref().unwrap_or_default();
                     if !right || !is_in_time(failure.level, level) {
-                        problems.push(format!("{} ({level}, {:?}): {}: {}", row.file, row.expect, failure.level, failure.text));
+                        problems.push(format!(
+                            "{} ({level}, {:?}): {}: {}",
+                            row.file, row.expect, failure.level, failure.text
+                        ));
                     }
                 }
             }
@@ -187,7 +190,10 @@ fn the_reference_decoder_agrees() {
             Err(failure) => {
                 let found = LEVELS.iter().position(|known| *known == failure.level).unwrap();
                 if found != expected || !failure.kinds.iter().any(|kind| row.expect.allows(kind)) {
-                    problems.push(format!("{} ({level}, {:?}): {}: {}", row.file, row.expect, failure.level, failure.text));
+                    problems.push(format!(
+                        "{} ({level}, {:?}): {}: {}",
+                        row.file, row.expect, failure.level, failure.text
+                    ));
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Block, Shard, Tensor};
-use crate::{Error, Result};
+use crate::{Error, Result, format::records::FILE_WEIGHTS};
 
 /// An open model: one container, or all shards of a folder.
 ///
@@ -113,19 +113,28 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-/// Each shard has its names in order; one merge over all shards finds a name that two of them have.
+/// Names of tensors and paths of weights files are unique in the whole model; each shard was checked alone.
 fn check_names(shards: &[Shard]) -> Result<()> {
     if shards.len() < 2 {
         return Ok(());
     }
-    let mut owners: HashMap<&str, usize> = HashMap::new();
+    let (mut tensors, mut files) = (HashMap::new(), HashMap::new());
     for (index, shard) in shards.iter().enumerate() {
         let directory = shard.directory();
+        let taken = |what: &str, name: &str, other: usize| {
+            let problem = format!("{what} {name:?} is in {} too", shards[other].path().display());
+            Err(Error::corrupt("directory", 0, problem).in_file(shard.path()))
+        };
         for tensor in &directory.tensors {
             let name = directory.tensor_name(tensor);
-            if let Some(other) = owners.insert(name, index) {
-                let problem = format!("tensor {name:?} is in {} too", shards[other].path().display());
-                return Err(Error::corrupt("directory", 0, problem).in_file(shard.path()));
+            if let Some(other) = tensors.insert(name, index) {
+                return taken("tensor", name, other);
+            }
+        }
+        for file in directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS) {
+            let path = directory.file_path(file);
+            if let Some(other) = files.insert(path, index) {
+                return taken("file", path, other);
             }
         }
     }

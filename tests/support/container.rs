@@ -150,7 +150,11 @@ pub(crate) fn with_length(json: &str) -> Vec<u8> {
 }
 
 /// The five arrays of `gap`, and its parameters.
-pub(crate) fn encode(weights: &[u8], bytes_per_thread: u32, threads_per_block: u32) -> (Vec<Stored>, [u64; 4]) {
+pub(crate) fn encode(
+    weights: &[u8],
+    bytes_per_thread: u32,
+    threads_per_block: u32,
+) -> (Vec<Stored>, [u64; 4]) {
     let geometry = Geometry::new(bytes_per_thread, threads_per_block).unwrap();
     let encoded = encode_tensor(weights, geometry, usize::MAX).unwrap();
     let arrays = vec![
@@ -288,7 +292,8 @@ impl Model {
         });
         let files = files.collect();
         let blocks = self.blocks.iter().map(|name| put_text(name));
-        let blocks = blocks.map(|(name_offset, name_length)| BlockRecord { name_offset, name_length }).collect();
+        let blocks =
+            blocks.map(|(name_offset, name_length)| BlockRecord { name_offset, name_length }).collect();
         let tensors = self.tensors.iter().map(|tensor| {
             let (name_offset, name_length) = put_text(&tensor.name);
             let (first_array, array_count) = put_arrays(tensor.block, &tensor.arrays);
@@ -476,9 +481,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Draft {
     let offset = header.directory_offset.get();
     let end = offset + header.directory_length.get();
     let directory = Directory::parse(&bytes[offset as usize..end as usize], offset).unwrap();
-    let content = |section: &SectionRecord| {
-        bytes[section.offset.get() as usize..section.end() as usize].to_vec()
-    };
+    let content =
+        |section: &SectionRecord| bytes[section.offset.get() as usize..section.end() as usize].to_vec();
     let contents = directory.sections.iter().map(content).collect();
     Draft { directory, contents }
 }

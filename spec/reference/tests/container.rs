@@ -252,7 +252,9 @@ fn broken_models_are_named() {
     check(sections, |m| m.tensors[2].arrays[0].0 = 4);
     check(sections, |m| m.tensors[3].arrays.push((5, vec![0])));
     check("Corrupt: 6.3: length of codebook", |m| drop(m.tensors[0].arrays[0].1.split_off(256)));
-    check("Corrupt: 3, 6: count of arrays, their sections or their lengths", |m| m.tensors[0].arrays[3].1.push(0));
+    check("Corrupt: 3, 6: count of arrays, their sections or their lengths", |m| {
+        m.tensors[0].arrays[3].1.push(0)
+    });
     check("Corrupt: 5: elements do not fill whole bytes", |m| {
         (m.tensors[2].dtype, m.tensors[2].shape[0]) = (2, 1)
     });

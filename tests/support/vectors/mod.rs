@@ -1,5 +1,6 @@
 //! The test vectors of the format: small containers, each with what a reader must make of it. The manifest's fields are
 //! explained in spec/vectors/README.md.
+#![allow(dead_code, reason = "test and example each need another part")]
 
 mod invalid;
 mod valid;
@@ -105,7 +106,8 @@ impl Vector {
         let blocked = |file: usize| {
             model.tensors.iter().any(|tensor| tensor.file == file as u64 && unsupported(tensor))
         };
-        let restorable = model.files.iter().enumerate().filter(|&(index, file)| file.kind != 0 || !blocked(index));
+        let restorable =
+            model.files.iter().enumerate().filter(|&(index, file)| file.kind != 0 || !blocked(index));
         vector.row.files = restorable.map(|(_, file)| (text(&file.path), sha256(&file.content))).collect();
         vector
     }

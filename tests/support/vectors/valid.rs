@@ -32,7 +32,8 @@ pub(super) fn fibonacci_weights(exponents: u8) -> Vec<u8> {
         (a, b) = (b, a + b);
     }
     let total: usize = runs.iter().map(|run| run.1).sum();
-    let flat: Vec<u8> = runs.iter().flat_map(|&(exponent, count)| std::iter::repeat_n(exponent, count)).collect();
+    let flat: Vec<u8> =
+        runs.iter().flat_map(|&(exponent, count)| std::iter::repeat_n(exponent, count)).collect();
     // A stride without a common divisor mixes them.
     let stride = (total / 3..).find(|stride| gcd(*stride, total) == 1).unwrap();
     weights((0..total).map(|at| flat[at * stride % total]))
@@ -45,7 +46,8 @@ fn gcd(a: usize, b: usize) -> usize {
 fn codes() -> Vec<Vector> {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
     // Counts 256, 2, 1, 1, … give lengths 1, 8, 9, 9, …
-    let most = (0..=255u8).flat_map(|exponent| std::iter::repeat_n(exponent, [256, 2, 1][usize::from(exponent.min(2))]));
+    let most = (0..=255u8)
+        .flat_map(|exponent| std::iter::repeat_n(exponent, [256, 2, 1][usize::from(exponent.min(2))]));
     let ramp: Vec<u8> = most.collect();
     let mixed = (0..512).map(|at| ramp[at * 197 % 512]);
     vec![
@@ -65,7 +67,11 @@ fn codes() -> Vec<Vector> {
             "codes of all lengths from 1 to 16 bits",
             &[Item::gap("w", &[4180], fibonacci_weights(17), GAP)],
         ),
-        vector("most-luts", "127 prefixes of codes of 9 bits: 128 LUTs", &[Item::gap("w", &[512], weights(mixed), GAP)]),
+        vector(
+            "most-luts",
+            "127 prefixes of codes of 9 bits: 128 LUTs",
+            &[Item::gap("w", &[512], weights(mixed), GAP)],
+        ),
     ]
 }
 
@@ -189,8 +195,20 @@ fn tensors() -> Vec<Vector> {
 fn names() -> Vec<Vector> {
     let long = "n".repeat(4096);
     let raw = |name: &str, at: usize| Item::raw(name, Dtype::U8, &[3], bytes(3 + at)[at..].to_vec());
-    let names = ["../../etc/passwd", "/", ".", "a\nb\u{1}", "ключ.重み.🗝", " ", "C:\\x", "\u{7f}\u{85}", "\"quoted\\\"", &long];
-    let tensors: Vec<Item> = names.iter().enumerate().map(|(at, name)| raw(name, at).in_block(name)).collect();
+    let names = [
+        "../../etc/passwd",
+        "/",
+        ".",
+        "a\nb\u{1}",
+        "ключ.重み.🗝",
+        " ",
+        "C:\\x",
+        "\u{7f}\u{85}",
+        "\"quoted\\\"",
+        &long,
+    ];
+    let tensors: Vec<Item> =
+        names.iter().enumerate().map(|(at, name)| raw(name, at).in_block(name)).collect();
     let order = ["a", "a.b", "B", "a-b", "ä", "z", "𐀀", "\u{ffff}"];
     let ordered: Vec<Item> = order.iter().enumerate().map(|(at, name)| raw(name, at)).collect();
     let items = [
@@ -222,12 +240,23 @@ fn containers() -> Vec<Vector> {
     interleaved.push(Item::raw("0", Dtype::U8, &[5], bytes(5)));
     let mut unused = Model::new(&one, &[]);
     unused.blocks.push(b"unused".to_vec());
-    let chunks = [Item::raw("x", Dtype::U8, &[0x0010_0400], bytes(0x0010_0400)), Item::raw("y", Dtype::U8, &[3], bytes(3))];
+    let chunks = [
+        Item::raw("x", Dtype::U8, &[0x0010_0400], bytes(0x0010_0400)),
+        Item::raw("y", Dtype::U8, &[3], bytes(3)),
+    ];
     let mut vectors = vec![
         vector("blocks", "several blocks, each with sections of its own", &blocks),
         vector("file-order", "tensors in the file in another order than their names", &interleaved),
-        whole("side-files", "weights and side files", &Model::new(&one, &[("config.json", b"{}"), ("vocab.txt", b"a\nb\n")])),
-        whole("empty-side-file", "a side file without bytes has no array", &Model::new(&one, &[("empty", b"")])),
+        whole(
+            "side-files",
+            "weights and side files",
+            &Model::new(&one, &[("config.json", b"{}"), ("vocab.txt", b"a\nb\n")]),
+        ),
+        whole(
+            "empty-side-file",
+            "a side file without bytes has no array",
+            &Model::new(&one, &[("empty", b"")]),
+        ),
         whole("side-files-only", "no weights file", &Model::new(&[], &[("README.md", b"# Nothing\n")])),
         vector("two-chunks", "a section of more than one checksum chunk", &chunks),
         whole("unused-block", "a block without tensors and sections", &unused),
@@ -294,11 +323,15 @@ fn newer() -> Vec<Vector> {
         let bytes = model.build();
         vectors.push(Vector::valid(name, about, &model, bytes, is_new));
     };
-    unknown("unknown-encoding", "an encoding of a later version, in sections known and unknown, and an alias of it", &|tensor| {
-        tensor.encoding = 77;
-        tensor.parameters = [1, 2, 3, u64::MAX];
-        tensor.arrays = vec![(5, vec![1, 2, 3]), (SECTION_SKIPPABLE + 9, vec![4; 300]), (5, vec![5])];
-    });
+    unknown(
+        "unknown-encoding",
+        "an encoding of a later version, in sections known and unknown, and an alias of it",
+        &|tensor| {
+            tensor.encoding = 77;
+            tensor.parameters = [1, 2, 3, u64::MAX];
+            tensor.arrays = vec![(5, vec![1, 2, 3]), (SECTION_SKIPPABLE + 9, vec![4; 300]), (5, vec![5])];
+        },
+    );
     vectors.push(unknown_huge(&items));
     vectors.push(unknown_dtype(&items));
     vectors
