@@ -21,3 +21,8 @@ pub use open::{Block, BlockLayout, Encoding, Level, Model, OpenOptions, Tensor, 
 pub use progress::{Observer, Stage};
 pub use source::Source;
 pub use write::{CompressOptions, DecompressOptions, Layout, Report, compress, decompress, estimate};
+
+/// The examples of the README are tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

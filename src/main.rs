@@ -1,2 +1,7 @@
-//! The `df11` command.
-fn main() {}
+//! The `df11` command. Its verbs are in `cli`, one file each; all work is done by the library.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}

@@ -4,7 +4,7 @@ use crate::{Error, Result, constants::MAX_NAME_BYTES};
 
 /// Checks that a path is relative, `/`-separated and cannot leave the folder it is joined to.
 ///
-/// Components are neither empty nor `.` nor `..`; NUL, other control characters, backslashes and colons are
+/// Components are neither empty nor `.` nor `..`; control characters, backslashes and colons are
 /// forbidden, since some systems read them as something else than part of a name. Cost: one pass.
 ///
 /// # Errors

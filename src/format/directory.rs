@@ -5,7 +5,7 @@
 //!     u64           u64         32 B      list     list      list       list     list      list     list
 //! ```
 //! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads and writes the
-//! same bytes (tests/bincode_witness.rs).
+//! same bytes (`tests/bincode_witness.rs`).
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,

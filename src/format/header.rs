@@ -94,11 +94,11 @@ impl Header {
     /// The same header with its checksum made right; for writers and tests that change fields.
     #[must_use]
     pub fn sealed(mut self) -> Self {
-        self.header_checksum = crc32fast::hash(&self.as_bytes()[..self.checked_bytes()]).into();
+        self.header_checksum = crc32fast::hash(&self.as_bytes()[..Self::checked_bytes()]).into();
         self
     }
 
-    const fn checked_bytes(&self) -> usize {
+    const fn checked_bytes() -> usize {
         std::mem::offset_of!(Self, header_checksum)
     }
 

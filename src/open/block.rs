@@ -5,7 +5,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{Model, Tensor, model::BlockEntry, reader::TensorReader};
-use crate::{Error, Result, constants::ARRAY_ALIGNMENT};
+use crate::{
+    Error, Result,
+    constants::{ARRAY_ALIGNMENT, align},
+};
 
 /// The tensors that a model uses together, usually one transformer layer. Cheap to copy.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +51,19 @@ impl<'m> Block<'m> {
     /// Where each tensor goes in a buffer for [`Block::decode_into`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where a tensor has a dtype of a newer version.
+    /// [`Error::Unsupported`] where a tensor has a dtype of a newer version; [`Error::Limit`] where the size exceeds 2^64 − 1.
     pub fn layout(&self) -> Result<BlockLayout> {
         let mut bytes = 0u64;
         let mut tensors = Vec::with_capacity(self.entry.tensors.len());
         for tensor in self.tensors() {
-            let start = bytes.next_multiple_of(ARRAY_ALIGNMENT);
-            bytes = start + tensor.byte_length()?;
-            tensors.push(start..bytes);
+            // Tensors that cannot be decoded, and aliases, may be of any size.
+            let length = tensor.byte_length()?;
+            let start = align(bytes, ARRAY_ALIGNMENT);
+            let (start, end) = start
+                .and_then(|start| Some((start, start.checked_add(length)?)))
+                .ok_or_else(|| Error::limit("the size of a block in bytes", u64::MAX, u64::MAX - 1))?;
+            tensors.push(start..end);
+            bytes = end;
         }
         Ok(BlockLayout { bytes, tensors })
     }
@@ -87,7 +95,9 @@ impl<'m> Block<'m> {
             padding.fill(0);
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
             pieces.extend(
-                reader.pieces(0..out.len() as u64, out).into_iter().map(|(range, out)| (reader, range, out)),
+                TensorReader::pieces(0..out.len() as u64, out)
+                    .into_iter()
+                    .map(|(range, out)| (reader, range, out)),
             );
             (rest, position) = (after, range.end);
         }

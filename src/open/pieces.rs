@@ -41,7 +41,7 @@ pub(crate) struct Part<'m> {
     reader: Arc<TensorReader<'m>>,
 }
 
-impl<'m> Part<'m> {
+impl Part<'_> {
     /// Whether it is the last one of its tensor.
     pub(crate) fn is_last(&self) -> Result<bool> {
         Ok(self.range.end == self.tensor.byte_length()?)
@@ -54,7 +54,7 @@ impl<'m> Part<'m> {
 }
 
 impl<'m> FilePieces<'m> {
-    /// Prepares a weights file and checks that its tensors cover it (section 7).
+    /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can be decoded.
     pub(crate) fn new(shard: &'m Shard, file: usize) -> Result<Self> {
         let directory = shard.directory();
         let record = &directory.files[file];
@@ -68,6 +68,7 @@ impl<'m> FilePieces<'m> {
         // A tensor without bytes may lie anywhere in the file; it goes before what starts where it does.
         order.sort_by_key(|&i| (tensors[i].record().file_offset.get(), lengths[i]));
         check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
+        tensors.iter().try_for_each(Tensor::check_known)?;
         tensors = order.into_iter().filter(|&i| lengths[i] > 0).map(|i| tensors[i]).collect();
         Ok(Self {
             shard,

@@ -33,15 +33,14 @@ impl<'m> TensorReader<'m> {
     /// Reads and checks the codebook and the output offsets; some tens of microseconds for a large tensor.
     pub(super) fn new(tensor: &Tensor<'m>) -> Result<Self> {
         let length = tensor.byte_length()?;
+        tensor.check_known()?;
         let target = tensor.target();
         let stored = match target.encoding() {
             Encoding::Raw if length == 0 => Stored::Empty,
             Encoding::Raw => Stored::Raw { array: target.record().array_range().start },
             Encoding::Gap => gap(&target).map_err(|error| target.locate(error))?,
-            Encoding::Alias => unreachable!("the target of an alias is none"),
-            Encoding::Unknown(id) => {
-                return Err(tensor.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")));
-            }
+            // The target of an alias is none, and `check_known` refused what is unknown.
+            Encoding::Alias | Encoding::Unknown(_) => unreachable!("neither alias nor unknown"),
         };
         Ok(Self { shard: tensor.shard(), name: tensor.name(), length, stored })
     }
@@ -108,11 +107,11 @@ impl<'m> TensorReader<'m> {
 
     /// Decodes a range of the tensor's bytes on all threads.
     pub(super) fn read_parallel(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        self.pieces(range, out).into_par_iter().try_for_each(|(range, out)| self.read(range, out))
+        Self::pieces(range, out).into_par_iter().try_for_each(|(range, out)| self.read(range, out))
     }
 
     /// Cuts a range into pieces for [`TensorReader::read`].
-    pub(super) fn pieces<'o>(&self, range: Range<u64>, out: &'o mut [u8]) -> Vec<(Range<u64>, &'o mut [u8])> {
+    pub(super) fn pieces(range: Range<u64>, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
         let starts = (range.start..range.end).step_by(PIECE_BYTES as usize);
         let pieces = out.chunks_mut(PIECE_BYTES as usize);
         starts.zip(pieces).map(|(start, piece)| (start..start + piece.len() as u64, piece)).collect()
@@ -128,11 +127,12 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     let codebook = shard.read_array(first_array, 0..arrays[first_array].length.get())?;
     let lengths = huffman::read_codebook(&codebook)?;
     let [bytes_per_thread, threads_per_block, bit_count, _] =
-        record.parameters.map(|parameter| parameter.get());
+        record.parameters.map(zerocopy::little_endian::U64::get);
     let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
     let layout =
         Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
+    layout.check_output_offsets(&output_offsets)?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));
     Ok(Stored::Gap { first_array, decoder, layout, output_offsets })
 }

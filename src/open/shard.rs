@@ -104,7 +104,7 @@ impl Shard {
         let record = &self.directory.sections[section];
         let kind = section_name(record.kind.get()).unwrap_or("unknown");
         let place = record.block_index().map_or_else(
-            || format!("{} section", kind),
+            || format!("{kind} section"),
             |block| {
                 format!(
                     "{kind} section of block {}",

@@ -136,6 +136,16 @@ impl<'m> Tensor<'m> {
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
+    /// That its bytes are stored in a way that this version knows.
+    pub(super) fn check_known(&self) -> Result<()> {
+        match self.target().encoding() {
+            Encoding::Unknown(id) => {
+                Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The tensor that holds its bytes: itself, but for an alias.
     #[must_use]
     pub fn target(&self) -> Self {

@@ -62,10 +62,10 @@ impl Model {
                 .files
                 .iter()
                 .filter(|file| file.kind == FILE_WEIGHTS)
-                .map(|file| file.length.get())
-                .sum::<u64>(),
+                .fold(0, |sum: u64, file| sum.saturating_add(file.length.get())),
         };
-        self.shards().iter().map(bytes).sum()
+        // Lengths of original files are whatever the directory says, until they are restored.
+        self.shards().iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// [`Model::verify`] as part of longer work.

@@ -53,7 +53,7 @@ pub(super) struct Coding {
     pub(super) histogram: Histogram,
     /// Bytes of a chunk but the last.
     pub(super) chunk_bytes: u64,
-    /// The first bit of each chunk's codes, and bit_count.
+    /// The first bit of each chunk's codes, and `bit_count`.
     pub(super) chunk_bits: Vec<u64>,
 }
 
@@ -86,19 +86,18 @@ pub(super) fn analyse(
 ) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.prefix);
-    let pieces = pieces(&file.tensors);
     let mut progress = TensorProgress::default();
     let mut analyses = Vec::with_capacity(file.tensors.len());
     let mut buffer = Vec::new();
     let threads = rayon::current_num_threads();
-    for batch in batches(&pieces, if threads == 1 { 1 } else { 4 * threads }) {
+    for batch in batches(pieces(&file.tensors), if threads == 1 { 1 } else { 4 * threads }) {
         if observer.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        let histograms = read_batch(file, batch, &mut buffer)?;
+        let histograms = read_batch(file, &batch, &mut buffer)?;
         rayon::join(
             || hash(&mut file_hasher, &buffer),
-            || progress.take(&file.tensors, batch, &buffer, histograms, geometry, &mut analyses),
+            || progress.take(&file.tensors, &batch, &buffer, histograms, geometry, &mut analyses),
         )
         .1?;
         observer.advance(buffer.len() as u64);
@@ -107,27 +106,29 @@ pub(super) fn analyse(
     Ok(FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: analyses })
 }
 
-fn pieces(tensors: &[SourceTensor]) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    for (index, tensor) in tensors.iter().enumerate() {
-        let mut start = 0;
-        while start < tensor.length {
-            let length = PIECE_BYTES.min(tensor.length - start);
-            pieces.push(Piece { tensor: index, start, offset: tensor.offset + start, length });
-            start += length;
-        }
-    }
-    pieces
+/// All pieces of a file, in its order.
+fn pieces(tensors: &[SourceTensor]) -> impl Iterator<Item = Piece> {
+    tensors.iter().enumerate().flat_map(|(index, tensor)| {
+        (0..tensor.length).step_by(PIECE_BYTES as usize).map(move |start| Piece {
+            tensor: index,
+            start,
+            offset: tensor.offset + start,
+            length: PIECE_BYTES.min(tensor.length - start),
+        })
+    })
 }
 
 /// Consecutive pieces of up to `count` times the size of one; tensors are contiguous in their file, and so is a batch.
-fn batches(pieces: &[Piece], count: usize) -> impl Iterator<Item = &[Piece]> {
-    let mut rest = pieces;
+fn batches(pieces: impl Iterator<Item = Piece>, count: usize) -> impl Iterator<Item = Vec<Piece>> {
+    let mut pieces = pieces.peekable();
     std::iter::from_fn(move || {
-        let first = rest.first()?.offset;
-        let within = |piece: &Piece| piece.offset + piece.length <= first + PIECE_BYTES * count as u64;
-        let (batch, after) = rest.split_at(rest.iter().take_while(|piece| within(piece)).count());
-        rest = after;
+        let first = pieces.peek()?.offset;
+        let mut batch = Vec::with_capacity(count);
+        while let Some(piece) =
+            pieces.next_if(|piece| piece.offset + piece.length <= first + PIECE_BYTES * count as u64)
+        {
+            batch.push(piece);
+        }
         Some(batch)
     })
 }

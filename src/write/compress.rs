@@ -56,8 +56,8 @@ impl Default for CompressOptions {
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
 /// a container for each weights file, and the side files beside them.
 ///
-/// Works on all threads of the current rayon pool; the result is the same for any number of them. Needs about 4 MiB a
-/// thread, and for bookkeeping about a thousandth of the largest weights file.
+/// Works on all threads of the current rayon pool; the result is the same for any number of them. Memory is at most 32 MiB, 6 MiB a
+/// thread, and 0.02 % of the model (the work list and the directory), whatever the size of its tensors.
 /// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors
@@ -247,7 +247,8 @@ impl<'a> Compressor<'a> {
 
     fn verify(&self, path: &Path) -> Result<()> {
         self.observer.enter(Stage::Verify);
-        OpenOptions::new().open(path)?.verify_stage(Level::Full, self.observer).map(drop)
+        // Read, not mapped: pages of a mapping would count as this process's memory.
+        OpenOptions::new().memory_map(false).open(path)?.verify_stage(Level::Full, self.observer).map(drop)
     }
 }
 

@@ -190,6 +190,9 @@ fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis, raw: bool) ->
     }
 }
 
+/// What makes two tensors equal: hash, dtype, shape.
+type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
+
 /// Makes aliases of tensors that equal an earlier one.
 ///
 /// An alias lies in its target's block, so that decoding a block needs no other one. To leave the other blocks as they are, a tensor becomes
@@ -203,7 +206,7 @@ fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
     order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
-    let mut targets: HashMap<([u8; 32], Dtype, &[u64]), Vec<usize>> = HashMap::new();
+    let mut targets: HashMap<Content<'_>, Vec<usize>> = HashMap::new();
     for i in order {
         let tensor = &tensors[i];
         let equals =

@@ -44,7 +44,8 @@ pub fn decompress(
     }
     let weights: Vec<(&Shard, usize)> =
         files(model).filter(|&(shard, file)| is_weights(shard, file)).collect();
-    observer.begin(weights.iter().map(|&(shard, file)| shard.directory().files[file].length.get()).sum());
+    let lengths = weights.iter().map(|&(shard, file)| shard.directory().files[file].length.get());
+    observer.begin(lengths.fold(0, u64::saturating_add));
     observer.enter(Stage::Decode);
     if out.extension().is_some_and(|extension| extension == "safetensors") {
         let [(shard, file)] = weights[..] else {

@@ -177,10 +177,36 @@ impl Layout {
         ))
     }
 
-    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output
-    /// offsets.
+    /// Checks the whole array of output offsets as far as that goes without decoding: it ascends from 0 to the
+    /// number of elements, and no thread block is empty but the last one, which may hold only the end of a code.
     ///
-    /// The array may hold anything; then the answer may be wrong, which decoding reports.
+    /// # Errors
+    /// [`Error::Corrupt`] with the byte at fault; [`Error::Parameter`] where the array has another size.
+    pub fn check_output_offsets(&self, output_offsets: &[u8]) -> Result<()> {
+        let entries = self.entries_of(output_offsets)?;
+        let corrupt = |at: usize, problem: &str| {
+            Err(Error::corrupt("output offsets", (at * OUTPUT_OFFSET_BYTES) as u64, problem))
+        };
+        let (first, last) = (entries.first().copied(), entries.last().copied());
+        if first != Some(0u64.to_le_bytes()) {
+            return corrupt(0, "the first thread block must start at the first weight");
+        }
+        if last != Some(self.elements.to_le_bytes()) {
+            return corrupt(entries.len() - 1, "the last entry must be the number of elements");
+        }
+        for (at, pair) in (1..).zip(entries.windows(2)) {
+            let [before, entry] = [pair[0], pair[1]].map(u64::from_le_bytes);
+            if before > entry || (before == entry && at + 1 < entries.len()) {
+                return corrupt(at, "entries must ascend to the number of elements");
+            }
+        }
+        Ok(())
+    }
+
+    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output
+    /// offsets. With the last weight comes a last thread block that holds none.
+    ///
+    /// For an array that [`check_output_offsets`](Self::check_output_offsets) refuses the answer may be wrong.
     ///
     /// # Errors
     /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor, or the array has another
@@ -192,13 +218,21 @@ impl Layout {
                 "ask for one or more elements that exist",
             ));
         }
-        let (entries, rest) = output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>();
-        if !rest.is_empty() || entries.len() as u64 != self.thread_block_count() + 1 {
-            return Err(Error::parameter("the output offsets have another size", "pass the whole array"));
-        }
+        let entries = self.entries_of(output_offsets)?;
         let entries = &entries[..entries.len() - 1];
         let start = entries.partition_point(|entry| u64::from_le_bytes(*entry) <= elements.start).max(1) - 1;
+        if elements.end == self.elements {
+            return Ok(start as u64..self.thread_block_count());
+        }
         let end = start + entries[start..].partition_point(|entry| u64::from_le_bytes(*entry) < elements.end);
         Ok(start as u64..end.max(start + 1) as u64)
+    }
+
+    fn entries_of<'a>(&self, output_offsets: &'a [u8]) -> Result<&'a [[u8; OUTPUT_OFFSET_BYTES]]> {
+        let (entries, rest) = output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>();
+        if rest.is_empty() && entries.len() as u64 == self.thread_block_count() + 1 {
+            return Ok(entries);
+        }
+        Err(Error::parameter("the output offsets have another size", "pass the whole array"))
     }
 }

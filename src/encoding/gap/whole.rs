@@ -86,6 +86,7 @@ impl EncodedTensor {
     /// As [`Decoder::decode`], and [`Error::Corrupt`](crate::Error::Corrupt) for a bad codebook.
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
         let decoder = Decoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
+        self.layout.check_output_offsets(&self.output_offsets)?;
         let thread_blocks = self.layout.thread_blocks_of(&self.output_offsets, &elements)?;
         let span = self.arrays().span(&self.layout, thread_blocks)?;
         let plane = &self.plane[elements.start as usize..elements.end as usize];

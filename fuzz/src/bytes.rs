@@ -1,0 +1,71 @@
+//! Choices from the fuzzer's bytes, in the order in which they stand, so that a changed byte changes one choice.
+
+/// The fuzzer's bytes; zeros follow their end.
+pub struct Bytes<'a>(pub &'a [u8]);
+
+impl<'a> Bytes<'a> {
+    /// Whether none are left.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next `N` bytes.
+    pub fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut taken = [0; N];
+        let held = self.0.len().min(N);
+        taken[..held].copy_from_slice(&self.0[..held]);
+        self.0 = &self.0[held..];
+        taken
+    }
+
+    /// The next byte.
+    pub fn u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+
+    /// The next two bytes.
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    /// The next four bytes.
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    /// The next eight bytes.
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+
+    /// An index below `count`, which is not zero, from two bytes.
+    pub fn index(&mut self, count: usize) -> usize {
+        usize::from(self.u16()) % count
+    }
+
+    /// One of these, by one byte.
+    pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        items[usize::from(self.u8()) % items.len()]
+    }
+
+    /// Up to `length` bytes.
+    pub fn run(&mut self, length: usize) -> &'a [u8] {
+        let (run, rest) = self.0.split_at(length.min(self.0.len()));
+        self.0 = rest;
+        run
+    }
+}
+
+/// xorshift64* (Vigna 2016): numbers that look random, from a seed.
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 |= u64::from(self.0 == 0);
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+}

@@ -1,0 +1,479 @@
+//! A container taken apart, to be changed and put together again with all checksums right.
+
+use std::collections::BTreeMap;
+
+use df11::{
+    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, SECTION_ALIGNMENT},
+    format::{
+        Directory, Header,
+        directory::ShardRecord,
+        records::{
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, SectionRecord, TensorRecord,
+        },
+    },
+};
+use zerocopy::{
+    FromBytes, FromZeros, Immutable, IntoBytes,
+    little_endian::{U32, U64},
+};
+
+use crate::bytes::Bytes;
+
+/// Values at which checks tend to break.
+const VALUES: &[u64] = &[
+    0, 1, 2, 3, 7, 8, 15, 16, 17, 22, 23, 64, 255, 256, 257, 4095, 4096, 4097, 1 << 20, (1 << 20) + 1, 1 << 28,
+    1 << 31, (1 << 32) - 1, 1 << 32, 1 << 57, 1 << 58, 1 << 59, 1 << 60, 1 << 61, 1 << 62, (1 << 63) - 1, 1 << 63,
+    u64::MAX - 4095, u64::MAX - 255, u64::MAX - 7, u64::MAX - 1, u64::MAX,
+];
+
+/// Names and paths at which checks tend to break.
+const NAMES: &[&[u8]] = &[
+    b"", b"a", b"a/b", b"..", b"../a", b"a/../b", b"a//b", b"/a", b"a/", b".", b"a\\b", b"a:b", b"a\0b", b"a\x1Fb",
+    b"a\x7Fb", b"a\xC2\x80b", b"\xFF", b"\xED\xA0\x80", b"\xC0\x80", b"config.json", b"config.json/x", b"a.safetensors",
+    b"a.safetensors/x", b"head", b"w", b"\xC3\xA4", b"zzz",
+];
+
+#[derive(Clone)]
+struct DraftArray {
+    kind: u32,
+    block: u64,
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone)]
+struct Owner<R> {
+    record: R,
+    name: Vec<u8>,
+    arrays: Vec<DraftArray>,
+}
+
+/// A container as a tree: what belongs to a file or tensor is in it, and offsets are not there.
+#[derive(Clone)]
+pub struct Draft {
+    shard: ShardRecord,
+    files: Vec<Owner<FileRecord>>,
+    blocks: Vec<Vec<u8>>,
+    tensors: Vec<Owner<TensorRecord>>,
+    /// Bytes behind the last array of the sections of this kind.
+    trailing: Option<(u32, u8)>,
+}
+
+impl Draft {
+    /// Takes a valid container apart.
+    pub fn new(container: &[u8]) -> Self {
+        let header = Header::parse(container.first_chunk().expect("a header")).expect("a valid header");
+        let start = header.directory_offset.get();
+        let directory = &container[start as usize..(start + header.directory_length.get()) as usize];
+        let directory = Directory::parse(directory, start).expect("a valid directory");
+        let arrays = |range: std::ops::Range<usize>| {
+            let array = |array: &ArrayRecord| {
+                let section = &directory.sections[array.section.get() as usize];
+                let at = (section.offset.get() + array.offset.get()) as usize;
+                let bytes = container[at..at + array.length.get() as usize].to_vec();
+                DraftArray { kind: section.kind.get(), block: section.block.get(), bytes }
+            };
+            directory.arrays[range].iter().map(array).collect()
+        };
+        let files = directory.files.iter().map(|file| Owner {
+            record: *file,
+            name: directory.file_path(file).into(),
+            arrays: arrays(file.array_range()),
+        });
+        let tensors = directory.tensors.iter().map(|tensor| Owner {
+            record: *tensor,
+            name: directory.tensor_name(tensor).into(),
+            arrays: arrays(tensor.array_range()),
+        });
+        let blocks = directory.blocks.iter().map(|block| directory.block_name(block).into());
+        Self {
+            shard: directory.shard,
+            files: files.collect(),
+            blocks: blocks.collect(),
+            tensors: tensors.collect(),
+            trailing: None,
+        }
+    }
+
+    /// One change that leaves offsets and lengths consistent.
+    pub fn change(&mut self, bytes: &mut Bytes<'_>) {
+        match bytes.u8() % 8 {
+            0 | 1 => self.change_tensor(bytes),
+            2 | 3 => {
+                let tensor = bytes.u8();
+                if let Some(tensor) = at(&mut self.tensors, tensor) {
+                    change_arrays(&mut tensor.arrays, bytes);
+                }
+            }
+            4 => self.change_file(bytes),
+            5 => self.change_blocks(bytes),
+            6 => self.change_tensors(bytes),
+            _ => match bytes.u8() % 4 {
+                0 => self.shard.shard_index = bytes.pick(VALUES).into(),
+                1 => self.shard.shard_count = bytes.pick(VALUES).into(),
+                2 => self.trailing = Some((bytes.u8().into(), bytes.u8())),
+                _ => {
+                    let file = bytes.u8();
+                    if let Some(file) = at(&mut self.files, file) {
+                        change_arrays(&mut file.arrays, bytes);
+                    }
+                }
+            },
+        }
+    }
+
+    fn change_tensor(&mut self, bytes: &mut Bytes<'_>) {
+        let choice = bytes.u8();
+        let Some(Owner { record, name, arrays }) = at(&mut self.tensors, choice) else { return };
+        match bytes.u8() % 8 {
+            0 => record.dtype = u32::from(bytes.u8() % 25).into(),
+            1 => {
+                record.encoding = u32::from(bytes.u8() % 4).into();
+                if bytes.u8() % 2 == 0 {
+                    arrays.clear();
+                }
+            }
+            2 => {
+                let dimension = bytes.index(8);
+                record.shape[dimension] = number(bytes, record.shape[dimension].get()).into();
+            }
+            3 => record.dimension_count = u64::from(bytes.u8() % 10).into(),
+            4 => {
+                let parameter = bytes.index(4);
+                record.parameters[parameter] = number(bytes, record.parameters[parameter].get()).into();
+            }
+            5 => record.file_offset = number(bytes, record.file_offset.get()).into(),
+            6 => {
+                let block = u64::from(bytes.u8() % 5);
+                record.block = block.into();
+                arrays.iter_mut().for_each(|array| array.block = block);
+            }
+            _ => change_name(name, bytes),
+        }
+    }
+
+    fn change_file(&mut self, bytes: &mut Bytes<'_>) {
+        let choice = bytes.u8();
+        match bytes.u8() % 6 {
+            0 => {
+                if let Some(file) = at(&mut self.files, choice) {
+                    change_name(&mut file.name, bytes);
+                }
+            }
+            1 => {
+                if let Some(file) = at(&mut self.files, choice) {
+                    file.record.length = number(bytes, file.record.length.get()).into();
+                }
+            }
+            2 => {
+                if let Some(file) = at(&mut self.files, choice) {
+                    file.record.kind = u32::from(bytes.u8() % 3).into();
+                }
+            }
+            3 => {
+                let mut record = FileRecord::new_zeroed();
+                record.kind = 1.into();
+                let content = bytes.run(usize::from(choice % 16)).to_vec();
+                record.length = (content.len() as u64).into();
+                let array = DraftArray { kind: 7, block: u64::MAX, bytes: content };
+                let arrays = Some(array).filter(|array| !array.bytes.is_empty()).into_iter().collect();
+                self.files.push(Owner { record, name: bytes.pick(NAMES).to_vec(), arrays });
+            }
+            4 => change_list(&mut self.files, bytes),
+            _ => self.files.sort_by(|a, b| (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name))),
+        }
+    }
+
+    fn change_blocks(&mut self, bytes: &mut Bytes<'_>) {
+        let choice = bytes.u8();
+        match bytes.u8() % 3 {
+            0 => self.blocks.push(bytes.pick(NAMES).to_vec()),
+            1 => change_list(&mut self.blocks, bytes),
+            _ => {
+                if let Some(block) = at(&mut self.blocks, choice) {
+                    change_name(block, bytes);
+                }
+            }
+        }
+    }
+
+    fn change_tensors(&mut self, bytes: &mut Bytes<'_>) {
+        let choice = bytes.u8();
+        match bytes.u8() % 4 {
+            0 => change_list(&mut self.tensors, bytes),
+            1 => self.tensors.sort_by(|a, b| a.name.cmp(&b.name)),
+            // An alias of a tensor, beside it.
+            2 => {
+                let Some(tensor) = at(&mut self.tensors, choice) else { return };
+                let mut alias = tensor.clone();
+                alias.name.push(b'0' + bytes.u8() % 3);
+                alias.arrays.clear();
+                alias.record.encoding = ENCODING_ALIAS.into();
+                let index = usize::from(choice) % self.tensors.len();
+                alias.record.parameters = [(index as u64).into(), 0.into(), 0.into(), 0.into()];
+                self.tensors.insert(index + 1, alias);
+            }
+            // What an encoding or dtype of a later version may look like.
+            _ => {
+                let Some(tensor) = at(&mut self.tensors, choice) else { return };
+                tensor.record.encoding = (3 + u32::from(bytes.u8() % 2)).into();
+                tensor.record.dtype = (15 + 8 * u32::from(bytes.u8() % 2)).into();
+                tensor.record.shape[0] = number(bytes, tensor.record.shape[0].get()).into();
+                if bytes.u8() % 2 == 0 {
+                    tensor.arrays.clear();
+                }
+            }
+        }
+    }
+
+    /// The container, with the rest of the fuzzer's bytes as changes that leave nothing consistent but, in the end, the
+    /// checksums.
+    pub fn render(&self, bytes: &mut Bytes<'_>) -> Vec<u8> {
+        let (mut directory, contents) = self.lay_out();
+        let mut frame = Frame { contents, repair: true, pokes: Vec::new(), directory: Vec::new(), header: Vec::new() };
+        let mut changes = 0;
+        while !bytes.is_empty() && changes < 16 {
+            changes += 1;
+            match bytes.u8() % 16 {
+                0..=2 => change_record(&mut directory.tensors, TensorRecord::FIELDS, bytes),
+                3 => change_record(&mut directory.files, FileRecord::FIELDS, bytes),
+                4 | 5 => change_record(&mut directory.sections, SectionRecord::FIELDS, bytes),
+                6 | 7 => change_record(&mut directory.arrays, ArrayRecord::FIELDS, bytes),
+                8 => change_record(&mut directory.blocks, BlockRecord::FIELDS, bytes),
+                9 => match bytes.u8() % 5 {
+                    0 => change_list(&mut directory.tensors, bytes),
+                    1 => change_list(&mut directory.files, bytes),
+                    2 => change_list(&mut directory.sections, bytes),
+                    3 => change_list(&mut directory.arrays, bytes),
+                    _ => change_list(&mut directory.blocks, bytes),
+                },
+                10 => frame.directory.push((bytes.u16(), bytes.u8())),
+                11 => {
+                    let field = HEADER_FIELDS[bytes.index(HEADER_FIELDS.len())];
+                    frame.header.push((field, bytes.take()));
+                }
+                12 => frame.repair = bytes.u8() % 2 == 0,
+                _ => frame.pokes.push((bytes.u32(), bytes.u8())),
+            }
+        }
+        frame.finish(directory)
+    }
+
+    /// Places arrays, sections and text.
+    fn lay_out(&self) -> (Directory, Vec<u8>) {
+        let mut sections: BTreeMap<(u64, u32), Vec<u8>> = BTreeMap::new();
+        let mut places = Vec::new();
+        let arrays = self.files.iter().flat_map(|file| &file.arrays);
+        for array in arrays.chain(self.tensors.iter().flat_map(|tensor| &tensor.arrays)) {
+            let key = (array.block, array.kind);
+            let section = sections.entry(key).or_default();
+            section.resize(section.len().next_multiple_of(ARRAY_ALIGNMENT as usize), 0);
+            places.push((key, section.len() as u64, array.bytes.len() as u64));
+            section.extend_from_slice(&array.bytes);
+        }
+        if let Some((kind, length)) = self.trailing {
+            let of_kind = sections.iter_mut().filter(|(key, _)| key.1 % 256 == kind);
+            of_kind.for_each(|(_, section)| section.resize(section.len() + usize::from(length), 7));
+        }
+        let keys: Vec<_> = sections.keys().copied().collect();
+        let arrays = places.iter().map(|(key, offset, length)| ArrayRecord {
+            section: (keys.binary_search(key).expect("its section") as u64).into(),
+            offset: (*offset).into(),
+            length: (*length).into(),
+        });
+        let mut contents = vec![0; HEAD_BYTES as usize];
+        let mut records = Vec::new();
+        for ((block, kind), section) in sections {
+            contents.resize(contents.len().next_multiple_of(SECTION_ALIGNMENT as usize), 0);
+            records.push(SectionRecord {
+                kind: kind.into(),
+                reserved: 0.into(),
+                block: block.into(),
+                offset: (contents.len() as u64).into(),
+                length: (section.len() as u64).into(),
+            });
+            contents.extend_from_slice(&section);
+        }
+        contents.resize(contents.len().next_multiple_of(SECTION_ALIGNMENT as usize), 0);
+        let mut directory = Directory {
+            shard: self.shard,
+            files: Vec::new(),
+            blocks: Vec::new(),
+            sections: records,
+            tensors: Vec::new(),
+            arrays: arrays.collect(),
+            checksums: Vec::new(),
+            text: Vec::new(),
+        };
+        self.number(&mut directory);
+        (directory, contents)
+    }
+
+    /// Fills in indexes of arrays and places of names.
+    fn number(&self, directory: &mut Directory) {
+        let mut next = 0u64;
+        for file in &self.files {
+            let mut record = file.record;
+            (record.path_offset, record.path_length) = put(&mut directory.text, &file.name);
+            (record.first_array, record.array_count) = (next.into(), (file.arrays.len() as u64).into());
+            next += file.arrays.len() as u64;
+            directory.files.push(record);
+        }
+        for block in &self.blocks {
+            let (name_offset, name_length) = put(&mut directory.text, block);
+            directory.blocks.push(BlockRecord { name_offset, name_length });
+        }
+        for tensor in &self.tensors {
+            let mut record = tensor.record;
+            (record.name_offset, record.name_length) = put(&mut directory.text, &tensor.name);
+            (record.first_array, record.array_count) = (next.into(), (tensor.arrays.len() as u64).into());
+            next += tensor.arrays.len() as u64;
+            directory.tensors.push(record);
+        }
+    }
+}
+
+fn put(text: &mut Vec<u8>, name: &[u8]) -> (U64, U64) {
+    let offset = text.len() as u64;
+    text.extend_from_slice(name);
+    (offset.into(), (name.len() as u64).into())
+}
+
+fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
+    let count = items.len();
+    items.get_mut(usize::from(choice) % count.max(1))
+}
+
+/// Another value for a field: a nearby or a special one.
+fn number(bytes: &mut Bytes<'_>, before: u64) -> u64 {
+    match bytes.u8() % 4 {
+        0 => before.wrapping_add(u64::from(bytes.u8())).wrapping_sub(128),
+        1 => bytes.pick(VALUES),
+        2 => bytes.u16().into(),
+        _ => before.wrapping_add(bytes.pick(VALUES)),
+    }
+}
+
+fn change_name(name: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
+    match bytes.u8() % 4 {
+        0 => *name = bytes.pick(NAMES).to_vec(),
+        1 => name.push(bytes.u8()),
+        2 => name.resize(4094 + usize::from(bytes.u8() % 4), b'x'),
+        _ => {
+            if let Some(byte) = name.first_mut() {
+                *byte ^= bytes.u8();
+            }
+        }
+    }
+}
+
+fn change_list<T: Clone>(items: &mut Vec<T>, bytes: &mut Bytes<'_>) {
+    if items.is_empty() {
+        return;
+    }
+    let (a, b) = (bytes.index(items.len()), bytes.index(items.len()));
+    match bytes.u8() % 3 {
+        0 => items.swap(a, b),
+        1 => items.insert(a, items[b].clone()),
+        _ => {
+            items.remove(a);
+        }
+    }
+}
+
+fn change_arrays(arrays: &mut Vec<DraftArray>, bytes: &mut Bytes<'_>) {
+    let choice = bytes.u8();
+    match bytes.u8() % 6 {
+        0..=2 => {
+            if let Some(array) = at(arrays, choice).filter(|array| !array.bytes.is_empty()) {
+                let at = bytes.u16() as usize % array.bytes.len();
+                array.bytes[at] ^= bytes.u8();
+            }
+        }
+        3 => {
+            if let Some(array) = at(arrays, choice) {
+                let length = (array.bytes.len() + usize::from(bytes.u8())).saturating_sub(128);
+                array.bytes.resize(length, 0);
+            }
+        }
+        4 => {
+            if let Some(array) = at(arrays, choice) {
+                array.kind = bytes.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 1 << 31, u32::MAX]);
+                array.block = bytes.pick(&[array.block, array.block, 0, 1, u64::MAX]);
+            }
+        }
+        _ => change_list(arrays, bytes),
+    }
+}
+
+fn change_record<R: IntoBytes + FromBytes + Immutable + Clone>(
+    records: &mut [R],
+    fields: &[(&str, usize, usize)],
+    bytes: &mut Bytes<'_>,
+) {
+    let choice = bytes.u8();
+    let (_, offset, size) = fields[bytes.index(fields.len())];
+    if let Some(record) = at(records, choice) {
+        // A field of many numbers is changed in one of them.
+        let size = if size > 8 { 8 } else { size };
+        change_field(record.as_mut_bytes(), (offset, size), bytes);
+    }
+}
+
+/// Offset and size of what can be changed in a header.
+const HEADER_FIELDS: &[(usize, usize)] =
+    &[(0, 8), (8, 2), (10, 2), (12, 4), (16, 8), (24, 8), (32, 8), (40, 8), (48, 8), (56, 4)];
+
+fn change_field(record: &mut [u8], (offset, size): (usize, usize), bytes: &mut Bytes<'_>) {
+    let field = &mut record[offset..offset + size];
+    let mut value = [0; 8];
+    value[..size].copy_from_slice(field);
+    let value = number(bytes, u64::from_le_bytes(value)).to_le_bytes();
+    field.copy_from_slice(&value[..size]);
+}
+
+/// What becomes of a container behind its directory's records.
+struct Frame {
+    /// Head and sections.
+    contents: Vec<u8>,
+    /// Whether sections get the right checksums.
+    repair: bool,
+    /// Changed bytes of head and sections.
+    pokes: Vec<(u32, u8)>,
+    /// Changed bytes of the directory.
+    directory: Vec<(u16, u8)>,
+    /// Changed fields of the header, and the bytes that say how.
+    header: Vec<((usize, usize), [u8; 4])>,
+}
+
+impl Frame {
+    fn finish(self, mut directory: Directory) -> Vec<u8> {
+        let Self { mut contents, repair, .. } = self;
+        for (at, value) in self.pokes {
+            let length = contents.len();
+            contents[at as usize % length] ^= value;
+        }
+        for section in &directory.sections {
+            let start = usize::try_from(section.offset.get()).unwrap_or(usize::MAX);
+            let end = start.saturating_add(section.length.get() as usize);
+            let chunks = contents.get(start..end).unwrap_or_default().chunks(CHECKSUM_CHUNK_BYTES as usize);
+            let checksum = |chunk: &[u8]| if repair { crc32fast::hash(chunk) } else { 0 };
+            directory.checksums.extend(chunks.map(|chunk| U32::new(checksum(chunk))));
+        }
+        let mut directory = directory.to_bytes();
+        for (at, value) in self.directory {
+            let length = directory.len();
+            directory[usize::from(at) % length] ^= value;
+        }
+        let mut header = Header::complete(contents.len() as u64, &directory).expect("a small directory");
+        for (field, how) in self.header {
+            change_field(header.as_mut_bytes(), field, &mut Bytes(&how));
+        }
+        let header = header.sealed();
+        contents.extend_from_slice(&directory);
+        contents.resize(contents.len().next_multiple_of(ARRAY_ALIGNMENT as usize), 0);
+        contents.extend_from_slice(header.as_bytes());
+        // Bytes of the head that a poke changed stay so.
+        contents[..HEADER_BYTES as usize].copy_from_slice(header.as_bytes());
+        contents
+    }
+}

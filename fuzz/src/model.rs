@@ -1,0 +1,105 @@
+//! Everything that can be done with an open model.
+
+use std::{io, path::PathBuf};
+
+use df11::{Encoding, Error, Level, Model, OpenOptions, Result, Tensor, io::ReadAt};
+
+/// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask for a large one.
+const LARGEST_BLOCK: u64 = 16 << 20;
+
+/// Bytes that are read like a file's: no views.
+pub struct Copied(pub Vec<u8>);
+
+impl ReadAt for Copied {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(offset, buf)
+    }
+}
+
+/// Opens containers from memory.
+///
+/// # Errors
+/// Those of [`OpenOptions::open_readers`].
+pub fn open(containers: &[&[u8]], options: &OpenOptions) -> Result<Model> {
+    let reader = |(index, bytes): (usize, &&[u8])| -> (PathBuf, Box<dyn ReadAt>) {
+        (format!("{index}.df11").into(), Box::new(bytes.to_vec()))
+    };
+    options.open_readers(containers.iter().enumerate().map(reader).collect())
+}
+
+/// Opens one container from memory, reading it as a file without a mapping.
+///
+/// # Errors
+/// Those of [`OpenOptions::open_readers`].
+pub fn open_copied(container: &[u8], options: &OpenOptions) -> Result<Model> {
+    options.open_readers(vec![("0.df11".into(), Box::new(Copied(container.to_vec())))])
+}
+
+/// What a damaged or newer container may be reported as; nothing is the caller's fault or the system's.
+pub fn assert_typed(error: &Error) {
+    let typed = matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. });
+    assert!(typed, "{error:?}");
+    assert!(!error.to_string().is_empty());
+}
+
+fn typed<T>(result: Result<T>) -> Option<T> {
+    result.inspect_err(assert_typed).ok()
+}
+
+/// Whether two errors are of one kind, where Limit and Corrupt count as one.
+pub fn is_unsupported(error: &Error) -> bool {
+    matches!(error, Error::Unsupported { .. })
+}
+
+/// Calls whatever there is on a model. Everything gives bytes or a typed error.
+pub fn exercise(model: &Model) {
+    for tensor in model.tensors() {
+        assert_eq!(model.tensor(tensor.name()).expect("it is there").name(), tensor.name());
+        exercise_tensor(&tensor);
+    }
+    for block in model.blocks() {
+        let found = model.block(block.name()).expect("it is there");
+        assert_eq!(found.stored_bytes(), block.stored_bytes());
+        let Some(layout) = typed(block.layout()).filter(|layout| layout.bytes <= LARGEST_BLOCK) else { continue };
+        let mut buffer = vec![0xAA; layout.bytes as usize];
+        if typed(block.decode_into(&mut buffer)).is_some() {
+            for (tensor, range) in block.tensors().zip(&layout.tensors) {
+                let alone = tensor.decode_bytes().expect("it decoded in its block");
+                assert!(buffer[range.start as usize..range.end as usize] == alone);
+            }
+        }
+    }
+    for level in [Level::Structure, Level::Checksums, Level::Full] {
+        typed(model.verify(level, &()));
+    }
+}
+
+fn exercise_tensor(tensor: &Tensor<'_>) {
+    let whole = typed(tensor.decode_bytes());
+    let (shape, encoding) = (tensor.shape(), tensor.encoding());
+    let _ = (tensor.elements(), tensor.bits_per_element(), tensor.hash(), tensor.block_name());
+    let _ = (tensor.target().name(), typed(tensor.code_lengths()));
+    assert!(whole.is_none() || !matches!(encoding, Encoding::Unknown(_)));
+    if tensor.dtype() == Some(df11::Dtype::BF16) {
+        let weights = typed(tensor.decode());
+        let histogram = typed(tensor.histogram());
+        assert_eq!(weights.is_some(), whole.is_some());
+        // A piece at a time finds what decoding as a whole finds.
+        assert_eq!(histogram.is_some(), whole.is_some());
+    }
+    let Some(whole) = whole else { return };
+    let rows = shape.first().copied().unwrap_or(1);
+    let range = rows / 3..rows.div_ceil(2);
+    if rows == 0 || whole.len() as u64 % rows != 0 {
+        return;
+    }
+    let row = whole.len() / rows as usize;
+    let bytes = range.start as usize * row..range.end as usize * row;
+    let mut part = vec![0xAA; bytes.len()];
+    tensor.decode_row_bytes(range, &mut part).expect("a range of what decodes");
+    assert!(part == whole[bytes]);
+}

@@ -1,0 +1,86 @@
+//! Weights of every sort of histogram.
+
+use df11::encoding::gap::Geometry;
+
+use crate::bytes::{Bytes, Random};
+
+/// A geometry from one byte.
+pub fn geometry(bytes: &mut Bytes<'_>) -> Geometry {
+    let choice = bytes.u8();
+    let (per_thread, per_block) = ([8, 16, 32, 64][usize::from(choice % 4)], 64 << (choice / 4 % 5));
+    Geometry::new(per_thread, per_block).expect("one of the geometries of the format")
+}
+
+/// Little-endian weights: at least one, and at most `most`.
+///
+/// The table of the fast decoder is used from 16384 weights on; a third of all inputs has as many, if `most` allows.
+pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
+    let shape = bytes.u8();
+    let count = match shape / 8 % 3 {
+        0 => 1 + bytes.index(300),
+        1 => 1 + bytes.index(9000),
+        _ => 16_000 + bytes.index(8_000),
+    }
+    .min(most);
+    let mut random = Random(bytes.u64());
+    let exponent: Box<dyn FnMut() -> u8> = match shape % 8 {
+        0 => {
+            let only = bytes.u8();
+            Box::new(move || only)
+        }
+        1 => {
+            // Ever rarer exponents, as in a Fibonacci sequence or a steeper one: codes of 1 to 16 bits.
+            let (first, steepness) = (bytes.u8(), u64::from(bytes.u8() % 3));
+            Box::new(move || {
+                let bits = random.next() & random.next() | if steepness == 0 { random.next() } else { 0 };
+                first.wrapping_add(bits.leading_ones() as u8 * (1 + steepness as u8))
+            })
+        }
+        2 => Box::new(move || random.next() as u8),
+        3 => {
+            let used = 1 + u64::from(bytes.u8());
+            Box::new(move || (random.next() % used) as u8)
+        }
+        4 => {
+            // A bell around 120, as in a trained tensor.
+            Box::new(move || 113 + (random.next().count_ones() / 5) as u8)
+        }
+        5 => {
+            // Runs: one half of the tensor has short codes, the other long ones.
+            let (a, b, at) = (bytes.u8(), bytes.u8(), bytes.index(count));
+            let mut left = at;
+            Box::new(move || {
+                left = left.saturating_sub(1);
+                if left > 0 { a } else { b.wrapping_add(random.next().leading_zeros() as u8) }
+            })
+        }
+        6 => {
+            // A fixed order of exponents from the fuzzer's own bytes, again and again.
+            let pattern = bytes.run(64).to_vec();
+            let mut next = 0;
+            Box::new(move || {
+                next += 1;
+                pattern.get((next - 1) % pattern.len().max(1)).copied().unwrap_or(0)
+            })
+        }
+        _ => {
+            // Exponents with counts of 1, 2, 4, ...: the longest codes that a histogram can ask for, in order.
+            let first = bytes.u8();
+            let mut index = 0u32;
+            Box::new(move || {
+                index += 1;
+                first.wrapping_add(index.trailing_zeros() as u8)
+            })
+        }
+    };
+    join(count, exponent, random_plane(bytes.u8()))
+}
+
+fn random_plane(seed: u8) -> impl FnMut() -> u8 {
+    let mut random = Random(u64::from(seed) + 1);
+    move || random.next() as u8
+}
+
+fn join(count: usize, mut exponent: impl FnMut() -> u8, mut plane: impl FnMut() -> u8) -> Vec<u8> {
+    (0..count).flat_map(|_| df11::bf16::weight(exponent(), plane()).to_le_bytes()).collect()
+}

@@ -1,0 +1,195 @@
+//! `df11 bench`: the speed of every step beside the limit that the machine sets, measured in one process.
+
+mod jobs;
+mod limits;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use df11::{
+    Error, Source,
+    demo::{self, Shape},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Answer, Failure, Session,
+    measure::{median, timed},
+    session::pool,
+    text::{self, Table},
+};
+use jobs::Job;
+
+/// 105 M weights of their own in eight layers.
+const SHAPE: Shape = Shape { layers: 8, hidden: 1024, key_value: 256, intermediate: 3072, vocabulary: 8192 };
+
+const AFTER_HELP: &str = "\
+Without SRC, the weights are seeded: 105 million, whose scales differ by matrix and by row. Rates are decoded bytes a \
+second, medians of interleaved repetitions after one that does not count. Outputs go to the folder for temporary files \
+and are synced; name a folder in memory to leave the disk out.
+
+Examples:
+  df11 bench
+  df11 bench Llama-3.1-8B --threads 1,2,8 --json
+  df11 bench --folder /dev/shm";
+
+/// Measure encoding, decoding, hashing, checksums and opening
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Bench {
+    /// A safetensors file or the folder of a model; seeded weights unless given
+    #[arg(value_name = "SRC")]
+    source: Option<PathBuf>,
+    /// Numbers of threads, such as 1,2,4 [default: 1 and all cores]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// Repetitions that count
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repetitions: u16,
+    /// Where outputs go [default: the folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+}
+
+/// Seconds of all repetitions of one job with one number of threads.
+struct Series {
+    threads: usize,
+    name: &'static str,
+    bytes: u64,
+    limit: Option<&'static str>,
+    seconds: Vec<f64>,
+}
+
+impl Series {
+    fn rate(&self) -> f64 {
+        text::per_second(self.bytes, median(&self.seconds))
+    }
+}
+
+impl Bench {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
+        let temporary = tempfile::Builder::new().prefix("df11-bench.").tempdir_in(&folder);
+        let temporary = temporary.map_err(|error| {
+            Error::io("creating a folder in", &folder, std::io::Error::from(error.kind()))
+        })?;
+        let source = match &self.source {
+            Some(source) => source.clone(),
+            None => demo::checkpoint(temporary.path(), SHAPE, 11)?,
+        };
+        session.check()?;
+        let source = Source::open(&source).map_err(Failure::Other)?;
+        let series = self.measure(&source, temporary.path(), session)?;
+        Ok(self.answer(&source, &series))
+    }
+
+    fn thread_counts(&self) -> Vec<usize> {
+        if !self.threads.is_empty() {
+            return self.threads.iter().copied().map(usize::from).collect();
+        }
+        let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if all == 1 { vec![1] } else { vec![1, all] }
+    }
+
+    /// All jobs for all numbers of threads, in turn, so that what slows the machine down for a while slows all of them.
+    fn measure(&self, source: &Source, folder: &Path, session: &Session) -> Result<Vec<Series>, Failure> {
+        let jobs = jobs::all(source, folder, session)?;
+        let pools: Vec<_> = self.thread_counts().into_iter().map(pool).collect::<Result<_, _>>()?;
+        let mut series: Vec<Series> = pools
+            .iter()
+            .flat_map(|pool| jobs.iter().map(|job| job.series(pool.current_num_threads())))
+            .collect();
+        for repetition in 0..=self.repetitions {
+            let mut next = series.iter_mut();
+            for pool in &pools {
+                for job in &jobs {
+                    session.check()?;
+                    let seconds = pool.install(|| job.time())?;
+                    if let Some(series) = next.next().filter(|_| repetition > 0) {
+                        series.seconds.push(seconds);
+                    }
+                }
+            }
+        }
+        Ok(series)
+    }
+
+    fn answer(&self, source: &Source, series: &[Series]) -> Answer {
+        let mut table = Table::new(["step", "threads", "time", "rate", "limit", "of it"]);
+        for one in series {
+            let limit = limit_of(series, one);
+            table.row([
+                one.name.to_owned(),
+                one.threads.to_string(),
+                text::duration(median(&one.seconds)),
+                if one.bytes == 0 { String::new() } else { text::rate(one.bytes, median(&one.seconds)) },
+                one.limit.unwrap_or_default().to_owned(),
+                limit.map_or_else(String::new, |limit| text::percent(one.rate() / limit)),
+            ]);
+        }
+        let (tensors, weights, bytes) = size(source);
+        let what =
+            self.source.as_ref().map_or("seeded weights".to_owned(), |path| path.display().to_string());
+        let text = format!(
+            "{}: {weights} weights in {tensors} tensors, {}; medians of {} repetitions\n\n{}",
+            text::printable(&what),
+            text::bytes(bytes),
+            self.repetitions,
+            table.render()
+        );
+        let results: Vec<Value> = series.iter().map(|one| result_json(series, one)).collect();
+        let json = json!({
+            "command": "bench",
+            "source": self.source.as_ref().map(|path| path.to_string_lossy()),
+            "version": env!("CARGO_PKG_VERSION"),
+            "debug": cfg!(debug_assertions),
+            "arch": std::env::consts::ARCH,
+            "os": std::env::consts::OS,
+            "weights": weights,
+            "tensors": tensors,
+            "bytes": bytes,
+            "repetitions": self.repetitions,
+            "results": results,
+        });
+        Answer { text, json }
+    }
+}
+
+/// The rate of the job that sets the limit of another one, with as many threads.
+fn limit_of(series: &[Series], one: &Series) -> Option<f64> {
+    let name = one.limit?;
+    let limit = series.iter().find(|limit| limit.threads == one.threads && limit.name == name)?;
+    Some(limit.rate()).filter(|&rate| rate > 0.0)
+}
+
+/// Tensors, BF16 weights, and bytes of all tensors.
+fn size(source: &Source) -> (usize, u64, u64) {
+    let tensors = || source.weights.iter().flat_map(|file| &file.tensors);
+    let weights =
+        tensors().filter(|tensor| tensor.dtype == df11::Dtype::BF16).map(|tensor| tensor.length / 2);
+    (tensors().count(), weights.sum(), tensors().map(|tensor| tensor.length).sum())
+}
+
+fn result_json(series: &[Series], one: &Series) -> Value {
+    json!({
+        "name": one.name,
+        "threads": one.threads,
+        "bytes": one.bytes,
+        "seconds": one.seconds,
+        "median_seconds": median(&one.seconds),
+        "bytes_per_second": one.rate(),
+        "limit": one.limit,
+        "limit_bytes_per_second": limit_of(series, one),
+    })
+}
+
+impl Job<'_> {
+    fn series(&self, threads: usize) -> Series {
+        Series { threads, name: self.name, bytes: self.bytes, limit: self.limit, seconds: Vec::new() }
+    }
+
+    fn time(&self) -> Result<f64, Failure> {
+        let (result, seconds) = timed(&self.work);
+        result.map(|()| seconds)
+    }
+}

@@ -1,0 +1,204 @@
+//! `df11 compress`: a checkpoint becomes a container, or a folder of them.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use clap::{Args, ValueEnum};
+use df11::{
+    CompressOptions, Error, Layout, Report, Source,
+    constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
+    encoding::gap::Geometry,
+};
+use serde_json::{Value, json};
+
+use super::{Answer, Failure, Session, estimate, replace, session::Threads, text};
+
+const AFTER_HELP: &str = "\
+Examples:
+  df11 compress Llama-3.1-8B                    one self-contained file, Llama-3.1-8B.df11
+  df11 compress Llama-3.1-8B -o Llama-3.1-8B-df11    a folder: a container a shard, side files beside them
+  df11 compress model.safetensors -o model.df11 --force
+  df11 compress Llama-3.1-8B --dry-run          the sizes alone
+
+The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.";
+
+/// Compress a safetensors file or the folder of a model
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Compress {
+    /// A safetensors file, or the folder of a model
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11, beside SRC]
+    #[arg(short, long, value_name = "OUT")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
+    verification: Verification,
+    /// Replace an earlier output
+    #[arg(long)]
+    force: bool,
+    /// Tell the sizes and write nothing, as df11 estimate
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Args)]
+struct Verification {
+    /// Decode everything again and compare all hashes before the output gets its name (the default)
+    #[arg(long, overrides_with = "no_verify")]
+    verify: bool,
+    /// Trust the encoder
+    #[arg(long, overrides_with = "verify")]
+    no_verify: bool,
+}
+
+#[derive(Args, Clone, Copy)]
+pub(super) struct LayoutArgs {
+    /// How BF16 tensors are stored
+    #[arg(long, value_enum, default_value_t = LayoutName::Gap)]
+    layout: LayoutName,
+    /// Advanced: bitstream bytes a thread of the gap layout: 8, 16, 32 or 64
+    #[arg(long, value_name = "N", default_value_t = GAP_DEFAULT_BYTES_PER_THREAD)]
+    bytes_per_thread: u32,
+    /// Advanced: threads a thread block of the gap layout: 64, 128, 256, 512 or 1024
+    #[arg(long, value_name = "N", default_value_t = GAP_DEFAULT_THREADS_PER_BLOCK)]
+    threads_per_block: u32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LayoutName {
+    /// Huffman-coded exponents with a gap array, where that is smaller
+    Gap,
+    /// As they are
+    Raw,
+}
+
+impl LayoutArgs {
+    pub(super) fn layout(self) -> Result<Layout, Failure> {
+        let geometry = Geometry::new(self.bytes_per_thread, self.threads_per_block)?;
+        Ok(match self.layout {
+            LayoutName::Gap => Layout::Gap(geometry),
+            LayoutName::Raw => Layout::Raw,
+        })
+    }
+}
+
+impl Compress {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        if self.dry_run {
+            return estimate::estimate(session, &self.source, self.out.clone(), self.layout, self.threads);
+        }
+        let mut options = CompressOptions::default();
+        options.layout = self.layout.layout()?;
+        options.overwrite = self.force;
+        options.verify = !self.verification.no_verify;
+        let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
+        let start = Instant::now();
+        let source = Source::open(&self.source).map_err(Failure::Other)?;
+        if self.force {
+            replace::check(&self.source, &out, "df11")?;
+        }
+        let progress = session.progress();
+        let report = self.threads.run(|| Ok(df11::compress(&source, &out, &options, &progress)?))?;
+        drop(progress);
+        let seconds = start.elapsed().as_secs_f64();
+        let mut json = report_json("compress", &self.source, &out, &report, seconds);
+        json["written"] = json!(true);
+        json["verified"] = json!(options.verify);
+        Ok(Answer { text: result_text(&out, &report, seconds, options.verify), json })
+    }
+}
+
+fn result_text(out: &Path, report: &Report, seconds: f64, verified: bool) -> String {
+    format!(
+        "{}\n{}\n  time      {}, {}{}",
+        text::printable(&out.display().to_string()),
+        report_text(report),
+        text::duration(seconds),
+        text::rate(report.source_bytes, seconds),
+        if verified { ", verified bit for bit" } else { ", not verified" }
+    )
+}
+
+/// `SRC.df11` beside the source; the extension of a file gives way.
+pub(super) fn default_out(source: &Path) -> Result<PathBuf, Failure> {
+    let reading = |error| Error::io("opening", source, error);
+    // A path that ends in `.` or `..` has no name of its own.
+    let named = if source.file_name().is_some() {
+        source.to_owned()
+    } else {
+        source.canonicalize().map_err(reading)?
+    };
+    let name = if named.is_dir() { named.file_name() } else { named.file_stem() };
+    let mut name = name
+        .ok_or_else(|| {
+            Error::parameter(format!("{} has no name", source.display()), "name an output with -o")
+        })?
+        .to_owned();
+    name.push(".df11");
+    Ok(named.with_file_name(name))
+}
+
+/// Sizes, bits and counts, a line each.
+pub(super) fn report_text(report: &Report) -> String {
+    let mut lines = vec![format!(
+        "  size      {} → {} ({})",
+        text::bytes(report.source_bytes),
+        text::bytes(report.stored_bytes),
+        text::percent(report.ratio())
+    )];
+    if report.coded_weights > 0 {
+        lines.push(format!(
+            "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and mantissa",
+            report.bits_per_weight(),
+            report.entropy()
+        ));
+    }
+    lines.push(format!(
+        "  tensors   {} coded, {} raw, {} in {}, {}",
+        report.coded_tensors,
+        report.raw_tensors,
+        text::count(report.alias_tensors, "alias").replace("aliass", "aliases"),
+        text::count(report.blocks, "block"),
+        text::count(report.shards, "container")
+    ));
+    for left_out in &report.left_out {
+        lines.push(format!("  left out  {}: {}", text::printable(&left_out.path), left_out.reason));
+    }
+    lines.join("\n")
+}
+
+/// The same for programs.
+pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Report, seconds: f64) -> Value {
+    let left_out: Vec<Value> = report
+        .left_out
+        .iter()
+        .map(|left_out| json!({ "path": left_out.path, "reason": left_out.reason }))
+        .collect();
+    json!({
+        "command": command,
+        "source": source.to_string_lossy(),
+        "output": out.to_string_lossy(),
+        "source_bytes": report.source_bytes,
+        "side_bytes": report.side_bytes,
+        "stored_bytes": report.stored_bytes,
+        "ratio": report.ratio(),
+        "bits_per_weight": report.bits_per_weight(),
+        "entropy_bits_per_weight": report.entropy(),
+        "coded_weights": report.coded_weights,
+        "coded_tensors": report.coded_tensors,
+        "raw_tensors": report.raw_tensors,
+        "alias_tensors": report.alias_tensors,
+        "blocks": report.blocks,
+        "shards": report.shards,
+        "seconds": seconds,
+        "bytes_per_second": text::per_second(report.source_bytes, seconds),
+        "left_out": left_out,
+    })
+}

@@ -1,0 +1,280 @@
+//! `df11 demo`: the whole way on a made-up model, and proof that every bit comes back.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use df11::{
+    Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source, demo,
+    source::{SourceTensor, WeightsFile},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Answer, Failure, Session,
+    figures::{self, Figures, Row, has_weights, tensor_rows},
+    measure::timed,
+    session::Threads,
+    text::{self, Table},
+};
+
+/// Bytes of two files that are compared at a time.
+const COMPARE_BYTES: usize = 1 << 20;
+
+const AFTER_HELP: &str = "\
+Makes a checkpoint as Hugging Face models have it (two shards, grouped-query attention, a tied head, some tensors that \
+are not BF16), compresses it, opens it, decodes every block, verifies it, restores the files, and compares everything \
+with what it made, bit for bit. Exit code 1 would say that a bit differs.
+
+Examples:
+  df11 demo
+  df11 demo --keep demo      leaves checkpoint, container and restored files in the folder demo";
+
+/// Make a model, compress it, and prove that every bit comes back
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Demo {
+    /// Keep all files in this folder, which must be empty or new
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Seed of the weights
+    #[arg(long, default_value_t = 11)]
+    seed: u64,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// Names, bytes and seconds of what was done.
+type Steps = Vec<(&'static str, u64, f64)>;
+
+impl Demo {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        let temporary;
+        let folder = if let Some(folder) = &self.keep {
+            make_empty(folder)?;
+            folder.as_path()
+        } else {
+            temporary = tempfile::Builder::new().prefix("df11-demo.").tempdir();
+            match &temporary {
+                Ok(folder) => folder.path(),
+                Err(error) => {
+                    let source = std::io::Error::from(error.kind());
+                    return Err(Error::io("creating a folder in", std::env::temp_dir(), source).into());
+                }
+            }
+        };
+        self.threads.run(|| demonstrate(folder, self.seed, session))
+    }
+}
+
+fn make_empty(folder: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+    let mut entries = fs::read_dir(folder).map_err(|error| Error::io("listing", folder, error))?;
+    if entries.next().is_some() {
+        let problem = format!("{} is not empty", folder.display());
+        return Err(Error::parameter(problem, "name a folder that does not exist yet").into());
+    }
+    Ok(())
+}
+
+fn demonstrate(folder: &Path, seed: u64, session: &Session) -> Result<Answer, Failure> {
+    let (container, restored) = (folder.join("model.df11"), folder.join("restored"));
+    let mut steps = Steps::new();
+
+    let (checkpoint, seconds) = timed(|| demo::checkpoint(folder, demo::DEMO, seed));
+    let checkpoint = checkpoint?;
+    let source = Source::open(&checkpoint).map_err(Failure::Other)?;
+    let bytes = source.weights.iter().map(|file| file.length).sum();
+    steps.push(("make", bytes, seconds));
+    session.check()?;
+
+    let mut options = CompressOptions::default();
+    options.verify = false;
+    let (report, seconds) = timed(|| df11::compress(&source, &container, &options, &session.progress()));
+    let report = report?;
+    steps.push(("compress", bytes, seconds));
+
+    let (model, seconds) = timed(|| df11::open(&container));
+    let model = model?;
+    steps.push(("open", 0, seconds));
+    let (decoded, seconds) = compare_blocks(&model, &source, session)?;
+    steps.push(("decode", decoded, seconds));
+
+    let (verification, seconds) = timed(|| model.verify(Level::Full, &session.progress()));
+    let tensors = verification?.tensors;
+    steps.push(("verify", bytes, seconds));
+
+    let options = DecompressOptions::default();
+    let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
+    steps.push(("decompress", written?, seconds));
+    let files = compare_folders(&checkpoint, &restored)?;
+    answer(&model, &source, &report, &steps, &Outcome { seed, tensors, files, folder })
+}
+
+/// What was found equal.
+struct Outcome<'a> {
+    seed: u64,
+    tensors: u64,
+    files: u64,
+    folder: &'a Path,
+}
+
+/// Decodes every block, and compares each tensor with the bytes in the source. Returns bytes and seconds of decoding alone.
+fn compare_blocks(model: &Model, source: &Source, session: &Session) -> Result<(u64, f64), Failure> {
+    let originals: BTreeMap<&str, (&WeightsFile, &SourceTensor)> = source
+        .weights
+        .iter()
+        .flat_map(|file| file.tensors.iter().map(move |tensor| (tensor.name.as_str(), (file, tensor))))
+        .collect();
+    let (mut found, mut bytes, mut seconds) = (0, 0, 0.0);
+    let mut buffer = Vec::new();
+    let progress = session.progress();
+    for block in model.blocks() {
+        if progress.is_cancelled() {
+            return Err(Error::Cancelled.into());
+        }
+        let layout = block.layout()?;
+        buffer.resize(layout.bytes as usize, 0);
+        let (decoded, took) = timed(|| block.decode_into(&mut buffer));
+        decoded?;
+        (bytes, seconds) = (bytes + layout.bytes, seconds + took);
+        for (tensor, range) in block.tensors().zip(&layout.tensors) {
+            let Some((file, original)) = originals.get(tensor.name()) else {
+                return Err(Failure::Mismatch(format!("tensor {:?} was never there", tensor.name())));
+            };
+            let mut expected = vec![0; original.length as usize];
+            file.read_exact_at(original.offset, &mut expected)?;
+            if buffer[range.start as usize..range.end as usize] != expected {
+                return Err(Failure::Mismatch(format!("tensor {:?} differs", tensor.name())));
+            }
+            found += 1;
+        }
+    }
+    if found == originals.len() {
+        return Ok((bytes, seconds));
+    }
+    Err(Failure::Mismatch(format!("{found} of {} tensors are there", originals.len())))
+}
+
+/// Compares all files of two folders without subfolders, byte by byte. Returns their number.
+fn compare_folders(left: &Path, right: &Path) -> Result<u64, Failure> {
+    let (names, others) = (names(left)?, names(right)?);
+    if names != others {
+        return Err(Failure::Mismatch(format!("the files are {others:?}, not {names:?}")));
+    }
+    for name in &names {
+        if !equal(&left.join(name), &right.join(name))? {
+            return Err(Failure::Mismatch(format!("file {} differs", name.display())));
+        }
+    }
+    Ok(names.len() as u64)
+}
+
+fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>, Failure> {
+    let listing = |error| Error::io("listing", folder, error);
+    let entries = fs::read_dir(folder).map_err(listing)?;
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .collect::<Result<_, _>>()
+        .map_err(listing)?;
+    names.sort();
+    Ok(names)
+}
+
+fn equal(left: &Path, right: &Path) -> Result<bool, Failure> {
+    let open = |path: &Path| fs::File::open(path).map_err(|error| Error::io("opening", path, error));
+    let (mut left_file, mut right_file) = (open(left)?, open(right)?);
+    let mut buffers = [vec![0; COMPARE_BYTES], vec![0; COMPARE_BYTES]];
+    loop {
+        let [a, b] = &mut buffers;
+        let count = fill(&mut left_file, a).map_err(|error| Error::io("reading", left, error))?;
+        let other = fill(&mut right_file, b).map_err(|error| Error::io("reading", right, error))?;
+        if count != other || a[..count] != b[..count] {
+            return Ok(false);
+        }
+        if count == 0 {
+            return Ok(true);
+        }
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn fill(file: &mut fs::File, buffer: &mut [u8]) -> std::io::Result<usize> {
+    let mut count = 0;
+    while count < buffer.len() {
+        match file.read(&mut buffer[count..])? {
+            0 => break,
+            read => count += read,
+        }
+    }
+    Ok(count)
+}
+
+fn answer(
+    model: &Model,
+    source: &Source,
+    report: &Report,
+    steps: &Steps,
+    outcome: &Outcome<'_>,
+) -> Result<Answer, Failure> {
+    let rows = model.blocks().map(block_row).collect::<df11::Result<Vec<Row>>>()?;
+    let total = Figures::of(rows.iter().map(|row| row.figures.clone()));
+    let mut table = Table::new(["step", "time", "rate"]);
+    for &(name, bytes, seconds) in steps {
+        let rate = if bytes == 0 { String::new() } else { text::rate(bytes, seconds) };
+        table.row([name.to_owned(), text::duration(seconds), rate]);
+    }
+    let text = format!(
+        "A made-up model of {} in {}, seed {}, {} threads\n\n{}\n\n\
+         files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
+         Every bit came back: {} tensors and {} files are the same as before.",
+        text::bytes(report.source_bytes),
+        text::count(source.weights.len() as u64, "weights file"),
+        outcome.seed,
+        rayon::current_num_threads(),
+        figures::table(&rows, &total),
+        text::bytes(report.source_bytes),
+        text::bytes(report.stored_bytes),
+        text::percent(report.ratio()),
+        table.render(),
+        outcome.tensors,
+        outcome.files,
+    );
+    let json = json!({
+        "command": "demo",
+        "seed": outcome.seed,
+        "threads": rayon::current_num_threads(),
+        "folder": outcome.folder.to_string_lossy(),
+        "identical": true,
+        "tensors": outcome.tensors,
+        "files": outcome.files,
+        "source_bytes": report.source_bytes,
+        "stored_bytes": report.stored_bytes,
+        "ratio": report.ratio(),
+        "bits_per_weight": report.bits_per_weight(),
+        "entropy_bits_per_weight": report.entropy(),
+        "blocks": rows.iter().map(row_json).collect::<Vec<_>>(),
+        "steps": steps.iter().map(step_json).collect::<Vec<_>>(),
+    });
+    Ok(Answer { text, json })
+}
+
+fn block_row(block: Block<'_>) -> df11::Result<Row> {
+    let rows = tensor_rows(block, |tensor| has_weights(tensor).then(|| tensor.histogram()).transpose())?;
+    Ok(Row { name: block.name().to_owned(), figures: Figures::of(rows.into_iter().map(|row| row.figures)) })
+}
+
+fn row_json(row: &Row) -> Value {
+    let mut value = row.figures.json();
+    value["name"] = json!(row.name);
+    value["tensor_count"] = json!(row.figures.tensors);
+    value
+}
+
+fn step_json(&(name, bytes, seconds): &(&'static str, u64, f64)) -> Value {
+    json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": text::per_second(bytes, seconds) })
+}

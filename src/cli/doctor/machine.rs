@@ -1,0 +1,118 @@
+//! Cores, memory, instructions, pages, disk.
+
+use std::{fs, path::Path, thread};
+
+use serde_json::json;
+
+use super::Finding;
+use crate::cli::text;
+
+/// Free memory and disk below which a warning is due.
+const LITTLE_MEMORY: u64 = 512 << 20;
+const LITTLE_DISK: u64 = 1 << 30;
+
+pub(super) fn findings(folder: &Path) -> Vec<Finding> {
+    vec![cores(), memory(), instructions(), pages(), disk(folder)]
+}
+
+fn cores() -> Finding {
+    match thread::available_parallelism() {
+        Ok(cores) => Finding::good("cores", format!("{cores} usable"), json!(cores.get())),
+        Err(error) => Finding::good("cores", format!("unknown: {error}"), json!(null))
+            .with_remedy(true, "say how many with --threads"),
+    }
+}
+
+/// Total and available memory, as Linux tells it.
+fn memory() -> Finding {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    let (Some(total), Some(available)) = (field("MemTotal:"), field("MemAvailable:")) else {
+        return Finding::good("memory", "unknown on this system", json!(null));
+    };
+    let text = format!("{}, {} available", text::bytes(total), text::bytes(available));
+    Finding::good("memory", text, json!({ "total": total, "available": available }))
+        .with_remedy(available < LITTLE_MEMORY, "close other programs; compressing needs some MiB a thread")
+}
+
+/// Instructions that checksums, hashes and decoding are fast with.
+fn instructions() -> Finding {
+    let known = known_instructions();
+    let names = |present| {
+        let names: Vec<&str> =
+            known.iter().filter(|(_, is_there, _)| *is_there == present).map(|(name, ..)| *name).collect();
+        names
+    };
+    let (present, missing) = (names(true), names(false));
+    let needed = known.iter().any(|(_, is_there, needed)| *needed && !is_there);
+    let mut text = if present.is_empty() { "none known".to_owned() } else { present.join(" ") };
+    if !missing.is_empty() {
+        text = format!("{text}; not {}", missing.join(" "));
+    }
+    Finding::good("cpu", text, json!({ "present": present, "missing": missing })).with_remedy(
+        needed,
+        "results are the same but checksums and hashes are slow; use a newer processor or hypervisor setting",
+    )
+}
+
+/// Name, whether it is there, and whether its absence hurts.
+#[cfg(target_arch = "x86_64")]
+fn known_instructions() -> Vec<(&'static str, bool, bool)> {
+    macro_rules! features {
+        ($($name:tt $needed:literal),*) => { vec![$(($name, std::is_x86_feature_detected!($name), $needed)),*] };
+    }
+    features!["sse4.1" true, "pclmulqdq" true, "avx2" true, "bmi2" false, "avx512f" false, "vpclmulqdq" false]
+}
+
+/// Name, whether it is there, and whether its absence hurts.
+#[cfg(target_arch = "aarch64")]
+fn known_instructions() -> Vec<(&'static str, bool, bool)> {
+    macro_rules! features {
+        ($($name:tt $needed:literal),*) => {
+            vec![$(($name, std::arch::is_aarch64_feature_detected!($name), $needed)),*]
+        };
+    }
+    features!["neon" true, "crc" true, "pmull" true]
+}
+
+/// None that the code asks for.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn known_instructions() -> Vec<(&'static str, bool, bool)> {
+    Vec::new()
+}
+
+#[cfg(unix)]
+fn pages() -> Finding {
+    let bytes = rustix::param::page_size();
+    Finding::good("page size", format!("{bytes} bytes"), json!(bytes))
+}
+
+#[cfg(unix)]
+fn disk(folder: &Path) -> Finding {
+    let place = folder.display();
+    match rustix::fs::statvfs(folder) {
+        Ok(disk) => {
+            let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+            Finding::good("disk", format!("{} free in {place}", text::bytes(free)), json!({ "free": free }))
+                .with_remedy(
+                    free < LITTLE_DISK,
+                    "free some space, or set TMPDIR to a folder on a larger disk",
+                )
+        }
+        Err(error) => Finding::good("disk", format!("unknown in {place}: {error}"), json!(null))
+            .with_remedy(true, "name a folder that exists"),
+    }
+}
+
+#[cfg(not(unix))]
+fn pages() -> Finding {
+    Finding::good("page size", "unknown on this system", json!(null))
+}
+
+#[cfg(not(unix))]
+fn disk(_: &Path) -> Finding {
+    Finding::good("disk", "unknown on this system", json!(null))
+}

@@ -1,0 +1,120 @@
+//! `df11 doctor`: what this machine has, and what to do about what it lacks.
+
+mod machine;
+mod speeds;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use df11::constants::{VERSION_MAJOR, VERSION_MINOR};
+use serde_json::{Map, Value, json};
+
+use super::{Answer, Failure, Session, text};
+
+const AFTER_HELP: &str = "\
+Examples:
+  df11 doctor
+  df11 doctor --folder /data --json";
+
+/// Tell what this machine has, with remedies for what it lacks
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Doctor {
+    /// Where free space and memory mapping are tried [default: the folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+}
+
+/// One line of the report.
+struct Finding {
+    /// Stable key.
+    name: &'static str,
+    /// For people.
+    text: String,
+    /// For programs.
+    value: Value,
+    /// What to do, where something could be better.
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn good(name: &'static str, text: impl Into<String>, value: Value) -> Self {
+        Self { name, text: text.into(), value, remedy: None }
+    }
+
+    fn with_remedy(self, needed: bool, remedy: &str) -> Self {
+        Self { remedy: needed.then(|| remedy.to_owned()), ..self }
+    }
+
+    fn status(&self) -> &'static str {
+        if self.remedy.is_some() { "warn" } else { "ok" }
+    }
+}
+
+impl Doctor {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
+        let mut findings = vec![version(), build()];
+        findings.extend(machine::findings(&folder));
+        session.check()?;
+        findings.extend(speeds::findings(&folder, session)?);
+        findings.push(gpu());
+        Ok(Answer { text: lines(&findings), json: document(&findings, &folder) })
+    }
+}
+
+fn version() -> Finding {
+    let (version, format) = (env!("CARGO_PKG_VERSION"), format!("{VERSION_MAJOR}.{VERSION_MINOR}"));
+    let value = json!({ "crate": version, "format": format });
+    Finding::good("version", format!("df11 {version}, format {format}"), value)
+}
+
+fn build() -> Finding {
+    let debug = cfg!(debug_assertions);
+    let text = format!(
+        "{} for {} on {}",
+        if debug { "debug build" } else { "release build" },
+        std::env::consts::ARCH,
+        std::env::consts::OS
+    );
+    let value = json!({ "debug": debug, "arch": std::env::consts::ARCH, "os": std::env::consts::OS });
+    Finding::good("build", text, value)
+        .with_remedy(debug, "a debug build is many times slower; build with cargo build --release")
+}
+
+fn gpu() -> Finding {
+    let text = "not used by this version; decoding on the GPU comes with a later one";
+    Finding::good("gpu", text, json!({ "supported": false }))
+}
+
+fn lines(findings: &[Finding]) -> String {
+    let mut lines = Vec::new();
+    for finding in findings {
+        lines.push(format!(
+            "{:4}  {:10}  {}",
+            finding.status(),
+            finding.name,
+            text::printable(&finding.text)
+        ));
+        if let Some(remedy) = &finding.remedy {
+            lines.push(format!("{:18}→ {remedy}", ""));
+        }
+    }
+    lines.join("\n")
+}
+
+fn document(findings: &[Finding], folder: &Path) -> Value {
+    let checks: Map<String, Value> = findings
+        .iter()
+        .map(|finding| {
+            let check = json!({
+                "status": finding.status(),
+                "text": finding.text,
+                "value": finding.value,
+                "remedy": finding.remedy,
+            });
+            (finding.name.to_owned(), check)
+        })
+        .collect();
+    json!({ "command": "doctor", "folder": folder.to_string_lossy(), "checks": checks })
+}

@@ -1,0 +1,96 @@
+//! A small model on the way through this machine, and the speed of each part on one core.
+
+use std::{hint::black_box, path::Path};
+
+use df11::{
+    CompressOptions, Level, OpenOptions, Result, Source,
+    demo::{self, Shape},
+    encoding::gap::{Geometry, encode_tensor},
+};
+use serde_json::json;
+
+use super::Finding;
+use crate::cli::{
+    Failure, Session,
+    measure::median_seconds,
+    text::{per_second, rate},
+};
+
+/// A sample that takes tenths of a second.
+const SAMPLE: Shape = Shape { layers: 2, hidden: 256, key_value: 64, intermediate: 512, vocabulary: 16_384 };
+const SEED: u64 = 11;
+const TIMES: usize = 5;
+const REPEATS: usize = 8;
+const CHUNK_ELEMENTS: usize = 1 << 19;
+
+pub(super) fn findings(folder: &Path, session: &Session) -> Result<Vec<Finding>, Failure> {
+    let folder = match tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(folder) {
+        Ok(folder) => folder,
+        Err(error) => return Ok(vec![unwritable(&error)]),
+    };
+    let source = Source::open(&demo::checkpoint(folder.path(), SAMPLE, SEED)?)?;
+    let container = folder.path().join("model.df11");
+    df11::compress(&source, &container, &CompressOptions::default(), &())?;
+    let mut findings = vec![mapping(&container)];
+    session.check()?;
+    findings.extend(codec(&largest(&source)?)?);
+    Ok(findings)
+}
+
+fn unwritable(error: &std::io::Error) -> Finding {
+    Finding::good("mapping", format!("not tried: {error}"), json!(null))
+        .with_remedy(true, "name a folder that you may write to with --folder, or set TMPDIR")
+}
+
+/// Whether a container can be mapped and comes back the same.
+fn mapping(container: &Path) -> Finding {
+    let check = || -> Result<()> {
+        OpenOptions::new().memory_map(true).open(container)?.verify(Level::Full, &()).map(drop)
+    };
+    match check() {
+        Ok(()) => {
+            Finding::good("mapping", "works; a small model was compressed, mapped and verified", json!(true))
+        }
+        Err(error) => Finding::good("mapping", format!("fails: {error}"), json!(false)).with_remedy(
+            true,
+            "copy containers to a local disk, or open them with OpenOptions::memory_map(false)",
+        ),
+    }
+}
+
+/// The bytes of the largest tensor.
+fn largest(source: &Source) -> Result<Vec<u8>> {
+    let tensors =
+        source.weights.iter().flat_map(|file| file.tensors.iter().map(move |tensor| (file, tensor)));
+    let Some((file, tensor)) = tensors.max_by_key(|(_, tensor)| tensor.length) else { return Ok(Vec::new()) };
+    let mut bytes = vec![0; tensor.length as usize];
+    file.read_exact_at(tensor.offset, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn codec(weights: &[u8]) -> Result<Vec<Finding>> {
+    // What is hashed does not fit into the caches that hold a tensor.
+    let large = weights.repeat(REPEATS);
+    let encoded = encode_tensor(weights, Geometry::default(), CHUNK_ELEMENTS)?;
+    let elements = 0..weights.len() as u64 / 2;
+    let finding = |name, what: &str, bytes: usize, work: &dyn Fn()| {
+        let seconds = median_seconds(TIMES, work);
+        let bytes = bytes as u64;
+        let text = format!("{} {what}, one core", rate(bytes, seconds));
+        Finding::good(name, text, json!({ "bytes_per_second": per_second(bytes, seconds) }))
+    };
+    let checksum = || {
+        black_box(crc32fast::hash(&large));
+    };
+    let hash = || {
+        black_box(blake3::hash(&large));
+    };
+    let encode = || drop(black_box(encode_tensor(weights, Geometry::default(), CHUNK_ELEMENTS)));
+    let decode = || drop(black_box(encoded.decode(elements.clone())));
+    Ok(vec![
+        finding("checksum", "of CRC-32", large.len(), &checksum),
+        finding("hash", "of BLAKE3", large.len(), &hash),
+        finding("encode", "of BF16 encoded", weights.len(), &encode),
+        finding("decode", "of BF16 decoded", weights.len(), &decode),
+    ])
+}

@@ -1,0 +1,136 @@
+//! `df11 inspect`: what is in a container.
+
+mod picture;
+mod report;
+
+use std::{fs, path::PathBuf};
+
+use clap::{Args, ValueEnum};
+use df11::{Error, Model, Observer, Stage, Tensor, huffman::Histogram};
+
+use super::{
+    Answer, Failure, Session,
+    figures::{Figures, Row, has_weights, tensor_rows},
+    session::Threads,
+};
+
+/// Weights are decoded without being asked for where they take a fraction of a second.
+const AUTO_BYTES: u64 = 256 << 20;
+
+const AFTER_HELP: &str = "\
+Examples:
+  df11 inspect Llama-3.1-8B.df11
+  df11 inspect Llama-3.1-8B.df11 --entropy --histogram
+  df11 inspect Llama-3.1-8B.df11 --picture llama.svg
+  df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'";
+
+/// Show what a container holds: blocks, tensors, bits, exponents
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Inspect {
+    /// A container, or a folder of shards
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// List the tensors of each block
+    #[arg(long)]
+    tensors: bool,
+    /// Measure the entropy of exponents, which decodes all weights; auto does it up to 256 MiB
+    #[arg(
+        long, value_enum, value_name = "WHEN", default_value_t = When::Auto, num_args = 0..=1,
+        default_missing_value = "always", require_equals = true
+    )]
+    entropy: When,
+    /// Show how often each exponent occurs (decodes all weights)
+    #[arg(long)]
+    histogram: bool,
+    /// Draw exponents, and bits a weight by block, as SVG (decodes all weights)
+    #[arg(long, value_name = "FILE.svg")]
+    picture: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum When {
+    Auto,
+    Always,
+    Never,
+}
+
+/// What was found out about a model.
+struct Findings<'m> {
+    model: &'m Model,
+    total: Figures,
+    blocks: Vec<Row>,
+    /// The rows of each block's tensors.
+    tensors: Vec<Vec<Row>>,
+    /// Exponents of all weights, if they were decoded.
+    exponents: Option<Histogram>,
+}
+
+impl Inspect {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        self.check_picture()?;
+        let model = df11::open(&self.source)?;
+        let findings = self.threads.run(|| self.examine(&model, session))?;
+        if let Some(path) = &self.picture {
+            let title = self.source.file_name().unwrap_or_default().to_string_lossy();
+            fs::write(path, picture::draw(&findings, &title))
+                .map_err(|error| Error::io("writing", path, error))?;
+        }
+        let mut text = report::text(&findings, self.tensors);
+        if self.histogram
+            && let Some(exponents) = &findings.exponents
+        {
+            text = format!("{text}\n\n{}", report::histogram(exponents));
+        }
+        Ok(Answer { text, json: report::json(&findings, &self.source, self.tensors) })
+    }
+
+    /// A picture replaces a picture, and nothing else.
+    fn check_picture(&self) -> Result<(), Failure> {
+        match &self.picture {
+            Some(path) if path.extension().is_none_or(|extension| extension != "svg") => {
+                let problem = format!("{} is no name of an SVG file", path.display());
+                Err(Error::parameter(problem, "end it in .svg").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn decodes(&self, weight_bytes: u64) -> bool {
+        let auto = weight_bytes <= AUTO_BYTES && self.entropy == When::Auto;
+        self.histogram || self.picture.is_some() || self.entropy == When::Always || auto
+    }
+
+    fn examine<'m>(&self, model: &'m Model, session: &Session) -> Result<Findings<'m>, Failure> {
+        let weight_bytes = model.tensors().filter(has_weights).map(|tensor| 2 * tensor.elements()).sum();
+        let mut exponents = self.decodes(weight_bytes).then(Histogram::default);
+        let progress = session.progress();
+        progress.begin(if exponents.is_some() { weight_bytes } else { 0 });
+        progress.enter(Stage::Decode);
+        let mut measure = |tensor: &Tensor<'m>| {
+            if progress.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let Some(sum) = exponents.as_mut().filter(|_| has_weights(tensor)) else { return Ok(None) };
+            let histogram = tensor.histogram()?;
+            sum.merge(&histogram);
+            progress.advance(2 * tensor.elements());
+            Ok(Some(histogram))
+        };
+        let tensors: Vec<Vec<Row>> =
+            model.blocks().map(|block| tensor_rows(block, &mut measure)).collect::<df11::Result<_>>()?;
+
+        let blocks: Vec<Row> = model
+            .blocks()
+            .zip(&tensors)
+            .map(|(block, rows)| Row { name: block.name().to_owned(), figures: sum_of(rows) })
+            .collect();
+        Ok(Findings { model, total: sum_of(&blocks), blocks, tensors, exponents })
+    }
+}
+
+fn sum_of(rows: &[Row]) -> Figures {
+    Figures::of(rows.iter().map(|row| row.figures.clone()))
+}

@@ -1,0 +1,102 @@
+//! The command line: `arguments → verb → answer → text or JSON, and an exit code`.
+
+mod answer;
+mod bench;
+mod compress;
+mod decompress;
+mod demo;
+mod doctor;
+mod estimate;
+mod failure;
+mod figures;
+mod inspect;
+mod measure;
+mod progress;
+mod replace;
+mod session;
+mod text;
+mod verify;
+
+use std::{process::ExitCode, sync::LazyLock};
+
+use clap::{Parser, Subcommand};
+use df11::constants::{VERSION_MAJOR, VERSION_MINOR};
+
+use answer::Answer;
+use failure::Failure;
+use session::{Common, Session};
+
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (format {VERSION_MAJOR}.{VERSION_MINOR})", env!("CARGO_PKG_VERSION")));
+
+const ABOUT: &str =
+    "Losslessly compressed BFloat16 model weights: two thirds of the size, every bit the same";
+
+const AFTER_HELP: &str = "\
+Examples:
+  df11 demo                             the whole way on a made-up model, checked bit for bit
+  df11 compress Llama-3.1-8B            a Hugging Face folder into Llama-3.1-8B.df11
+  df11 inspect Llama-3.1-8B.df11        what is in it, block by block
+  df11 decompress Llama-3.1-8B.df11 -o restored
+
+Exit codes:
+  0  good
+  1  a check failed: a container is damaged, or bytes differ
+  2  could not check or do it: usage, input or output, a file from a newer version
+  130  interrupted; nothing is left half-written";
+
+#[derive(Parser)]
+#[command(name = "df11", version = VERSION.as_str(), about = ABOUT, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Compress(compress::Compress),
+    Estimate(estimate::Estimate),
+    Decompress(decompress::Decompress),
+    Verify(verify::Verify),
+    Inspect(inspect::Inspect),
+    Doctor(doctor::Doctor),
+    Demo(demo::Demo),
+    Bench(bench::Bench),
+}
+
+impl Verb {
+    fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        match self {
+            Self::Compress(verb) => verb.run(session),
+            Self::Estimate(verb) => verb.run(session),
+            Self::Decompress(verb) => verb.run(session),
+            Self::Verify(verb) => verb.run(session),
+            Self::Inspect(verb) => verb.run(session),
+            Self::Doctor(verb) => verb.run(session),
+            Self::Demo(verb) => verb.run(session),
+            Self::Bench(verb) => verb.run(session),
+        }
+    }
+}
+
+/// Runs the command with the arguments of this process.
+pub(crate) fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let session = Session::start(&cli.common);
+    match cli.verb.run(&session).and_then(|answer| session.print(&answer)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => session.fail(&failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn arguments_are_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,100 @@
+//! What all verbs share: the form of the answer, threads, and interruption.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use clap::Args;
+use df11::Error;
+
+use super::{Answer, Failure, progress::Progress};
+
+/// Set by Ctrl-C and never reset; long work asks for it between pieces.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+#[derive(Args)]
+pub(super) struct Common {
+    /// Answer with one JSON document on standard output
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print errors only; the exit code is the answer
+    #[arg(short, long, global = true)]
+    quiet: bool,
+}
+
+#[derive(Args, Clone, Copy)]
+pub(super) struct Threads {
+    /// Number of threads; all cores unless given. It never changes the result
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Threads {
+    /// Runs work in a pool of its own.
+    pub(super) fn run<T: Send>(self, work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+        pool(self.threads.map_or(0, usize::from))?.install(work)
+    }
+}
+
+/// A pool of so many threads; 0 means all cores.
+pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
+        Failure::from(Error::parameter(format!("cannot start {threads} threads: {error}"), "ask for fewer"))
+    })
+}
+
+/// One run of the command.
+pub(super) struct Session {
+    json: bool,
+    quiet: bool,
+}
+
+impl Session {
+    pub(super) fn start(common: &Common) -> Self {
+        // Where no handler can be installed, Ctrl-C ends the process at once, as it does without one.
+        let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+        Self { json: common.json, quiet: common.quiet }
+    }
+
+    /// A progress bar on a terminal, nothing elsewhere; both can be interrupted.
+    pub(super) fn progress(&self) -> Progress {
+        Progress::new(&INTERRUPTED, self.quiet)
+    }
+
+    /// Ends the work of a verb between two steps, if the user asked for it.
+    #[expect(clippy::unused_self, reason = "a session is what is interrupted")]
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        if INTERRUPTED.load(Ordering::Relaxed) { Err(Error::Cancelled.into()) } else { Ok(()) }
+    }
+
+    pub(super) fn print(&self, answer: &Answer) -> Result<(), Failure> {
+        if self.json {
+            put(&format!("{:#}", answer.json))
+        } else if self.quiet {
+            Ok(())
+        } else {
+            put(&answer.text)
+        }
+    }
+
+    /// Reports a failure: a line on standard error, and with `--json` a document too.
+    pub(super) fn fail(&self, failure: &Failure) -> ExitCode {
+        if self.json && !failure.is_output() {
+            // Standard error says it in any case.
+            let _ = put(&format!("{:#}", failure.json()));
+        }
+        let _ = writeln!(io::stderr(), "df11: {}", failure.message());
+        ExitCode::from(failure.exit_code())
+    }
+}
+
+/// Writes to standard output. A reader that has gone away, as `head` does, is no failure.
+fn put(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        _ => Ok(()),
+    }
+}

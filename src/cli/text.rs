@@ -1,0 +1,134 @@
+//! Text for people: sizes, rates, tables. Units are decimal, as in the names of models and disks.
+
+use std::fmt::Write;
+
+/// `2.35 GB`.
+pub(super) fn bytes(bytes: u64) -> String {
+    scaled(bytes as f64, "B")
+}
+
+/// `812 MB/s`.
+pub(super) fn rate(bytes: u64, seconds: f64) -> String {
+    scaled(per_second(bytes, seconds), "B/s")
+}
+
+/// Bytes a second; 0 where no time passed, which JSON can hold.
+pub(super) fn per_second(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { bytes as f64 / seconds } else { 0.0 }
+}
+
+fn scaled(value: f64, unit: &str) -> String {
+    let (mut value, mut prefix) = (value, "");
+    for next in ["k", "M", "G", "T", "P"] {
+        if value < 999.5 {
+            break;
+        }
+        (value, prefix) = (value / 1000.0, next);
+    }
+    let digits = match value {
+        _ if prefix.is_empty() => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {prefix}{unit}")
+}
+
+/// `1.24 s`, `310 ms`, `87 µs`.
+pub(super) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 0.001 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.0} µs", s * 1e6),
+    }
+}
+
+/// `67.8 %`.
+pub(super) fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+/// `1 block`, `2 blocks`.
+pub(super) fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Text without characters that would end the line or drive the terminal: names come from files.
+pub(super) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_bidirectional(c) { out.extend(c.escape_debug()) } else { out.push(c) }
+    }
+    out
+}
+
+/// Characters that reorder the text around them.
+const fn is_bidirectional(c: char) -> bool {
+    matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}')
+}
+
+/// Rows of cells; the first column is flush left, the others right.
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(super) fn new<const N: usize>(header: [&str; N]) -> Self {
+        Self { rows: vec![header.map(str::to_owned).into()] }
+    }
+
+    pub(super) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+
+    /// All rows, without the last line feed.
+    pub(super) fn render(&self) -> String {
+        let columns = self.rows[0].len();
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max();
+        let widths: Vec<usize> = (0..columns).filter_map(width).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let start = text.len();
+            for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+                let _ = if column == 0 {
+                    write!(text, "{cell:width$}")
+                } else {
+                    write!(text, "  {cell:>width$}")
+                };
+            }
+            text.truncate(start + text[start..].trim_end().len());
+            text.push('\n');
+        }
+        text.pop();
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits() {
+        let cases =
+            [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345, "12.3 kB"), (999_600, "1.00 MB")];
+        for (value, text) in cases {
+            assert_eq!(bytes(value), text);
+        }
+        assert_eq!(bytes(16_060_000_000), "16.1 GB");
+        assert_eq!(rate(500, 0.0), "0 B/s");
+        assert_eq!(duration(0.31), "310.0 ms");
+    }
+
+    #[test]
+    fn names_cannot_drive_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2J\n\u{202E}é"), "a\\u{1b}[2J\\n\\u{202e}é");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(["name", "n"]);
+        table.row(["é".to_owned(), "100".to_owned()]);
+        assert_eq!(table.render(), "name    n\né     100");
+    }
+}

@@ -1,0 +1,113 @@
+//! `df11 verify`: is every bit there?
+
+use std::{path::PathBuf, time::Instant};
+
+use clap::{Args, ValueEnum};
+use df11::{Error, Level, Model, open::Verification};
+use serde_json::json;
+
+use super::{Answer, Failure, Session, session::Threads, text};
+
+const AFTER_HELP: &str = "\
+Examples:
+  df11 verify Llama-3.1-8B.df11
+  df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
+
+Exit code 1 says that the container is damaged, 2 that it could not be checked.";
+
+/// Check a container, or all shards of a folder
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Verify {
+    /// A container, or a folder of shards
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// How much is checked
+    #[arg(long, value_enum, default_value_t = LevelName::Full)]
+    level: LevelName,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LevelName {
+    /// Directory, prefixes and padding; takes milliseconds
+    Structure,
+    /// The checksums of all stored bytes too
+    Checksums,
+    /// Everything: LUTs, indexes, and the hashes of all decoded tensors and original files
+    Full,
+}
+
+impl LevelName {
+    const fn level(self) -> Level {
+        match self {
+            Self::Structure => Level::Structure,
+            Self::Checksums => Level::Checksums,
+            Self::Full => Level::Full,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Structure => "structure",
+            Self::Checksums => "checksums",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl Verify {
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        let start = Instant::now();
+        let model = df11::open(&self.source).map_err(failed)?;
+        let progress = session.progress();
+        let found = self.threads.run(|| model.verify(self.level.level(), &progress).map_err(failed))?;
+        drop(progress);
+        Ok(self.answer(&model, &found, start.elapsed().as_secs_f64()))
+    }
+
+    fn answer(&self, model: &Model, found: &Verification, seconds: f64) -> Answer {
+        let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
+        let what = match self.level {
+            LevelName::Structure => "structure is valid; weights were not read".to_owned(),
+            LevelName::Checksums => format!("all checksums match, {}", text::bytes(stored)),
+            LevelName::Full => format!(
+                "all bits are there: {} ({}) and {} have the hashes of the originals",
+                text::count(found.tensors, "tensor"),
+                text::bytes(found.bytes),
+                text::count(found.files, "file")
+            ),
+        };
+        let mut text = format!(
+            "{}\n  good       {what}\n  time       {}",
+            text::printable(&self.source.display().to_string()),
+            text::duration(seconds)
+        );
+        for unchecked in &found.unchecked {
+            text.push_str("\n  unchecked  ");
+            text.push_str(&text::printable(unchecked));
+        }
+        let json = json!({
+            "command": "verify",
+            "source": self.source.to_string_lossy(),
+            "level": self.level.name(),
+            "good": true,
+            "tensors": found.tensors,
+            "files": found.files,
+            "bytes": found.bytes,
+            "stored_bytes": stored,
+            "unchecked": found.unchecked,
+            "seconds": seconds,
+        });
+        Answer { text, json }
+    }
+}
+
+/// A container beyond a limit of the format breaks its rules as well.
+fn failed(error: Error) -> Failure {
+    match error {
+        error @ Error::Limit { .. } => Failure::Check(error),
+        error => error.into(),
+    }
+}

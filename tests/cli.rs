@@ -1,0 +1,462 @@
+//! The command as people and programs meet it: exit codes, one line of error with its remedy, JSON, nothing left behind.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use df11::demo;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_df11");
+
+fn df11<A: AsRef<OsStr>>(arguments: &[A]) -> Output {
+    Command::new(BINARY).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// A folder with the tiny checkpoint in `model`, and its container.
+struct Fixture {
+    folder: TempDir,
+    model: PathBuf,
+    container: PathBuf,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let container = demo::tiny_container(folder.path()).unwrap();
+        Self { model: folder.path().join("model"), container, folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        names(self.folder.path())
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn good<A: AsRef<OsStr>>(arguments: &[A]) -> String {
+    let output = df11(arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "nothing on standard error, and no bar, where it is no terminal");
+    text(&output.stdout).to_owned()
+}
+
+fn json<A: AsRef<OsStr>>(arguments: &[A]) -> Value {
+    let mut arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
+    arguments.push(OsStr::new("--json"));
+    serde_json::from_str(&good(&arguments)).unwrap()
+}
+
+/// Checks the exit code and the one line, in which all of `parts` occur.
+fn assert_fails(output: &Output, code: i32, parts: &[&str]) {
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.starts_with("df11: ") && error.contains("; "), "a message and a remedy: {error}");
+    for part in parts {
+        assert!(error.contains(part), "{part:?} in {error}");
+    }
+}
+
+fn fails<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str]) {
+    let output = df11(arguments);
+    assert_fails(&output, code, parts);
+    assert_eq!(text(&output.stdout), "");
+}
+
+/// A safetensors file with this header and so many bytes of data.
+fn safetensors(path: &Path, header: &str, data: usize) {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn compress_verify_decompress() {
+    let fixture = Fixture::new();
+    for (out, back) in [("new.df11", "back-1"), ("folder", "back-2")] {
+        let (out, back) = (fixture.path(out), fixture.path(back));
+        let report = json(&[OsStr::new("compress"), fixture.model.as_ref(), OsStr::new("-o"), out.as_ref()]);
+        assert_eq!((&report["verified"], &report["written"]), (&true.into(), &true.into()));
+        assert!(report["ratio"].as_f64().unwrap() < 1.0, "{report}");
+        let verified = json(&[OsStr::new("verify"), out.as_ref()]);
+        assert_eq!((&verified["good"], &verified["level"]), (&true.into(), &"full".into()));
+        json(&[OsStr::new("decompress"), out.as_ref(), OsStr::new("-o"), back.as_ref()]);
+        assert_eq!(names(&back), names(&fixture.model));
+        for name in names(&back) {
+            assert_eq!(fs::read(back.join(&name)).unwrap(), fs::read(fixture.model.join(&name)).unwrap());
+        }
+    }
+    assert_eq!(fs::read(fixture.path("new.df11")).unwrap(), fs::read(&fixture.container).unwrap());
+}
+
+#[test]
+fn the_output_has_a_default_and_estimate_tells_its_size() {
+    let fixture = Fixture::new();
+    fs::remove_file(&fixture.container).unwrap();
+    let model = fixture.model.as_os_str();
+    for arguments in
+        [vec![OsStr::new("estimate"), model], vec![OsStr::new("compress"), model, "--dry-run".as_ref()]]
+    {
+        let estimate = json(&arguments);
+        assert_eq!((estimate["written"].as_bool(), fixture.names()), (Some(false), vec!["model".to_owned()]));
+        assert_eq!(estimate["output"], fixture.container.to_str().unwrap());
+    }
+    let estimate = json(&[OsStr::new("estimate"), model]);
+    let arguments = ["compress", ".", "--threads", "1", "--json"];
+    let output = Command::new(BINARY).args(arguments).current_dir(&fixture.model).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
+    assert_eq!(fs::metadata(&fixture.container).unwrap().len(), report["stored_bytes"].as_u64().unwrap());
+}
+
+#[test]
+fn what_was_left_out_is_said() {
+    let fixture = Fixture::new();
+    fs::write(fixture.model.join("pytorch_model.bin"), "x").unwrap();
+    let out = fixture.path("new.df11");
+    let said = good(&[OsStr::new("compress"), fixture.model.as_ref(), "-o".as_ref(), out.as_ref()]);
+    assert!(said.contains("pytorch_model.bin: weights in another format"), "{said}");
+    assert!(said.contains("verified bit for bit"), "{said}");
+}
+
+#[test]
+fn layouts_are_choices() {
+    let fixture = Fixture::new();
+    let size = |arguments: &[&str]| {
+        let mut all = vec![OsStr::new("estimate"), fixture.model.as_os_str()];
+        all.extend(arguments.iter().map(OsStr::new));
+        json(&all)["stored_bytes"].as_u64().unwrap()
+    };
+    assert!(size(&["--layout", "raw"]) > size(&["--layout", "gap"]));
+    assert!(size(&["--bytes-per-thread", "8"]) > size(&["--bytes-per-thread", "32"]));
+    let bad = [OsStr::new("estimate"), fixture.model.as_ref(), "--bytes-per-thread=7".as_ref()];
+    fails(&bad, 2, &["7 bytes a thread", "choose from"]);
+}
+
+#[test]
+fn inspect_shows_blocks_tensors_and_exponents() {
+    let fixture = Fixture::new();
+    let container = fixture.container.as_os_str();
+    let found = json(&[OsStr::new("inspect"), container, "--tensors".as_ref()]);
+    let blocks = found["blocks"].as_array().unwrap();
+    let tensors: usize = blocks.iter().map(|block| block["tensors"].as_array().unwrap().len()).sum();
+    assert_eq!(found["tensor_count"], tensors);
+    let counts: u64 = found["exponents"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
+    assert_eq!(found["total"]["weights"], counts);
+    assert!(found["total"]["entropy_bits_per_weight"].as_f64().unwrap() > 2.0);
+    let unmeasured = json(&[OsStr::new("inspect"), container, "--entropy=never".as_ref()]);
+    assert!(unmeasured["exponents"].is_null() && unmeasured["total"]["entropy_bits_per_weight"].is_null());
+
+    let said = good(&[OsStr::new("inspect"), container, "--tensors".as_ref(), "--histogram".as_ref()]);
+    for part in ["model.layers.3", "lm_head.weight", "alias", "I64", "of 256 exponents occur"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+}
+
+#[test]
+fn the_picture_is_an_svg_and_replaces_nothing_else() {
+    let fixture = Fixture::new();
+    let picture = fixture.path("picture.svg");
+    let flag = OsStr::new("--picture");
+    good(&[OsStr::new("inspect"), fixture.container.as_ref(), flag, picture.as_ref()]);
+    let svg = fs::read_to_string(picture).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("model.layers.0"));
+    fails(
+        &[OsStr::new("inspect"), fixture.container.as_ref(), flag, fixture.container.as_ref()],
+        2,
+        &["end it in .svg"],
+    );
+}
+
+#[test]
+fn doctor_says_how_the_machine_is() {
+    let found = json(&["doctor"]);
+    for check in ["version", "build", "cores", "memory", "cpu", "disk", "mapping", "decode", "gpu"] {
+        let status = found["checks"][check]["status"].as_str().unwrap_or_default();
+        assert!(matches!(status, "ok" | "warn"), "{check}: {found}");
+    }
+    let version = good(&["--version"]);
+    assert!(version.starts_with("df11 0.") && version.contains("format 1.0"), "{version}");
+}
+
+#[test]
+fn bench_measures_a_small_model_too() {
+    let fixture = Fixture::new();
+    let arguments = ["bench", fixture.model.to_str().unwrap(), "--threads=1,2", "--repetitions=1"];
+    let found = json(&arguments);
+    let results = found["results"].as_array().unwrap();
+    for name in ["memory copy", "compress", "decode", "open", "verify all", "decompress"] {
+        let threads: Vec<u64> = results
+            .iter()
+            .filter(|result| result["name"] == name)
+            .filter_map(|result| result["threads"].as_u64())
+            .collect();
+        assert_eq!(threads, [1, 2], "{name}");
+    }
+}
+
+#[test]
+fn quiet_says_nothing_and_json_says_errors_too() {
+    let fixture = Fixture::new();
+    assert_eq!(good(&[OsStr::new("verify"), fixture.container.as_ref(), "-q".as_ref()]), "");
+    let output = df11(&["verify", "nowhere.df11", "--json"]);
+    assert_fails(&output, 2, &["nowhere.df11", "check the path"]);
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&error["error"]["kind"], &error["error"]["exit_code"]), (&"io".into(), &2.into()));
+    assert_eq!(df11(&["squash"]).status.code(), Some(2));
+    assert_eq!(df11(&["compress", "x", "--threads", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_bad_source_is_refused_and_nothing_is_made() {
+    let fixture = Fixture::new();
+    fs::remove_file(&fixture.container).unwrap();
+    let bf16 = r#"{"a":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
+    let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    safetensors(&fixture.path("short.safetensors"), bf16, 9);
+    safetensors(&fixture.path("twice.safetensors"), twice, 1);
+    fs::write(fixture.path("text.safetensors"), "no safetensors file at all").unwrap();
+    fs::write(fixture.path("tiny.safetensors"), "1234").unwrap();
+    fs::write(fixture.path("old.bin"), "x").unwrap();
+    fs::create_dir(fixture.path("empty")).unwrap();
+    let before = fixture.names();
+    for (name, part) in [
+        ("short.safetensors", "short.safetensors"),
+        ("twice.safetensors", "twice"),
+        ("text.safetensors", "text.safetensors"),
+        ("tiny.safetensors", "tiny.safetensors"),
+        ("old.bin", "convert it"),
+        ("empty", "holds no safetensors files"),
+        ("absent", "check the path"),
+    ] {
+        for out in ["out.df11", "out"] {
+            let (source, out) = (fixture.path(name), fixture.path(out));
+            fails(&[OsStr::new("compress"), source.as_ref(), "-o".as_ref(), out.as_ref()], 2, &[part]);
+        }
+    }
+    assert_eq!(fixture.names(), before);
+}
+
+#[test]
+fn an_output_that_exists_is_replaced_only_by_force() {
+    let fixture = Fixture::new();
+    let (model, container) = (fixture.model.as_os_str(), fixture.container.as_os_str());
+    let before = fs::read(&fixture.container).unwrap();
+    fails(&[OsStr::new("compress"), model, "-o".as_ref(), container], 2, &["exists", "--force"]);
+    fails(&[OsStr::new("decompress"), container, "-o".as_ref(), model], 2, &["exists", "--force"]);
+    good(&[OsStr::new("compress"), model, "-o".as_ref(), container, "--force".as_ref()]);
+    assert_eq!(fs::read(&fixture.container).unwrap(), before);
+    good(&[OsStr::new("decompress"), container, "-o".as_ref(), model, "--force".as_ref()]);
+    assert_eq!(fixture.names(), ["model", "model.df11"]);
+}
+
+#[test]
+fn force_does_not_delete_what_is_no_earlier_output() {
+    let fixture = Fixture::new();
+    let precious = fixture.path("photos");
+    fs::create_dir(&precious).unwrap();
+    fs::write(precious.join("cat.jpg"), "cat").unwrap();
+    let model = fixture.model.as_os_str();
+    let compress = |out: &Path, part: &str| {
+        fails(&[OsStr::new("compress"), model, "-o".as_ref(), out.as_ref(), "--force".as_ref()], 2, &[part]);
+    };
+    compress(&precious, "no earlier output");
+    compress(&precious.join("cat.jpg"), "is a file");
+    compress(&fixture.model, "is the source");
+    compress(fixture.folder.path(), "holds it");
+    assert_eq!(fs::read(precious.join("cat.jpg")).unwrap(), b"cat");
+    assert_eq!(fixture.names(), ["model", "model.df11", "photos"]);
+}
+
+#[test]
+fn damage_fails_the_check_and_a_newer_version_does_not() {
+    let fixture = Fixture::new();
+    let original = fs::read(&fixture.container).unwrap();
+    let verify = [OsStr::new("verify"), fixture.container.as_ref()];
+
+    let mut damaged = original.clone();
+    damaged[original.len() / 2] ^= 4;
+    fs::write(&fixture.container, &damaged).unwrap();
+    fails(&verify, 1, &["model.df11", "damaged"]);
+    let back = fixture.path("back");
+    fails(&[OsStr::new("decompress"), fixture.container.as_ref(), "-o".as_ref(), back.as_ref()], 1, &[]);
+    assert_eq!(fixture.names(), ["model", "model.df11"]);
+
+    fs::write(&fixture.container, &original[..original.len() - 100]).unwrap();
+    fails(&verify, 1, &["model.df11"]);
+    fs::write(&fixture.container, "text").unwrap();
+    fails(&verify, 1, &["model.df11"]);
+
+    let mut newer = original;
+    newer[8] = 2;
+    fs::write(&fixture.container, &newer).unwrap();
+    fails(&verify, 2, &["not supported", "update"]);
+    fails(&[OsStr::new("inspect"), fixture.container.as_ref()], 2, &["not supported"]);
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::{
+        io::Read,
+        os::unix::process::CommandExt,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    /// The user and group that own nothing.
+    const NOBODY: u32 = 65534;
+
+    /// Runs a line of shell, in which `$1` is the command and `$2` the fixture's folder.
+    fn shell(line: &str, fixture: &Fixture) -> Output {
+        let arguments = ["-c", line, "sh", BINARY, fixture.folder.path().to_str().unwrap()];
+        Command::new("sh").args(arguments).stdin(Stdio::null()).output().unwrap()
+    }
+
+    #[test]
+    fn a_reader_that_goes_away_is_no_failure() {
+        let fixture = Fixture::new();
+        let mut child = Command::new(BINARY)
+            .args([OsStr::new("inspect"), fixture.container.as_ref(), "--tensors".as_ref()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let mut error = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+        assert_eq!((child.wait().unwrap().code(), error.as_str()), (Some(0), ""));
+    }
+
+    #[test]
+    fn a_full_standard_output_is_a_failure() {
+        if !Path::new("/dev/full").exists() {
+            eprintln!("skipped: no /dev/full");
+            return;
+        }
+        let output = shell("\"$1\" inspect \"$2/model.df11\" >/dev/full", &Fixture::new());
+        assert_fails(&output, 2, &["standard output", "free some space"]);
+    }
+
+    #[test]
+    fn a_limit_of_file_sizes_leaves_nothing_behind() {
+        let fixture = Fixture::new();
+        // SIGXFSZ is ignored, so that writing fails instead of ending the process.
+        for out in ["new.df11", "new"] {
+            let line =
+                format!("trap '' XFSZ; ulimit -f 100; exec \"$1\" compress \"$2/model\" -o \"$2/{out}\"");
+            assert_fails(&shell(&line, &fixture), 2, &["writing", "ulimit"]);
+        }
+        let line = "trap '' XFSZ; ulimit -f 100; exec \"$1\" decompress \"$2/model.df11\" -o \"$2/back\"";
+        assert_fails(&shell(line, &fixture), 2, &["writing", "ulimit"]);
+        assert_eq!(fixture.names(), ["model", "model.df11"]);
+    }
+
+    #[test]
+    fn a_full_disk_leaves_nothing_behind() {
+        let fixture = Fixture::new();
+        let disk = fixture.path("disk");
+        fs::create_dir(&disk).unwrap();
+        let mounted = shell("mount -t tmpfs -o size=256k tmpfs \"$2/disk\"", &fixture);
+        if !mounted.status.success() {
+            eprintln!("skipped: cannot mount a small disk here ({})", text(&mounted.stderr).trim());
+            return;
+        }
+        let outputs = [disk.join("new.df11"), disk.join("new")]
+            .map(|out| df11(&[OsStr::new("compress"), fixture.model.as_ref(), "-o".as_ref(), out.as_ref()]));
+        let left = names(&disk);
+        assert!(shell("umount \"$2/disk\"", &fixture).status.success());
+        for output in outputs {
+            assert_fails(&output, 2, &["free some space"]);
+        }
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn an_unwritable_folder_is_named() {
+        use std::os::unix::fs::PermissionsExt;
+        let fixture = Fixture::new();
+        let folder = fixture.path("locked");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o555)).unwrap();
+        fs::set_permissions(fixture.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for name in names(&fixture.model) {
+            fs::set_permissions(fixture.model.join(name), fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        let mut command = Command::new(BINARY);
+        command
+            .args([OsStr::new("compress"), fixture.model.as_ref(), "-o".as_ref()])
+            .arg(folder.join("x.df11"));
+        let mut probe = Command::new(BINARY);
+        probe.arg("--version");
+        if fs::write(folder.join("probe"), "").is_ok() {
+            // The superuser may write anywhere; nobody may not.
+            fs::remove_file(folder.join("probe")).unwrap();
+            command.gid(NOBODY).uid(NOBODY);
+            probe.gid(NOBODY).uid(NOBODY);
+        }
+        if !probe.output().is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: no other user can run the command here");
+            return;
+        }
+        let output = command.output().unwrap();
+        assert_fails(&output, 2, &["locked", "its permissions"]);
+        assert!(names(&folder).is_empty());
+    }
+
+    /// Waits until the work has begun, which shows in a temporary file of some size.
+    fn wait_for_part(folder: &Path) {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
+            if names(folder).iter().any(|name| Path::new(name).extension() == Some("part".as_ref())) {
+                return;
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+        panic!("no work in a minute");
+    }
+
+    #[test]
+    fn an_interruption_leaves_nothing_behind() {
+        let fixture = Fixture::new();
+        let big = tempfile::tempdir().unwrap();
+        let model = demo::checkpoint(big.path(), demo::DEMO, 1).unwrap();
+        for out in ["new.df11", "new"] {
+            let child = Command::new(BINARY)
+                .args([OsStr::new("compress"), model.as_ref(), "-o".as_ref(), fixture.path(out).as_ref()])
+                .args(["--threads", "1"])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            wait_for_part(fixture.folder.path());
+            let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+            assert!(killed.success());
+            let output = child.wait_with_output().unwrap();
+            assert_fails(&output, 130, &["interrupted"]);
+            assert_eq!(fixture.names(), ["model", "model.df11"]);
+        }
+    }
+}
