@@ -124,7 +124,7 @@ impl Vector {
 
     /// The bytes as stored.
     pub(crate) fn stored(&self) -> Vec<u8> {
-        if !self.row.file.ends_with(".gz") {
+        if self.bytes.len() <= PLAIN_BYTES {
             return self.bytes.clone();
         }
         let mut encoder = flate2::GzBuilder::new().write(Vec::new(), flate2::Compression::best());
