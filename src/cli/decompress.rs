@@ -6,7 +6,11 @@ use clap::Args;
 use df11::{DecompressOptions, decompress};
 use serde_json::json;
 
-use super::{Answer, Failure, Session, replace, session::Threads, text};
+use super::{
+    Answer, Failure, Session, replace,
+    session::{Threads, open_to_stream},
+    text,
+};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -35,7 +39,7 @@ pub(super) struct Decompress {
 impl Decompress {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let start = Instant::now();
-        let model = df11::open(&self.source)?;
+        let model = open_to_stream(&self.source)?;
         if self.force {
             replace::check(&self.source, &self.out, "safetensors")?;
         }

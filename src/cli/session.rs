@@ -2,12 +2,13 @@
 
 use std::{
     io::{self, Write},
+    path::Path,
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use clap::Args;
-use df11::Error;
+use df11::{Error, Model, OpenOptions};
 
 use super::{Answer, Failure, progress::Progress};
 
@@ -43,6 +44,12 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
         Failure::from(Error::parameter(format!("cannot start {threads} threads: {error}"), "ask for fewer"))
     })
+}
+
+/// Opens a model that will be read from end to end. Reading copies what a mapping would not, but its memory is bounded, and a file
+/// that shrinks meanwhile is an error and not the end of the process.
+pub(super) fn open_to_stream(path: &Path) -> Result<Model, Error> {
+    OpenOptions::new().memory_map(false).open(path)
 }
 
 /// One run of the command.

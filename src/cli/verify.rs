@@ -6,7 +6,11 @@ use clap::{Args, ValueEnum};
 use df11::{Error, Level, Model, open::Verification};
 use serde_json::json;
 
-use super::{Answer, Failure, Session, session::Threads, text};
+use super::{
+    Answer, Failure, Session,
+    session::{Threads, open_to_stream},
+    text,
+};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -60,7 +64,7 @@ impl LevelName {
 impl Verify {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let start = Instant::now();
-        let model = df11::open(&self.source).map_err(failed)?;
+        let model = open_to_stream(&self.source).map_err(failed)?;
         let progress = session.progress();
         let found = self.threads.run(|| model.verify(self.level.level(), &progress).map_err(failed))?;
         drop(progress);

@@ -113,28 +113,32 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-/// Names of tensors and paths of weights files are unique in the whole model; each shard was checked alone.
+/// Names of tensors and paths of weights files are unique in a model (section 8).
 fn check_names(shards: &[Shard]) -> Result<()> {
+    check_unique(shards, "tensor", |shard| {
+        let directory = shard.directory();
+        Box::new(directory.tensors.iter().map(|tensor| directory.tensor_name(tensor)))
+    })?;
+    check_unique(shards, "weights file", |shard| {
+        let directory = shard.directory();
+        let weights = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
+        Box::new(weights.map(|file| directory.file_path(file)))
+    })
+}
+
+type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
+
+/// No two shards have one of these names in common; in one shard they are unique already.
+fn check_unique<'a>(shards: &'a [Shard], what: &str, names: impl Fn(&'a Shard) -> Names<'a>) -> Result<()> {
     if shards.len() < 2 {
         return Ok(());
     }
-    let (mut tensors, mut files) = (HashMap::new(), HashMap::new());
+    let mut owners: HashMap<&str, usize> = HashMap::new();
     for (index, shard) in shards.iter().enumerate() {
-        let directory = shard.directory();
-        let taken = |what: &str, name: &str, other: usize| {
-            let problem = format!("{what} {name:?} is in {} too", shards[other].path().display());
-            Err(Error::corrupt("directory", 0, problem).in_file(shard.path()))
-        };
-        for tensor in &directory.tensors {
-            let name = directory.tensor_name(tensor);
-            if let Some(other) = tensors.insert(name, index) {
-                return taken("tensor", name, other);
-            }
-        }
-        for file in directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS) {
-            let path = directory.file_path(file);
-            if let Some(other) = files.insert(path, index) {
-                return taken("file", path, other);
+        for name in names(shard) {
+            if let Some(other) = owners.insert(name, index) {
+                let problem = format!("{what} {name:?} is in {} too", shards[other].path().display());
+                return Err(Error::corrupt("directory", 0, problem).in_file(shard.path()));
             }
         }
     }
