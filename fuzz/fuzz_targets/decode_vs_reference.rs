@@ -3,8 +3,8 @@
 //! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others both report an error):
 //!
 //! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as many LUTs as its code lengths
-//!    need, and all bits from bit_count on are zero; the bytes are the same. (The reference looks at the last two in `verify_gap` only,
-//!    and the format leaves it to a decoder when to look.) Otherwise it reports Corrupt.
+//!    need, and all bits from bit_count on are zero; the bytes are the same. (Of these
+//!    only `verify_gap` looks at the last two, and the format leaves it to a decoder when to look.) Otherwise it reports Corrupt.
 //! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it, but for a wrong number
 //!    of LUTs, and but for bits that are not zero behind bit_count, if it reads the last thread block. Where the reference gives
 //!    nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
@@ -104,7 +104,8 @@ impl Subject {
         let threads = 2 * self.arrays[GAPS].len();
         // Half of the changes hit the start of a thread block, where gaps count.
         let choice = bytes.u16();
-        let thread = usize::from(choice / 2) * if choice % 2 == 0 { 1 } else { self.parameters[1] as usize % 2048 };
+        let thread =
+            usize::from(choice / 2) * if choice % 2 == 0 { 1 } else { self.parameters[1] as usize % 2048 };
         let value = bytes.u8() & 15;
         if threads > 0 {
             let (byte, shift) = (thread % threads / 2, thread % 2 * 4);
@@ -201,7 +202,7 @@ impl Subject {
     fn check(&self, cuts: [u64; 3], valid: bool) {
         let arrays = self.arrays.each_ref().map(Vec::as_slice);
         let reference = df11_reference::decode_gap(arrays, self.parameters);
-        let reference_verifies = df11_reference::verify_gap(arrays, self.parameters);
+        let reference_verifies = df11_fuzz::witness::verify_gap(arrays, self.parameters);
         let tensor = match self.tensor() {
             Ok(tensor) => tensor,
             Err(error) => {
@@ -232,7 +233,8 @@ impl Subject {
 
     fn luts_are_as_many_as_needed(&self) -> bool {
         let lengths = self.arrays[CODEBOOK].first_chunk();
-        lengths.is_some_and(|lengths| df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len())
+        lengths
+            .is_some_and(|lengths| df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len())
     }
 
     fn bits_after_the_end_are_zero(&self) -> bool {
@@ -246,16 +248,13 @@ fn is_corrupt(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. })
 }
 
-fn check_range(
-    tensor: &EncodedTensor,
-    range: Range<u64>,
-    reference: Option<&[u8]>,
-    luts: bool,
-    zeros: bool,
-) {
+fn check_range(tensor: &EncodedTensor, range: Range<u64>, reference: Option<&[u8]>, luts: bool, zeros: bool) {
     match (tensor.decode(range.clone()), reference) {
         (Ok(ours), Some(theirs)) => {
-            assert!(ours == theirs[2 * range.start as usize..2 * range.end as usize], "two results in {range:?}");
+            assert!(
+                ours == theirs[2 * range.start as usize..2 * range.end as usize],
+                "two results in {range:?}"
+            );
         }
         (Err(error), Some(_)) => assert!(!luts || !zeros && is_corrupt(&error), "{range:?}: {error:?}"),
         (Err(error), None) => assert!(is_corrupt(&error), "{range:?}: {error:?}"),
@@ -263,7 +262,7 @@ fn check_range(
     }
 }
 
-fn check_verification(tensor: &EncodedTensor, cut: u64, reference: df11_reference::Result<()>) {
+fn check_verification(tensor: &EncodedTensor, cut: u64, reference: Result<(), String>) {
     let blocks = tensor.layout.thread_block_count();
     let cut = cut % blocks;
     let whole = verify(tensor, &[0..blocks]);
@@ -280,5 +279,7 @@ fn check_verification(tensor: &EncodedTensor, cut: u64, reference: df11_referenc
 fn verify(tensor: &EncodedTensor, spans: &[Range<u64>]) -> Result<()> {
     verify_codebook(&tensor.codebook)?;
     let decoder = Decoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
-    spans.iter().try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks.clone())?))
+    spans
+        .iter()
+        .try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks.clone())?))
 }

@@ -12,6 +12,7 @@ pub mod model;
 pub mod samples;
 
 pub mod tensors;
+pub mod witness;
 
 /// The largest single allocation that any target may need, in bytes. The largest honest one is a piece of some MiB for each thread.
 ///
