@@ -5,14 +5,21 @@
 //!
 //! 1. One opens the container if and only if the other does; else both say Unsupported, or both say Corrupt or Limit. (Where a
 //!    sum overflows the format lets a reader choose between these two.)
-//! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report Corrupt where only the reference's
-//!    *verification* does: it looks at the number of LUTs and at the zeros behind the last code whenever it decodes.
-//! 3. Where the reference's verification finds a broken rule, df11's does. (The reverse does not hold: the reference knows neither
-//!    hashes nor JSON.) Where it says Unsupported, df11's names what it could not check, or finds something broken.
+//! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report Corrupt where only
+//!    verification must: it looks at the number of LUTs and at the zeros behind the last code whenever it decodes.
+//! 3. Where the witness of verification finds a broken rule, df11's verification does. (The reverse does not hold: the witness
+//!    knows neither hashes nor JSON.) Where it finds none, but something Unsupported, df11's names what it could not
+//!    check, or finds something broken.
 #![no_main]
 
 use df11::{Error, Level, Model, OpenOptions};
-use df11_fuzz::{bytes::Bytes, draft::Draft, model, samples::CONTAINERS};
+use df11_fuzz::{
+    bytes::Bytes,
+    draft::Draft,
+    model,
+    samples::CONTAINERS,
+    witness::{self, Failure},
+};
 use df11_reference::{Container, Kind};
 use libfuzzer_sys::fuzz_target;
 
@@ -32,8 +39,9 @@ fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
     let ours = model::open(&[&container], &OpenOptions::new());
     match (&ours, Container::open(&container)) {
         (Ok(model), Ok(reference)) => {
-            decode(model, &reference);
-            verify(model);
+            let witness = witness::verify(&container, model.shards()[0].directory());
+            decode(model, &reference, witness.err());
+            verify(model, witness.err());
             model::exercise(model);
             let copied = model::open_copied(&container, &OpenOptions::new()).expect("it opens with views");
             same(model, &copied);
@@ -61,7 +69,7 @@ fn assert_kinds(ours: &Error, theirs: &df11_reference::Error) {
     );
 }
 
-fn decode(model: &Model, reference: &Container<'_>) {
+fn decode(model: &Model, reference: &Container<'_>, witness: Option<Failure>) {
     assert_eq!(model.tensors().count(), reference.tensors().len());
     for ((index, tensor), info) in model.tensors().enumerate().zip(reference.tensors()) {
         assert_eq!(
@@ -72,17 +80,22 @@ fn decode(model: &Model, reference: &Container<'_>) {
             (Ok(ours), Ok(theirs)) => assert!(ours == theirs, "two results for {:?}", info.name),
             (Err(ours), Err(theirs)) => assert_kinds(&ours, &theirs),
             (Ok(_), Err(theirs)) => panic!("only df11 decodes {:?}; the reference: {theirs}", info.name),
-            // It may check more than a decoder must: the count of LUTs, zeros after bit_count.
             (Err(ours), Ok(_)) => {
-                assert!(matches!(ours, Error::Corrupt { .. }), "only the reference decodes: {ours}")
+                let broken = matches!(witness, Some(Failure::Corrupt(_)));
+                assert!(broken, "only the reference decodes {:?}; df11: {ours}", info.name);
             }
         }
     }
 }
 
-fn verify(model: &Model) {
-    if let Err(error) = model.verify(Level::Full, &()) {
-        model::assert_typed(&error);
+fn verify(model: &Model, witness: Option<Failure>) {
+    match (model.verify(Level::Full, &()), witness) {
+        (Ok(_), Some(Failure::Corrupt(rule))) => panic!("only the witness finds what is wrong: {rule}"),
+        (Ok(found), Some(Failure::Unsupported)) => {
+            assert!(!found.unchecked.is_empty(), "df11 does not say what it did not check");
+        }
+        (Err(ours), _) => model::assert_typed(&ours),
+        (Ok(_), None) => {}
     }
 }
 

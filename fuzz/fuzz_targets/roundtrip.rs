@@ -11,7 +11,7 @@ use df11::{
 use df11_fuzz::{
     bytes::Bytes,
     samples::{Sample, write_safetensors},
-    tensors,
+    tensors, witness,
 };
 use df11_reference::Container;
 use libfuzzer_sys::fuzz_target;
@@ -33,7 +33,7 @@ fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
 fn codec(bytes: &mut Bytes<'_>) {
     let geometry = tensors::geometry(bytes);
     let chunk = 1 + usize::from(bytes.u16());
-    let raw = bytes.u8() % 4 == 0;
+    let raw = bytes.u8().is_multiple_of(4);
     let cuts: [u64; 2] = [bytes.u32().into(), bytes.u32().into()];
     let weights = if raw && bytes.0.len() >= 2 {
         bytes.0[..bytes.0.len() / 2 * 2].to_vec()
@@ -52,17 +52,17 @@ fn codec(bytes: &mut Bytes<'_>) {
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
     verify_codebook(&encoded.codebook).expect("the LUTs follow from the code lengths");
-    witness(&encoded, &weights);
+    check_arrays(&encoded, &weights);
 }
 
 /// The reference decoder finds the same weights, and an index and LUTs as the format asks for.
-fn witness(encoded: &EncodedTensor, weights: &[u8]) {
+fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
     let EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane } = encoded;
     let geometry = layout.geometry();
     let parameters =
         [geometry.bytes_per_thread().into(), geometry.threads_per_block().into(), layout.bit_count()];
     let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
-    df11_fuzz::witness::verify_gap(arrays, parameters).expect("the reference accepts every array");
+    witness::verify_gap(arrays, parameters).expect("every array is right");
     assert!(df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights);
     assert!(
         weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
@@ -86,13 +86,13 @@ fn files(bytes: &mut Bytes<'_>) {
         _ => Layout::Gap(tensors::geometry(bytes)),
     };
     let choice = bytes.u8();
-    let out = if choice % 2 == 0 { out.with_extension("df11") } else { out };
+    let out = if choice.is_multiple_of(2) { out.with_extension("df11") } else { out };
     let mut names = BTreeSet::new();
     let paths = ["a.safetensors", "b.safetensors"];
-    let paths = &paths[..1 + usize::from(choice / 2 % 2)];
+    let paths = &paths[..=usize::from(choice / 2 % 2)];
     for path in paths {
         let sample: Vec<Sample> = (0..bytes.u8() % 6).filter_map(|_| tensor(bytes, &mut names)).collect();
-        write_safetensors(&source.join(path), &sample, choice / 4 % 2 == 0);
+        write_safetensors(&source.join(path), &sample, (choice / 4).is_multiple_of(2));
     }
     fs::write(source.join("config.json"), bytes.run(usize::from(choice / 8))).expect("a side file");
 
@@ -110,8 +110,9 @@ fn files(bytes: &mut Bytes<'_>) {
     for shard in model.shards() {
         let container = fs::read(shard.path()).expect("a container");
         let reference = Container::open(&container).expect("the reference opens it");
-        for (index, info) in reference.tensors().enumerate() {
-            let ours = model.tensor(info.name).expect("both list it").decode_bytes().expect("it decodes");
+        witness::verify(&container, shard.directory()).expect("the witness finds it right");
+        for (index, tensor) in reference.tensors().enumerate() {
+            let ours = model.tensor(tensor.name).expect("it is there").decode_bytes().expect("it decodes");
             assert!(reference.decode(index).expect("the reference decodes it") == ours);
         }
     }

@@ -49,9 +49,9 @@ fn excuse(data: &[u8], error: &Error, theirs: &SafeTensors<'_>) {
     let json = &data[8..8 + length];
     let duplicates = serde_json::from_slice::<Distinct>(json).is_err();
     let limits = theirs.iter().any(|(name, view)| {
-        let elements = view.shape().iter().filter(|&&dimension| dimension > 0);
-        let bits = elements.fold(Some(u64::from(view.dtype().bitsize() as u32)), |product, &dimension| {
-            product?.checked_mul(dimension as u64)
+        let mut dimensions = view.shape().iter().filter(|&&dimension| dimension > 0);
+        let bits = dimensions.try_fold(view.dtype().bitsize() as u64, |product, &dimension| {
+            product.checked_mul(dimension as u64)
         });
         name.is_empty()
             || name.contains('\0')

@@ -61,7 +61,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 |= u64::from(self.0 == 0);
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

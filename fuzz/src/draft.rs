@@ -7,9 +7,7 @@ use df11::{
     format::{
         Directory, Header,
         directory::ShardRecord,
-        records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, SectionRecord, TensorRecord,
-        },
+        records::{ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, SectionRecord, TensorRecord},
     },
 };
 use zerocopy::{
@@ -21,16 +19,74 @@ use crate::bytes::Bytes;
 
 /// Values at which checks tend to break.
 const VALUES: &[u64] = &[
-    0, 1, 2, 3, 7, 8, 15, 16, 17, 22, 23, 64, 255, 256, 257, 4095, 4096, 4097, 1 << 20, (1 << 20) + 1, 1 << 28,
-    1 << 31, (1 << 32) - 1, 1 << 32, 1 << 57, 1 << 58, 1 << 59, 1 << 60, 1 << 61, 1 << 62, (1 << 63) - 1, 1 << 63,
-    u64::MAX - 4095, u64::MAX - 255, u64::MAX - 7, u64::MAX - 1, u64::MAX,
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    15,
+    16,
+    17,
+    22,
+    23,
+    64,
+    255,
+    256,
+    257,
+    4095,
+    4096,
+    4097,
+    1 << 20,
+    (1 << 20) + 1,
+    1 << 28,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 57,
+    1 << 58,
+    1 << 59,
+    1 << 60,
+    1 << 61,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    u64::MAX - 4095,
+    u64::MAX - 255,
+    u64::MAX - 7,
+    u64::MAX - 1,
+    u64::MAX,
 ];
 
 /// Names and paths at which checks tend to break.
 const NAMES: &[&[u8]] = &[
-    b"", b"a", b"a/b", b"..", b"../a", b"a/../b", b"a//b", b"/a", b"a/", b".", b"a\\b", b"a:b", b"a\0b", b"a\x1Fb",
-    b"a\x7Fb", b"a\xC2\x80b", b"\xFF", b"\xED\xA0\x80", b"\xC0\x80", b"config.json", b"config.json/x", b"a.safetensors",
-    b"a.safetensors/x", b"head", b"w", b"\xC3\xA4", b"zzz",
+    b"",
+    b"a",
+    b"a/b",
+    b"..",
+    b"../a",
+    b"a/../b",
+    b"a//b",
+    b"/a",
+    b"a/",
+    b".",
+    b"a\\b",
+    b"a:b",
+    b"a\0b",
+    b"a\x1Fb",
+    b"a\x7Fb",
+    b"a\xC2\x80b",
+    b"\xFF",
+    b"\xED\xA0\x80",
+    b"\xC0\x80",
+    b"config.json",
+    b"config.json/x",
+    b"a.safetensors",
+    b"a.safetensors/x",
+    b"head",
+    b"w",
+    b"\xC3\xA4",
+    b"zzz",
 ];
 
 #[derive(Clone)]
@@ -128,7 +184,7 @@ impl Draft {
             0 => record.dtype = u32::from(bytes.u8() % 25).into(),
             1 => {
                 record.encoding = u32::from(bytes.u8() % 4).into();
-                if bytes.u8() % 2 == 0 {
+                if bytes.u8().is_multiple_of(2) {
                     arrays.clear();
                 }
             }
@@ -145,7 +201,9 @@ impl Draft {
             6 => {
                 let block = u64::from(bytes.u8() % 5);
                 record.block = block.into();
-                arrays.iter_mut().for_each(|array| array.block = block);
+                for array in arrays {
+                    array.block = block;
+                }
             }
             _ => change_name(name, bytes),
         }
@@ -179,7 +237,10 @@ impl Draft {
                 self.files.push(Owner { record, name: bytes.pick(NAMES).to_vec(), arrays });
             }
             4 => change_list(&mut self.files, bytes),
-            _ => self.files.sort_by(|a, b| (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name))),
+            _ => {
+                self.files
+                    .sort_by(|a, b| (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name)));
+            }
         }
     }
 
@@ -218,7 +279,7 @@ impl Draft {
                 tensor.record.encoding = (3 + u32::from(bytes.u8() % 2)).into();
                 tensor.record.dtype = (15 + 8 * u32::from(bytes.u8() % 2)).into();
                 tensor.record.shape[0] = number(bytes, tensor.record.shape[0].get()).into();
-                if bytes.u8() % 2 == 0 {
+                if bytes.u8().is_multiple_of(2) {
                     tensor.arrays.clear();
                 }
             }
@@ -229,7 +290,8 @@ impl Draft {
     /// checksums.
     pub fn render(&self, bytes: &mut Bytes<'_>) -> Vec<u8> {
         let (mut directory, contents) = self.lay_out();
-        let mut frame = Frame { contents, repair: true, pokes: Vec::new(), directory: Vec::new(), header: Vec::new() };
+        let mut frame =
+            Frame { contents, repair: true, pokes: Vec::new(), directory: Vec::new(), header: Vec::new() };
         let mut changes = 0;
         while !bytes.is_empty() && changes < 16 {
             changes += 1;
@@ -251,7 +313,7 @@ impl Draft {
                     let field = HEADER_FIELDS[bytes.index(HEADER_FIELDS.len())];
                     frame.header.push((field, bytes.take()));
                 }
-                12 => frame.repair = bytes.u8() % 2 == 0,
+                12 => frame.repair = bytes.u8().is_multiple_of(2),
                 _ => frame.pokes.push((bytes.u32(), bytes.u8())),
             }
         }

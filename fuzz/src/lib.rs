@@ -10,7 +10,6 @@ pub mod bytes;
 pub mod draft;
 pub mod model;
 pub mod samples;
-
 pub mod tensors;
 pub mod witness;
 

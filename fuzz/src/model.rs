@@ -64,7 +64,9 @@ pub fn exercise(model: &Model) {
     for block in model.blocks() {
         let found = model.block(block.name()).expect("it is there");
         assert_eq!(found.stored_bytes(), block.stored_bytes());
-        let Some(layout) = typed(block.layout()).filter(|layout| layout.bytes <= LARGEST_BLOCK) else { continue };
+        let Some(layout) = typed(block.layout()).filter(|layout| layout.bytes <= LARGEST_BLOCK) else {
+            continue;
+        };
         let mut buffer = vec![0xAA; layout.bytes as usize];
         if typed(block.decode_into(&mut buffer)).is_some() {
             for (tensor, range) in block.tensors().zip(&layout.tensors) {
@@ -94,7 +96,7 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     let Some(whole) = whole else { return };
     let rows = shape.first().copied().unwrap_or(1);
     let range = rows / 3..rows.div_ceil(2);
-    if rows == 0 || whole.len() as u64 % rows != 0 {
+    if rows == 0 || !(whole.len() as u64).is_multiple_of(rows) {
         return;
     }
     let row = whole.len() / rows as usize;

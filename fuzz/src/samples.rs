@@ -13,7 +13,7 @@ pub type Sample = (String, Dtype, Vec<usize>, Vec<u8>);
 /// Weights that compress: a handful of exponents.
 pub fn weights(count: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
-    let mut exponent = move || 118 + (random.next() & random.next() & 7).count_ones() as u8;
+    let mut exponent = move || 118 + (random.draw() & random.draw() & 7).count_ones() as u8;
     (0..count).flat_map(|i| bf16::weight(exponent(), i as u8).to_le_bytes()).collect()
 }
 

@@ -32,18 +32,18 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
             // Ever rarer exponents, as in a Fibonacci sequence or a steeper one: codes of 1 to 16 bits.
             let (first, steepness) = (bytes.u8(), u64::from(bytes.u8() % 3));
             Box::new(move || {
-                let bits = random.next() & random.next() | if steepness == 0 { random.next() } else { 0 };
+                let bits = random.draw() & random.draw() | if steepness == 0 { random.draw() } else { 0 };
                 first.wrapping_add(bits.leading_ones() as u8 * (1 + steepness as u8))
             })
         }
-        2 => Box::new(move || random.next() as u8),
+        2 => Box::new(move || random.draw() as u8),
         3 => {
             let used = 1 + u64::from(bytes.u8());
-            Box::new(move || (random.next() % used) as u8)
+            Box::new(move || (random.draw() % used) as u8)
         }
         4 => {
             // A bell around 120, as in a trained tensor.
-            Box::new(move || 113 + (random.next().count_ones() / 5) as u8)
+            Box::new(move || 113 + (random.draw().count_ones() / 5) as u8)
         }
         5 => {
             // Runs: one half of the tensor has short codes, the other long ones.
@@ -51,7 +51,7 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
             let mut left = at;
             Box::new(move || {
                 left = left.saturating_sub(1);
-                if left > 0 { a } else { b.wrapping_add(random.next().leading_zeros() as u8) }
+                if left > 0 { a } else { b.wrapping_add(random.draw().leading_zeros() as u8) }
             })
         }
         6 => {
@@ -78,7 +78,7 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
 
 fn random_plane(seed: u8) -> impl FnMut() -> u8 {
     let mut random = Random(u64::from(seed) + 1);
-    move || random.next() as u8
+    move || random.draw() as u8
 }
 
 fn join(count: usize, mut exponent: impl FnMut() -> u8, mut plane: impl FnMut() -> u8) -> Vec<u8> {

@@ -308,7 +308,7 @@ class Directory:
             place, path = f"files[{i}]", self.paths[i]
             if f.reserved:
                 raise Corrupt(f"{place}.reserved", f.at + 4, "not zero")
-            if any(c in ("", ".", "..") for c in path.split("/")) or any(c in "\\:" or c < " " for c in path):
+            if any(c in ("", ".", "..") for c in path.split("/")) or any(c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path):
                 raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} is no path")
             order = (f.kind, path.encode())
             if order <= before:

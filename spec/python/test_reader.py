@@ -268,6 +268,7 @@ BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
     ("path absolute", Corrupt, path(b"/a")),
     ("path with a drive", Corrupt, path(b"c:a")),
     ("path with a backslash", Corrupt, path(b"a\\b")),
+    ("path with a control character", Corrupt, path("a\u0085b".encode())),
     ("path with a control character", Corrupt, path(b"a\x1fb")),
     ("path ends in a slash", Corrupt, path(b"a/")),
     ("path with NUL", Corrupt, path(b"a\0b")),

@@ -173,7 +173,7 @@ impl Directory {
         Corrupt.unless(paths.len() == self.files.len(), "3, File: two have one path")?;
         for path in &paths {
             let plain = path.split('/').all(|component| !["", ".", ".."].contains(&component));
-            let plain = plain && !path.contains(|c| c == '\\' || c == ':' || c < ' ');
+            let plain = plain && !path.contains(|c: char| c == '\\' || c == ':' || c.is_control());
             let in_file = path.match_indices('/').any(|(at, _)| paths.contains(&path[..at]));
             Corrupt.unless(plain && !in_file, "3, File: path")?;
         }

@@ -309,7 +309,7 @@ fn counts_and_shards_are_checked() {
 
 #[test]
 fn names_are_checked() {
-    let paths = ["/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\\b", "c:a", "a\nb", "a\0b"];
+    let paths = ["/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\\b", "c:a", "a\nb", "a\0b", "a\u{85}b"];
     for path in paths {
         let mut model = sample().0;
         model.files[0].path = path;
