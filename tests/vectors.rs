@@ -1,5 +1,5 @@
 //! The test vectors of the format: they are as they were, and this crate and the reference decoder make of each what its
-//! row says. The Python reader is checked by spec/python/check_vectors.py.
+//! row says. The Python reader is checked by `spec/python/check_vectors.py`.
 
 #[path = "support/container.rs"]
 mod container;

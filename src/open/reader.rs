@@ -1,6 +1,6 @@
 //! Reads decoded bytes of one tensor: what is needed for any range of it is found and prepared once.
 
-use std::{borrow::Cow, ops::Range};
+use std::{borrow::Cow, cell::RefCell, ops::Range};
 
 use rayon::prelude::*;
 
@@ -13,6 +13,18 @@ use crate::{
 
 /// Decoded bytes that one thread makes in one go: large enough to hide the start of a thread block, small enough for a cache.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+
+/// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index, some 4 MiB.
+#[derive(Default)]
+struct Scratch {
+    gaps: Vec<u8>,
+    bitstream: Vec<u8>,
+    plane: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
 
 /// A tensor prepared for decoding; share it between threads.
 pub(crate) struct TensorReader<'m> {
@@ -53,16 +65,16 @@ impl<'m> TensorReader<'m> {
         );
         match &self.stored {
             Stored::Empty => Ok(()),
-            Stored::Raw { array } => {
-                out.copy_from_slice(&self.shard.read_array(*array, range)?);
+            Stored::Raw { array } => SCRATCH.with_borrow_mut(|scratch| {
+                out.copy_from_slice(self.shard.read_array_with(*array, range, &mut scratch.plane)?);
                 Ok(())
-            }
+            }),
             Stored::Gap { .. } if range.is_empty() => Ok(()),
             Stored::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
-                self.with_span(*first_array, layout, output_offsets, &elements, |span| {
-                    let plane = self.shard.read_array(first_array + 4, elements.clone())?;
-                    decoder.decode(span, elements.clone(), &plane, out)
+                self.with_span(*first_array, layout, output_offsets, &elements, |span, scratch| {
+                    let plane = self.shard.read_array_with(first_array + 4, elements.clone(), scratch)?;
+                    decoder.decode(span, elements.clone(), plane, out)
                 })
             }
         }
@@ -73,7 +85,7 @@ impl<'m> TensorReader<'m> {
         match &self.stored {
             Stored::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
-                self.with_span(*first_array, layout, output_offsets, &elements, |span| {
+                self.with_span(*first_array, layout, output_offsets, &elements, |span, _| {
                     decoder.verify_index(span)
                 })
             }
@@ -81,28 +93,26 @@ impl<'m> TensorReader<'m> {
         }
     }
 
-    /// Fetches the span that holds these elements.
+    /// Fetches the span that holds these elements; `work` gets it and scratch for the plane.
     fn with_span(
         &self,
         first_array: usize,
         layout: &Layout,
         output_offsets: &[u8],
         elements: &Range<u64>,
-        work: impl FnOnce(&Span<'_>) -> Result<()>,
+        work: impl FnOnce(&Span<'_>, &mut Vec<u8>) -> Result<()>,
     ) -> Result<()> {
         let locate =
             |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
         let thread_blocks = layout.thread_blocks_of(output_offsets, elements).map_err(locate)?;
         let offsets = layout.output_offsets_of(&thread_blocks)?;
-        let gaps = self.shard.read_array(first_array + 1, layout.gaps_of(&thread_blocks)?)?;
-        let bitstream = self.shard.read_array(first_array + 3, layout.bitstream_of(&thread_blocks)?)?;
-        let span = Span {
-            thread_blocks,
-            gaps: &gaps,
-            output_offsets: &output_offsets[offsets.start as usize..offsets.end as usize],
-            bitstream: &bitstream,
-        };
-        work(&span).map_err(locate)
+        SCRATCH.with_borrow_mut(|Scratch { gaps, bitstream, plane }| {
+            let gaps = self.shard.read_array_with(first_array + 1, layout.gaps_of(&thread_blocks)?, gaps)?;
+            let range = layout.bitstream_of(&thread_blocks)?;
+            let bitstream = self.shard.read_array_with(first_array + 3, range, bitstream)?;
+            let output_offsets = &output_offsets[offsets.start as usize..offsets.end as usize];
+            work(&Span { thread_blocks, gaps, output_offsets, bitstream }, plane).map_err(locate)
+        })
     }
 
     /// Decodes a range of the tensor's bytes on all threads.

@@ -34,6 +34,12 @@ pub struct Shard {
     locks: Vec<Mutex<()>>,
 }
 
+/// Bytes of a section: in a mapping, or in the caller's scratch.
+enum Located<'s> {
+    View(&'s [u8]),
+    Scratch(Range<usize>),
+}
+
 impl std::fmt::Debug for Shard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shard").field("path", &self.path).finish_non_exhaustive()
@@ -121,39 +127,76 @@ impl Shard {
     }
 
     /// Bytes of an array, `range` counted from its start. The checksums of all chunks that they touch are checked the first
-    /// time they are read. Without copying where the container is mapped.
+    /// time they are read. Without copying where the container is mapped; else they are read into `scratch`, whose length does
+    /// not matter and which is worth keeping: fresh memory costs more than the read.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where a checksum does not match; [`Error::Io`].
     ///
     /// # Panics
     /// Where the array does not exist or the range exceeds it.
+    pub(crate) fn read_array_with<'s>(
+        &'s self,
+        array: usize,
+        range: Range<u64>,
+        scratch: &'s mut Vec<u8>,
+    ) -> Result<&'s [u8]> {
+        Ok(match self.locate_array(array, range, scratch)? {
+            Located::View(view) => view,
+            Located::Scratch(part) => &scratch[part],
+        })
+    }
+
+    /// As [`Shard::read_array_with`], with memory of its own.
     pub(crate) fn read_array(&self, array: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        let mut scratch = Vec::new();
+        Ok(match self.locate_array(array, range, &mut scratch)? {
+            Located::View(view) => Cow::Borrowed(view),
+            Located::Scratch(part) => {
+                scratch.truncate(part.end);
+                scratch.drain(..part.start);
+                Cow::Owned(scratch)
+            }
+        })
+    }
+
+    /// Hands on all bytes of an array, some at a time.
+    pub(crate) fn stream_array(&self, array: usize, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let length = self.directory.arrays[array].length.get();
+        let mut scratch = Vec::new();
+        for start in (0..length).step_by(CHECKSUM_CHUNK_BYTES as usize) {
+            let end = length.min(start + CHECKSUM_CHUNK_BYTES);
+            take(self.read_array_with(array, start..end, &mut scratch)?)?;
+        }
+        Ok(())
+    }
+
+    fn locate_array<'s>(
+        &'s self,
+        array: usize,
+        range: Range<u64>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Located<'s>> {
         let record = &self.directory.arrays[array];
         assert!(range.start <= range.end && range.end <= record.length.get(), "range within the array");
-        let start = record.offset.get();
-        self.read_section(record.section.get() as usize, start + range.start..start + range.end)
+        let (section, start) = (record.section.get() as usize, record.offset.get());
+        let range = start + range.start..start + range.end;
+        let base = self.directory.sections[section].offset.get();
+        let Some(view) = self.reader.view(base + range.start, range.end - range.start) else {
+            return self.read_section(section, range, scratch).map(Located::Scratch);
+        };
+        if self.check_checksums {
+            for chunk in self.unchecked_chunks(section, &range) {
+                self.check_chunk(section, chunk)?;
+            }
+        }
+        Ok(Located::View(view))
     }
 
     /// Bytes of a section whose checksums are of no interest.
     pub(super) fn read_section_unchecked(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
         let base = self.directory.sections[section].offset.get();
         self.read_unchecked(base + range.start..base + range.end)
-    }
-
-    fn read_section(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        let base = self.directory.sections[section].offset.get();
-        let placed = base + range.start..base + range.end;
-        if !self.check_checksums {
-            return self.read_unchecked(placed);
-        }
-        let Some(view) = self.reader.view(placed.start, placed.end - placed.start) else {
-            return self.read_copy(section, range);
-        };
-        for chunk in self.unchecked_chunks(section, &range) {
-            self.check_chunk(section, chunk)?;
-        }
-        Ok(Cow::Borrowed(view))
     }
 
     /// The chunks of a section that a range touches and that were not checked yet.
@@ -198,27 +241,29 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads a range, widened to whole chunks where one must be checked, so that nothing is read twice.
-    fn read_copy(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        let base = self.directory.sections[section].offset.get();
-        let unchecked: Vec<u64> = self.unchecked_chunks(section, &range).collect();
+    /// Reads a range into `scratch`, widened to whole chunks where one must be checked, so that nothing is read twice. Returns
+    /// where in `scratch` the range is.
+    fn read_section(&self, section: usize, range: Range<u64>, scratch: &mut Vec<u8>) -> Result<Range<usize>> {
+        let unchecked: Vec<u64> =
+            if self.check_checksums { self.unchecked_chunks(section, &range).collect() } else { Vec::new() };
         let mut wide = range.clone();
         for &chunk in &unchecked {
             let chunk = self.chunk_range(section, chunk);
             wide = wide.start.min(chunk.start)..wide.end.max(chunk.end);
         }
-        let mut bytes = self.read_unchecked(base + wide.start..base + wide.end)?.into_owned();
-        for &chunk in &unchecked {
-            let part = self.chunk_range(section, chunk);
-            self.accept_chunk(
-                section,
-                chunk,
-                &bytes[(part.start - wide.start) as usize..(part.end - wide.start) as usize],
-            )?;
+        let part = |range: Range<u64>| (range.start - wide.start) as usize..(range.end - wide.start) as usize;
+        let length = (wide.end - wide.start) as usize;
+        if scratch.len() < length {
+            scratch.resize(length, 0);
         }
-        bytes.truncate((range.end - wide.start) as usize);
-        bytes.drain(..(range.start - wide.start) as usize);
-        Ok(Cow::Owned(bytes))
+        let base = self.directory.sections[section].offset.get();
+        self.reader
+            .read_exact_at(base + wide.start, &mut scratch[..length])
+            .map_err(|error| Error::io("reading", &self.path, error))?;
+        for &chunk in &unchecked {
+            self.accept_chunk(section, chunk, &scratch[part(self.chunk_range(section, chunk))])?;
+        }
+        Ok(part(range))
     }
 
     /// Checks every chunk again, in parallel, whatever was checked before.

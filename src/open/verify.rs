@@ -246,7 +246,10 @@ impl Verify<'_, '_> {
         let record = &directory.files[file];
         let mut hasher = Hasher::new();
         for array in record.array_range() {
-            hasher.update(&self.shard.read_array(array, 0..directory.arrays[array].length.get())?);
+            self.shard.stream_array(array, |bytes| {
+                hasher.update(bytes);
+                Ok(())
+            })?;
         }
         self.found.files += 1;
         compare(&hasher, &record.hash, || format!("file {:?}", directory.file_path(record)))

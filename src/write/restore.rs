@@ -120,7 +120,7 @@ fn restore(shard: &Shard, file: usize, output: &mut dyn Write, observer: &dyn Ob
         }
     } else {
         for array in record.array_range() {
-            write(&shard.read_array(array, 0..record.length.get())?)?;
+            shard.stream_array(array, &mut write)?;
         }
     }
     check_hash(shard, record, &hasher)?;

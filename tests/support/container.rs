@@ -242,7 +242,7 @@ impl Model {
             let mut members: Vec<&Tensor> =
                 self.tensors.iter().filter(|tensor| tensor.file == index as u64).collect();
             members.sort_by_key(|tensor| (tensor.file_offset, tensor.data.len()));
-            members.iter().for_each(|tensor| content.extend(&tensor.data));
+            content.extend(members.iter().flat_map(|tensor| &tensor.data));
             file.length = content.len() as u64;
             file.hash = hash(&content);
             file.content = content;
@@ -255,6 +255,7 @@ impl Model {
     }
 
     /// Lays out sections, arrays and text.
+    #[allow(clippy::too_many_lines, reason = "one record after the other")]
     pub(crate) fn draft(&self) -> Draft {
         let mut sections: BTreeMap<(u64, u32), Vec<u8>> = BTreeMap::new();
         for (block, kind, bytes) in &self.extra_sections {

@@ -35,7 +35,7 @@ pub(super) fn fibonacci_weights(exponents: u8) -> Vec<u8> {
     let flat: Vec<u8> =
         runs.iter().flat_map(|&(exponent, count)| std::iter::repeat_n(exponent, count)).collect();
     // A stride without a common divisor mixes them.
-    let stride = (total / 3..).find(|stride| gcd(*stride, total) == 1).unwrap();
+    let stride = (total / 3..total).find(|stride| gcd(*stride, total) == 1).unwrap();
     weights((0..total).map(|at| flat[at * stride % total]))
 }
 

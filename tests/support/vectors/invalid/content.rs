@@ -1,0 +1,181 @@
+//! Sections 3, 4 and 7: checksums, hashes, zeros, prefixes.
+
+use df11::{Dtype, constants::NONE};
+
+use super::{CORRUPT, coded, edited, edited_of, plain, remade};
+use crate::container::{Item, Model, with_length};
+use crate::vectors::Vector;
+
+/// Bytes whose checksums or hashes are wrong, and bytes that must be zero.
+pub(super) fn content() -> Vec<Vector> {
+    let invalid =
+        |name: &str, level: &str, about: &str, bytes| Vector::invalid(name, level, CORRUPT, about, bytes);
+    // Sections of the plain model: raw in block 0, prefix, side.
+    let flipped = |model: &Model, section: usize, byte: usize| {
+        edited_of(model, |draft| draft.contents[section][byte] ^= 1)
+    };
+    let coded = coded();
+    let padding = |section: usize, byte: usize| {
+        let mut bytes = plain().build();
+        let offset = plain().draft().directory.sections[section].offset.get() as usize;
+        assert_eq!(bytes[offset + byte], 0);
+        bytes[offset + byte] = 1;
+        bytes
+    };
+    let mut skippable = plain();
+    skippable.extra_sections.push((NONE, u32::MAX, b"new".to_vec()));
+    vec![
+        invalid("checksum-raw", "load", "a wrong byte of a raw tensor", flipped(&plain(), 0, 0)),
+        invalid("checksum-codebook", "load", "a wrong byte of a codebook", flipped(&coded, 0, 0)),
+        invalid("checksum-index", "load", "a wrong byte of a gap", flipped(&coded, 1, 3)),
+        invalid("checksum-bitstream", "load", "a wrong byte of a bitstream", flipped(&coded, 2, 700)),
+        invalid("checksum-plane", "load", "a wrong byte of a plane", flipped(&coded, 3, 700)),
+        invalid("checksum-prefix", "verify", "a wrong byte of a prefix", flipped(&plain(), 1, 9)),
+        invalid("checksum-side", "verify", "a wrong byte of a side file", flipped(&plain(), 2, 0)),
+        invalid("checksum-unknown", "verify", "a wrong byte of a section to skip", flipped(&skippable, 3, 0)),
+        invalid("zeros-between-arrays", "verify", "a byte between two arrays, under a right checksum", {
+            edited(|draft| {
+                draft.contents[0][255] = 1;
+                draft.repair_checksums();
+            })
+        }),
+        invalid("zeros-between-sections", "verify", "a byte between two sections", padding(0, 4095)),
+        invalid(
+            "zeros-before-directory",
+            "verify",
+            "a byte between the last section and the directory",
+            padding(2, 3),
+        ),
+        invalid(
+            "hash-of-tensor",
+            "verify",
+            "another hash of a tensor",
+            edited(|draft| {
+                draft.directory.tensors[0].hash[31] ^= 1;
+            }),
+        ),
+        invalid("hash-of-coded-tensor", "verify", "a coded tensor of other weights than its hash says", {
+            remade(coded.clone(), |model| model.tensor("w").arrays[4].1[100] ^= 0x80)
+        }),
+        invalid("hash-of-empty-tensor", "verify", "another hash of a tensor without bytes", {
+            let items = [Item::raw("x", Dtype::U8, &[0], vec![])];
+            remade(Model::new(&items, &[]), |model| model.tensors[0].hash[0] ^= 1)
+        }),
+        invalid(
+            "hash-of-weights-file",
+            "verify",
+            "another hash of a weights file",
+            remade(plain(), |model| {
+                model.files[0].hash[0] ^= 1;
+                model.identity = model.identity_of_files();
+            }),
+        ),
+        invalid(
+            "hash-of-side-file",
+            "verify",
+            "another hash of a side file",
+            edited(|draft| {
+                draft.directory.files[1].hash[0] ^= 1;
+            }),
+        ),
+        invalid("identity", "verify", "another identity", remade(plain(), |model| model.identity[0] ^= 1)),
+    ]
+}
+
+/// Section 7.
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
+pub(super) fn weights_files() -> Vec<Vector> {
+    let items = || {
+        vec![
+            Item::raw("a", Dtype::U8, &[4], vec![1, 2, 3, 4]),
+            Item::raw("b", Dtype::U8, &[4], vec![5, 6, 7, 8]),
+            Item::raw("none", Dtype::U8, &[0], vec![]),
+        ]
+    };
+    let invalid = |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
+    // The directory of one model, the prefix of another; hashes and identity fit.
+    let other_prefix = |prefix: Vec<u8>| {
+        let mut model = Model::new(&items(), &[]);
+        let shift = prefix.len() as u64;
+        let before = model.files[0].arrays[0].1.len() as u64;
+        model.files[0].arrays[0].1 = prefix;
+        model.tensors.iter_mut().for_each(|tensor| tensor.file_offset = tensor.file_offset + shift - before);
+        model.refresh();
+        model.build()
+    };
+    let header_of = |edit: &dyn Fn(&mut Vec<Item>)| {
+        let mut items = items();
+        edit(&mut items);
+        other_prefix(crate::container::prefix(items.iter()))
+    };
+    let moved = |at: usize, by: i64| {
+        edited_of(&Model::new(&items(), &[]), |draft| {
+            let tensor = &mut draft.directory.tensors[at];
+            tensor.file_offset = tensor.file_offset.get().wrapping_add_signed(by).into();
+        })
+    };
+    let whole = crate::container::prefix(items().iter());
+    let mut wrong_length = whole.clone();
+    wrong_length[0] -= 8;
+    vec![
+        invalid("tensors-overlap", "two tensors of a file share a byte", moved(1, -1)),
+        invalid("tensor-in-prefix", "a tensor that starts within the prefix", moved(0, -1)),
+        invalid("empty-tensor-in-prefix", "a tensor without bytes within the prefix", moved(2, -9)),
+        invalid("tensors-leave-hole", "bytes of a file that no tensor has", {
+            remade(Model::new(&items(), &[]), |model| {
+                model.files[0].length += 1;
+                model.tensors[1].file_offset += 1;
+                model.identity = model.identity_of_files();
+            })
+        }),
+        invalid("tensors-end-early", "bytes at the end of a file that no tensor has", {
+            remade(Model::new(&items(), &[]), |model| {
+                model.files[0].length = 1 << 62;
+                model.identity = model.identity_of_files();
+            })
+        }),
+        invalid("tensors-swapped", "a directory with two tensors of one size in each other's places", {
+            remade(Model::new(&items(), &[]), |model| {
+                let [first, second] = [0, 1].map(|at| model.tensors[at].file_offset);
+                (model.tensors[0].file_offset, model.tensors[1].file_offset) = (second, first);
+                model.refresh();
+            })
+        }),
+        invalid("prefix-name", "another name in the header", header_of(&|items| items[1].name = "B".into())),
+        invalid(
+            "prefix-dtype",
+            "another dtype in the header",
+            header_of(&|items| items[1].dtype.1 = "I8".into()),
+        ),
+        invalid(
+            "prefix-shape",
+            "another shape in the header",
+            header_of(&|items| items[1].shape = vec![2, 2]),
+        ),
+        invalid("prefix-order", "other data_offsets in the header", header_of(&|items| items.swap(0, 1))),
+        invalid(
+            "prefix-tensor-missing",
+            "a tensor that is not in the header",
+            header_of(&|items| drop(items.pop())),
+        ),
+        invalid(
+            "prefix-tensor-more",
+            "a tensor that is only in the header",
+            header_of(&|items| {
+                items.push(Item::raw("more", Dtype::U8, &[0], vec![]));
+            }),
+        ),
+        invalid(
+            "prefix-length",
+            "a prefix with a length of its own that is too small",
+            other_prefix(wrong_length),
+        ),
+        invalid("prefix-no-json", "a prefix that is no JSON", other_prefix(with_length("{\"a\":"))),
+        invalid("prefix-empty", "a prefix of four bytes", other_prefix(vec![0; 4])),
+        invalid("prefix-duplicate-key", "a header with one tensor twice", {
+            let json = std::str::from_utf8(&whole[8..]).unwrap().trim_end();
+            let again = r#","a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+            other_prefix(with_length(&(json.strip_suffix('}').unwrap().to_owned() + again)))
+        }),
+    ]
+}
