@@ -1,0 +1,372 @@
+// Decodes the `gap` layout (spec/format.md 6.3) into BF16.
+#include "block.cuh"
+#include "gap_task.cuh"
+#include "thread.cuh"
+#include "warp.cuh"
+
+#ifndef DF11_WARPS
+#define DF11_WARPS 16
+#endif
+#ifndef DF11_BLOCKS
+#define DF11_BLOCKS 2
+#endif
+#ifndef DF11_GROUP_WARPS
+#define DF11_GROUP_WARPS 4
+#endif
+
+// T: bytes a thread.
+template <u32 T>
+struct Shape {
+    static constexpr u32 bits = 8 * T;
+    static constexpr u32 words = T / 4;
+    // A column: one row unused, the thread's words, and three more that windows behind its end reach.
+    static constexpr u32 rows = 1 + words + 3;
+    // Groups of four codes that a thread stages: two bits a code. Below that the slow path decodes.
+    static constexpr u32 slots = T;
+    static constexpr u32 warps = T == 64 ? DF11_WARPS / 2 : DF11_WARPS;
+    static constexpr u32 group_warps = DF11_GROUP_WARPS;
+};
+
+template <u32 T>
+struct alignas(16) WarpMemory {
+    u32 rows[Shape<T>::rows * LANES];
+    u32 stage[Shape<T>::slots * LANES + 8];
+};
+
+template <u32 T>
+struct BlockMemory {
+    GapTable table;
+    WarpMemory<T> warps[Shape<T>::warps];
+    u32 totals[2][Shape<T>::warps];
+    GapTask task;
+};
+
+// Where a thread's codes start and end, in bits from its first; nothing is to be decoded where these are equal.
+struct Extent {
+    u32 start, end;
+};
+
+// Four bits of a thread that exists.
+__device__ inline u32 gap_of(const GapTask& task, u64 thread) {
+    return __ldg(task.gaps + (thread >> 1)) >> (thread & 1) * 4 & 15;
+}
+
+// Sets out to copy a thread's bits, and the word behind them, into its column of shared memory; zeros where the tensor has ended.
+template <u32 T>
+__device__ inline Extent fetch(const GapTask& task, u64 thread, u32 lane, u32* column) {
+    const u64 thread_count = (task.bit_count + (Shape<T>::bits - 1)) / Shape<T>::bits;
+    const bool exists = thread < thread_count, next_exists = thread + 1 < thread_count;
+    const u8* from = task.bitstream + (exists ? thread * T : 0);
+#pragma unroll
+    for (u32 word = 0; word <= Shape<T>::words; word++) {
+        const bool in_stream = word < Shape<T>::words ? exists : next_exists;
+        copy_word_async(column + (word + 1) * LANES, in_stream ? from + 4 * word : task.bitstream, in_stream);
+    }
+    commit_copies();
+    const u32 gap = exists ? gap_of(task, thread) : 0;
+    u32 next_gap = __shfl_down_sync(ALL_LANES, gap, 1);
+    if (lane == LANES - 1 && next_exists) next_gap = gap_of(task, thread + 1);
+    if (next_exists) return {gap, Shape<T>::bits + next_gap};
+    return {gap, exists ? u32(task.bit_count - thread * Shape<T>::bits) : 0};
+}
+
+// Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
+template <u32 T>
+__device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32* slots, u32& problems) {
+    u32 position = POSITION_OF_BIT_0 + mine.start;
+    const u32 end = POSITION_OF_BIT_0 + mine.end;
+    if (mine.start >= mine.end) {
+        if (mine.start != mine.end) problems |= STATUS_THREAD_END;
+        return 0;
+    }
+    u32 filled = 0, one, two;
+    bool no_code = false;
+    do {
+        u32 window = bits.window(position);
+        one = bits.entry(window);
+        window = __funnelshift_r(window, 0, one);
+        two = bits.entry(window);
+        // A pair that the table lacks takes no bits, so the second look-up repeats it.
+        if ((two & PAIR_LENGTH_MASK) == 0) {
+            if ((one & PAIR_LENGTH_MASK) == 0) one = decode_pair(bits, position, no_code);
+            u32 behind = position + (one & PAIR_LENGTH_MASK);
+            two = bits.entry(bits.window(behind));
+            if ((two & PAIR_LENGTH_MASK) == 0) two = decode_pair(bits, behind, no_code);
+        }
+        if (filled < Shape<T>::slots) slots[filled * LANES] = __byte_perm(one, two, 0x7632);
+        filled++;
+        position += one + two;
+    } while ((position & POSITION_MASK) < end);
+    // One of the last four codes ends where the next thread starts.
+    u32 fourth = position & POSITION_MASK;
+    u32 second = fourth - (two & PAIR_LENGTH_MASK), third = second + first_length(two);
+    u32 first = second - (one & PAIR_LENGTH_MASK) + first_length(one);
+    if (first != end && second != end && third != end && fourth != end) problems |= STATUS_THREAD_END;
+    if (no_code) problems |= STATUS_NO_CODE;
+    return 4 * filled - (first >= end) - (second >= end) - (third >= end);
+}
+
+// Moves the lanes' slots to one run of bytes that starts at byte `skip` of the stage.
+template <u32 T>
+__device__ inline void join_lanes(u32* stage, u32 lane, u32 count, u32 start) {
+    constexpr u32 slots = Shape<T>::slots;
+    u32 words[slots];
+#pragma unroll
+    for (u32 slot = 0; slot < slots; slot++) words[slot] = 4 * slot < count ? stage[slot * LANES + lane] : 0;
+    __syncwarp();
+    // A word belongs to the lane of its first byte; bytes of lanes behind it are overwritten below.
+    const u32 inside = start & 3, shift = inside * 8;
+    u32* to = stage + (start >> 2);
+    if (inside == 0 && count > 0) to[0] = words[0];
+#pragma unroll
+    for (u32 slot = 1; slot < slots; slot++)
+        if (4 * slot < inside + count) to[slot] = __funnelshift_l(words[slot - 1], words[slot], shift);
+    if (4 * slots < inside + count) to[slots] = words[slots - 1] >> (32 - shift);
+    __syncwarp();
+    u8* bytes = reinterpret_cast<u8*>(stage) + start;
+#pragma unroll
+    for (u32 byte = 0; byte < 3; byte++)
+        if (inside != 0 && inside + byte < 4 && byte < count) bytes[byte] = u8(words[0] >> 8 * byte);
+    __syncwarp();
+}
+
+// Where a run of decoded exponents goes: those from `begin` to `end` of the stage are wanted, and the first byte of the stage
+// is that of `plane` and `output`.
+struct Run {
+    u32 begin, end;
+    const u8* plane;
+    u16* output;
+};
+
+__device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count) {
+    Run run;
+    run.begin = skip, run.end = skip + count;
+    if (element < task.element_begin) {
+        u64 before = task.element_begin - element;
+        run.begin = before < count ? skip + u32(before) : run.end;
+    }
+    u64 left = element < task.element_end ? task.element_end - element : 0;
+    if (left < count) run.end = skip + u32(left);
+    run.plane = task.plane + (element - skip);
+    run.output = task.output + (element - skip - task.element_begin);
+    return run;
+}
+
+__device__ inline void write_one(const Run& run, const u8* exponents, u32 at) {
+    run.output[at] = merge_one(exponents[at], __ldg(run.plane + at));
+}
+
+// Merges a run with its plane, eight weights a store.
+__device__ inline void write_run(const Run& run, const u32* stage, u32 lane) {
+    const u8* exponents = reinterpret_cast<const u8*>(stage);
+    if (run.begin >= run.end) return;
+    if (reinterpret_cast<u64>(run.plane) % 8 != 0) {
+        for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
+        return;
+    }
+    const u32 first = (run.begin + 7) / 8, behind = run.end / 8;
+    constexpr u32 BATCH = 4;
+    for (u32 chunk = first + lane; chunk < behind; chunk += LANES * BATCH) {
+        uint2 plane[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++)
+            if (chunk + i * LANES < behind) plane[i] = __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk + i * LANES);
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            if (chunk + i * LANES >= behind) break;
+            uint2 codes = reinterpret_cast<const uint2*>(stage)[chunk + i * LANES];
+            uint4 weights = {merge_pair<0>(codes.x, plane[i].x), merge_pair<1>(codes.x, plane[i].x),
+                             merge_pair<0>(codes.y, plane[i].y), merge_pair<1>(codes.y, plane[i].y)};
+            reinterpret_cast<uint4*>(run.output)[chunk + i * LANES] = weights;
+        }
+    }
+    // Up to seven weights at each end.
+    const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
+    if (lane < 8 && run.begin + lane < head_end) write_one(run, exponents, run.begin + lane);
+    if (lane >= 8 && lane < 16 && tail + lane - 8 < run.end) write_one(run, exponents, tail + lane - 8);
+}
+
+// Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
+__device__ inline void write_slowly(const GapTask& task, const Bits& bits, u32 position, u64 element, u32 count) {
+    bool no_code = false;
+    for (u32 i = 0; i < count; i++, element++) {
+        u32 code = decode_one(bits, position & POSITION_MASK, no_code);
+        position += code & PAIR_LENGTH_MASK;
+        if (element >= task.element_begin && element < task.element_end)
+            task.output[element - task.element_begin] = merge_one(code >> 16, __ldg(task.plane + element));
+    }
+}
+
+// Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared out among groups of G warps.
+template <u32 T, u32 G>
+__device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_block, u32 unit_count, u32* status) {
+    const GapTask& task = memory.task;
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    const u32 group = warp / G, member = warp % G;
+    constexpr u32 groups = Shape<T>::warps / G;
+    WarpMemory<T>& mine = memory.warps[warp];
+    const Bits bits = {mine.rows + lane, &memory.table};
+    const u64* offsets = task.output_offsets + first_thread_block;
+    u32 problems = 0, parity = 0;
+
+    u32 unit = group, round = 0;
+    Extent extent;
+    u64 base = 0;
+    auto thread_of = [&](u32 unit, u32 round) {
+        return (first_thread_block + unit) * task.threads_per_block + (round * G + member) * LANES + lane;
+    };
+    if (unit < unit_count) extent = fetch<T>(task, thread_of(unit, 0), lane, mine.rows + lane);
+    while (unit < unit_count) {
+        if (round == 0) base = __ldg(offsets + unit);
+        wait_for_copies();
+        __syncwarp();
+        const u32 position = POSITION_OF_BIT_0 + extent.start;
+        const u32 count = decode_lane<T>(bits, extent, mine.stage + lane, problems);
+        u32 start = inclusive_sum(count, lane);
+        const u32 total = __shfl_sync(ALL_LANES, start, LANES - 1);
+        start -= count;
+
+        u64 element = base;
+        if constexpr (G == 1) {
+            base += total;
+        } else {
+            u32* totals = memory.totals[parity] + group * G;
+            if (lane == 0) totals[member] = total;
+            group_barrier(group, G * LANES);
+            parity ^= 1;
+#pragma unroll
+            for (u32 other = 0; other < G; other++) {
+                base += totals[other];
+                if (other < member) element += totals[other];
+            }
+        }
+
+        const bool overflow = __any_sync(ALL_LANES, count > 4 * Shape<T>::slots);
+        const u32 skip = u32(element - task.element_begin) % 8;
+        if (overflow) {
+            write_slowly(task, bits, position, element + start, count);
+            __syncwarp();
+        } else {
+            join_lanes<T>(mine.stage, lane, count, skip + start);
+        }
+        // The next bits travel while these are written.
+        round++;
+        if (round * G * LANES == task.threads_per_block) {
+            if (lane == 0 && base != __ldg(offsets + unit + 1)) problems |= STATUS_BLOCK_END;
+            round = 0, unit += groups;
+        }
+        if (unit < unit_count) extent = fetch<T>(task, thread_of(unit, round), lane, mine.rows + lane);
+        if (!overflow) write_run(clip(task, element, skip, total), mine.stage, lane);
+        __syncwarp();
+    }
+    if (problems != 0) atomicOr(status, problems);
+}
+
+// The last task whose first unit is not behind a unit.
+__device__ inline u32 find_task(const GapTask* tasks, u32 task_count, u64 unit) {
+    u32 low = 0, high = task_count;
+    while (low + 1 < high) {
+        u32 middle = low + (high - low) / 2;
+        if (tasks[middle].first_unit <= unit) low = middle; else high = middle;
+    }
+    return low;
+}
+
+template <u32 T>
+__device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {
+    extern __shared__ uint4 shared[];
+    BlockMemory<T>& memory = *reinterpret_cast<BlockMemory<T>*>(shared);
+    // Each block takes one contiguous share of all units.
+    u64 share = unit_count / gridDim.x, rest = unit_count % gridDim.x;
+    u64 begin = share * blockIdx.x + min(u64(blockIdx.x), rest);
+    const u64 end = begin + share + (blockIdx.x < rest);
+    u32 index = find_task(tasks, task_count, begin);
+    while (begin < end && index < task_count) {
+        __syncthreads();
+        copy_to_shared(&memory.task, tasks + index, sizeof(GapTask));
+        copy_to_shared(&memory.table, tasks[index].table, sizeof(GapTable));
+        __syncthreads();
+        const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
+        const u64 first = memory.task.first_thread_block + (begin - memory.task.first_unit);
+        // Thread blocks of 64 threads are too small for a group.
+        if (memory.task.threads_per_block >= Shape<T>::group_warps * LANES)
+            decode_units<T, Shape<T>::group_warps>(memory, first, u32(task_end - begin), status);
+        else
+            decode_units<T, 1>(memory, first, u32(task_end - begin), status);
+        begin = max(begin, task_end);
+        index++;
+    }
+}
+
+#define GAP_KERNEL(T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(Shape<T>::warps* LANES, DF11_BLOCKS)                              \
+        df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {                   \
+        decode_tasks<T>(tasks, task_count, unit_count, status);                                                    \
+    }
+GAP_KERNEL(8)
+GAP_KERNEL(16)
+GAP_KERNEL(32)
+GAP_KERNEL(64)
+
+// Where to find the code lengths of a tensor and where its table goes.
+struct GapTableTask {
+    const u8* lengths;
+    GapTable* table;
+};
+
+// Finds the code at the start of `valid` bits; its length, 0 if there is none.
+__device__ inline u32 find_code(const GapTable& table, u32 bits, u32 valid, u32& symbol) {
+    u32 code = __brev(bits) >> 16;
+    for (u32 length = 1; length <= valid; length++)
+        if (code < table.limits[length]) {
+            symbol = table.symbols[(code >> (MAX_CODE_LENGTH - length)) + table.bases[length] & 0xFF];
+            return length;
+        }
+    return 0;
+}
+
+// Derives decode tables from code lengths, one block of any number of threads each. Once, when a tensor is loaded.
+extern "C" __global__ void df11_gap_tables(const GapTableTask* tasks) {
+    __shared__ u8 lengths[SYMBOLS];
+    GapTable& table = *tasks[blockIdx.x].table;
+    for (u32 symbol = threadIdx.x; symbol < SYMBOLS; symbol += blockDim.x) {
+        lengths[symbol] = tasks[blockIdx.x].lengths[symbol];
+        table.symbols[symbol] = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // RFC 1951, 3.2.2, with codes kept as the first of 16 bits.
+        u32 code = 0, count = 0;
+        table.limits[0] = table.bases[0] = 0;
+        for (u32 length = 1; length <= MAX_CODE_LENGTH; length++) {
+            table.bases[length] = count - (code >> (MAX_CODE_LENGTH - length));
+            for (u32 symbol = 0; symbol < SYMBOLS; symbol++)
+                if (lengths[symbol] == length) {
+                    table.symbols[count++ & 0xFF] = u8(symbol);
+                    code += 1u << (MAX_CODE_LENGTH - length);
+                }
+            table.limits[length] = code;
+        }
+    }
+    __syncthreads();
+    for (u32 index = threadIdx.x; index < TABLE_ENTRIES; index += blockDim.x) {
+        u32 first = 0, second = 0, entry = 0;
+        u32 one = find_code(table, index, TABLE_BITS, first);
+        if (one != 0) {
+            u32 two = find_code(table, index >> one, TABLE_BITS - one, second);
+            entry = first << 16 | one << 10;
+            if (two != 0) entry |= second << 24 | one + two;
+        }
+        table.pairs[index] = entry;
+    }
+}
+
+// The constants that the host must share.
+extern "C" __global__ void df11_gap_constants(u32* out) {
+    out[0] = sizeof(GapTask), out[1] = sizeof(GapTable), out[2] = sizeof(GapTableTask), out[3] = TABLE_BITS;
+    out[4] = sizeof(BlockMemory<8>), out[5] = sizeof(BlockMemory<16>), out[6] = sizeof(BlockMemory<32>),
+    out[7] = sizeof(BlockMemory<64>);
+    out[8] = Shape<8>::warps * LANES, out[9] = Shape<16>::warps * LANES, out[10] = Shape<32>::warps * LANES,
+    out[11] = Shape<64>::warps * LANES;
+    out[12] = DF11_BLOCKS;
+}

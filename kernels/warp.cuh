@@ -1,0 +1,16 @@
+// What a warp does together.
+#pragma once
+#include "gap_task.cuh"
+
+constexpr u32 LANES = 32;
+constexpr u32 ALL_LANES = 0xFFFFFFFFu;
+
+// The sum of the values of all lanes up to this one.
+__device__ inline u32 inclusive_sum(u32 value, u32 lane) {
+#pragma unroll
+    for (u32 step = 1; step < LANES; step *= 2) {
+        u32 other = __shfl_up_sync(ALL_LANES, value, step);
+        if (lane >= step) value += other;
+    }
+    return value;
+}
