@@ -35,7 +35,6 @@ struct alignas(16) WarpMemory {
 
 template <u32 T>
 struct BlockMemory {
-    GapTable table;
     WarpMemory<T> warps[Shape<T>::warps];
     u32 totals[2][Shape<T>::warps];
     GapTask task;
@@ -51,59 +50,81 @@ __device__ inline u32 gap_of(const GapTask& task, u64 thread) {
     return __ldg(task.gaps + (thread >> 1)) >> (thread & 1) * 4 & 15;
 }
 
-// Sets out to copy a thread's bits, and the word behind them, into its column of shared memory; zeros where the tensor has ended.
+// Copies a thread's bits, and the word behind them, into its column of shared memory; zeros where the tensor has ended.
 template <u32 T>
-__device__ inline Extent fetch(const GapTask& task, u64 thread, u32 lane, u32* column) {
+__device__ inline Extent fetch(const GapTask& task, u64 thread, u32 lane, u32 column) {
+    constexpr u32 words = Shape<T>::words;
     const u64 thread_count = (task.bit_count + (Shape<T>::bits - 1)) / Shape<T>::bits;
     const bool exists = thread < thread_count, next_exists = thread + 1 < thread_count;
-    const u8* from = task.bitstream + (exists ? thread * T : 0);
+    u32 read[words + 1] = {}, gap = 0;
+    const u8* from = task.bitstream + thread * T;
+    if (exists) {
+        if constexpr (T == 8) {
+            uint2 part = __ldcs(reinterpret_cast<const uint2*>(from));
+            read[0] = part.x, read[1] = part.y;
+        } else {
 #pragma unroll
-    for (u32 word = 0; word <= Shape<T>::words; word++) {
-        const bool in_stream = word < Shape<T>::words ? exists : next_exists;
-        copy_word_async(column + (word + 1) * LANES, in_stream ? from + 4 * word : task.bitstream, in_stream);
+            for (u32 i = 0; i < T / 16; i++) {
+                uint4 part = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+                read[4 * i] = part.x, read[4 * i + 1] = part.y, read[4 * i + 2] = part.z, read[4 * i + 3] = part.w;
+            }
+        }
+        gap = gap_of(task, thread);
     }
-    commit_copies();
-    const u32 gap = exists ? gap_of(task, thread) : 0;
+    // What follows a thread is its neighbour's.
+    read[words] = __shfl_down_sync(ALL_LANES, read[0], 1);
     u32 next_gap = __shfl_down_sync(ALL_LANES, gap, 1);
-    if (lane == LANES - 1 && next_exists) next_gap = gap_of(task, thread + 1);
+    if (lane == LANES - 1 && next_exists) {
+        read[words] = __ldg(reinterpret_cast<const u32*>(from + T));
+        next_gap = gap_of(task, thread + 1);
+    }
+#pragma unroll
+    for (u32 word = 0; word <= words; word++) store_shared(column + (word + 1) * 128, read[word]);
     if (next_exists) return {gap, Shape<T>::bits + next_gap};
     return {gap, exists ? u32(task.bit_count - thread * Shape<T>::bits) : 0};
 }
 
+// Calls a thread's bits into the L2 cache.
+template <u32 T>
+__device__ inline void prefetch(const GapTask& task, u64 thread) {
+    if (thread * Shape<T>::bits < task.bit_count) asm volatile("prefetch.global.L2 [%0];" ::"l"(task.bitstream + thread * T));
+}
+
 // Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
 template <u32 T>
-__device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32* slots, u32& problems) {
-    u32 position = POSITION_OF_BIT_0 + mine.start;
-    const u32 end = POSITION_OF_BIT_0 + mine.end;
+__device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot, u32& problems) {
     if (mine.start >= mine.end) {
         if (mine.start != mine.end) problems |= STATUS_THREAD_END;
         return 0;
     }
-    u32 filled = 0, one, two;
-    bool no_code = false;
+    u32 position = POSITION_OF_BIT_0 + mine.start;
+    const u32 end = POSITION_OF_BIT_0 + mine.end, first_slot = slot, slots_end = slot + Shape<T>::slots * 128;
+    u32 one, two;
     do {
         u32 window = bits.window(position);
-        one = bits.entry(window);
-        window = __funnelshift_r(window, 0, one);
-        two = bits.entry(window);
-        // A pair that the table lacks takes no bits, so the second look-up repeats it.
-        if ((two & PAIR_LENGTH_MASK) == 0) {
-            if ((one & PAIR_LENGTH_MASK) == 0) one = decode_pair(bits, position, no_code);
-            u32 behind = position + (one & PAIR_LENGTH_MASK);
-            two = bits.entry(bits.window(behind));
-            if ((two & PAIR_LENGTH_MASK) == 0) two = decode_pair(bits, behind, no_code);
+        one = entry_of(window);
+        u32 rest = __funnelshift_r(window, 0, one);
+        two = entry_of(rest);
+        // A pair that does not fit takes no bits, so the second look-up repeats it.
+        if (pair_length(two) == 0) {
+            u32 behind = position + pair_length(one);
+            if (pair_length(one) == 0) {
+                one = decode_long_pair(bits, position, window, one, problems);
+                behind = position + pair_length(one);
+                two = entry_of(bits.window(behind));
+            }
+            if (pair_length(two) == 0) two = decode_long_pair(bits, behind, bits.window(behind), two, problems);
         }
-        if (filled < Shape<T>::slots) slots[filled * LANES] = __byte_perm(one, two, 0x7632);
-        filled++;
+        if (slot < slots_end) store_shared(slot, __byte_perm(one, two, 0x7632));
+        slot += 128;
         position += one + two;
     } while ((position & POSITION_MASK) < end);
     // One of the last four codes ends where the next thread starts.
     u32 fourth = position & POSITION_MASK;
-    u32 second = fourth - (two & PAIR_LENGTH_MASK), third = second + first_length(two);
-    u32 first = second - (one & PAIR_LENGTH_MASK) + first_length(one);
+    u32 second = fourth - pair_length(two), third = second + first_length(two);
+    u32 first = second - pair_length(one) + first_length(one);
     if (first != end && second != end && third != end && fourth != end) problems |= STATUS_THREAD_END;
-    if (no_code) problems |= STATUS_NO_CODE;
-    return 4 * filled - (first >= end) - (second >= end) - (third >= end);
+    return (slot - first_slot) / 32 - (first >= end) - (second >= end) - (third >= end);
 }
 
 // Moves the lanes' slots to one run of bytes that starts at byte `skip` of the stage.
@@ -187,11 +208,12 @@ __device__ inline void write_run(const Run& run, const u32* stage, u32 lane) {
 }
 
 // Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
-__device__ inline void write_slowly(const GapTask& task, const Bits& bits, u32 position, u64 element, u32 count) {
-    bool no_code = false;
+__device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 position, u64 element, u32 count) {
+    const Bits bits = {column};
+    u32 problems = 0;
     for (u32 i = 0; i < count; i++, element++) {
-        u32 code = decode_one(bits, position & POSITION_MASK, no_code);
-        position += code & PAIR_LENGTH_MASK;
+        u32 code = decode_one(bits, position & POSITION_MASK, problems);
+        position += pair_length(code);
         if (element >= task.element_begin && element < task.element_end)
             task.output[element - task.element_begin] = merge_one(code >> 16, __ldg(task.plane + element));
     }
@@ -205,23 +227,23 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
     const u32 group = warp / G, member = warp % G;
     constexpr u32 groups = Shape<T>::warps / G;
     WarpMemory<T>& mine = memory.warps[warp];
-    const Bits bits = {mine.rows + lane, &memory.table};
+    // Kept in a register, where the compiler would compute it again and again.
+    u32 column = u32(__cvta_generic_to_shared(mine.rows + lane));
+    asm volatile("" : "+r"(column));
+    const Bits bits = {column};
     const u64* offsets = task.output_offsets + first_thread_block;
     u32 problems = 0, parity = 0;
 
     u32 unit = group, round = 0;
-    Extent extent;
     u64 base = 0;
     auto thread_of = [&](u32 unit, u32 round) {
         return (first_thread_block + unit) * task.threads_per_block + (round * G + member) * LANES + lane;
     };
-    if (unit < unit_count) extent = fetch<T>(task, thread_of(unit, 0), lane, mine.rows + lane);
     while (unit < unit_count) {
         if (round == 0) base = __ldg(offsets + unit);
-        wait_for_copies();
-        __syncwarp();
+        const Extent extent = fetch<T>(task, thread_of(unit, round), lane, column);
         const u32 position = POSITION_OF_BIT_0 + extent.start;
-        const u32 count = decode_lane<T>(bits, extent, mine.stage + lane, problems);
+        const u32 count = decode_lane<T>(bits, extent, column + Shape<T>::rows * 128, problems);
         u32 start = inclusive_sum(count, lane);
         const u32 total = __shfl_sync(ALL_LANES, start, LANES - 1);
         start -= count;
@@ -244,18 +266,17 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
         const bool overflow = __any_sync(ALL_LANES, count > 4 * Shape<T>::slots);
         const u32 skip = u32(element - task.element_begin) % 8;
         if (overflow) {
-            write_slowly(task, bits, position, element + start, count);
+            write_slowly(task, column, position, element + start, count);
             __syncwarp();
         } else {
             join_lanes<T>(mine.stage, lane, count, skip + start);
         }
-        // The next bits travel while these are written.
         round++;
         if (round * G * LANES == task.threads_per_block) {
             if (lane == 0 && base != __ldg(offsets + unit + 1)) problems |= STATUS_BLOCK_END;
             round = 0, unit += groups;
         }
-        if (unit < unit_count) extent = fetch<T>(task, thread_of(unit, round), lane, mine.rows + lane);
+        if (unit < unit_count) prefetch<T>(task, thread_of(unit, round));
         if (!overflow) write_run(clip(task, element, skip, total), mine.stage, lane);
         __syncwarp();
     }
@@ -284,7 +305,7 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
     while (begin < end && index < task_count) {
         __syncthreads();
         copy_to_shared(&memory.task, tasks + index, sizeof(GapTask));
-        copy_to_shared(&memory.table, tasks[index].table, sizeof(GapTable));
+        copy_to_shared(&shared_table, tasks[index].table, sizeof(GapTable));
         __syncthreads();
         const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
         const u64 first = memory.task.first_thread_block + (begin - memory.task.first_unit);

@@ -10,46 +10,70 @@ constexpr u32 POSITION_MASK = 0x3FF;    // 64-byte threads: 512 bits + 15 of gap
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 constexpr u32 PAIR_LENGTH_MASK = 0x3F;
 
+// The decode table of the tensor at hand. A variable of its own, so that its address is an immediate of each look-up.
+__shared__ GapTable shared_table;
+
+__device__ inline u32 load_shared(u32 address) {
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
+    return word;
+}
+__device__ inline void store_shared(u32 address, u32 word) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
+// A lane's column of bits: the shared address of its word in row 0.
 struct Bits {
-    const u32* rows;       // this lane's column
-    const GapTable* table; // in shared memory
+    u32 column;
 
     // The bits from a position on, above two that precede them. Carries above POSITION_MASK are ignored.
     __device__ u32 window(u32 position) const {
-        const u32* row = rows + (position & POSITION_MASK & ~31u);
-        return __funnelshift_r(row[0], row[32], position);
-    }
-    __device__ u32 entry(u32 window) const {
-        return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(table->pairs) + (window & INDEX_MASK));
+        u32 row = column + (position & POSITION_MASK & ~31u) * 4;
+        return __funnelshift_r(load_shared(row), load_shared(row + 128), position);
     }
 };
 
+__device__ inline u32 entry_of(u32 window) {
+    return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(shared_table.pairs) + (window & INDEX_MASK));
+}
 __device__ inline u32 first_length(u32 entry) { return entry >> 10 & 31; }
+__device__ inline u32 pair_length(u32 entry) { return entry & PAIR_LENGTH_MASK; }
 
-// A code of any length: exponent << 16 | length << 10 | length. Bits that are no code make it `no_code` and count one bit,
+// A code of any length: exponent << 16 | length << 10 | length. Bits that are no code are a problem and count as one bit,
 // so that decoding ends.
-__device__ inline u32 decode_one(const Bits& bits, u32 position, bool& no_code) {
-    u32 window = bits.window(position);
-    u32 entry = bits.entry(window);
-    u32 length = first_length(entry), symbol = entry >> 16 & 0xFF;
-    if (length == 0) {
-        u32 code = __brev(window >> 2) >> 16;
-        for (length = 1; length < MAX_CODE_LENGTH && code >= bits.table->limits[length]; length++) {}
-        if (code < bits.table->limits[length]) {
-            symbol = bits.table->symbols[(code >> (MAX_CODE_LENGTH - length)) + bits.table->bases[length] & 0xFF];
-        } else {
-            no_code = true;
-            length = 1;
-        }
+__device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) {
+    u32 code = __brev(bits.window(position) >> 2) >> 16;
+    u32 length = 1;
+#pragma unroll 1
+    while (length < MAX_CODE_LENGTH && code >= shared_table.limits[length]) length++;
+    if (code >= shared_table.limits[length]) {
+        problems |= STATUS_NO_CODE;
+        return 1 << 10 | 1;
     }
+    u32 symbol = shared_table.symbols[(code >> (MAX_CODE_LENGTH - length)) + shared_table.bases[length] & 0xFF];
     return symbol << 16 | length << 10 | length;
 }
 
-// The entry of a pair that the table does not hold.
-__device__ inline u32 decode_pair(const Bits& bits, u32 position, bool& no_code) {
-    u32 first = decode_one(bits, position, no_code);
-    u32 second = decode_one(bits, position + first_length(first), no_code);
-    return (second >> 16) << 24 | first + first_length(second);
+// The entry of any pair, and problems in the upper half.
+__device__ __noinline__ u64 decode_any_pair(u32 column, u32 position) {
+    const Bits bits = {column};
+    u32 problems = 0;
+    u32 first = decode_one(bits, position, problems);
+    u32 second = decode_one(bits, position + first_length(first), problems);
+    return u64(problems) << 32 | ((second >> 16) << 24 | first + first_length(second));
+}
+
+// The entry of a pair that does not fit the table's index.
+__device__ inline u32 decode_long_pair(const Bits& bits, u32 position, u32 window, u32 entry, u32& problems) {
+    u32 length = first_length(entry);
+    u32 next = entry_of(window >> length);
+    u32 next_length = first_length(next);
+    if (length == 0 || next_length == 0) {
+        u64 any = decode_any_pair(bits.column, position);
+        problems |= u32(any >> 32);
+        return u32(any);
+    }
+    return entry + (next << 8 & 0xFF000000u) + length + next_length;
 }
 
 // Two weights of exponents `low` and `low + 1` of four, and the same bytes of the plane: s eeeeeeee mmmmmmm twice.
@@ -63,11 +87,3 @@ __device__ inline u32 merge_pair(u32 exponents, u32 plane) {
 __device__ inline u16 merge_one(u32 exponent, u32 plane) {
     return u16((plane & 0x80) << 8 | exponent << 7 | plane & 0x7F);
 }
-
-// Copies four bytes from global to shared memory, later; zeros where there is nothing to read.
-__device__ inline void copy_word_async(u32* to, const u8* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from),
-                 "r"(exists ? 4u : 0u) : "memory");
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
