@@ -10,6 +10,9 @@
 #ifndef DF11_BLOCKS
 #define DF11_BLOCKS 2
 #endif
+#ifndef DF11_BATCH
+#define DF11_BATCH 7
+#endif
 #ifndef DF11_GROUP_WARPS
 #define DF11_GROUP_WARPS 4
 #endif
@@ -86,8 +89,18 @@ __device__ inline Extent fetch(const GapTask& task, u64 thread, u32 lane, u32 co
 
 // Calls a thread's bits into the L2 cache.
 template <u32 T>
-__device__ inline void prefetch(const GapTask& task, u64 thread) {
-    if (thread * Shape<T>::bits < task.bit_count) asm volatile("prefetch.global.L2 [%0];" ::"l"(task.bitstream + thread * T));
+__device__ inline void prefetch_bits(const GapTask& task, u64 thread) {
+    if (thread * Shape<T>::bits < task.bit_count) prefetch_line(task.bitstream + thread * T);
+}
+
+// Calls the plane of a warp's next weights into the L2 cache: as many as its slots hold.
+template <u32 T>
+__device__ inline void prefetch_plane(const GapTask& task, u64 element, u32 lane) {
+#pragma unroll
+    for (u32 part = 0; part < T / 8; part++) {
+        u64 at = element + (part * LANES + lane) * 32;
+        if (at < task.element_end) prefetch_line(task.plane + at);
+    }
 }
 
 // Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
@@ -185,15 +198,19 @@ __device__ inline void write_run(const Run& run, const u32* stage, u32 lane) {
         for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
         return;
     }
+    // Up to seven weights at each end, of one lane each.
     const u32 first = (run.begin + 7) / 8, behind = run.end / 8;
-    constexpr u32 BATCH = 4;
-    for (u32 chunk = first + lane; chunk < behind; chunk += LANES * BATCH) {
-        uint2 plane[BATCH];
+    const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
+    const u32 edge = lane < 8 ? run.begin + lane : tail + lane - 8;
+    const bool at_edge = lane < 8 ? edge < head_end : lane < 16 && edge < run.end;
+    u32 edge_plane = at_edge ? __ldg(run.plane + edge) : 0;
+    for (u32 chunk = first + lane; chunk < behind; chunk += LANES * DF11_BATCH) {
+        uint2 plane[DF11_BATCH];
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++)
+        for (u32 i = 0; i < DF11_BATCH; i++)
             if (chunk + i * LANES < behind) plane[i] = __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk + i * LANES);
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
+        for (u32 i = 0; i < DF11_BATCH; i++) {
             if (chunk + i * LANES >= behind) break;
             uint2 codes = reinterpret_cast<const uint2*>(stage)[chunk + i * LANES];
             uint4 weights = {merge_pair<0>(codes.x, plane[i].x), merge_pair<1>(codes.x, plane[i].x),
@@ -201,10 +218,7 @@ __device__ inline void write_run(const Run& run, const u32* stage, u32 lane) {
             reinterpret_cast<uint4*>(run.output)[chunk + i * LANES] = weights;
         }
     }
-    // Up to seven weights at each end.
-    const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
-    if (lane < 8 && run.begin + lane < head_end) write_one(run, exponents, run.begin + lane);
-    if (lane >= 8 && lane < 16 && tail + lane - 8 < run.end) write_one(run, exponents, tail + lane - 8);
+    if (at_edge) run.output[edge] = merge_one(exponents[edge], edge_plane);
 }
 
 // Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
@@ -236,11 +250,17 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
 
     u32 unit = group, round = 0;
     u64 base = 0;
+    u32 left = 0;  // weights of the unit to come
     auto thread_of = [&](u32 unit, u32 round) {
         return (first_thread_block + unit) * task.threads_per_block + (round * G + member) * LANES + lane;
     };
     while (unit < unit_count) {
-        if (round == 0) base = __ldg(offsets + unit);
+        if (round == 0) {
+            base = __ldg(offsets + unit);
+            const u64 next = __ldg(offsets + unit + 1) - base;
+            left = next >> 32 ? ~0u : u32(next);
+        }
+        prefetch_plane<T>(task, G == 1 ? base : base + left / (task.threads_per_block / LANES - round * G) * member, lane);
         const Extent extent = fetch<T>(task, thread_of(unit, round), lane, column);
         const u32 position = POSITION_OF_BIT_0 + extent.start;
         const u32 count = decode_lane<T>(bits, extent, column + Shape<T>::rows * 128, problems);
@@ -250,7 +270,7 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
 
         u64 element = base;
         if constexpr (G == 1) {
-            base += total;
+            base += total, left -= total;
         } else {
             u32* totals = memory.totals[parity] + group * G;
             if (lane == 0) totals[member] = total;
@@ -258,7 +278,7 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
             parity ^= 1;
 #pragma unroll
             for (u32 other = 0; other < G; other++) {
-                base += totals[other];
+                base += totals[other], left -= totals[other];
                 if (other < member) element += totals[other];
             }
         }
@@ -273,10 +293,10 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
         }
         round++;
         if (round * G * LANES == task.threads_per_block) {
-            if (lane == 0 && base != __ldg(offsets + unit + 1)) problems |= STATUS_BLOCK_END;
+            if (left != 0) problems |= STATUS_BLOCK_END;
             round = 0, unit += groups;
         }
-        if (unit < unit_count) prefetch<T>(task, thread_of(unit, round));
+        if (unit < unit_count) prefetch_bits<T>(task, thread_of(unit, round));
         if (!overflow) write_run(clip(task, element, skip, total), mine.stage, lane);
         __syncwarp();
     }
@@ -298,9 +318,9 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
     extern __shared__ uint4 shared[];
     BlockMemory<T>& memory = *reinterpret_cast<BlockMemory<T>*>(shared);
     // Each block takes one contiguous share of all units.
-    u64 share = unit_count / gridDim.x, rest = unit_count % gridDim.x;
-    u64 begin = share * blockIdx.x + min(u64(blockIdx.x), rest);
-    const u64 end = begin + share + (blockIdx.x < rest);
+    u64 each = unit_count / gridDim.x, rest = unit_count % gridDim.x;
+    u64 begin = each * blockIdx.x + min(u64(blockIdx.x), rest);
+    const u64 end = begin + each + (blockIdx.x < rest);
     u32 index = find_task(tasks, task_count, begin);
     while (begin < end && index < task_count) {
         __syncthreads();
@@ -308,12 +328,14 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
         copy_to_shared(&shared_table, tasks[index].table, sizeof(GapTable));
         __syncthreads();
         const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
+        // A warp takes whole thread blocks while there is one for each, then a group of warps shares one, so that none idles long.
+        // Thread blocks of 64 threads are too small to share.
         const u64 first = memory.task.first_thread_block + (begin - memory.task.first_unit);
-        // Thread blocks of 64 threads are too small for a group.
-        if (memory.task.threads_per_block >= Shape<T>::group_warps * LANES)
-            decode_units<T, Shape<T>::group_warps>(memory, first, u32(task_end - begin), status);
-        else
-            decode_units<T, 1>(memory, first, u32(task_end - begin), status);
+        const u32 units = u32(task_end - begin);
+        const bool share = memory.task.threads_per_block >= Shape<T>::group_warps * LANES;
+        const u32 alone = share ? units - units % Shape<T>::warps : units;
+        decode_units<T, 1>(memory, first, alone, status);
+        if (share) decode_units<T, Shape<T>::group_warps>(memory, first + alone, units - alone, status);
         begin = max(begin, task_end);
         index++;
     }

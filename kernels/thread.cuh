@@ -42,15 +42,16 @@ __device__ inline u32 pair_length(u32 entry) { return entry & PAIR_LENGTH_MASK; 
 // A code of any length: exponent << 16 | length << 10 | length. Bits that are no code are a problem and count as one bit,
 // so that decoding ends.
 __device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) {
-    u32 code = __brev(bits.window(position) >> 2) >> 16;
-    u32 length = 1;
+    u32 window = bits.window(position), entry = entry_of(window);
+    u32 length = first_length(entry), symbol = entry >> 16 & 0xFF;
+    if (length == 0) {
+        u32 code = __brev(window >> 2) >> 16;
+        length = TABLE_BITS;
 #pragma unroll 1
-    while (length < MAX_CODE_LENGTH && code >= shared_table.limits[length]) length++;
-    if (code >= shared_table.limits[length]) {
-        problems |= STATUS_NO_CODE;
-        return 1 << 10 | 1;
+        do length++; while (length < MAX_CODE_LENGTH && code >= shared_table.limits[length]);
+        symbol = shared_table.symbols[(code >> (MAX_CODE_LENGTH - length)) + shared_table.bases[length] & 0xFF];
+        if (code >= shared_table.limits[length]) problems |= STATUS_NO_CODE, length = 1;
     }
-    u32 symbol = shared_table.symbols[(code >> (MAX_CODE_LENGTH - length)) + shared_table.bases[length] & 0xFF];
     return symbol << 16 | length << 10 | length;
 }
 
