@@ -5,13 +5,10 @@
 #include "warp.cuh"
 
 #ifndef DF11_WARPS
-#define DF11_WARPS 16
+#define DF11_WARPS 12
 #endif
 #ifndef DF11_BLOCKS
 #define DF11_BLOCKS 2
-#endif
-#ifndef DF11_BATCH
-#define DF11_BATCH 7
 #endif
 #ifndef DF11_GROUP_WARPS
 #define DF11_GROUP_WARPS 4
@@ -26,14 +23,22 @@ struct Shape {
     static constexpr u32 rows = 1 + words + 3;
     // Groups of four codes that a thread stages: two bits a code. Below that the slow path decodes.
     static constexpr u32 slots = T;
-    static constexpr u32 warps = T == 64 ? DF11_WARPS / 2 : DF11_WARPS;
+    // Plane bytes that a warp stages; what a run has beyond them it reads from global memory.
+    static constexpr u32 plane_bytes = T * 112;
+    static constexpr u32 warps = DF11_WARPS;
+    static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;  // on one multiprocessor
     static constexpr u32 group_warps = DF11_GROUP_WARPS;
+    static_assert(warps % group_warps == 0 && warps / group_warps < 16, "a barrier for each group");
 };
 
+// A warp's part of shared memory. Its bits are no longer needed when its plane arrives in the same place.
 template <u32 T>
 struct alignas(16) WarpMemory {
-    u32 rows[Shape<T>::rows * LANES];
-    u32 stage[Shape<T>::slots * LANES + 8];
+    u32 stage[Shape<T>::slots * LANES + 16];
+    union {
+        u32 rows[Shape<T>::rows * LANES];
+        u8 plane[Shape<T>::plane_bytes];
+    };
 };
 
 template <u32 T>
@@ -53,54 +58,51 @@ __device__ inline u32 gap_of(const GapTask& task, u64 thread) {
     return __ldg(task.gaps + (thread >> 1)) >> (thread & 1) * 4 & 15;
 }
 
-// Copies a thread's bits, and the word behind them, into its column of shared memory; zeros where the tensor has ended.
+// A thread's bits on their way to shared memory, and the word behind them; zeros where the tensor has ended.
 template <u32 T>
-__device__ inline Extent fetch(const GapTask& task, u64 thread, u32 lane, u32 column) {
-    constexpr u32 words = Shape<T>::words;
+struct Fetched {
+    u32 words[Shape<T>::words + 1];
+    u32 gap, next_gap;
+};
+
+template <u32 T>
+__device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<T>& to) {
     const u64 thread_count = (task.bit_count + (Shape<T>::bits - 1)) / Shape<T>::bits;
-    const bool exists = thread < thread_count, next_exists = thread + 1 < thread_count;
-    u32 read[words + 1] = {}, gap = 0;
     const u8* from = task.bitstream + thread * T;
-    if (exists) {
+#pragma unroll
+    for (u32 word = 0; word <= Shape<T>::words; word++) to.words[word] = 0;
+    to.gap = to.next_gap = 0;
+    if (thread < thread_count) {
         if constexpr (T == 8) {
             uint2 part = __ldcs(reinterpret_cast<const uint2*>(from));
-            read[0] = part.x, read[1] = part.y;
+            to.words[0] = part.x, to.words[1] = part.y;
         } else {
 #pragma unroll
             for (u32 i = 0; i < T / 16; i++) {
                 uint4 part = __ldcs(reinterpret_cast<const uint4*>(from) + i);
-                read[4 * i] = part.x, read[4 * i + 1] = part.y, read[4 * i + 2] = part.z, read[4 * i + 3] = part.w;
+                to.words[4 * i] = part.x, to.words[4 * i + 1] = part.y, to.words[4 * i + 2] = part.z, to.words[4 * i + 3] = part.w;
             }
         }
-        gap = gap_of(task, thread);
+        to.gap = gap_of(task, thread);
     }
+    if (lane == LANES - 1 && thread + 1 < thread_count) {
+        to.words[Shape<T>::words] = __ldg(reinterpret_cast<const u32*>(from + T));
+        to.next_gap = gap_of(task, thread + 1);
+    }
+}
+
+// Puts a thread's bits into its column.
+template <u32 T>
+__device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetched<T>& from, u32 column) {
     // What follows a thread is its neighbour's.
-    read[words] = __shfl_down_sync(ALL_LANES, read[0], 1);
-    u32 next_gap = __shfl_down_sync(ALL_LANES, gap, 1);
-    if (lane == LANES - 1 && next_exists) {
-        read[words] = __ldg(reinterpret_cast<const u32*>(from + T));
-        next_gap = gap_of(task, thread + 1);
-    }
+    u32 next_word = __shfl_down_sync(ALL_LANES, from.words[0], 1);
+    u32 next_gap = __shfl_down_sync(ALL_LANES, from.gap, 1);
+    if (lane < LANES - 1) from.words[Shape<T>::words] = next_word, from.next_gap = next_gap;
 #pragma unroll
-    for (u32 word = 0; word <= words; word++) store_shared(column + (word + 1) * 128, read[word]);
-    if (next_exists) return {gap, Shape<T>::bits + next_gap};
-    return {gap, exists ? u32(task.bit_count - thread * Shape<T>::bits) : 0};
-}
-
-// Calls a thread's bits into the L2 cache.
-template <u32 T>
-__device__ inline void prefetch_bits(const GapTask& task, u64 thread) {
-    if (thread * Shape<T>::bits < task.bit_count) prefetch_line(task.bitstream + thread * T);
-}
-
-// Calls the plane of a warp's next weights into the L2 cache: as many as its slots hold.
-template <u32 T>
-__device__ inline void prefetch_plane(const GapTask& task, u64 element, u32 lane) {
-#pragma unroll
-    for (u32 part = 0; part < T / 8; part++) {
-        u64 at = element + (part * LANES + lane) * 32;
-        if (at < task.element_end) prefetch_line(task.plane + at);
-    }
+    for (u32 word = 0; word <= Shape<T>::words; word++) store_shared(column + (word + 1) * 128, from.words[word]);
+    const u64 first_bit = thread * Shape<T>::bits;
+    if (task.bit_count > first_bit + Shape<T>::bits) return {from.gap, Shape<T>::bits + from.next_gap};
+    return {from.gap, task.bit_count > first_bit ? u32(task.bit_count - first_bit) : 0};
 }
 
 // Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
@@ -165,11 +167,12 @@ __device__ inline void join_lanes(u32* stage, u32 lane, u32 count, u32 start) {
 }
 
 // Where a run of decoded exponents goes: those from `begin` to `end` of the stage are wanted, and the first byte of the stage
-// is that of `plane` and `output`.
+// is that of `plane` and `output`. Whole if the plane allows for copies of 16 bytes.
 struct Run {
     u32 begin, end;
     const u8* plane;
     u16* output;
+    bool aligned;
 };
 
 __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count) {
@@ -183,42 +186,57 @@ __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count
     if (left < count) run.end = skip + u32(left);
     run.plane = task.plane + (element - skip);
     run.output = task.output + (element - skip - task.element_begin);
+    run.aligned = (reinterpret_cast<u64>(task.plane) | task.element_begin) % 16 == 0;
     return run;
+}
+
+// Sets out to copy the plane of a run into shared memory, as far as it has room, 16 bytes a lane.
+template <u32 T>
+__device__ inline void stage_plane(const GapTask& task, const Run& run, u32 plane, u32 lane) {
+    if (run.begin >= run.end) return;
+    const u32 end = min(run.end, Shape<T>::plane_bytes);
+    const u8* array_end = task.plane + task.elements;
+    for (u32 at = run.begin / 16 * 16 + lane * 16; at < end; at += LANES * 16) {
+        const u64 left = array_end - (run.plane + at);
+        copy_async(plane + at, run.plane + at, left < 16 ? u32(left) : 16);
+    }
+    commit_copies();
 }
 
 __device__ inline void write_one(const Run& run, const u8* exponents, u32 at) {
     run.output[at] = merge_one(exponents[at], __ldg(run.plane + at));
 }
 
-// Merges a run with its plane, eight weights a store.
-__device__ inline void write_run(const Run& run, const u32* stage, u32 lane) {
-    const u8* exponents = reinterpret_cast<const u8*>(stage);
+__device__ inline uint4 merge_eight(uint2 exponents, uint2 plane) {
+    return {merge_pair<0>(exponents.x, plane.x), merge_pair<1>(exponents.x, plane.x), merge_pair<0>(exponents.y, plane.y),
+            merge_pair<1>(exponents.y, plane.y)};
+}
+
+// Merges a run with its staged plane, eight weights a store.
+template <u32 T>
+__device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 lane) {
+    const u8* exponents = reinterpret_cast<const u8*>(mine.stage);
     if (run.begin >= run.end) return;
-    if (reinterpret_cast<u64>(run.plane) % 8 != 0) {
+    if (!run.aligned) {
         for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
         return;
     }
+    const u32 first = (run.begin + 7) / 8, behind = run.end / 8, staged = min(behind, Shape<T>::plane_bytes / 8);
+    const uint2* stage = reinterpret_cast<const uint2*>(mine.stage);
+    uint4* output = reinterpret_cast<uint4*>(run.output);
+    u32 chunk = first + lane;
+#pragma unroll 4
+    for (; chunk < staged; chunk += LANES)
+        store_weights(output + chunk, merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]));
+    for (; chunk < behind; chunk += LANES)
+        store_weights(output + chunk, merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk)));
     // Up to seven weights at each end, of one lane each.
-    const u32 first = (run.begin + 7) / 8, behind = run.end / 8;
     const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
     const u32 edge = lane < 8 ? run.begin + lane : tail + lane - 8;
-    const bool at_edge = lane < 8 ? edge < head_end : lane < 16 && edge < run.end;
-    u32 edge_plane = at_edge ? __ldg(run.plane + edge) : 0;
-    for (u32 chunk = first + lane; chunk < behind; chunk += LANES * DF11_BATCH) {
-        uint2 plane[DF11_BATCH];
-#pragma unroll
-        for (u32 i = 0; i < DF11_BATCH; i++)
-            if (chunk + i * LANES < behind) plane[i] = __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk + i * LANES);
-#pragma unroll
-        for (u32 i = 0; i < DF11_BATCH; i++) {
-            if (chunk + i * LANES >= behind) break;
-            uint2 codes = reinterpret_cast<const uint2*>(stage)[chunk + i * LANES];
-            uint4 weights = {merge_pair<0>(codes.x, plane[i].x), merge_pair<1>(codes.x, plane[i].x),
-                             merge_pair<0>(codes.y, plane[i].y), merge_pair<1>(codes.y, plane[i].y)};
-            reinterpret_cast<uint4*>(run.output)[chunk + i * LANES] = weights;
-        }
+    if (lane < 8 ? edge < head_end : lane < 16 && edge < run.end) {
+        u32 plane = edge < Shape<T>::plane_bytes ? mine.plane[edge] : __ldg(run.plane + edge);
+        run.output[edge] = merge_one(exponents[edge], plane);
     }
-    if (at_edge) run.output[edge] = merge_one(exponents[edge], edge_plane);
 }
 
 // Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
@@ -244,26 +262,28 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
     // Kept in a register, where the compiler would compute it again and again.
     u32 column = u32(__cvta_generic_to_shared(mine.rows + lane));
     asm volatile("" : "+r"(column));
+    const u32 plane = column - lane * 4, slots = column - u32(sizeof mine.stage);
     const Bits bits = {column};
-    const u64* offsets = task.output_offsets + first_thread_block;
     u32 problems = 0, parity = 0;
 
     u32 unit = group, round = 0;
     u64 base = 0;
     u32 left = 0;  // weights of the unit to come
+    Fetched<T> fetched;
     auto thread_of = [&](u32 unit, u32 round) {
         return (first_thread_block + unit) * task.threads_per_block + (round * G + member) * LANES + lane;
     };
+    if (unit < unit_count) fetch<T>(task, thread_of(unit, 0), lane, fetched);
     while (unit < unit_count) {
         if (round == 0) {
-            base = __ldg(offsets + unit);
-            const u64 next = __ldg(offsets + unit + 1) - base;
+            const u64* offsets = task.output_offsets + first_thread_block + unit;
+            base = __ldg(offsets);
+            const u64 next = __ldg(offsets + 1) - base;
             left = next >> 32 ? ~0u : u32(next);
         }
-        prefetch_plane<T>(task, G == 1 ? base : base + left / (task.threads_per_block / LANES - round * G) * member, lane);
-        const Extent extent = fetch<T>(task, thread_of(unit, round), lane, column);
+        const Extent extent = place<T>(task, thread_of(unit, round), lane, fetched, column);
         const u32 position = POSITION_OF_BIT_0 + extent.start;
-        const u32 count = decode_lane<T>(bits, extent, column + Shape<T>::rows * 128, problems);
+        const u32 count = decode_lane<T>(bits, extent, slots, problems);
         u32 start = inclusive_sum(count, lane);
         const u32 total = __shfl_sync(ALL_LANES, start, LANES - 1);
         start -= count;
@@ -284,20 +304,24 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
         }
 
         const bool overflow = __any_sync(ALL_LANES, count > 4 * Shape<T>::slots);
-        const u32 skip = u32(element - task.element_begin) % 8;
+        const u32 skip = u32(element - task.element_begin) % 16;
         if (overflow) {
             write_slowly(task, column, position, element + start, count);
-            __syncwarp();
         } else {
+            const Run run = clip(task, element, skip, total);
+            if (run.aligned) stage_plane<T>(task, run, plane, lane);
             join_lanes<T>(mine.stage, lane, count, skip + start);
         }
+        // The next bits travel while these are written.
         round++;
         if (round * G * LANES == task.threads_per_block) {
             if (left != 0) problems |= STATUS_BLOCK_END;
             round = 0, unit += groups;
         }
-        if (unit < unit_count) prefetch_bits<T>(task, thread_of(unit, round));
-        if (!overflow) write_run(clip(task, element, skip, total), mine.stage, lane);
+        if (unit < unit_count) fetch<T>(task, thread_of(unit, round), lane, fetched);
+        wait_for_copies();
+        __syncwarp();
+        if (!overflow) write_run<T>(clip(task, element, skip, total), mine, lane);
         __syncwarp();
     }
     if (problems != 0) atomicOr(status, problems);
@@ -342,7 +366,7 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
 }
 
 #define GAP_KERNEL(T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(Shape<T>::warps* LANES, DF11_BLOCKS)                              \
+    extern "C" __global__ void __launch_bounds__(Shape<T>::warps* LANES, Shape<T>::blocks)                              \
         df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {                   \
         decode_tasks<T>(tasks, task_count, unit_count, status);                                                    \
     }
@@ -411,5 +435,5 @@ extern "C" __global__ void df11_gap_constants(u32* out) {
     out[7] = sizeof(BlockMemory<64>);
     out[8] = Shape<8>::warps * LANES, out[9] = Shape<16>::warps * LANES, out[10] = Shape<32>::warps * LANES,
     out[11] = Shape<64>::warps * LANES;
-    out[12] = DF11_BLOCKS;
+    out[12] = Shape<8>::blocks, out[13] = Shape<16>::blocks, out[14] = Shape<32>::blocks, out[15] = Shape<64>::blocks;
 }
