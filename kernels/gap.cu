@@ -25,7 +25,7 @@ struct Shape {
     static constexpr u32 slots = T;
     // Plane bytes that a warp stages; what a run has beyond them it reads from global memory.
     static constexpr u32 plane_bytes = T * 112;
-    static constexpr u32 warps = DF11_WARPS;
+    static constexpr u32 warps = T <= 16 ? 16 : DF11_WARPS;
     static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;  // on one multiprocessor
     static constexpr u32 group_warps = DF11_GROUP_WARPS;
     static_assert(warps % group_warps == 0 && warps / group_warps < 16, "a barrier for each group");
@@ -53,16 +53,11 @@ struct Extent {
     u32 start, end;
 };
 
-// Four bits of a thread that exists.
-__device__ inline u32 gap_of(const GapTask& task, u64 thread) {
-    return __ldg(task.gaps + (thread >> 1)) >> (thread & 1) * 4 & 15;
-}
-
 // A thread's bits on their way to shared memory, and the word behind them; zeros where the tensor has ended.
 template <u32 T>
 struct Fetched {
     u32 words[Shape<T>::words + 1];
-    u32 gap, next_gap;
+    u32 gaps, next_gaps;  // the bytes that hold the thread's gap and the next one's
 };
 
 template <u32 T>
@@ -71,7 +66,7 @@ __device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<
     const u8* from = task.bitstream + thread * T;
 #pragma unroll
     for (u32 word = 0; word <= Shape<T>::words; word++) to.words[word] = 0;
-    to.gap = to.next_gap = 0;
+    to.gaps = to.next_gaps = 0;
     if (thread < thread_count) {
         if constexpr (T == 8) {
             uint2 part = __ldcs(reinterpret_cast<const uint2*>(from));
@@ -83,26 +78,27 @@ __device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<
                 to.words[4 * i] = part.x, to.words[4 * i + 1] = part.y, to.words[4 * i + 2] = part.z, to.words[4 * i + 3] = part.w;
             }
         }
-        to.gap = gap_of(task, thread);
+        to.gaps = __ldg(task.gaps + (thread >> 1));
     }
     if (lane == LANES - 1 && thread + 1 < thread_count) {
         to.words[Shape<T>::words] = __ldg(reinterpret_cast<const u32*>(from + T));
-        to.next_gap = gap_of(task, thread + 1);
+        to.next_gaps = __ldg(task.gaps + (thread + 1 >> 1));
     }
 }
 
 // Puts a thread's bits into its column.
 template <u32 T>
 __device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetched<T>& from, u32 column) {
-    // What follows a thread is its neighbour's.
+    // What follows a thread is its neighbour's. Even threads have the low half of a byte, and so have even lanes.
     u32 next_word = __shfl_down_sync(ALL_LANES, from.words[0], 1);
-    u32 next_gap = __shfl_down_sync(ALL_LANES, from.gap, 1);
-    if (lane < LANES - 1) from.words[Shape<T>::words] = next_word, from.next_gap = next_gap;
+    u32 next_gaps = __shfl_down_sync(ALL_LANES, from.gaps, 1);
+    if (lane < LANES - 1) from.words[Shape<T>::words] = next_word, from.next_gaps = next_gaps;
+    const u32 shift = lane % 2 * 4, gap = from.gaps >> shift & 15, next_gap = from.next_gaps >> (shift ^ 4) & 15;
 #pragma unroll
     for (u32 word = 0; word <= Shape<T>::words; word++) store_shared(column + (word + 1) * 128, from.words[word]);
     const u64 first_bit = thread * Shape<T>::bits;
-    if (task.bit_count > first_bit + Shape<T>::bits) return {from.gap, Shape<T>::bits + from.next_gap};
-    return {from.gap, task.bit_count > first_bit ? u32(task.bit_count - first_bit) : 0};
+    if (task.bit_count > first_bit + Shape<T>::bits) return {gap, Shape<T>::bits + next_gap};
+    return {gap, task.bit_count > first_bit ? u32(task.bit_count - first_bit) : 0};
 }
 
 // Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
@@ -172,9 +168,11 @@ struct Run {
     u32 begin, end;
     const u8* plane;
     u16* output;
+    u32 staged;    // bytes of the plane that are staged, whole 16 at a time
     bool aligned;
 };
 
+template <u32 T>
 __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count) {
     Run run;
     run.begin = skip, run.end = skip + count;
@@ -186,20 +184,17 @@ __device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count
     if (left < count) run.end = skip + u32(left);
     run.plane = task.plane + (element - skip);
     run.output = task.output + (element - skip - task.element_begin);
+    const u64 in_array = task.elements - (element - skip);
+    run.staged = in_array < Shape<T>::plane_bytes ? u32(in_array) / 16 * 16 : Shape<T>::plane_bytes;
     run.aligned = (reinterpret_cast<u64>(task.plane) | task.element_begin) % 16 == 0;
     return run;
 }
 
-// Sets out to copy the plane of a run into shared memory, as far as it has room, 16 bytes a lane.
-template <u32 T>
-__device__ inline void stage_plane(const GapTask& task, const Run& run, u32 plane, u32 lane) {
+// Sets out to copy the plane of a run into shared memory, 16 bytes a lane.
+__device__ inline void stage_plane(const Run& run, u32 plane, u32 lane) {
     if (run.begin >= run.end) return;
-    const u32 end = min(run.end, Shape<T>::plane_bytes);
-    const u8* array_end = task.plane + task.elements;
-    for (u32 at = run.begin / 16 * 16 + lane * 16; at < end; at += LANES * 16) {
-        const u64 left = array_end - (run.plane + at);
-        copy_async(plane + at, run.plane + at, left < 16 ? u32(left) : 16);
-    }
+    const u32 end = min(run.end, run.staged);
+    for (u32 at = run.begin / 16 * 16 + lane * 16; at < end; at += LANES * 16) copy_async(plane + at, run.plane + at);
     commit_copies();
 }
 
@@ -221,20 +216,20 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
         for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
         return;
     }
-    const u32 first = (run.begin + 7) / 8, behind = run.end / 8, staged = min(behind, Shape<T>::plane_bytes / 8);
+    const u32 first = (run.begin + 7) / 8, behind = run.end / 8, staged = min(behind, run.staged / 8);
     const uint2* stage = reinterpret_cast<const uint2*>(mine.stage);
     uint4* output = reinterpret_cast<uint4*>(run.output);
     u32 chunk = first + lane;
 #pragma unroll 4
     for (; chunk < staged; chunk += LANES)
-        store_weights(output + chunk, merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]));
+        output[chunk] = merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]);
     for (; chunk < behind; chunk += LANES)
-        store_weights(output + chunk, merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk)));
+        output[chunk] = merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk));
     // Up to seven weights at each end, of one lane each.
     const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
     const u32 edge = lane < 8 ? run.begin + lane : tail + lane - 8;
     if (lane < 8 ? edge < head_end : lane < 16 && edge < run.end) {
-        u32 plane = edge < Shape<T>::plane_bytes ? mine.plane[edge] : __ldg(run.plane + edge);
+        u32 plane = edge < run.staged ? mine.plane[edge] : __ldg(run.plane + edge);
         run.output[edge] = merge_one(exponents[edge], plane);
     }
 }
@@ -278,11 +273,17 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
         if (round == 0) {
             const u64* offsets = task.output_offsets + first_thread_block + unit;
             base = __ldg(offsets);
-            const u64 next = __ldg(offsets + 1) - base;
-            left = next >> 32 ? ~0u : u32(next);
+            const u64 next = __ldg(offsets + 1);
+            // The thread blocks' weights follow each other; the first and the last must reach the ends of the range.
+            const u64 block = first_thread_block + unit - task.first_thread_block;
+            if (next > task.elements || (block == 0 && base > task.element_begin) ||
+                (block + 1 == task.thread_blocks && next < task.element_end))
+                problems |= STATUS_OFFSETS;
+            left = next - base >> 32 ? ~0u : u32(next - base);
         }
         const Extent extent = place<T>(task, thread_of(unit, round), lane, fetched, column);
         const u32 position = POSITION_OF_BIT_0 + extent.start;
+        if (extent.start != 0 && thread_of(unit, round) == 0) problems |= STATUS_THREAD_END;
         const u32 count = decode_lane<T>(bits, extent, slots, problems);
         u32 start = inclusive_sum(count, lane);
         const u32 total = __shfl_sync(ALL_LANES, start, LANES - 1);
@@ -308,8 +309,8 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
         if (overflow) {
             write_slowly(task, column, position, element + start, count);
         } else {
-            const Run run = clip(task, element, skip, total);
-            if (run.aligned) stage_plane<T>(task, run, plane, lane);
+            const Run run = clip<T>(task, element, skip, total);
+            if (run.aligned) stage_plane(run, plane, lane);
             join_lanes<T>(mine.stage, lane, count, skip + start);
         }
         // The next bits travel while these are written.
@@ -321,7 +322,7 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
         if (unit < unit_count) fetch<T>(task, thread_of(unit, round), lane, fetched);
         wait_for_copies();
         __syncwarp();
-        if (!overflow) write_run<T>(clip(task, element, skip, total), mine, lane);
+        if (!overflow) write_run<T>(clip<T>(task, element, skip, total), mine, lane);
         __syncwarp();
     }
     if (problems != 0) atomicOr(status, problems);
