@@ -1,4 +1,37 @@
-// Decodes the `gap` layout (spec/format.md 6.3) into BF16.
+// Decodes the `gap` layout (spec/format.md 6.3) into BF16: any set of tensors or element ranges in one launch.
+//
+//   grid      one persistent CUDA block a slot; each takes one contiguous share of all thread blocks ("units") of all tasks
+//   warp      a thread block of the file alone, 32 of its threads a round (a group of 4 warps shares the last ones)
+//   round     1 bits      global -> registers (a round ahead) -> rows, word j of lane l in bank l
+//             2 decode    two codes a look-up; four exponents a word -> slots, word k of lane l in bank l; counts
+//             3 sum       of the lanes' counts: where each lane's weights go (the paper's two phases, with one decoding)
+//             4 plane     cp.async over the rows, meanwhile
+//             5 join      slots -> registers -> one run of bytes, in place
+//             6 merge     run + plane -> 16-byte stores, contiguous over the warp
+//
+//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes, and 16880 a block for the table
+//
+// Budget (sm_90, nvcc 13.0; targets compile from compute_80 with NVRTC 12.1):
+//   T    warps x blocks an SM   registers   spilled      BF16 out / copy rate, B = 128 (H200, one launch, L2 cold)
+//   8    16 x 2                  64          none         0.329
+//   16   16 x 2                  64          12 bytes     0.418
+//   32   12 x 2                  80          36 bytes     0.433   1,816 of 4,190 GB/s; the default geometry
+//   64   12 x 1                 147          none         0.343
+// Where the rest goes (T = 32, ncu): shared-memory and L1 data pipe 73 % busy, issue slots 58 %, DRAM 77 %; 1,950 instructions and
+// 556 shared wavefronts for 32 threads (3,150 weights), of which table look-ups 175, windows 49, join 160, plane 140.
+//
+// Rejected, T = 32, B = 128 unless said:
+//   bits by 4-byte cp.async, a barrier of four warps each round, no prefetch      0.335
+//   bits loaded where needed, plane loaded eight bytes a lane where needed        0.328: 26 % of all time waits for the plane
+//   plane prefetched to L2 a round ahead                                          0.348 to 0.393: evicted before use, DRAM reads +50 %
+//   table of 11, 13 bits (13: one block of 24 warps)                              0.413, 0.410
+//   20 or 24 warps in one block; 16 x 2 warps (one block fits)                    0.418, 0.408; 0.313
+//   plane by cp.async.ca instead of .cg; st.cs                                    0.405; 0.430
+//   one warp a thread block to the end, no sharing of the last ones               0.306 at B = 256
+//
+// Safety on any content: loads are bounded by thread_count, elements and thread_blocks, window positions by POSITION_MASK, stores
+// by element_begin and element_end, slots by Shape::slots; each step consumes a bit. Contradictions set bits of the status word.
+// A tensor has at most 2^32 thread blocks (2 TiB of bitstream).
 #include "block.cuh"
 #include "gap_task.cuh"
 #include "thread.cuh"
@@ -248,7 +281,7 @@ __device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 p
 
 // Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared out among groups of G warps.
 template <u32 T, u32 G>
-__device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_block, u32 unit_count, u32* status) {
+__device__ inline void decode_units(BlockMemory<T>& memory, u32 first_unit, u32 unit_count, u32* status) {
     const GapTask& task = memory.task;
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const u32 group = warp / G, member = warp % G;
@@ -266,18 +299,18 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u64 first_thread_blo
     u32 left = 0;  // weights of the unit to come
     Fetched<T> fetched;
     auto thread_of = [&](u32 unit, u32 round) {
-        return (first_thread_block + unit) * task.threads_per_block + (round * G + member) * LANES + lane;
+        return (task.first_thread_block + (first_unit + unit)) * task.threads_per_block + (round * G + member) * LANES + lane;
     };
     if (unit < unit_count) fetch<T>(task, thread_of(unit, 0), lane, fetched);
     while (unit < unit_count) {
         if (round == 0) {
-            const u64* offsets = task.output_offsets + first_thread_block + unit;
+            const u64* offsets = task.output_offsets + task.first_thread_block + (first_unit + unit);
             base = __ldg(offsets);
             const u64 next = __ldg(offsets + 1);
             // The thread blocks' weights follow each other; the first and the last must reach the ends of the range.
-            const u64 block = first_thread_block + unit - task.first_thread_block;
+            const u32 block = first_unit + unit;
             if (next > task.elements || (block == 0 && base > task.element_begin) ||
-                (block + 1 == task.thread_blocks && next < task.element_end))
+                (block + 1 == u32(task.thread_blocks) && next < task.element_end))
                 problems |= STATUS_OFFSETS;
             left = next - base >> 32 ? ~0u : u32(next - base);
         }
@@ -355,7 +388,7 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
         const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
         // A warp takes whole thread blocks while there is one for each, then a group of warps shares one, so that none idles long.
         // Thread blocks of 64 threads are too small to share.
-        const u64 first = memory.task.first_thread_block + (begin - memory.task.first_unit);
+        const u32 first = u32(begin - memory.task.first_unit);
         const u32 units = u32(task_end - begin);
         const bool share = memory.task.threads_per_block >= Shape<T>::group_warps * LANES;
         const u32 alone = share ? units - units % Shape<T>::warps : units;

@@ -33,13 +33,14 @@ struct alignas(16) GapTable {
     u8 symbols[SYMBOLS];
     u32 padding[26];
 };
-constexpr u32 GAP_TABLE_BYTES = TABLE_ENTRIES * 4 + 512 - 16;
 
 // One tensor, or a range of its elements, to decode. 128 bytes, aligned to 16.
 //
 // The host promises that each pointer has the bytes that section 6.3 of the format gives for `elements`, `bit_count`,
 // T (the kernel's) and `threads_per_block`, that `element_begin < element_end <= elements`, and that output has room for the
-// range. The contents of the arrays may be anything.
+// range. The contents of the arrays may be anything. Where plane or element_begin is no multiple of 16, decoding is slow. All tasks
+// of a launch have the kernel's T. Launch: min(unit_count, SMs x blocks) blocks of `threads`, `shared bytes` of dynamic shared memory
+// (both from df11_gap_constants), unit_count = the sum of thread_blocks.
 struct alignas(16) GapTask {
     const u8* gaps;
     const u64* output_offsets;
