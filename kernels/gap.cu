@@ -13,19 +13,20 @@
 //
 // Budget (sm_90, nvcc 13.0; targets compile from compute_80 with NVRTC 12.1):
 //   T    warps x blocks an SM   registers   spilled      BF16 out / copy rate, B = 128 (H200, one launch, L2 cold)
-//   8    16 x 2                  64          none         0.329
-//   16   16 x 2                  64          12 bytes     0.418
-//   32   12 x 2                  80          36 bytes     0.433   1,816 of 4,190 GB/s; the default geometry
-//   64   12 x 1                 147          none         0.343
-// Where the rest goes (T = 32, ncu): shared-memory and L1 data pipe 73 % busy, issue slots 58 %, DRAM 77 %; 1,950 instructions and
-// 556 shared wavefronts for 32 threads (3,150 weights), of which table look-ups 175, windows 49, join 160, plane 140.
+//   8    16 x 2                  61          none         0.329
+//   16   16 x 2                  64           8 bytes     0.418
+//   32   12 x 2                  80          32 bytes     0.432   1,808 of 4,190 GB/s; the default geometry
+//   64   12 x 1                 145          none         0.343
+// Where the rest goes (T = 32, ncu): data pipe of shared memory and L1 73 % busy, issue slots 58 %, L2 74 %, DRAM 72 % of the copy
+// rate. A round, 3,150 weights, takes 1,950 instructions and 583 shared wavefronts: about 296 for loads of 4 bytes (175 of them look-ups
+// in the table), 114 for stores, 99 for the plane on its way in and 59 to read exponents and plane for the merge.
 //
-// Rejected, T = 32, B = 128 unless said:
+// Rejected, T = 32, B = 128 unless said; each against the version of its day, the first ones against 0.33:
 //   bits by 4-byte cp.async, a barrier of four warps each round, no prefetch      0.335
 //   bits loaded where needed, plane loaded eight bytes a lane where needed        0.328: 26 % of all time waits for the plane
 //   plane prefetched to L2 a round ahead                                          0.348 to 0.393: evicted before use, DRAM reads +50 %
 //   table of 11, 13 bits (13: one block of 24 warps)                              0.413, 0.410
-//   20 or 24 warps in one block; 16 x 2 warps (one block fits)                    0.418, 0.408; 0.313
+//   one block of 24 warps; 16 x 2 or 8 x 3 warps (one or two blocks fit)            0.408; 0.313, 0.298
 //   plane by cp.async.ca instead of .cg; st.cs                                    0.405; 0.430
 //   one warp a thread block to the end, no sharing of the last ones               0.306 at B = 256
 //
