@@ -1,0 +1,122 @@
+//! Dumps `gap` tensors for the kernel bench: `cargo run --release --no-default-features --example gap_arrays -- OUT block T B [T B ..]`,
+//! or `.. OUT edges`.
+//!
+//! `block` writes the seven matrices of a Llama-3.1-8B block, N(0, 0.02²): `OUT/weights.bf16` once, and
+//! `OUT/block-T-B.gap` for each geometry. `edges` writes small tensors of awkward shapes and codes to
+//! `OUT/edges.gap`. See `kernels/bench/dump.hpp` for the format.
+
+use std::{env, fs, path::Path, thread};
+
+use df11::encoding::gap::{EncodedTensor, Geometry, encode_tensor};
+
+#[path = "../benches/support/normal.rs"]
+mod normal;
+
+const SHAPES: [(usize, usize); 7] =
+    [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336)];
+const CHUNK: usize = 1 << 20;
+
+/// One tensor: eight u64, the code lengths, the other arrays, and for `edges` the weights.
+fn record(tensor: &EncodedTensor, weights: &[u8]) -> Vec<u8> {
+    let geometry = tensor.layout.geometry();
+    let mut bytes = Vec::new();
+    for number in [
+        u64::from(geometry.bytes_per_thread()),
+        u64::from(geometry.threads_per_block()),
+        tensor.layout.elements(),
+        tensor.layout.bit_count(),
+        tensor.gaps.len() as u64,
+        tensor.output_offsets.len() as u64,
+        tensor.bitstream.len() as u64,
+        weights.len() as u64,
+    ] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    let arrays =
+        [&tensor.codebook[..256], &tensor.gaps, &tensor.output_offsets, &tensor.bitstream, &tensor.plane, weights];
+    arrays.iter().for_each(|array| bytes.extend_from_slice(array));
+    bytes
+}
+
+fn block(out: &Path, geometries: &[Geometry]) {
+    let matrices: Vec<Vec<u8>> = thread::scope(|scope| {
+        let workers: Vec<_> = SHAPES
+            .iter()
+            .enumerate()
+            .map(|(index, &(rows, columns))| {
+                scope.spawn(move || normal::weights(1 + index as u64, rows, columns, |_| 0.02))
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
+    });
+    fs::write(out.join("weights.bf16"), matrices.concat()).expect("the output can be written");
+    thread::scope(|scope| {
+        for &geometry in geometries {
+            let matrices = &matrices;
+            scope.spawn(move || {
+                let records: Vec<u8> = matrices
+                    .iter()
+                    .flat_map(|matrix| record(&encode_tensor(matrix, geometry, CHUNK).expect("it encodes"), &[]))
+                    .collect();
+                let name =
+                    format!("block-{}-{}.gap", geometry.bytes_per_thread(), geometry.threads_per_block());
+                fs::write(out.join(name), records).expect("the output can be written");
+            });
+        }
+    });
+}
+
+fn edges() -> Vec<u8> {
+    let bytes = |weights: &[u16]| weights.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<u8>>();
+    let mut random = normal::Random(7);
+    let mut draw = |count: usize, exponent: &dyn Fn(u64) -> u64| -> Vec<u16> {
+        (0..count)
+            .map(|_| {
+                let word = random.next();
+                (word as u16 & 0x807F) | (exponent(word >> 16) as u16 & 0xFF) << 7
+            })
+            .collect()
+    };
+    let mut tensors: Vec<Vec<u8>> = Vec::new();
+    // All patterns, in order and shuffled by an odd multiplier.
+    tensors.push(bytes(&(0..=u16::MAX).collect::<Vec<_>>()));
+    tensors.push(bytes(&(0..=u16::MAX).map(|index| index.wrapping_mul(40503)).collect::<Vec<_>>()));
+    for count in [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 100, 1000, 12_345, 300_000] {
+        tensors.push(normal::weights(count as u64, 1, count + count % 2, |_| 0.02)[..2 * count].to_vec());
+        // One exponent: one-bit codes.
+        tensors.push(bytes(&draw(count, &|_| 200)));
+        // Halving probabilities: codes up to 16 bits.
+        tensors.push(bytes(&draw(count, &|word| 100 + u64::from(word.trailing_zeros().min(40)))));
+        // Equal probabilities: 8 bits each.
+        tensors.push(bytes(&draw(count, &|word| word)));
+        // One or two bits a code, with rare long ones.
+        tensors.push(bytes(&draw(count, &|word| if word % 64 == 0 { word >> 8 } else { 127 })));
+    }
+    let mut records = Vec::new();
+    for weights in &tensors {
+        for t in [8, 16, 32, 64] {
+            for b in [64, 128, 256, 512, 1024] {
+                if weights.len() > 100_000 && b != 128 && b != 64 {
+                    continue;
+                }
+                let geometry = Geometry::new(t, b).expect("a valid geometry");
+                let tensor = encode_tensor(weights, geometry, CHUNK).expect("it encodes");
+                records.extend(record(&tensor, weights));
+            }
+        }
+    }
+    records
+}
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let out = Path::new(&arguments[0]);
+    if arguments[1] == "edges" {
+        fs::write(out.join("edges.gap"), edges()).expect("the output can be written");
+        return;
+    }
+    let numbers: Vec<u32> = arguments[2..].iter().map(|number| number.parse().expect("a number")).collect();
+    let geometries: Vec<Geometry> =
+        numbers.chunks(2).map(|pair| Geometry::new(pair[0], pair[1]).expect("a valid geometry")).collect();
+    block(out, &geometries);
+}

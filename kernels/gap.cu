@@ -1,0 +1,474 @@
+// Decodes the `gap` layout (spec/format.md 6.3) into BF16: any set of tensors or element ranges in one launch.
+//
+//   grid      one persistent CUDA block a slot; each takes one contiguous share of all thread blocks ("units") of all tasks
+//   warp      a thread block of the file alone, 32 of its threads a round (a group of 4 warps shares the last ones)
+//   round     1 bits      global -> registers (a round ahead) -> rows, word j of lane l in bank l
+//             2 decode    two codes a look-up; four exponents a word -> slots, word k of lane l in bank l; counts
+//             3 sum       of the lanes' counts: where each lane's weights go (the paper's two phases, with one decoding)
+//             4 plane     cp.async over the rows, meanwhile
+//             5 join      slots -> registers -> one run of bytes, in place
+//             6 merge     run + plane -> 16-byte stores, contiguous over the warp
+//
+//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes, and 16880 a block for the table
+//
+// Budget (sm_90, nvcc 13.0; targets compile from compute_80 with NVRTC 12.1):
+//   T    warps x blocks an SM   registers   spilled      BF16 out / copy rate, B = 128 (H200, one launch, L2 cold)
+//   8    16 x 2                  61          none         0.329
+//   16   16 x 2                  64           8 bytes     0.418
+//   32   12 x 2                  80          32 bytes     0.432   1,808 of 4,190 GB/s; the default geometry
+//   64   12 x 1                 145          none         0.343
+// Where the rest goes (T = 32, ncu): data pipe of shared memory and L1 73 % busy, issue slots 58 %, L2 74 %, DRAM 72 % of the copy
+// rate. A round, 3,150 weights, takes 1,950 instructions and 583 shared wavefronts: about 296 for loads of 4 bytes (175 of them look-ups
+// in the table), 114 for stores, 99 for the plane on its way in and 59 to read exponents and plane for the merge.
+//
+// Rejected, T = 32, B = 128 unless said; each against the version of its day, the first ones against 0.33:
+//   bits by 4-byte cp.async, a barrier of four warps each round, no prefetch      0.335
+//   bits loaded where needed, plane loaded eight bytes a lane where needed        0.328: 26 % of all time waits for the plane
+//   plane prefetched to L2 a round ahead                                          0.348 to 0.393: evicted before use, DRAM reads +50 %
+//   table of 11, 13 bits (13: one block of 24 warps)                              0.413, 0.410
+//   one block of 24 warps; 16 x 2 or 8 x 3 warps (one or two blocks fit)            0.408; 0.313, 0.298
+//   plane by cp.async.ca instead of .cg; st.cs                                    0.405; 0.430
+//   one warp a thread block to the end, no sharing of the last ones               0.306 at B = 256
+//
+// Safety on any content: loads are bounded by thread_count, elements and thread_blocks, window positions by POSITION_MASK, stores
+// by element_begin and element_end, slots by Shape::slots; each step consumes a bit. Contradictions set bits of the status word.
+// A tensor has at most 2^32 thread blocks (2 TiB of bitstream).
+#include "block.cuh"
+#include "gap_task.cuh"
+#include "thread.cuh"
+#include "warp.cuh"
+
+#ifndef DF11_WARPS
+#define DF11_WARPS 12
+#endif
+#ifndef DF11_BLOCKS
+#define DF11_BLOCKS 2
+#endif
+#ifndef DF11_GROUP_WARPS
+#define DF11_GROUP_WARPS 4
+#endif
+
+// T: bytes a thread.
+template <u32 T>
+struct Shape {
+    static constexpr u32 bits = 8 * T;
+    static constexpr u32 words = T / 4;
+    // A column: one row unused, the thread's words, and three more that windows behind its end reach.
+    static constexpr u32 rows = 1 + words + 3;
+    // Groups of four codes that a thread stages: two bits a code. Below that the slow path decodes.
+    static constexpr u32 slots = T;
+    // Plane bytes that a warp stages; what a run has beyond them it reads from global memory.
+    static constexpr u32 plane_bytes = T * 112;
+    static constexpr u32 warps = T <= 16 ? 16 : DF11_WARPS;
+    static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;  // on one multiprocessor
+    static constexpr u32 group_warps = DF11_GROUP_WARPS;
+    static_assert(warps % group_warps == 0 && warps / group_warps < 16, "a barrier for each group");
+};
+
+// A warp's part of shared memory. Its bits are no longer needed when its plane arrives in the same place.
+template <u32 T>
+struct alignas(16) WarpMemory {
+    u32 stage[Shape<T>::slots * LANES + 16];
+    union {
+        u32 rows[Shape<T>::rows * LANES];
+        u8 plane[Shape<T>::plane_bytes];
+    };
+};
+
+template <u32 T>
+struct BlockMemory {
+    WarpMemory<T> warps[Shape<T>::warps];
+    u32 totals[2][Shape<T>::warps];
+    GapTask task;
+};
+
+// Where a thread's codes start and end, in bits from its first; nothing is to be decoded where these are equal.
+struct Extent {
+    u32 start, end;
+};
+
+// A thread's bits on their way to shared memory, and the word behind them; zeros where the tensor has ended.
+template <u32 T>
+struct Fetched {
+    u32 words[Shape<T>::words + 1];
+    u32 gaps, next_gaps;  // the bytes that hold the thread's gap and the next one's
+};
+
+template <u32 T>
+__device__ inline void fetch(const GapTask& task, u64 thread, u32 lane, Fetched<T>& to) {
+    const u64 thread_count = (task.bit_count + (Shape<T>::bits - 1)) / Shape<T>::bits;
+    const u8* from = task.bitstream + thread * T;
+#pragma unroll
+    for (u32 word = 0; word <= Shape<T>::words; word++) to.words[word] = 0;
+    to.gaps = to.next_gaps = 0;
+    if (thread < thread_count) {
+        if constexpr (T == 8) {
+            uint2 part = __ldcs(reinterpret_cast<const uint2*>(from));
+            to.words[0] = part.x, to.words[1] = part.y;
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < T / 16; i++) {
+                uint4 part = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+                to.words[4 * i] = part.x, to.words[4 * i + 1] = part.y, to.words[4 * i + 2] = part.z, to.words[4 * i + 3] = part.w;
+            }
+        }
+        to.gaps = __ldg(task.gaps + (thread >> 1));
+    }
+    if (lane == LANES - 1 && thread + 1 < thread_count) {
+        to.words[Shape<T>::words] = __ldg(reinterpret_cast<const u32*>(from + T));
+        to.next_gaps = __ldg(task.gaps + (thread + 1 >> 1));
+    }
+}
+
+// Puts a thread's bits into its column.
+template <u32 T>
+__device__ inline Extent place(const GapTask& task, u64 thread, u32 lane, Fetched<T>& from, u32 column) {
+    // What follows a thread is its neighbour's. Even threads have the low half of a byte, and so have even lanes.
+    u32 next_word = __shfl_down_sync(ALL_LANES, from.words[0], 1);
+    u32 next_gaps = __shfl_down_sync(ALL_LANES, from.gaps, 1);
+    if (lane < LANES - 1) from.words[Shape<T>::words] = next_word, from.next_gaps = next_gaps;
+    const u32 shift = lane % 2 * 4, gap = from.gaps >> shift & 15, next_gap = from.next_gaps >> (shift ^ 4) & 15;
+#pragma unroll
+    for (u32 word = 0; word <= Shape<T>::words; word++) store_shared(column + (word + 1) * 128, from.words[word]);
+    const u64 first_bit = thread * Shape<T>::bits;
+    if (task.bit_count > first_bit + Shape<T>::bits) return {gap, Shape<T>::bits + next_gap};
+    return {gap, task.bit_count > first_bit ? u32(task.bit_count - first_bit) : 0};
+}
+
+// Decodes a lane's codes into its slots, four a slot; the number of codes that start before its end.
+template <u32 T>
+__device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot, u32& problems) {
+    if (mine.start >= mine.end) {
+        if (mine.start != mine.end) problems |= STATUS_THREAD_END;
+        return 0;
+    }
+    u32 position = POSITION_OF_BIT_0 + mine.start;
+    const u32 end = POSITION_OF_BIT_0 + mine.end, first_slot = slot, slots_end = slot + Shape<T>::slots * 128;
+    u32 one, two;
+    do {
+        u32 window = bits.window(position);
+        one = entry_of(window);
+        u32 rest = __funnelshift_r(window, 0, one);
+        two = entry_of(rest);
+        // A pair that does not fit takes no bits, so the second look-up repeats it.
+        if (pair_length(two) == 0) {
+            u32 behind = position + pair_length(one);
+            if (pair_length(one) == 0) {
+                one = decode_long_pair(bits, position, window, one, problems);
+                behind = position + pair_length(one);
+                two = entry_of(bits.window(behind));
+            }
+            if (pair_length(two) == 0) two = decode_long_pair(bits, behind, bits.window(behind), two, problems);
+        }
+        if (slot < slots_end) store_shared(slot, __byte_perm(one, two, 0x7632));
+        slot += 128;
+        position += one + two;
+    } while ((position & POSITION_MASK) < end);
+    // One of the last four codes ends where the next thread starts.
+    u32 fourth = position & POSITION_MASK;
+    u32 second = fourth - pair_length(two), third = second + first_length(two);
+    u32 first = second - pair_length(one) + first_length(one);
+    if (first != end && second != end && third != end && fourth != end) problems |= STATUS_THREAD_END;
+    return (slot - first_slot) / 32 - (first >= end) - (second >= end) - (third >= end);
+}
+
+// Moves the lanes' slots to one run of bytes that starts at byte `skip` of the stage.
+template <u32 T>
+__device__ inline void join_lanes(u32* stage, u32 lane, u32 count, u32 start) {
+    constexpr u32 slots = Shape<T>::slots;
+    u32 words[slots];
+#pragma unroll
+    for (u32 slot = 0; slot < slots; slot++) words[slot] = 4 * slot < count ? stage[slot * LANES + lane] : 0;
+    __syncwarp();
+    // A word belongs to the lane of its first byte; bytes of lanes behind it are overwritten below.
+    const u32 inside = start & 3, shift = inside * 8;
+    u32* to = stage + (start >> 2);
+    if (inside == 0 && count > 0) to[0] = words[0];
+#pragma unroll
+    for (u32 slot = 1; slot < slots; slot++)
+        if (4 * slot < inside + count) to[slot] = __funnelshift_l(words[slot - 1], words[slot], shift);
+    if (4 * slots < inside + count) to[slots] = words[slots - 1] >> (32 - shift);
+    __syncwarp();
+    u8* bytes = reinterpret_cast<u8*>(stage) + start;
+#pragma unroll
+    for (u32 byte = 0; byte < 3; byte++)
+        if (inside != 0 && inside + byte < 4 && byte < count) bytes[byte] = u8(words[0] >> 8 * byte);
+    __syncwarp();
+}
+
+// Where a run of decoded exponents goes: those from `begin` to `end` of the stage are wanted, and the first byte of the stage
+// is that of `plane` and `output`. Whole if the plane allows for copies of 16 bytes.
+struct Run {
+    u32 begin, end;
+    const u8* plane;
+    u16* output;
+    u32 staged;    // bytes of the plane that are staged, whole 16 at a time
+    bool aligned;
+};
+
+template <u32 T>
+__device__ inline Run clip(const GapTask& task, u64 element, u32 skip, u32 count) {
+    Run run;
+    run.begin = skip, run.end = skip + count;
+    if (element < task.element_begin) {
+        u64 before = task.element_begin - element;
+        run.begin = before < count ? skip + u32(before) : run.end;
+    }
+    u64 left = element < task.element_end ? task.element_end - element : 0;
+    if (left < count) run.end = skip + u32(left);
+    run.plane = task.plane + (element - skip);
+    run.output = task.output + (element - skip - task.element_begin);
+    const u64 in_array = task.elements - (element - skip);
+    run.staged = in_array < Shape<T>::plane_bytes ? u32(in_array) / 16 * 16 : Shape<T>::plane_bytes;
+    run.aligned = (reinterpret_cast<u64>(task.plane) | task.element_begin) % 16 == 0;
+    return run;
+}
+
+// Sets out to copy the plane of a run into shared memory, 16 bytes a lane.
+__device__ inline void stage_plane(const Run& run, u32 plane, u32 lane) {
+    if (run.begin >= run.end) return;
+    const u32 end = min(run.end, run.staged);
+    for (u32 at = run.begin / 16 * 16 + lane * 16; at < end; at += LANES * 16) copy_async(plane + at, run.plane + at);
+    commit_copies();
+}
+
+__device__ inline void write_one(const Run& run, const u8* exponents, u32 at) {
+    run.output[at] = merge_one(exponents[at], __ldg(run.plane + at));
+}
+
+__device__ inline uint4 merge_eight(uint2 exponents, uint2 plane) {
+    return {merge_pair<0>(exponents.x, plane.x), merge_pair<1>(exponents.x, plane.x), merge_pair<0>(exponents.y, plane.y),
+            merge_pair<1>(exponents.y, plane.y)};
+}
+
+// Merges a run with its staged plane, eight weights a store.
+template <u32 T>
+__device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 lane) {
+    const u8* exponents = reinterpret_cast<const u8*>(mine.stage);
+    if (run.begin >= run.end) return;
+    if (!run.aligned) {
+        for (u32 at = run.begin + lane; at < run.end; at += LANES) write_one(run, exponents, at);
+        return;
+    }
+    const u32 first = (run.begin + 7) / 8, behind = run.end / 8, staged = min(behind, run.staged / 8);
+    const uint2* stage = reinterpret_cast<const uint2*>(mine.stage);
+    uint4* output = reinterpret_cast<uint4*>(run.output);
+    u32 chunk = first + lane;
+#pragma unroll 4
+    for (; chunk < staged; chunk += LANES)
+        output[chunk] = merge_eight(stage[chunk], reinterpret_cast<const uint2*>(mine.plane)[chunk]);
+    for (; chunk < behind; chunk += LANES)
+        output[chunk] = merge_eight(stage[chunk], __ldcs(reinterpret_cast<const uint2*>(run.plane) + chunk));
+    // Up to seven weights at each end, of one lane each.
+    const u32 head_end = min(8 * first, run.end), tail = max(8 * behind, head_end);
+    const u32 edge = lane < 8 ? run.begin + lane : tail + lane - 8;
+    if (lane < 8 ? edge < head_end : lane < 16 && edge < run.end) {
+        u32 plane = edge < run.staged ? mine.plane[edge] : __ldg(run.plane + edge);
+        run.output[edge] = merge_one(exponents[edge], plane);
+    }
+}
+
+// Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
+__device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 position, u64 element, u32 count) {
+    const Bits bits = {column};
+    u32 problems = 0;
+    for (u32 i = 0; i < count; i++, element++) {
+        u32 code = decode_one(bits, position & POSITION_MASK, problems);
+        position += pair_length(code);
+        if (element >= task.element_begin && element < task.element_end)
+            task.output[element - task.element_begin] = merge_one(code >> 16, __ldg(task.plane + element));
+    }
+}
+
+// Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared out among groups of G warps.
+template <u32 T, u32 G>
+__device__ inline void decode_units(BlockMemory<T>& memory, u32 first_unit, u32 unit_count, u32* status) {
+    const GapTask& task = memory.task;
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    const u32 group = warp / G, member = warp % G;
+    constexpr u32 groups = Shape<T>::warps / G;
+    WarpMemory<T>& mine = memory.warps[warp];
+    // Kept in a register, where the compiler would compute it again and again.
+    u32 column = u32(__cvta_generic_to_shared(mine.rows + lane));
+    asm volatile("" : "+r"(column));
+    const u32 plane = column - lane * 4, slots = column - u32(sizeof mine.stage);
+    const Bits bits = {column};
+    u32 problems = 0, parity = 0;
+
+    u32 unit = group, round = 0;
+    u64 base = 0;
+    u32 left = 0;  // weights of the unit to come
+    Fetched<T> fetched;
+    auto thread_of = [&](u32 unit, u32 round) {
+        return (task.first_thread_block + (first_unit + unit)) * task.threads_per_block + (round * G + member) * LANES + lane;
+    };
+    if (unit < unit_count) fetch<T>(task, thread_of(unit, 0), lane, fetched);
+    while (unit < unit_count) {
+        if (round == 0) {
+            const u64* offsets = task.output_offsets + task.first_thread_block + (first_unit + unit);
+            base = __ldg(offsets);
+            const u64 next = __ldg(offsets + 1);
+            // The thread blocks' weights follow each other; the first and the last must reach the ends of the range.
+            const u32 block = first_unit + unit;
+            if (next > task.elements || (block == 0 && base > task.element_begin) ||
+                (block + 1 == u32(task.thread_blocks) && next < task.element_end))
+                problems |= STATUS_OFFSETS;
+            left = next - base >> 32 ? ~0u : u32(next - base);
+        }
+        const Extent extent = place<T>(task, thread_of(unit, round), lane, fetched, column);
+        const u32 position = POSITION_OF_BIT_0 + extent.start;
+        if (extent.start != 0 && thread_of(unit, round) == 0) problems |= STATUS_THREAD_END;
+        const u32 count = decode_lane<T>(bits, extent, slots, problems);
+        u32 start = inclusive_sum(count, lane);
+        const u32 total = __shfl_sync(ALL_LANES, start, LANES - 1);
+        start -= count;
+
+        u64 element = base;
+        if constexpr (G == 1) {
+            base += total, left -= total;
+        } else {
+            u32* totals = memory.totals[parity] + group * G;
+            if (lane == 0) totals[member] = total;
+            group_barrier(group, G * LANES);
+            parity ^= 1;
+#pragma unroll
+            for (u32 other = 0; other < G; other++) {
+                base += totals[other], left -= totals[other];
+                if (other < member) element += totals[other];
+            }
+        }
+
+        const bool overflow = __any_sync(ALL_LANES, count > 4 * Shape<T>::slots);
+        const u32 skip = u32(element - task.element_begin) % 16;
+        if (overflow) {
+            write_slowly(task, column, position, element + start, count);
+        } else {
+            const Run run = clip<T>(task, element, skip, total);
+            if (run.aligned) stage_plane(run, plane, lane);
+            join_lanes<T>(mine.stage, lane, count, skip + start);
+        }
+        // The next bits travel while these are written.
+        round++;
+        if (round * G * LANES == task.threads_per_block) {
+            if (left != 0) problems |= STATUS_BLOCK_END;
+            round = 0, unit += groups;
+        }
+        if (unit < unit_count) fetch<T>(task, thread_of(unit, round), lane, fetched);
+        wait_for_copies();
+        __syncwarp();
+        if (!overflow) write_run<T>(clip<T>(task, element, skip, total), mine, lane);
+        __syncwarp();
+    }
+    if (problems != 0) atomicOr(status, problems);
+}
+
+// The last task whose first unit is not behind a unit.
+__device__ inline u32 find_task(const GapTask* tasks, u32 task_count, u64 unit) {
+    u32 low = 0, high = task_count;
+    while (low + 1 < high) {
+        u32 middle = low + (high - low) / 2;
+        if (tasks[middle].first_unit <= unit) low = middle; else high = middle;
+    }
+    return low;
+}
+
+template <u32 T>
+__device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {
+    extern __shared__ uint4 shared[];
+    BlockMemory<T>& memory = *reinterpret_cast<BlockMemory<T>*>(shared);
+    // Each block takes one contiguous share of all units.
+    u64 each = unit_count / gridDim.x, rest = unit_count % gridDim.x;
+    u64 begin = each * blockIdx.x + min(u64(blockIdx.x), rest);
+    const u64 end = begin + each + (blockIdx.x < rest);
+    u32 index = find_task(tasks, task_count, begin);
+    while (begin < end && index < task_count) {
+        __syncthreads();
+        copy_to_shared(&memory.task, tasks + index, sizeof(GapTask));
+        copy_to_shared(&shared_table, tasks[index].table, sizeof(GapTable));
+        __syncthreads();
+        const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
+        // A warp takes whole thread blocks while there is one for each, then a group of warps shares one, so that none idles long.
+        // Thread blocks of 64 threads are too small to share.
+        const u32 first = u32(begin - memory.task.first_unit);
+        const u32 units = u32(task_end - begin);
+        const bool share = memory.task.threads_per_block >= Shape<T>::group_warps * LANES;
+        const u32 alone = share ? units - units % Shape<T>::warps : units;
+        decode_units<T, 1>(memory, first, alone, status);
+        if (share) decode_units<T, Shape<T>::group_warps>(memory, first + alone, units - alone, status);
+        begin = max(begin, task_end);
+        index++;
+    }
+}
+
+#define GAP_KERNEL(T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(Shape<T>::warps* LANES, Shape<T>::blocks)                              \
+        df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {                   \
+        decode_tasks<T>(tasks, task_count, unit_count, status);                                                    \
+    }
+GAP_KERNEL(8)
+GAP_KERNEL(16)
+GAP_KERNEL(32)
+GAP_KERNEL(64)
+
+// Where to find the code lengths of a tensor and where its table goes.
+struct GapTableTask {
+    const u8* lengths;
+    GapTable* table;
+};
+
+// Finds the code at the start of `valid` bits; its length, 0 if there is none.
+__device__ inline u32 find_code(const GapTable& table, u32 bits, u32 valid, u32& symbol) {
+    u32 code = __brev(bits) >> 16;
+    for (u32 length = 1; length <= valid; length++)
+        if (code < table.limits[length]) {
+            symbol = table.symbols[(code >> (MAX_CODE_LENGTH - length)) + table.bases[length] & 0xFF];
+            return length;
+        }
+    return 0;
+}
+
+// Derives decode tables from code lengths, one block of any number of threads each. Once, when a tensor is loaded.
+extern "C" __global__ void df11_gap_tables(const GapTableTask* tasks) {
+    __shared__ u8 lengths[SYMBOLS];
+    GapTable& table = *tasks[blockIdx.x].table;
+    for (u32 symbol = threadIdx.x; symbol < SYMBOLS; symbol += blockDim.x) {
+        lengths[symbol] = tasks[blockIdx.x].lengths[symbol];
+        table.symbols[symbol] = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // RFC 1951, 3.2.2, with codes kept as the first of 16 bits.
+        u32 code = 0, count = 0;
+        table.limits[0] = table.bases[0] = 0;
+        for (u32 length = 1; length <= MAX_CODE_LENGTH; length++) {
+            table.bases[length] = count - (code >> (MAX_CODE_LENGTH - length));
+            for (u32 symbol = 0; symbol < SYMBOLS; symbol++)
+                if (lengths[symbol] == length) {
+                    table.symbols[count++ & 0xFF] = u8(symbol);
+                    code += 1u << (MAX_CODE_LENGTH - length);
+                }
+            table.limits[length] = code;
+        }
+    }
+    __syncthreads();
+    for (u32 index = threadIdx.x; index < TABLE_ENTRIES; index += blockDim.x) {
+        u32 first = 0, second = 0, entry = 0;
+        u32 one = find_code(table, index, TABLE_BITS, first);
+        if (one != 0) {
+            u32 two = find_code(table, index >> one, TABLE_BITS - one, second);
+            entry = first << 16 | one << 10;
+            if (two != 0) entry |= second << 24 | one + two;
+        }
+        table.pairs[index] = entry;
+    }
+}
+
+// The constants that the host must share.
+extern "C" __global__ void df11_gap_constants(u32* out) {
+    out[0] = sizeof(GapTask), out[1] = sizeof(GapTable), out[2] = sizeof(GapTableTask), out[3] = TABLE_BITS;
+    out[4] = sizeof(BlockMemory<8>), out[5] = sizeof(BlockMemory<16>), out[6] = sizeof(BlockMemory<32>),
+    out[7] = sizeof(BlockMemory<64>);
+    out[8] = Shape<8>::warps * LANES, out[9] = Shape<16>::warps * LANES, out[10] = Shape<32>::warps * LANES,
+    out[11] = Shape<64>::warps * LANES;
+    out[12] = Shape<8>::blocks, out[13] = Shape<16>::blocks, out[14] = Shape<32>::blocks, out[15] = Shape<64>::blocks;
+}
