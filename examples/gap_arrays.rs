@@ -32,9 +32,17 @@ fn record(tensor: &EncodedTensor, weights: &[u8]) -> Vec<u8> {
     ] {
         bytes.extend_from_slice(&number.to_le_bytes());
     }
-    let arrays =
-        [&tensor.codebook[..256], &tensor.gaps, &tensor.output_offsets, &tensor.bitstream, &tensor.plane, weights];
-    arrays.iter().for_each(|array| bytes.extend_from_slice(array));
+    let arrays = [
+        &tensor.codebook[..256],
+        &tensor.gaps,
+        &tensor.output_offsets,
+        &tensor.bitstream,
+        &tensor.plane,
+        weights,
+    ];
+    for array in arrays {
+        bytes.extend_from_slice(array);
+    }
     bytes
 }
 
@@ -56,7 +64,9 @@ fn block(out: &Path, geometries: &[Geometry]) {
             scope.spawn(move || {
                 let records: Vec<u8> = matrices
                     .iter()
-                    .flat_map(|matrix| record(&encode_tensor(matrix, geometry, CHUNK).expect("it encodes"), &[]))
+                    .flat_map(|matrix| {
+                        record(&encode_tensor(matrix, geometry, CHUNK).expect("it encodes"), &[])
+                    })
                     .collect();
                 let name =
                     format!("block-{}-{}.gap", geometry.bytes_per_thread(), geometry.threads_per_block());
