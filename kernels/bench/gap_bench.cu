@@ -82,11 +82,11 @@ struct Launch {
         tasks.push_back(task);
     }
     template <u32 T>
-    void start(void (*kernel)(const GapTask*, u32, u64, u32*)) {
+    void start(void (*kernel)(const GapTask*, u32, u64, u32*, u64)) {
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BlockMemory<T>)));
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
         u32 grid = u32(std::min<u64>(units, u64(sm_count()) * Shape<T>::blocks));
-        kernel<<<grid, Shape<T>::warps * LANES, sizeof(BlockMemory<T>)>>>(on_device, u32(tasks.size()), units, status);
+        kernel<<<grid, Shape<T>::warps * LANES, sizeof(BlockMemory<T>)>>>(on_device, u32(tasks.size()), units, status, 0);
         CUDA(cudaGetLastError());
     }
     void prepare() {
