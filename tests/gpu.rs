@@ -28,6 +28,11 @@ const POISON: u8 = 0xA5;
 /// Bytes behind an output that must stay as they are.
 const GUARD: usize = 4096;
 
+/// Tells what eprintln would not: the test harness hides that.
+fn say(text: &str) {
+    std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
+}
+
 /// The first GPU, for all tests.
 fn gpu() -> Option<&'static Device> {
     static DEVICE: OnceLock<Result<Device, Error>> = OnceLock::new();
@@ -35,8 +40,7 @@ fn gpu() -> Option<&'static Device> {
         Ok(device) => Some(device),
         Err(error) => {
             assert!(std::env::var_os("DF11_REQUIRE_GPU").is_none(), "{error}");
-            // Not eprintln, which the test harness would hide.
-            writeln!(std::io::stderr(), "SKIPPED: {error}").unwrap();
+            say(&format!("SKIPPED: {error}"));
             None
         }
     }
@@ -133,7 +137,7 @@ const GEOMETRIES: [(u32, u32); 12] = [
 fn probing_never_panics() {
     match devices() {
         Ok(all) => {
-            assert!(Device::open(all.len()).is_err_and(|error| matches!(error, Error::Parameter { .. })))
+            assert!(Device::open(all.len()).is_err_and(|error| matches!(error, Error::Parameter { .. })));
         }
         Err(error) => assert!(matches!(error, Error::Gpu { .. }), "{error:?}"),
     }
@@ -171,7 +175,7 @@ fn mixed(seed: u64) -> Vec<u8> {
     let coded = Item::gap("coded", &[300, 70], normal_weights(21_000, seed), (32, 128));
     let other = Item::gap("other", &[501, 9], normal_weights(4509, seed + 1), (16, 64));
     let raw = Item::raw("raw", Dtype::F32, &[2, 3], (0..24).collect());
-    let odd = Item::raw("odd", Dtype::U8, &[333], (0..333).map(|at| at as u8).collect());
+    let odd = Item::raw("odd", Dtype::U8, &[333], (0..333u32).map(|at| at as u8).collect());
     let items = [
         coded.clone(),
         coded.alias("tied").in_block("second"),
@@ -383,8 +387,7 @@ fn hostile_streams_stay_inside_their_outputs() {
         }
         decode(device, &stream, &model, "block");
     }
-    writeln!(std::io::stderr(), "{streams} hostile streams reached the kernels, {noticed} set the status")
-        .unwrap();
+    say(&format!("{streams} hostile streams reached the kernels, {noticed} set the status"));
     assert!(streams >= 1000 && noticed > streams / 3);
     check_model(device, &valid);
 }

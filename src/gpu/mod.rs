@@ -28,6 +28,7 @@
 
 mod device;
 mod fault;
+mod limits;
 mod memory;
 mod model;
 mod module;
@@ -39,5 +40,6 @@ mod upload;
 
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
+pub use limits::{seconds_between, timestamp};
 pub use model::{GpuBlock, GpuModel, GpuRows, GpuTensor, LoadOptions};
 pub use status::Status;
