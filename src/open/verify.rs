@@ -270,7 +270,7 @@ impl Verify<'_, '_> {
         };
         let (mut file_hasher, mut tensor_hasher) = (Hasher::new(), Hasher::new());
         loop {
-            let batch = match pieces.next_batch() {
+            let batch = match pieces.next_batch(&|_, _| Ok(())) {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
                 Err(Error::Unsupported { what, .. }) => {
