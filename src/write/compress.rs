@@ -57,7 +57,7 @@ impl Default for CompressOptions {
 }
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
-/// a container for each weights file, and the side files beside them. Tensors are grouped into blocks by [`source::group`]; of blocks
+/// a container for each weights file, and the side files beside them. Tensors are grouped into blocks by [`source::group()`]; of blocks
 /// in a row that are all smaller than 64 KiB, several become one.
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them. Memory is at most 32 MiB, 6 MiB a
