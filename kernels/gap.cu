@@ -11,7 +11,7 @@
 //
 //   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes, and 16880 a block for the table
 //
-// Budget (sm_90, nvcc 13.0; targets compile from compute_80 with NVRTC 12.1):
+// Budget (sm_90, nvcc 13.0; targets compile from compute_80 with NVRTC 12.0):
 //   T    warps x blocks an SM   registers   spilled      BF16 out / copy rate, B = 128 (H200, one launch, L2 cold)
 //   8    16 x 2                  61          none         0.329
 //   16   16 x 2                  64           8 bytes     0.418

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Compiles the kernels to PTX, which is committed so that nothing needs CUDA to build the crate. Runs without a GPU.
+
+    just ptx
+or
+    python3 -m venv target/ptx-venv
+    target/ptx-venv/bin/pip install nvidia-cuda-nvrtc-cu12==12.0.140 nvidia-cuda-nvcc-cu12==12.0.140
+    target/ptx-venv/bin/python kernels/build.py            # writes kernels/ptx/
+    target/ptx-venv/bin/python kernels/build.py --check    # compiles, compares, writes nothing
+
+Linux, x86-64 or aarch64. The compiler is the oldest of CUDA 12, so that every driver from R525 (December 2022) on loads what it
+writes; its version is part of the result. The second wheel holds ptxas, which says what each kernel takes of a
+multiprocessor; a spill of registers above ALLOWED_SPILLS fails the build. tests/ptx.rs compares the committed files with
+the manifest wherever the crate is tested.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent
+PTX = KERNELS / "ptx"
+MODULES = ["gap"]
+COMPILER = (12, 0)
+OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
+WHEEL = "nvidia-cuda-nvrtc-cu12==12.0.140"
+REPORTED_TARGETS = ["sm_80", "sm_90"]
+
+# Bytes of spill stores, by kernel and target: some words that live through a whole round, stored once, where the threads that fit a
+# multiprocessor leave 64 and 80 registers each. Fewer threads decode slower (figures in kernels/gap.cu).
+ALLOWED_SPILLS = {
+    ("df11_gap_decode_16", "sm_90"): 8,
+    ("df11_gap_decode_32", "sm_80"): 32,
+    ("df11_gap_decode_32", "sm_90"): 32,
+}
+
+
+def read_source(path: Path) -> bytes:
+    """A text file as it is in the repository, whatever the checkout does to line endings."""
+    return path.read_bytes().replace(b"\r\n", b"\n")
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sources_of(name: str) -> dict[str, bytes]:
+    """A file and all that it includes, by name."""
+    found: dict[str, bytes] = {}
+    wanted = [name]
+    while wanted:
+        name = wanted.pop()
+        if name not in found:
+            found[name] = read_source(KERNELS / name)
+            wanted += re.findall(r'^#include "([^"]+)"', found[name].decode(), re.MULTILINE)
+    return dict(sorted(found.items()))
+
+
+class Nvrtc:
+    """The few calls of NVIDIA's run-time compiler that are needed."""
+
+    def __init__(self) -> None:
+        path = Path(sysconfig.get_path("purelib")) / "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
+        if not path.exists():
+            sys.exit(f"{path} is missing: pip install {WHEEL}")
+        self.library = ctypes.CDLL(str(path))
+        self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        if (major.value, minor.value) != COMPILER:
+            sys.exit(f"NVRTC {major.value}.{minor.value} found, {COMPILER[0]}.{COMPILER[1]} needed: pip install {WHEEL}")
+
+    def call(self, function: str, *arguments: object) -> None:
+        if code := getattr(self.library, function)(*arguments):
+            raise RuntimeError(f"{function}: {self.library.nvrtcGetErrorString(code).decode()}")
+
+    def text(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call(f"nvrtcGet{what}", program, buffer)
+        return buffer.value
+
+    def compile(self, name: str, sources: dict[str, bytes]) -> bytes:
+        headers = [header for header in sources if header != name]
+        strings = ctypes.c_char_p * len(headers)
+        program = ctypes.c_void_p()
+        self.call(
+            "nvrtcCreateProgram",
+            ctypes.byref(program),
+            sources[name],
+            name.encode(),
+            len(headers),
+            strings(*(sources[header] for header in headers)),
+            strings(*(header.encode() for header in headers)),
+        )
+        options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
+        try:
+            self.call("nvrtcCompileProgram", program, len(OPTIONS), options)
+        except RuntimeError as error:
+            sys.exit(f"{name}: {error}\n{self.text('ProgramLog', program).decode()}")
+        if log := self.text("ProgramLog", program).decode().strip():
+            print(log)
+        return self.text("PTX", program)
+
+
+def build() -> dict[str, bytes]:
+    """The files of kernels/ptx, by name."""
+    compiler = Nvrtc()
+    files: dict[str, bytes] = {}
+    modules = {}
+    for module in MODULES:
+        sources = sources_of(f"{module}.cu")
+        ptx = compiler.compile(f"{module}.cu", sources)
+        files[f"{module}.ptx"] = ptx
+        modules[f"{module}.ptx"] = {
+            "sha256": sha256(ptx),
+            "entries": sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE)),
+            "sources": {name: sha256(text) for name, text in sources.items()},
+        }
+    manifest = {
+        "compiler": f"NVRTC {COMPILER[0]}.{COMPILER[1]}",
+        "wheel": WHEEL,
+        "options": OPTIONS,
+        "modules": modules,
+    }
+    files["manifest.json"] = json.dumps(manifest, indent=2).encode() + b"\n"
+    return files
+
+
+def report_resources(name: str, ptx: bytes) -> bool:
+    """Prints what each kernel takes; whether no spill is above what is allowed."""
+    ptxas = Path(sysconfig.get_path("purelib")) / "nvidia/cuda_nvcc/bin/ptxas"
+    if not ptxas.exists():
+        print("no ptxas: registers and spills are unchecked; pip install nvidia-cuda-nvcc-cu12==12.0.140")
+        return True
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, name)
+        source.write_bytes(ptx)
+        print(f"{'kernel':<24} {'target':<6} {'registers':>9} {'static shared':>13} {'spill stores':>12} {'spill loads':>11}")
+        for target in REPORTED_TARGETS:
+            log = subprocess.run(
+                [ptxas, "-v", f"-arch={target}", source, "-o", Path(folder, "out")],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stderr
+            for kernel, stores, loads, registers, shared in resources(log):
+                print(f"{kernel:<24} {target:<6} {registers:>9} {shared:>13} {stores:>12} {loads:>11}")
+                if stores > ALLOWED_SPILLS.get((kernel, target), 0):
+                    print(f"{kernel} spills {stores} bytes on {target}, {ALLOWED_SPILLS.get((kernel, target), 0)} are allowed")
+                    good = False
+    return good
+
+
+def resources(log: str) -> list[tuple[str, int, int, int, int]]:
+    """Kernel, spill stores, spill loads, registers and static shared memory of each kernel in what ptxas -v prints.
+
+    Functions that are called from a kernel have a line of spills too; they count to it, as they run in its frame.
+    """
+    rows = []
+    for part in log.split("Compiling entry function ")[1:]:
+        kernel = re.match(r"'(\w+)'", part)[1]
+        stores = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", part))
+        loads = sum(int(n) for n in re.findall(r"(\d+) bytes spill loads", part))
+        registers = int(re.search(r"Used (\d+) registers", part)[1])
+        shared = re.search(r"(\d+) bytes smem", part)
+        rows.append((kernel, stores, loads, registers, int(shared[1]) if shared else 0))
+    return sorted(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare with the committed files; write nothing")
+    check = parser.parse_args().check
+    files = build()
+    if not all([report_resources(name, text) for name, text in files.items() if name.endswith(".ptx")]):
+        return 1
+    stale = [name for name, text in files.items() if not (PTX / name).exists() or read_source(PTX / name) != text]
+    if check:
+        for name in stale:
+            print(f"kernels/ptx/{name} is not what the sources give; `just ptx` renews it")
+        return 1 if stale else 0
+    PTX.mkdir(exist_ok=True)
+    for name in stale:
+        (PTX / name).write_bytes(files[name])
+        print(f"wrote kernels/ptx/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+//! The committed PTX belongs to the kernels' sources. Needs neither CUDA nor a GPU.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+const COMMAND: &str = "just ptx";
+
+/// What the crate launches.
+const ENTRIES: [&str; 6] = [
+    "df11_gap_constants",
+    "df11_gap_decode_16",
+    "df11_gap_decode_32",
+    "df11_gap_decode_64",
+    "df11_gap_decode_8",
+    "df11_gap_tables",
+];
+
+#[derive(Deserialize)]
+struct Manifest {
+    modules: BTreeMap<String, Module>,
+}
+
+#[derive(Deserialize)]
+struct Module {
+    sha256: String,
+    entries: Vec<String>,
+    sources: BTreeMap<String, String>,
+}
+
+fn kernels() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+fn manifest() -> Manifest {
+    serde_json::from_str(&read("ptx/manifest.json")).unwrap()
+}
+
+/// A file below `kernels/` as the repository has it: a checkout may have changed line endings.
+fn read(name: &str) -> String {
+    fs::read_to_string(kernels().join(name))
+        .unwrap_or_else(|error| panic!("kernels/{name}: {error}; `{COMMAND}` renews kernels/ptx"))
+        .replace("\r\n", "\n")
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").unwrap();
+        hex
+    })
+}
+
+#[test]
+fn ptx_is_that_of_the_sources() {
+    for (ptx, module) in manifest().modules {
+        for (source, hash) in &module.sources {
+            assert_eq!(
+                sha256(&read(source)),
+                *hash,
+                "kernels/{source} changed after kernels/ptx/{ptx} was made; `{COMMAND}` renews it"
+            );
+        }
+    }
+}
+
+#[test]
+fn ptx_is_as_the_compiler_wrote_it() {
+    for (ptx, module) in manifest().modules {
+        let hash = sha256(&read(&format!("ptx/{ptx}")));
+        assert_eq!(
+            hash, module.sha256,
+            "kernels/ptx/{ptx} is not that of the manifest; `{COMMAND}` renews it"
+        );
+    }
+}
+
+#[test]
+fn every_source_belongs_to_a_module() {
+    let known: BTreeSet<String> =
+        manifest().modules.into_values().flat_map(|module| module.sources.into_keys()).collect();
+    for file in fs::read_dir(kernels()).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if Path::new(&name).extension().is_some_and(|extension| extension == "cu" || extension == "cuh") {
+            assert!(
+                known.contains(&name),
+                "kernels/{name} is in no module of kernels/ptx/manifest.json; `{COMMAND}` renews it"
+            );
+        }
+    }
+}
+
+#[test]
+fn ptx_holds_what_the_crate_launches_for_every_gpu_since_ampere() {
+    let ptx = read("ptx/gap.ptx");
+    assert!(ptx.contains("\n.target sm_80\n"), "kernels/ptx/gap.ptx is not for sm_80; `{COMMAND}` renews it");
+    // PTX 8.0 is what drivers of CUDA 12.0 load.
+    assert!(
+        ptx.contains("\n.version 8.0\n"),
+        "kernels/ptx/gap.ptx needs newer drivers; `{COMMAND}` renews it"
+    );
+    for entry in ENTRIES {
+        assert!(
+            ptx.contains(&format!("\n.visible .entry {entry}(\n")),
+            "kernels/ptx/gap.ptx lacks {entry}; `{COMMAND}` renews it"
+        );
+    }
+    assert_eq!(manifest().modules["gap.ptx"].entries, ENTRIES);
+}
