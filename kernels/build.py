@@ -10,7 +10,7 @@ or
 
 Linux, no GPU needed. The compilers are the oldest of CUDA 12, so that every driver from R525 (December 2022) on loads what
 they write; their version is part of the result. Machine code spares the driver a second of compiling when a machine first loads
-the PTX, and decodes up to 2 % faster. ptxas also says what each kernel takes of a multiprocessor; a spill of registers
+the PTX; with the default geometry it also decodes 2 % faster. ptxas also says what each kernel takes of a multiprocessor; a spill of registers
 above ALLOWED_SPILLS fails the build. tests/ptx.rs compares the committed files with the manifest wherever the crate is tested.
 """
 

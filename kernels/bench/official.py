@@ -2,11 +2,12 @@
 
     python3 official.py FOLDER KERNELS REPEATS T B [T B ..] > rows.json
 
-FOLDER is what `gap_arrays FOLDER block T B ..` wrote, KERNELS a file of kernels/ptx (PTX or machine code). Needs a GPU, cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
+FOLDER is what `gap_arrays FOLDER block T B ..` wrote, KERNELS a file of kernels/ptx (PTX or machine code). Needs a GPU,
+cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
 
 The official side is the package's own: its code, tables and launch parameters for one block of seven matrices, and
-its PTX. Only its encoder, a Python loop of hours for a block, is compiled here (`encode`), and compared with the
-original on a part of the weights first. Every output is compared with the weights bit by bit. Calls alternate; before each, a
+its PTX. Only its encoder, a Python loop over every weight, is compiled here (`encode`), and compared with the
+original on parts of the weights first. Every output is compared with the weights bit by bit. Calls alternate; before each, a
 write of 512 MiB empties the L2 cache.
 """
 
