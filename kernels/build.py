@@ -146,7 +146,7 @@ def build() -> tuple[dict[str, bytes], bool]:
             good &= report_resources(log, target)
             if target in KEPT_TARGETS:
                 files[f"{module}.{target}.cubin"] = code
-                hashes[f"{module}.{target}.cubin"] = sha256(code)
+                hashes[f"{module}.{target}.cubin"] = {"sha256": sha256(code), "ptx": sha256(ptx)}
         modules[f"{module}.ptx"] = {
             "sha256": sha256(ptx),
             "entries": sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE)),

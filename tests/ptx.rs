@@ -31,8 +31,15 @@ struct Manifest {
 struct Module {
     sha256: String,
     entries: Vec<String>,
-    machine_code: BTreeMap<String, String>,
+    machine_code: BTreeMap<String, MachineCode>,
     sources: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct MachineCode {
+    sha256: String,
+    /// Hash of the PTX that it was made of.
+    ptx: String,
 }
 
 fn kernels() -> PathBuf {
@@ -82,14 +89,18 @@ fn ptx_and_machine_code_are_as_the_compilers_wrote_them() {
             hash, module.sha256,
             "kernels/ptx/{ptx} is not that of the manifest; `{COMMAND}` renews it"
         );
-        for (name, hash) in module.machine_code {
+        for (name, code) in module.machine_code {
             let name = format!("ptx/{name}");
-            let code =
+            let bytes =
                 fs::read(kernels().join(&name)).unwrap_or_else(|error| panic!("{}", missing(&name, &error)));
             assert_eq!(
-                sha256(code),
-                hash,
+                sha256(bytes),
+                code.sha256,
                 "kernels/{name} is not that of the manifest; `{COMMAND}` renews it"
+            );
+            assert_eq!(
+                module.sha256, code.ptx,
+                "kernels/{name} was made of another {ptx}; `{COMMAND}` renews it"
             );
         }
     }
