@@ -103,12 +103,13 @@ struct Launch {
         tasks.push_back(task);
     }
     template <u32 T>
-    void start(const char* name, void (*compiled_in)(const GapTask*, u32, u64, u32*)) {
+    void start(const char* name, void (*compiled_in)(const GapTask*, u32, u64, u32*, u64)) {
         const void* kernel = kernel_of(name, (const void*)compiled_in);
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BlockMemory<T>)));
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
         u32 grid = u32(std::min<u64>(units, u64(sm_count()) * Shape<T>::blocks)), count = u32(tasks.size());
-        void* arguments[] = {&on_device, &count, &units, &status};
+        u64 output = 0;  // the tasks' outputs are addresses
+        void* arguments[] = {&on_device, &count, &units, &status, &output};
         CUDA(cudaLaunchKernel(kernel, grid, Shape<T>::warps * LANES, arguments, sizeof(BlockMemory<T>), nullptr));
     }
     void prepare() {

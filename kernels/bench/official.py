@@ -132,7 +132,7 @@ class Ours:
         self.kernel.preferred_shared_memory_carveout = 100
         self.grid = min(unit, cp.cuda.Device().attributes["MultiProcessorCount"] * resident)
         self.status = cp.zeros(1, cp.uint32)
-        self.arguments = (self.keep(cp.asarray(np.array(tasks, GAP_TASK).view(np.uint8))), np.uint32(len(tasks)), np.uint64(unit), self.status)
+        self.arguments = (self.keep(cp.asarray(np.array(tasks, GAP_TASK).view(np.uint8))), np.uint32(len(tasks)), np.uint64(unit), self.status, np.uint64(0))
 
     def keep(self, array):
         self.kept.append(array)
