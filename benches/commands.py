@@ -53,6 +53,24 @@ def run(command: list[str]) -> tuple[float, float, int, str]:
     return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output
 
 
+def machine() -> dict:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+        "processor": model,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+
+
 def remove(path: pathlib.Path) -> None:
     path.unlink(missing_ok=True)
 
@@ -93,6 +111,11 @@ class Bench:
                 self.note(f"zipnn {verb}, the call", wall, cpu, peak)
                 self.note(f"zipnn {verb}, with files", wall_files, cpu_files, peak)
 
+    def ratio(self, one: str, other: str) -> float:
+        """How many times the rate of another command, round by round."""
+        seconds = [[row["cpu_s"] for row in self.rows if row["command"] == name] for name in (one, other)]
+        return statistics.median(theirs / ours for ours, theirs in zip(*seconds))
+
     def table(self) -> list[dict]:
         rows = []
         for name in dict.fromkeys(row["command"] for row in self.rows):
@@ -127,6 +150,7 @@ def main() -> None:
             bench.round(not arguments.no_zipnn)
             if round_ == 0:
                 bench.rows.clear()  # The first round warms the page cache.
+    about = machine()
     summary = []
     for bench in benches:
         container = bench.container.stat().st_size
@@ -139,10 +163,13 @@ def main() -> None:
                 f"  {row['command']:30} {row['wall_mb_s']:6} MB/s wall {row['cpu_mb_s']:6} MB/s CPU"
                 f" {row['cpu_mb_s_range']} peak {row['peak_mib']} MiB"
             )
+        pairs = [(verb, other) for other in ("the call", "with files") for verb in ("compress", "decompress")]
+        for verb, other in [] if arguments.no_zipnn else pairs:
+            ratio = bench.ratio(f"df11 {verb}, 1 threads", f"zipnn {verb}, {other}")
+            print(f"  df11 {verb} / zipnn {verb}, {other}: {ratio:.2f} times the rate, CPU time, median of rounds")
     if arguments.json:
-        machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
         rows = [row for bench in benches for row in bench.rows]
-        arguments.json.write_text(json.dumps({**machine, "summary": summary, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**about, "summary": summary, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,11 @@ use df11::{
     demo,
 };
 
+use safetensors::{
+    Dtype,
+    tensor::{TensorView, serialize_to_file},
+};
+
 fn with_threads<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
 }
@@ -118,4 +123,23 @@ fn a_tied_head_is_stored_once_and_layers_are_blocks() {
         "{blocks:?}"
     );
     assert_eq!(model.block("model.layers.2").unwrap().tensors().len(), 9);
+}
+
+/// Sections are aligned to pages; a block for each of many tiny modules would be mostly padding.
+#[test]
+fn tiny_modules_do_not_pad_the_container() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights: Vec<u8> = (0..256u32).flat_map(|i| half::bf16::from_f32(i as f32).to_le_bytes()).collect();
+    let tensors: BTreeMap<String, TensorView<'_>> = (0..2000)
+        .flat_map(|layer| ["a.weight", "b.weight"].map(|part| format!("layers.{layer}.{part}")))
+        .map(|name| (name, TensorView::new(Dtype::BF16, vec![16, 16], &weights).unwrap()))
+        .collect();
+    let source = folder.path().join("tiny.safetensors");
+    serialize_to_file(tensors, None, &source).unwrap();
+    let model = compressed(&source, &folder.path().join("tiny.df11"), 2);
+    let (before, after) = (fs::metadata(&source).unwrap().len(), model.shards()[0].file_length());
+    // The directory takes 300 bytes a tensor, here more than half of the tensor itself.
+    let directory = model.shards()[0].directory_range();
+    assert!(after - (directory.end - directory.start) < before + before / 10, "{before} became {after}");
+    assert!(model.blocks().len() < 50);
 }

@@ -16,7 +16,7 @@
         }                                                                                   \
     } while (0)
 
-// Kernels loaded from PTX, as the crate loads them, instead of those compiled in.
+// Kernels of a file of PTX or machine code, as the crate loads them, instead of those compiled in.
 static cudaLibrary_t library = nullptr;
 
 static const void* kernel_of(const char* name, const void* compiled_in) {
@@ -26,7 +26,7 @@ static const void* kernel_of(const char* name, const void* compiled_in) {
     return kernel;
 }
 
-static void load_ptx(const char* path) {
+static void load_kernels(const char* path) {
     CUDA(cudaFree(nullptr));
     auto begin = std::chrono::steady_clock::now();
     CUDA(cudaLibraryLoadFromFile(&library, path, nullptr, nullptr, 0, nullptr, nullptr, 0));
@@ -352,11 +352,11 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
 }
 
 int main(int argc, char** argv) {
-    if (argc > 2 && std::string(argv[1]) == "--ptx") load_ptx(argv[2]), argc -= 2, argv += 2;
+    if (argc > 2 && std::string(argv[1]) == "--kernels") load_kernels(argv[2]), argc -= 2, argv += 2;
     std::string mode = argc > 2 ? argv[1] : "";
     if (mode == "check") return check(argv[2], argc > 3 ? atoi(argv[3]) : 4);
     if (mode == "hostile") return hostile(argv[2], atoi(argv[3]), strtoull(argv[4], nullptr, 10));
     if (mode == "bench") return bench(argv[2], atoi(argv[3]), (argc - 4) / 2, argv + 4);
-    fprintf(stderr, "usage: gap_bench [--ptx FILE] check EDGES [RANGES] | hostile EDGES COUNT SEED | bench FOLDER REPEATS T B [T B ..]\n");
+    fprintf(stderr, "usage: gap_bench [--kernels FILE] check EDGES [RANGES] | hostile EDGES COUNT SEED | bench FOLDER REPEATS T B [T B ..]\n");
     return 2;
 }

@@ -1,12 +1,13 @@
 """Decode rate of the official DFloat11 kernel and of ours on the same weights, in one process.
 
-    python3 official.py FOLDER PTX REPEATS T B [T B ..] > rows.json
+    python3 official.py FOLDER KERNELS REPEATS T B [T B ..] > rows.json
 
-FOLDER is what `gap_arrays FOLDER block T B ..` wrote. Needs a GPU, cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
+FOLDER is what `gap_arrays FOLDER block T B ..` wrote, KERNELS a file of kernels/ptx (PTX or machine code). Needs a GPU,
+cupy, torch, numba and the packages dfloat11 0.5.0 and dahuffman.
 
 The official side is the package's own: its code, tables and launch parameters for one block of seven matrices, and
-its PTX. Only its encoder, a Python loop of hours for a block, is compiled here (`encode`), and compared with the
-original on a part of the weights first. Every output is compared with the weights bit by bit. Calls alternate; before each, a
+its PTX. Only its encoder, a Python loop over every weight, is compiled here (`encode`), and compared with the
+original on parts of the weights first. Every output is compared with the weights bit by bit. Calls alternate; before each, a
 write of 512 MiB empties the L2 cache.
 """
 
@@ -180,10 +181,10 @@ def main():
     import cupy as cp
     import torch
 
-    folder, ptx, repeats, *geometries = sys.argv[1:]
+    folder, kernels, repeats, *geometries = sys.argv[1:]
     weights = np.fromfile(Path(folder, "weights.bf16"), np.uint16)
     original, output, flush = cp.asarray(weights), cp.zeros(len(weights) + 1024, cp.uint16), cp.zeros(512 << 20, cp.uint8)
-    module = cp.RawModule(path=ptx)
+    module = cp.RawModule(path=kernels)
     stream = cp.cuda.get_current_stream()
 
     def copy():

@@ -6,6 +6,7 @@ pub mod header;
 pub mod identity;
 pub mod records;
 mod validate;
+mod validate_tensors;
 
 pub use directory::Directory;
 pub use header::Header;

@@ -7,19 +7,13 @@ use zerocopy::little_endian::U64;
 use super::{
     directory::{Directory, Places, chunk_count},
     records::{
-        ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS,
-        FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
+        ArrayRecord, BlockRecord, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_CODEBOOK, SECTION_PREFIX,
         SECTION_RAW, SECTION_SIDE, SECTION_SKIPPABLE, SectionRecord, TensorRecord, section_name,
     },
 };
 use crate::{
-    Dtype, Error, Result,
-    constants::{
-        ARRAY_ALIGNMENT, HEAD_BYTES, MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_SHARDS, NONE, SECTION_ALIGNMENT,
-        align,
-    },
-    dtype::elements,
-    encoding::gap::{Geometry, Layout},
+    Error, Result,
+    constants::{ARRAY_ALIGNMENT, HEAD_BYTES, MAX_NAME_BYTES, MAX_SHARDS, NONE, SECTION_ALIGNMENT, align},
     paths::check_path,
 };
 
@@ -37,8 +31,8 @@ pub(super) fn validate(directory: &Directory, places: Places, directory_offset: 
     check.checksums()
 }
 
-struct Check<'a> {
-    directory: &'a Directory,
+pub(super) struct Check<'a> {
+    pub(super) directory: &'a Directory,
     places: Places,
 }
 
@@ -90,7 +84,7 @@ impl Check<'_> {
         self.places.arrays + index * size_of::<ArrayRecord>()
     }
 
-    fn tensor_corrupt(&self, index: usize, problem: impl std::fmt::Display) -> Error {
+    pub(super) fn tensor_corrupt(&self, index: usize, problem: impl std::fmt::Display) -> Error {
         let name = self.directory.tensor_name(&self.directory.tensors[index]);
         corrupt(self.tensor_at(index), format_args!("tensor {name:?}: {problem}"))
     }
@@ -309,127 +303,8 @@ impl Check<'_> {
     }
 
     /// The section of an array that `packing` accepted.
-    fn section_of(&self, array: &ArrayRecord) -> &SectionRecord {
+    pub(super) fn section_of(&self, array: &ArrayRecord) -> &SectionRecord {
         &self.directory.sections[array.section.get() as usize]
-    }
-
-    fn tensors(&self) -> Result<()> {
-        let mut before = None;
-        for (i, tensor) in self.directory.tensors.iter().enumerate() {
-            let name = self.directory.tensor_name(tensor);
-            if before.is_some_and(|before| before >= name.as_bytes()) {
-                return Err(self.tensor_corrupt(i, "names are not ascending"));
-            }
-            before = Some(name.as_bytes());
-            self.tensor(i, tensor)?;
-        }
-        Ok(())
-    }
-
-    fn tensor(&self, i: usize, tensor: &TensorRecord) -> Result<()> {
-        let dimensions = tensor.dimension_count.get();
-        if dimensions > MAX_DIMENSIONS {
-            return Err(Error::limit("a tensor's number of dimensions", dimensions, MAX_DIMENSIONS));
-        }
-        if tensor.shape[dimensions as usize..].iter().any(|&dimension| dimension != 0) {
-            return Err(self.tensor_corrupt(i, "a dimension beyond dimension_count is not zero"));
-        }
-        if tensor.block.get() >= self.directory.blocks.len() as u64 {
-            return Err(self.tensor_corrupt(i, "its block does not exist"));
-        }
-        let file = usize::try_from(tensor.file.get())
-            .ok()
-            .and_then(|file| self.directory.files.get(file))
-            .filter(|file| file.kind.get() == FILE_WEIGHTS)
-            .ok_or_else(|| self.tensor_corrupt(i, "its weights file does not exist"))?;
-        let dtype = Dtype::from_id(tensor.dtype.get());
-        let shape = tensor.dimensions();
-        let bytes = match dtype.map(|dtype| dtype.bytes(&shape)) {
-            // Nothing is known of the size of its elements.
-            None => 0,
-            Some(Err(Error::Parameter { problem, .. })) => return Err(self.tensor_corrupt(i, problem)),
-            Some(bytes) => bytes?,
-        };
-        if tensor.file_offset.get().checked_add(bytes).is_none_or(|end| end > file.length.get()) {
-            return Err(self.tensor_corrupt(i, "it ends beyond its weights file"));
-        }
-        let Some(dtype) = dtype else { return Ok(()) };
-        match tensor.encoding.get() {
-            ENCODING_ALIAS => self.alias(i, tensor),
-            ENCODING_RAW => self.raw(i, tensor, bytes),
-            ENCODING_GAP => self.gap(i, tensor, dtype, elements(&shape)?),
-            _ => Ok(()),
-        }
-    }
-
-    fn alias(&self, i: usize, tensor: &TensorRecord) -> Result<()> {
-        self.parameters(i, tensor, 1)?;
-        self.array_kinds(i, tensor, &[], &[])?;
-        let target = usize::try_from(tensor.parameters[0].get())
-            .ok()
-            .and_then(|target| self.directory.tensors.get(target))
-            .ok_or_else(|| self.tensor_corrupt(i, "the target of the alias does not exist"))?;
-        let same = target.encoding.get() != ENCODING_ALIAS
-            && target.block == tensor.block
-            && target.dtype == tensor.dtype
-            && target.dimension_count == tensor.dimension_count
-            && target.shape == tensor.shape
-            && target.hash == tensor.hash;
-        if same { Ok(()) } else { Err(self.tensor_corrupt(i, "the target of the alias is not its equal")) }
-    }
-
-    fn raw(&self, i: usize, tensor: &TensorRecord, bytes: u64) -> Result<()> {
-        self.parameters(i, tensor, 0)?;
-        if bytes == 0 {
-            self.array_kinds(i, tensor, &[], &[])
-        } else {
-            self.array_kinds(i, tensor, &[SECTION_RAW], &[bytes])
-        }
-    }
-
-    fn gap(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
-        self.parameters(i, tensor, 3)?;
-        if dtype != Dtype::BF16 || count == 0 {
-            return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be gap-encoded"));
-        }
-        let [bytes_per_thread, threads_per_block, bit_count, _] = tensor.parameters.map(U64::get);
-        let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)
-            .map_err(|error| self.tensor_corrupt(i, error))?;
-        let codebook =
-            self.directory.arrays[tensor.array_range()].first().map_or(0, |array| array.length.get());
-        let layout = Layout::lut_count_of(codebook)
-            .and_then(|lut_count| Layout::new(geometry, count, bit_count, lut_count))
-            .map_err(|error| self.tensor_corrupt(i, error))?;
-        self.array_kinds(
-            i,
-            tensor,
-            &[SECTION_CODEBOOK, SECTION_INDEX, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE],
-            &[
-                codebook,
-                layout.gaps_bytes(),
-                layout.output_offsets_bytes(),
-                layout.bitstream_bytes(),
-                layout.plane_bytes(),
-            ],
-        )
-    }
-
-    /// The parameters from `used` on are zero.
-    fn parameters(&self, i: usize, tensor: &TensorRecord, used: usize) -> Result<()> {
-        if tensor.parameters[used..].iter().all(|&parameter| parameter == 0) {
-            Ok(())
-        } else {
-            Err(self.tensor_corrupt(i, "an unused parameter is not zero"))
-        }
-    }
-
-    /// The arrays are in sections of these kinds and have these lengths in bytes.
-    fn array_kinds(&self, i: usize, tensor: &TensorRecord, kinds: &[u32], lengths: &[u64]) -> Result<()> {
-        let arrays = &self.directory.arrays[tensor.array_range()];
-        let right = arrays.len() == kinds.len()
-            && arrays.iter().zip(kinds).all(|(array, &kind)| self.section_of(array).kind == kind)
-            && arrays.iter().zip(lengths).all(|(array, &length)| array.length == length);
-        if right { Ok(()) } else { Err(self.tensor_corrupt(i, "its arrays are not those of its encoding")) }
     }
 
     fn checksums(&self) -> Result<()> {

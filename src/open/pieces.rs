@@ -82,13 +82,18 @@ impl<'m> FilePieces<'m> {
         })
     }
 
-    /// The next bytes of the file: the prefix alone, then a piece for each thread; `None` at the end.
-    pub(crate) fn next_batch(&mut self) -> Result<Option<Batch<'_, 'm>>> {
+    /// The next bytes of the file: the prefix alone, then a piece for each thread; `None` at the end. Each piece is handed to `made`, with
+    /// its offset in the file, by the thread that decoded it, while it is in that thread's cache.
+    pub(crate) fn next_batch(
+        &mut self,
+        made: &(dyn Fn(u64, &[u8]) -> Result<()> + Sync),
+    ) -> Result<Option<Batch<'_, 'm>>> {
         if !self.started {
             self.started = true;
             let array = self.shard.directory().files[self.file].array_range().start;
             self.buffer.clear();
             self.buffer.extend_from_slice(&self.shard.read_array(array, 0..self.prefix)?);
+            made(0, &self.buffer)?;
             return Ok(Some(Batch { bytes: &self.buffer, parts: Vec::new() }));
         }
         let parts = self.take_parts()?;
@@ -104,7 +109,10 @@ impl<'m> FilePieces<'m> {
             (out, rest) = rest.split_at_mut((part.range.end - part.range.start) as usize);
             outputs.push((part, out));
         }
-        outputs.into_par_iter().try_for_each(|(part, out)| part.reader.read(part.range.clone(), out))?;
+        outputs.into_par_iter().try_for_each(|(part, out)| {
+            part.reader.read(part.range.clone(), out)?;
+            made(part.tensor.record().file_offset.get() + part.range.start, out)
+        })?;
         Ok(Some(Batch { bytes: &self.buffer, parts }))
     }
 

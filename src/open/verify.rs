@@ -1,6 +1,6 @@
 //! Verification (spec/format.md, section 9): structure, checksums, or everything.
 
-use std::{io, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 use blake3::Hasher;
 use rayon::prelude::*;
@@ -154,16 +154,18 @@ impl Verify<'_, '_> {
             }
             ends[section] = offset + array.length.get();
         }
-        let starts = directory.sections.iter().map(|section| section.offset.get());
         let mut end = HEAD_BYTES;
-        for (start, next) in starts
-            .chain([self.shard.directory_range().start])
-            .zip(directory.sections.iter().map(super::super::format::records::SectionRecord::end).chain([0]))
-        {
-            check_zero("space between sections", end, &self.shard.read_unchecked(end..start)?)?;
-            end = next;
+        for section in &directory.sections {
+            self.space(end..section.offset.get())?;
+            end = section.end();
         }
-        Ok(())
+        self.space(end..self.shard.directory_range().start)
+    }
+
+    /// Zeros between two sections.
+    fn space(&self, range: Range<u64>) -> Result<()> {
+        let start = range.start;
+        check_zero("space between sections", start, &self.shard.read_unchecked(range)?)
     }
 
     /// The JSON header of a weights file describes the same tensors as the directory (section 7).
@@ -270,7 +272,7 @@ impl Verify<'_, '_> {
         };
         let (mut file_hasher, mut tensor_hasher) = (Hasher::new(), Hasher::new());
         loop {
-            let batch = match pieces.next_batch() {
+            let batch = match pieces.next_batch(&|_, _| Ok(())) {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
                 Err(Error::Unsupported { what, .. }) => {

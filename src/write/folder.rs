@@ -6,10 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use super::output::sync_folder;
 use crate::{Error, Result, paths::check_path};
+
+/// Hidden, and not named after the output, whose name may be as long as the file system allows.
+const TEMPORARY_PREFIX: &str = ".df11-";
+const TEMPORARY_SUFFIX: &str = ".part";
 
 /// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
 #[derive(Debug)]
@@ -22,9 +26,10 @@ impl OutputFolder {
     /// Creates the temporary folder beside `path`.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let parent = parent_of(path);
-        let name = path.file_name().ok_or_else(|| {
-            Error::parameter(format!("{} names no folder", path.display()), "give the output a name")
-        })?;
+        if path.file_name().is_none() {
+            let problem = format!("{} names no folder", path.display());
+            return Err(Error::parameter(problem, "give the output a name"));
+        }
         let mut builder = tempfile::Builder::new();
         #[cfg(unix)]
         {
@@ -32,8 +37,8 @@ impl OutputFolder {
             builder.permissions(fs::Permissions::from_mode(0o777));
         }
         let folder = builder
-            .prefix(&format!(".{}.", name.to_string_lossy()))
-            .suffix(".part")
+            .prefix(TEMPORARY_PREFIX)
+            .suffix(TEMPORARY_SUFFIX)
             .tempdir_in(parent)
             .map_err(|error| Error::io("creating a folder in", parent, error))?;
         Ok(Self { folder, path: path.to_owned() })
@@ -87,6 +92,23 @@ impl OutputFolder {
         sync_folder(&path);
         Ok(())
     }
+}
+
+/// A temporary file in the folder of `path`; deleted when dropped. Temporary files are private, but what becomes a result is as
+/// readable as any new file.
+pub(super) fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
+    let folder = parent_of(path);
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder
+        .prefix(TEMPORARY_PREFIX)
+        .suffix(TEMPORARY_SUFFIX)
+        .tempfile_in(folder)
+        .map_err(|error| Error::io("creating a file in", folder, error))
 }
 
 /// The folder that holds `path`.

@@ -1,6 +1,7 @@
 //! Writing: `first pass → plan → second pass → container`, and back to the original files.
 
 mod analysis;
+mod arrays;
 mod compress;
 mod encode;
 mod folder;

@@ -9,7 +9,10 @@ use std::{
 use tempfile::NamedTempFile;
 use zerocopy::IntoBytes;
 
-use super::{folder::parent_of, plan::Plan};
+use super::{
+    folder::{parent_of, temporary_beside},
+    plan::Plan,
+};
 use crate::{
     Error, Result,
     format::{
@@ -32,20 +35,7 @@ pub(super) struct Output {
 impl Output {
     /// Creates the temporary file beside `path`, with the header of an incomplete container, and takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut Plan<'_>) -> Result<Self> {
-        let folder = parent_of(path);
-        let name = path.file_name().unwrap_or_default();
-        let mut builder = tempfile::Builder::new();
-        // Temporary files are private; a container is as readable as any new file.
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
-        }
-        let file = builder
-            .prefix(&format!(".{}.", name.to_string_lossy()))
-            .suffix(".part")
-            .tempfile_in(folder)
-            .map_err(|error| Error::io("creating a file in", folder, error))?;
+        let file = temporary_beside(path)?;
         let directory = std::mem::replace(&mut plan.directory, empty_directory());
         let sections = directory.sections.len();
         let output = Self {

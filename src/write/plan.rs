@@ -3,17 +3,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::analysis::{Coding, FileAnalysis, TensorAnalysis};
+use super::{
+    analysis::{Coding, FileAnalysis, TensorAnalysis},
+    arrays::ArrayLayout,
+};
 use crate::{
     Dtype, Error, Result,
-    constants::{ARRAY_ALIGNMENT, HEAD_BYTES, MAX_DIRECTORY_BYTES, NONE, SECTION_ALIGNMENT, align},
+    constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, NONE},
     format::{
         Directory,
-        directory::ShardRecord,
+        directory::{ShardRecord, chunk_count},
         records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS,
-            FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
-            SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+            BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS, FileRecord,
+            SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW,
+            SECTION_SIDE, TensorRecord,
         },
     },
     huffman,
@@ -132,7 +135,6 @@ impl<'a> Plan<'a> {
 
     /// The length of the container, in bytes.
     pub(super) fn file_length(&self) -> u64 {
-        use crate::{constants::HEADER_BYTES, format::directory::chunk_count};
         let chunks: u64 =
             self.directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
         let directory = self.directory.to_bytes().len() as u64 + 4 * chunks;
@@ -374,59 +376,5 @@ impl<'a> PlannedTensor<'a> {
                 jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, file, tensor, coding, chunk }));
             }
         }
-    }
-}
-
-/// Packs arrays into sections.
-#[derive(Default)]
-struct ArrayLayout {
-    /// Block and section kind, offset in the section, length, of each array.
-    arrays: Vec<((u64, u32), u64, u64)>,
-    /// The end of the last array of each section; in the order of sections.
-    ends: BTreeMap<(u64, u32), u64>,
-}
-
-impl ArrayLayout {
-    /// Adds arrays of one record, without those of no bytes; returns the index of the first.
-    fn add(&mut self, block: u64, arrays: &[(u32, u64)]) -> u64 {
-        let first = self.arrays.len() as u64;
-        for &(kind, length) in arrays.iter().filter(|&&(_, length)| length > 0) {
-            let end = self.ends.entry((block, kind)).or_default();
-            let offset = end.next_multiple_of(ARRAY_ALIGNMENT);
-            *end = offset + length;
-            self.arrays.push(((block, kind), offset, length));
-        }
-        first
-    }
-
-    /// Places the sections in the file; returns them, the arrays, and where the directory starts.
-    fn place(self) -> Result<(Vec<SectionRecord>, Vec<ArrayRecord>, u64)> {
-        let mut sections = Vec::with_capacity(self.ends.len());
-        let mut indices = HashMap::new();
-        let mut offset = HEAD_BYTES;
-        for (&(block, kind), &length) in &self.ends {
-            indices.insert((block, kind), sections.len() as u64);
-            sections.push(SectionRecord {
-                kind: kind.into(),
-                reserved: 0.into(),
-                block: block.into(),
-                offset: offset.into(),
-                length: length.into(),
-            });
-            offset = offset
-                .checked_add(length)
-                .and_then(|end| align(end, SECTION_ALIGNMENT))
-                .ok_or_else(|| Error::limit("the container's length in bytes", u64::MAX, i64::MAX as u64))?;
-        }
-        let arrays = self
-            .arrays
-            .into_iter()
-            .map(|(section, offset, length)| ArrayRecord {
-                section: indices[&section].into(),
-                offset: offset.into(),
-                length: length.into(),
-            })
-            .collect();
-        Ok((sections, arrays, offset))
     }
 }

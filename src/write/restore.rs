@@ -1,16 +1,17 @@
 //! Decompression: the original files, byte for byte.
 
-use std::{fs, io::Write, path::Path};
+use std::{fs::File, path::Path};
 
 use blake3::Hasher;
 
 use super::{
     compress::check_absent,
-    folder::{OutputFolder, parent_of},
+    folder::{OutputFolder, temporary_beside},
 };
 use crate::{
     Error, Model, Result,
     format::records::{FILE_WEIGHTS, FileRecord},
+    io::write_all_at,
     open::{FilePieces, Shard, hash, is_container},
     progress::{Observer, Stage, advance},
 };
@@ -58,9 +59,8 @@ pub fn decompress(
     let mut bytes = 0;
     for (shard, file) in files(model) {
         let path = folder.path_of(shard.directory().file_path(&shard.directory().files[file]))?;
-        let mut output = fs::File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
-        bytes += restore(shard, file, &mut output, observer).map_err(|error| name_output(error, &path))?;
-        output.sync_all().map_err(|error| Error::io("syncing", &path, error))?;
+        let output = File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
+        bytes += restore(shard, file, &output, &path, observer)?;
     }
     bytes += copy_side_files(model, &folder)?;
     folder.finish()?;
@@ -75,55 +75,39 @@ fn is_weights(shard: &Shard, file: usize) -> bool {
     shard.directory().files[file].kind == FILE_WEIGHTS
 }
 
-/// Writing fails without saying where; say it.
-fn name_output(error: Error, path: &Path) -> Error {
-    match error {
-        Error::Io { context, source } if context.is_empty() => Error::io("writing", path, source),
-        other => other,
-    }
-}
-
 fn restore_alone(shard: &Shard, file: usize, out: &Path, observer: &dyn Observer) -> Result<u64> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let folder = parent_of(out);
-    let mut output = builder
-        .prefix(".")
-        .suffix(".part")
-        .tempfile_in(folder)
-        .map_err(|error| Error::io("creating a file in", folder, error))?;
-    let bytes =
-        restore(shard, file, output.as_file_mut(), observer).map_err(|error| name_output(error, out))?;
-    output.as_file().sync_all().map_err(|error| Error::io("syncing", out, error))?;
+    let output = temporary_beside(out)?;
+    let bytes = restore(shard, file, output.as_file(), out, observer)?;
     output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
     Ok(bytes)
 }
 
-/// Writes one original file and compares its hash.
-fn restore(shard: &Shard, file: usize, output: &mut dyn Write, observer: &dyn Observer) -> Result<u64> {
+/// Writes one original file, which will be at `path`, and compares its hash.
+fn restore(shard: &Shard, file: usize, output: &File, path: &Path, observer: &dyn Observer) -> Result<u64> {
     let record = &shard.directory().files[file];
-    let mut hasher = Hasher::new();
-    let mut write = |bytes: &[u8]| {
-        let written = output.write_all(bytes).map_err(|source| Error::Io { context: String::new(), source });
-        hash(&mut hasher, bytes);
-        written
+    let write = |offset: u64, bytes: &[u8]| {
+        write_all_at(output, bytes, offset).map_err(|error| Error::io("writing", path, error))
     };
+    let mut hasher = Hasher::new();
     if is_weights(shard, file) {
         let mut pieces = FilePieces::new(shard, file)?;
-        while let Some(batch) = pieces.next_batch()? {
-            write(batch.bytes)?;
+        while let Some(batch) = pieces.next_batch(&write)? {
+            hash(&mut hasher, batch.bytes);
             advance(observer, batch.bytes.len() as u64)?;
         }
     } else {
+        let mut offset = 0;
         for array in record.array_range() {
-            shard.stream_array(array, &mut write)?;
+            shard.stream_array(array, |bytes| {
+                write(offset, bytes)?;
+                hash(&mut hasher, bytes);
+                offset += bytes.len() as u64;
+                Ok(())
+            })?;
         }
     }
     check_hash(shard, record, &hasher)?;
+    output.sync_all().map_err(|error| Error::io("syncing", path, error))?;
     Ok(record.length.get())
 }
 
