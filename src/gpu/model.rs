@@ -36,7 +36,7 @@ impl LoadOptions {
         Self { readers: None, validate: true }
     }
 
-    /// How many threads read the containers, each with 12 MiB of pinned memory that the [`Device`] keeps for the next load.
+    /// How many threads read the containers, each with 4 MiB of pinned memory that the [`Device`] keeps for the next load.
     #[must_use]
     pub const fn readers(mut self, readers: NonZero<usize>) -> Self {
         self.readers = Some(readers);
@@ -105,16 +105,9 @@ impl Model {
     /// [`Error::Gpu`] where the memory does not suffice or the GPU fails; [`Error::Corrupt`] where the container is damaged;
     /// [`Error::Unsupported`] for a tensor of a newer version; [`Error::Io`].
     pub fn load(&self, device: &Device, options: &LoadOptions) -> Result<GpuModel> {
-        let t0 = std::time::Instant::now();
         let loader = Loader::new(self, device, options)?;
-        let t1 = t0.elapsed();
         loader.upload(options.reader_count())?;
-        let t2 = t0.elapsed();
-        let r = loader.finish();
-        if std::env::var_os("DF11_T").is_some() {
-            eprintln!("TIMES new {t1:?} upload {t2:?} finish {:?}", t0.elapsed());
-        }
-        r
+        loader.finish()
     }
 }
 
@@ -137,14 +130,10 @@ impl<'m> Loader<'m> {
             tensors.into_iter().filter(|tensor| tensor.encoding() == Encoding::Gap).collect();
         let indexes =
             gap.into_par_iter().map(|tensor| index(tensor, options.validate)).collect::<Result<Vec<_>>>()?;
-        let t0 = std::time::Instant::now();
         let (placements, bytes) = upload::place(model.shards());
         let table_bytes = indexes.len() as u64 * TABLE_BYTES;
         let sections = device.allocate(bytes, "the model")?;
         let tables = device.allocate(table_bytes, "the model's decode tables")?;
-        if std::env::var_os("DF11_T").is_some() {
-            eprintln!("TIMES alloc {:?}", t0.elapsed());
-        }
         Ok(Self { model, device, indexes, placements, sections, tables })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::{
     driver::{
-        CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg,
+        CudaContext, CudaFunction, CudaModule, CudaStream, LaunchConfig, PushKernelArg,
         sys::{CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute},
     },
     nvrtc::Ptx,
@@ -19,6 +19,8 @@ use super::{
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD};
 
 const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
+/// The same as machine code for compute capability 9.0, which needs no compiling when it is loaded.
+const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 /// The numbers that `df11_gap_constants` writes.
 const CONSTANTS: usize = 16;
 const TABLE_THREADS: u32 = 256;
@@ -57,7 +59,7 @@ pub(super) struct Launch {
 
 impl Kernels {
     pub(super) fn load(context: &Arc<CudaContext>) -> Result<Self> {
-        let module = context.load_module(Ptx::from_src(GAP_PTX)).or_fault("loading the kernels")?;
+        let module = load_module(context)?;
         let function = |name: &str| module.load_function(name).or_fault(name);
         let constants = read_constants(context, &function("df11_gap_constants")?)?;
         let attribute = |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
@@ -133,6 +135,17 @@ impl Kernels {
         let launched = unsafe { launch.launch(config) };
         launched.map(drop).or_fault("launching a decode kernel")
     }
+}
+
+/// The machine code where there is some for this GPU, else what the driver makes of the PTX.
+fn load_module(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>> {
+    let capability = context.compute_capability().or_fault("asking for a GPU's properties")?;
+    if capability == (9, 0)
+        && let Ok(module) = context.load_module(Ptx::from_binary(GAP_SM_90.to_vec()))
+    {
+        return Ok(module);
+    }
+    context.load_module(Ptx::from_src(GAP_PTX)).or_fault("loading the kernels")
 }
 
 /// Lets the kernel have its shared memory; says what is in the way on a GPU with less.

@@ -16,9 +16,9 @@ use crate::{
 };
 
 /// Bytes that one pinned buffer holds: some checksum chunks.
-const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
-/// Buffers of each reader: one is filled while the others travel.
-const BUFFERS: usize = 3;
+const PIECE_BYTES: u64 = 2 * CHECKSUM_CHUNK_BYTES;
+/// Buffers of each reader: one is filled while the other one travels.
+const BUFFERS: usize = 2;
 
 /// Where each section of one shard that belongs to a block lies in the model's device memory, in bytes from its start.
 pub(super) struct Placement {

@@ -20,6 +20,10 @@ use crate::{
 /// Locks against checking one chunk twice at the same time; more than there are threads.
 const LOCKS: usize = 64;
 
+/// Bytes that are checked while they are in the cache of the core that read them.
+#[cfg(feature = "cuda")]
+const CACHED_BYTES: usize = 256 << 10;
+
 /// One container of a model.
 pub struct Shard {
     path: PathBuf,
@@ -231,8 +235,12 @@ impl Shard {
 
     /// Compares the checksum of a chunk's bytes, and remembers that it is right.
     fn accept_chunk(&self, section: usize, chunk: u64, bytes: &[u8]) -> Result<()> {
+        self.accept_checksum(section, chunk, crc32fast::hash(bytes))
+    }
+
+    fn accept_checksum(&self, section: usize, chunk: u64, checksum: u32) -> Result<()> {
         let index = self.first_chunks[section] + chunk as usize;
-        if crc32fast::hash(bytes) != self.directory.checksums[index].get() {
+        if checksum != self.directory.checksums[index].get() {
             let problem =
                 "the checksum of the 1 MiB from here on does not match; the file is damaged, fetch it again";
             return Err(self.corrupt(section, chunk * CHECKSUM_CHUNK_BYTES, problem));
@@ -270,14 +278,21 @@ impl Shard {
     /// ends at one, or at the section's end.
     #[cfg(feature = "cuda")]
     pub(crate) fn read_chunks(&self, section: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let base = self.directory.sections[section].offset.get();
-        self.reader
-            .read_exact_at(base + range.start, out)
-            .map_err(|error| Error::io("reading", &self.path, error))?;
-        if self.check_checksums {
-            let first = range.start / CHECKSUM_CHUNK_BYTES;
-            for (chunk, bytes) in (first..).zip(out.chunks(CHECKSUM_CHUNK_BYTES as usize)) {
-                self.accept_chunk(section, chunk, bytes)?;
+        let mut offset = self.directory.sections[section].offset.get() + range.start;
+        let first = range.start / CHECKSUM_CHUNK_BYTES;
+        for (chunk, out) in (first..).zip(out.chunks_mut(CHECKSUM_CHUNK_BYTES as usize)) {
+            let mut hasher = crc32fast::Hasher::new();
+            for part in out.chunks_mut(CACHED_BYTES) {
+                self.reader
+                    .read_exact_at(offset, part)
+                    .map_err(|error| Error::io("reading", &self.path, error))?;
+                offset += part.len() as u64;
+                if self.check_checksums {
+                    hasher.update(part);
+                }
+            }
+            if self.check_checksums {
+                self.accept_checksum(section, chunk, hasher.finalize())?;
             }
         }
         Ok(())
