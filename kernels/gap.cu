@@ -373,7 +373,7 @@ __device__ inline u32 find_task(const GapTask* tasks, u32 task_count, u64 unit) 
 }
 
 template <u32 T>
-__device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {
+__device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
     extern __shared__ uint4 shared[];
     BlockMemory<T>& memory = *reinterpret_cast<BlockMemory<T>*>(shared);
     // Each block takes one contiguous share of all units.
@@ -385,6 +385,8 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
         __syncthreads();
         copy_to_shared(&memory.task, tasks + index, sizeof(GapTask));
         copy_to_shared(&shared_table, tasks[index].table, sizeof(GapTable));
+        __syncthreads();
+        if (threadIdx.x == 0) memory.task.output = reinterpret_cast<u16*>(reinterpret_cast<u64>(memory.task.output) + output);
         __syncthreads();
         const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
         // A warp takes whole thread blocks while there is one for each, then a group of warps shares one, so that none idles long.
@@ -402,8 +404,8 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
 
 #define GAP_KERNEL(T)                                                                                              \
     extern "C" __global__ void __launch_bounds__(Shape<T>::warps* LANES, Shape<T>::blocks)                              \
-        df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status) {                   \
-        decode_tasks<T>(tasks, task_count, unit_count, status);                                                    \
+        df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {       \
+        decode_tasks<T>(tasks, task_count, unit_count, status, output);                                            \
     }
 GAP_KERNEL(8)
 GAP_KERNEL(16)

@@ -41,13 +41,14 @@ struct alignas(16) GapTable {
 // range. The contents of the arrays may be anything. Where plane or element_begin is no multiple of 16, decoding is slow. All tasks
 // of a launch have the kernel's T. Launch: min(unit_count, SMs x blocks) blocks of `threads`, `shared bytes` of dynamic shared memory
 // (both from df11_gap_constants), unit_count = the sum of thread_blocks.
+// The launch's `output` is added to the output of each task, so that one table in memory serves any buffer.
 struct alignas(16) GapTask {
     const u8* gaps;
     const u64* output_offsets;
     const u8* bitstream;       // aligned to 16
     const u8* plane;
     const GapTable* table;     // aligned to 16
-    u16* output;               // of element_begin; aligned to 16 (256 by rule of the house)
+    u16* output;               // of element_begin, less the launch's `output`; their sum is aligned to 16 (256 by rule of the house)
     u64 elements;
     u64 bit_count;
     u64 element_begin;

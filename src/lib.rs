@@ -6,6 +6,8 @@ pub mod dtype;
 pub mod encoding;
 pub mod error;
 pub mod format;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod huffman;
 pub mod io;
 pub mod open;

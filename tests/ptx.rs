@@ -1,9 +1,9 @@
-//! The committed PTX belongs to the kernels' sources. Needs neither CUDA nor a GPU.
+//! The committed PTX and machine code belong to the kernels' sources. Needs neither CUDA nor a GPU.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -31,7 +31,15 @@ struct Manifest {
 struct Module {
     sha256: String,
     entries: Vec<String>,
+    machine_code: BTreeMap<String, MachineCode>,
     sources: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct MachineCode {
+    sha256: String,
+    /// Hash of the PTX that it was made of.
+    ptx: String,
 }
 
 fn kernels() -> PathBuf {
@@ -42,15 +50,19 @@ fn manifest() -> Manifest {
     serde_json::from_str(&read("ptx/manifest.json")).unwrap()
 }
 
+fn missing(name: &str, error: &io::Error) -> String {
+    format!("kernels/{name}: {error}; `{COMMAND}` renews kernels/ptx")
+}
+
 /// A file below `kernels/` as the repository has it: a checkout may have changed line endings.
 fn read(name: &str) -> String {
     fs::read_to_string(kernels().join(name))
-        .unwrap_or_else(|error| panic!("kernels/{name}: {error}; `{COMMAND}` renews kernels/ptx"))
+        .unwrap_or_else(|error| panic!("{}", missing(name, &error)))
         .replace("\r\n", "\n")
 }
 
-fn sha256(text: &str) -> String {
-    Sha256::digest(text).iter().fold(String::new(), |mut hex, byte| {
+fn sha256(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
         write!(hex, "{byte:02x}").unwrap();
         hex
     })
@@ -61,7 +73,7 @@ fn ptx_is_that_of_the_sources() {
     for (ptx, module) in manifest().modules {
         for (source, hash) in &module.sources {
             assert_eq!(
-                sha256(&read(source)),
+                sha256(read(source)),
                 *hash,
                 "kernels/{source} changed after kernels/ptx/{ptx} was made; `{COMMAND}` renews it"
             );
@@ -70,13 +82,27 @@ fn ptx_is_that_of_the_sources() {
 }
 
 #[test]
-fn ptx_is_as_the_compiler_wrote_it() {
+fn ptx_and_machine_code_are_as_the_compilers_wrote_them() {
     for (ptx, module) in manifest().modules {
-        let hash = sha256(&read(&format!("ptx/{ptx}")));
+        let hash = sha256(read(&format!("ptx/{ptx}")));
         assert_eq!(
             hash, module.sha256,
             "kernels/ptx/{ptx} is not that of the manifest; `{COMMAND}` renews it"
         );
+        for (name, code) in module.machine_code {
+            let name = format!("ptx/{name}");
+            let bytes =
+                fs::read(kernels().join(&name)).unwrap_or_else(|error| panic!("{}", missing(&name, &error)));
+            assert_eq!(
+                sha256(bytes),
+                code.sha256,
+                "kernels/{name} is not that of the manifest; `{COMMAND}` renews it"
+            );
+            assert_eq!(
+                module.sha256, code.ptx,
+                "kernels/{name} was made of another {ptx}; `{COMMAND}` renews it"
+            );
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 // Bench, check and hostile streams of the gap kernels: see README.md.
 #include <algorithm>
+#include <chrono>
 #include <cuda_runtime.h>
 #include <random>
 
@@ -14,6 +15,25 @@
             exit(3);                                                                        \
         }                                                                                   \
     } while (0)
+
+// Kernels of a file of PTX or machine code, as the crate loads them, instead of those compiled in.
+static cudaLibrary_t library = nullptr;
+
+static const void* kernel_of(const char* name, const void* compiled_in) {
+    if (!library) return compiled_in;
+    cudaKernel_t kernel;
+    CUDA(cudaLibraryGetKernel(&kernel, library, name));
+    return kernel;
+}
+
+static void load_kernels(const char* path) {
+    CUDA(cudaFree(nullptr));
+    auto begin = std::chrono::steady_clock::now();
+    CUDA(cudaLibraryLoadFromFile(&library, path, nullptr, nullptr, 0, nullptr, nullptr, 0));
+    kernel_of("df11_gap_decode_32", nullptr);
+    std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    printf("kernels of %s, loaded in %.3f s\n", path, took.count());
+}
 
 static u8* upload(const Bytes& bytes) {
     u8* to;
@@ -35,7 +55,8 @@ struct Resident {
         GapTableTask task = {lengths, table}, *on_device;
         CUDA(cudaMalloc(&on_device, sizeof task));
         CUDA(cudaMemcpy(on_device, &task, sizeof task, cudaMemcpyHostToDevice));
-        df11_gap_tables<<<1, 256>>>(on_device);
+        void* arguments[] = {&on_device};
+        CUDA(cudaLaunchKernel(kernel_of("df11_gap_tables", (const void*)df11_gap_tables), 1, 256, arguments, 0, nullptr));
         CUDA(cudaDeviceSynchronize());
         CUDA(cudaFree(on_device));
     }
@@ -82,12 +103,14 @@ struct Launch {
         tasks.push_back(task);
     }
     template <u32 T>
-    void start(void (*kernel)(const GapTask*, u32, u64, u32*)) {
+    void start(const char* name, void (*compiled_in)(const GapTask*, u32, u64, u32*, u64)) {
+        const void* kernel = kernel_of(name, (const void*)compiled_in);
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BlockMemory<T>)));
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-        u32 grid = u32(std::min<u64>(units, u64(sm_count()) * Shape<T>::blocks));
-        kernel<<<grid, Shape<T>::warps * LANES, sizeof(BlockMemory<T>)>>>(on_device, u32(tasks.size()), units, status);
-        CUDA(cudaGetLastError());
+        u32 grid = u32(std::min<u64>(units, u64(sm_count()) * Shape<T>::blocks)), count = u32(tasks.size());
+        u64 output = 0;  // the tasks' outputs are addresses
+        void* arguments[] = {&on_device, &count, &units, &status, &output};
+        CUDA(cudaLaunchKernel(kernel, grid, Shape<T>::warps * LANES, arguments, sizeof(BlockMemory<T>), nullptr));
     }
     void prepare() {
         CUDA(cudaMalloc(&on_device, tasks.size() * sizeof(GapTask)));
@@ -95,10 +118,10 @@ struct Launch {
         CUDA(cudaMemset(status, 0, 4));
     }
     void start() {
-        if (t == 8) start<8>(df11_gap_decode_8);
-        if (t == 16) start<16>(df11_gap_decode_16);
-        if (t == 32) start<32>(df11_gap_decode_32);
-        if (t == 64) start<64>(df11_gap_decode_64);
+        if (t == 8) start<8>("df11_gap_decode_8", df11_gap_decode_8);
+        if (t == 16) start<16>("df11_gap_decode_16", df11_gap_decode_16);
+        if (t == 32) start<32>("df11_gap_decode_32", df11_gap_decode_32);
+        if (t == 64) start<64>("df11_gap_decode_64", df11_gap_decode_64);
     }
     u32 result() {
         CUDA(cudaDeviceSynchronize());
@@ -258,7 +281,7 @@ __global__ void differences(const u32* a, const u32* b, u64 count, u64* sum) {
 }
 
 template <class F>
-static double median_seconds(int repeats, void* flush, size_t flush_bytes, F run) {
+static double median_seconds(const char* what, int repeats, void* flush, size_t flush_bytes, F run) {
     cudaEvent_t from, to;
     CUDA(cudaEventCreate(&from));
     CUDA(cudaEventCreate(&to));
@@ -273,6 +296,9 @@ static double median_seconds(int repeats, void* flush, size_t flush_bytes, F run
         CUDA(cudaEventElapsedTime(&ms, from, to));
         if (i >= 3) times.push_back(ms);
     }
+    fprintf(stderr, "%s, us:", what);
+    for (float ms : times) fprintf(stderr, " %.2f", ms * 1e3);
+    fprintf(stderr, "\n");
     std::sort(times.begin(), times.end());
     return times[times.size() / 2] / 1e3;
 }
@@ -285,7 +311,7 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
     original = upload(weights);
     u16* output;
     CUDA(cudaMalloc(&output, weights.size() + 4096));
-    double copy = 2 * weights.size() / median_seconds(repeats, flush, flush_bytes, [&] {
+    double copy = 2 * weights.size() / median_seconds("copy", repeats, flush, flush_bytes, [&] {
         CUDA(cudaMemcpyAsync(output, original, weights.size(), cudaMemcpyDeviceToDevice));
     });
     printf("copy %.0f GB/s, table %u bits, %d warps x %d blocks, groups of %d\n", copy / 1e9, TABLE_BITS, DF11_WARPS, DF11_BLOCKS, DF11_GROUP_WARPS);
@@ -312,7 +338,8 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
         differences<<<1024, 256>>>((u32*)output, (u32*)original, weights.size() / 4, different);
         CUDA(cudaMemcpy(&wrong, different, 8, cudaMemcpyDeviceToHost));
         CUDA(cudaFree(different));
-        double seconds = median_seconds(repeats, flush, flush_bytes, [&] { launch.start(); });
+        std::string what = "T " + std::to_string(t) + " B " + std::to_string(b);
+        double seconds = median_seconds(what.c_str(), repeats, flush, flush_bytes, [&] { launch.start(); });
         double rate = weights.size() / seconds;
         printf("T %2llu B %4llu  %7.1f us  %5.0f GB/s out  %.3f of copy  %.4f bits/weight  status %u  wrong words %llu\n", t, b,
                seconds * 1e6, rate / 1e9, rate / copy, stored * 8.0 / at, status, wrong);
@@ -325,10 +352,11 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
 }
 
 int main(int argc, char** argv) {
+    if (argc > 2 && std::string(argv[1]) == "--kernels") load_kernels(argv[2]), argc -= 2, argv += 2;
     std::string mode = argc > 2 ? argv[1] : "";
     if (mode == "check") return check(argv[2], argc > 3 ? atoi(argv[3]) : 4);
     if (mode == "hostile") return hostile(argv[2], atoi(argv[3]), strtoull(argv[4], nullptr, 10));
     if (mode == "bench") return bench(argv[2], atoi(argv[3]), (argc - 4) / 2, argv + 4);
-    fprintf(stderr, "usage: gap_bench check EDGES [RANGES] | hostile EDGES COUNT SEED | bench FOLDER REPEATS T B [T B ..]\n");
+    fprintf(stderr, "usage: gap_bench [--kernels FILE] check EDGES [RANGES] | hostile EDGES COUNT SEED | bench FOLDER REPEATS T B [T B ..]\n");
     return 2;
 }

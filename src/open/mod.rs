@@ -17,6 +17,8 @@ pub use block::{Block, BlockLayout};
 pub use model::Model;
 pub(crate) use pieces::FilePieces;
 pub use shard::Shard;
+#[cfg(feature = "cuda")]
+pub(crate) use tensor::row_bytes;
 pub use tensor::{Encoding, Tensor};
 pub use verify::{Level, Verification};
 
@@ -114,16 +116,38 @@ impl OpenOptions {
     }
 }
 
+/// A mapped file. Views come from the mapping; bulk copies are reads, which cost no page faults.
+struct Mapped {
+    map: memmap2::Mmap,
+    file: FileReader,
+}
+
+impl ReadAt for Mapped {
+    fn size(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.file.read_exact_at(offset, buf)
+    }
+
+    fn view(&self, offset: u64, length: u64) -> Option<&[u8]> {
+        self.map.view(offset, length)
+    }
+}
+
 /// Maps a whole file. The only unsafe code of the CPU path.
 #[expect(unsafe_code, reason = "a mapping is as stable as its file")]
-fn map(path: &Path) -> Result<memmap2::Mmap> {
+fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|error| Error::io("opening", path, error))?;
     // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every access by the length that
     // was mapped, and decodes without relying on bytes that it read before being the same (the directory is copied at once). That nobody
     // truncates the file meanwhile is the documented contract of `open`, as for every library that maps files
     // (memmap2, `Mmap`, section Safety).
     let map = unsafe { memmap2::Mmap::map(&file) };
-    map.map_err(|error| Error::io("mapping", path, error))
+    let map = map.map_err(|error| Error::io("mapping", path, error))?;
+    let file = FileReader::new(file).map_err(|error| Error::io("reading the length of", path, error))?;
+    Ok(Mapped { map, file })
 }
 
 /// Hashes bytes on all threads of the pool.

@@ -128,20 +128,34 @@ impl<'m> TensorReader<'m> {
     }
 }
 
-/// Prepares a tensor whose record the directory's validation accepted.
-fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
+/// The small arrays of a `gap` tensor, not validated, and what its record says.
+pub(crate) struct GapIndex<'m> {
+    first_array: usize,
+    pub(crate) codebook: Cow<'m, [u8]>,
+    pub(crate) layout: Layout,
+    pub(crate) output_offsets: Cow<'m, [u8]>,
+}
+
+/// Reads the index of a tensor whose record the directory's validation accepted.
+pub(super) fn gap_index<'m>(tensor: &Tensor<'m>) -> Result<GapIndex<'m>> {
     let shard = tensor.shard();
     let record = tensor.record();
     let first_array = record.array_range().start;
     let arrays = &shard.directory().arrays;
     let codebook = shard.read_array(first_array, 0..arrays[first_array].length.get())?;
-    let lengths = huffman::read_codebook(&codebook)?;
     let [bytes_per_thread, threads_per_block, bit_count, _] =
         record.parameters.map(zerocopy::little_endian::U64::get);
     let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
     let layout =
         Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
+    Ok(GapIndex { first_array, codebook, layout, output_offsets })
+}
+
+/// Prepares a tensor.
+fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
+    let GapIndex { first_array, codebook, layout, output_offsets } = gap_index(tensor)?;
+    let lengths = huffman::read_codebook(&codebook)?;
     layout.check_output_offsets(&output_offsets)?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));
     Ok(Stored::Gap { first_array, decoder, layout, output_offsets })

@@ -266,6 +266,23 @@ impl Shard {
         Ok(part(range))
     }
 
+    /// Copies whole chunks of a section, checking all their checksums, whatever was checked before. `range` starts at a chunk and
+    /// ends at one, or at the section's end.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn read_chunks(&self, section: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let base = self.directory.sections[section].offset.get();
+        self.reader
+            .read_exact_at(base + range.start, out)
+            .map_err(|error| Error::io("reading", &self.path, error))?;
+        if self.check_checksums {
+            let first = range.start / CHECKSUM_CHUNK_BYTES;
+            for (chunk, bytes) in (first..).zip(out.chunks(CHECKSUM_CHUNK_BYTES as usize)) {
+                self.accept_chunk(section, chunk, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Checks every chunk again, in parallel, whatever was checked before.
     pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
         use rayon::prelude::*;

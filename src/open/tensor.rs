@@ -80,16 +80,16 @@ impl<'m> Tensor<'m> {
         Self { shard, index }
     }
 
-    pub(super) fn shard(&self) -> &'m Shard {
+    pub(crate) fn shard(&self) -> &'m Shard {
         self.shard
     }
 
-    pub(super) fn record(&self) -> &'m TensorRecord {
+    pub(crate) fn record(&self) -> &'m TensorRecord {
         &self.shard.directory().tensors[self.index]
     }
 
     /// The same error, with this tensor and its container.
-    pub(super) fn locate(&self, error: Error) -> Error {
+    pub(crate) fn locate(&self, error: Error) -> Error {
         error.within(format_args!("tensor {:?}", self.name())).in_file(self.shard.path())
     }
 
@@ -137,7 +137,7 @@ impl<'m> Tensor<'m> {
     }
 
     /// That its bytes are stored in a way that this version knows.
-    pub(super) fn check_known(&self) -> Result<()> {
+    pub(crate) fn check_known(&self) -> Result<()> {
         match self.target().encoding() {
             Encoding::Unknown(id) => {
                 Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
@@ -282,23 +282,13 @@ impl<'m> Tensor<'m> {
 
     /// The range of bytes of a range of rows.
     fn row_bytes(&self, rows: Range<u64>) -> Result<Range<u64>> {
-        let shape = self.shape();
-        let (count, length) = (shape.first().copied().unwrap_or(1), self.byte_length()?);
-        if rows.start > rows.end || rows.end > count {
-            return Err(Error::parameter(
-                format!("tensor {:?} has no rows {}..{}", self.name(), rows.start, rows.end),
-                format!("its rows are 0..{count}"),
-            ));
-        }
-        if count == 0 {
-            return Ok(0..0);
-        }
-        if !length.is_multiple_of(count) {
-            let problem = format!("a row of tensor {:?} does not fill whole bytes", self.name());
-            return Err(Error::parameter(problem, "decode the whole tensor"));
-        }
-        let row = length / count;
-        Ok(rows.start * row..rows.end * row)
+        row_bytes(self.name(), &self.shape(), self.byte_length()?, rows)
+    }
+
+    /// What the GPU needs to decode it, of a tensor in the `gap` encoding.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gap_index(&self) -> Result<super::reader::GapIndex<'m>> {
+        super::reader::gap_index(self).map_err(|error| self.locate(error))
     }
 
     fn read_into(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
@@ -322,6 +312,26 @@ impl<'m> Tensor<'m> {
             "decode its bytes instead",
         ))
     }
+}
+
+/// The range of bytes of a range of rows of a tensor of `length` bytes.
+pub(crate) fn row_bytes(name: &str, shape: &[u64], length: u64, rows: Range<u64>) -> Result<Range<u64>> {
+    let count = shape.first().copied().unwrap_or(1);
+    if rows.start > rows.end || rows.end > count {
+        return Err(Error::parameter(
+            format!("tensor {name:?} has no rows {}..{}", rows.start, rows.end),
+            format!("its rows are 0..{count}"),
+        ));
+    }
+    if count == 0 {
+        return Ok(0..0);
+    }
+    if !length.is_multiple_of(count) {
+        let problem = format!("a row of tensor {name:?} does not fill whole bytes");
+        return Err(Error::parameter(problem, "decode the whole tensor"));
+    }
+    let row = length / count;
+    Ok(rows.start * row..rows.end * row)
 }
 
 /// Containers are little-endian.

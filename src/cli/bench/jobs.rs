@@ -45,7 +45,7 @@ pub(super) fn all<'a>(
     Ok(jobs)
 }
 
-fn without_verification() -> CompressOptions {
+pub(super) fn without_verification() -> CompressOptions {
     let mut options = CompressOptions::default();
     (options.verify, options.overwrite) = (false, true);
     options

@@ -1,5 +1,7 @@
 //! `df11 bench`: the speed of every step beside the limit that the machine sets, measured in one process.
 
+#[cfg(feature = "cuda")]
+mod gpu;
 mod jobs;
 mod limits;
 
@@ -23,6 +25,11 @@ use jobs::Job;
 /// 105 M weights of their own in eight layers.
 const SHAPE: Shape = Shape { layers: 8, hidden: 1024, key_value: 256, intermediate: 3072, vocabulary: 8192 };
 
+/// One block of Llama 3.1 8B, twice, 218 M weights each, so that neither finds the other's bytes in a cache.
+#[cfg(feature = "cuda")]
+const GPU_SHAPE: Shape =
+    Shape { layers: 2, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 8192 };
+
 const AFTER_HELP: &str = "\
 Without SRC, the weights are seeded: 105 million, whose scales differ by matrix and by row. Rates are decoded bytes a \
 second, medians of interleaved repetitions after one that does not count. Outputs go to the folder for temporary files \
@@ -31,7 +38,8 @@ and are synced; name a folder in memory to leave the disk out.
 Examples:
   df11 bench
   df11 bench Llama-3.1-8B --threads 1,2,8 --json
-  df11 bench --folder /dev/shm";
+  df11 bench --folder /dev/shm
+  df11 bench --gpu";
 
 /// Measure encoding, decoding, hashing, checksums and opening
 #[derive(Args)]
@@ -43,6 +51,10 @@ pub(super) struct Bench {
     /// Numbers of threads, such as 1,2,4 [default: 1 and all cores]
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    /// Measure decoding and loading on the first GPU instead, beside the rates of plain copies
+    #[cfg(feature = "cuda")]
+    #[arg(long, conflicts_with = "threads")]
+    gpu: bool,
     /// Repetitions that count
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     repetitions: u16,
@@ -68,6 +80,11 @@ impl Series {
 
 impl Bench {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        #[cfg(feature = "cuda")]
+        if self.gpu {
+            // Before the weights are made, which takes a while.
+            df11::gpu::devices()?;
+        }
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let temporary = tempfile::Builder::new().prefix("df11-bench.").tempdir_in(&folder);
         let temporary = temporary.map_err(|error| {
@@ -75,12 +92,25 @@ impl Bench {
         })?;
         let source = match &self.source {
             Some(source) => source.clone(),
-            None => demo::checkpoint(temporary.path(), SHAPE, 11)?,
+            None => demo::checkpoint(temporary.path(), self.shape(), 11)?,
         };
         session.check()?;
         let source = Source::open(&source).map_err(Failure::Other)?;
+        #[cfg(feature = "cuda")]
+        if self.gpu {
+            let series = gpu::measure(&source, temporary.path(), self.repetitions, session)?;
+            return Ok(self.answer(&source, &series));
+        }
         let series = self.measure(&source, temporary.path(), session)?;
         Ok(self.answer(&source, &series))
+    }
+
+    fn shape(&self) -> Shape {
+        #[cfg(feature = "cuda")]
+        if self.gpu {
+            return GPU_SHAPE;
+        }
+        SHAPE
     }
 
     fn thread_counts(&self) -> Vec<usize> {
@@ -120,7 +150,7 @@ impl Bench {
             let limit = limit_of(series, one);
             table.row([
                 one.name.to_owned(),
-                one.threads.to_string(),
+                if one.threads == 0 { String::new() } else { one.threads.to_string() },
                 text::duration(median(&one.seconds)),
                 if one.bytes == 0 { String::new() } else { text::rate(one.bytes, median(&one.seconds)) },
                 one.limit.unwrap_or_default().to_owned(),

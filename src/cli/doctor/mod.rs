@@ -82,9 +82,42 @@ fn build() -> Finding {
         .with_remedy(debug, "a debug build is many times slower; build with cargo build --release")
 }
 
+/// The GPUs, and whether the kernels load on the first one. A machine without one lacks nothing.
+#[cfg(feature = "cuda")]
 fn gpu() -> Finding {
-    let text = "not used by this version; decoding on the GPU comes with a later one";
-    Finding::good("gpu", text, json!({ "supported": false }))
+    use df11::gpu::{Device, devices};
+    let refused = |error: df11::Error| match error {
+        df11::Error::Gpu { problem, remedy } => (problem, remedy),
+        other => (other.to_string(), String::new()),
+    };
+    let all = match devices() {
+        Ok(all) => all,
+        Err(error) => {
+            let text = format!("none in use: {}", refused(error).0);
+            return Finding::good("gpu", text, json!({ "supported": true, "devices": [] }));
+        }
+    };
+    let names: Vec<String> = all
+        .iter()
+        .map(|info| {
+            let (major, minor) = info.driver;
+            format!("{}, {}, driver of CUDA {major}.{minor}", info.name, text::bytes(info.total_memory))
+        })
+        .collect();
+    let value = json!({ "supported": true, "devices": names });
+    match Device::open(0) {
+        Ok(_) => Finding::good("gpu", format!("{}; the kernels load", names.join("; ")), value),
+        Err(error) => {
+            let (problem, remedy) = refused(error);
+            Finding::good("gpu", format!("{}; {problem}", names.join("; ")), value).with_remedy(true, &remedy)
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu() -> Finding {
+    let text = "not used by this build; build with the feature cuda";
+    Finding::good("gpu", text, json!({ "supported": false, "devices": [] }))
 }
 
 fn lines(findings: &[Finding]) -> String {

@@ -1,0 +1,85 @@
+//! Device memory that is freed only when nothing on the GPU can still use it.
+#![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, result, sys::CUdeviceptr};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::fault::OrFault;
+use crate::Result;
+
+/// An allocation on the device.
+///
+/// Its events are nobody's: what is launched on it may run on any stream, so dropping it waits for the whole context first.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    context: Arc<CudaContext>,
+    pointer: CUdeviceptr,
+    bytes: u64,
+}
+
+impl Buffer {
+    /// Allocates; the content is anything. The pointer is a multiple of 256.
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: u64) -> Result<Self> {
+        let action = "allocating device memory";
+        context.bind_to_thread().or_fault(action)?;
+        // SAFETY: the context is current. Nobody reads the memory before it is written: uploads write all of it that is used.
+        let pointer = unsafe { result::malloc_sync(bytes.max(1) as usize) };
+        Ok(Self { context: Arc::clone(context), pointer: pointer.or_fault(action)?, bytes })
+    }
+
+    /// Allocates and copies from the host; done when it returns.
+    pub(super) fn of<T: IntoBytes + Immutable>(context: &Arc<CudaContext>, values: &[T]) -> Result<Self> {
+        let buffer = Self::new(context, size_of_val(values) as u64)?;
+        // SAFETY: the allocation is as large as `values`, and the copy is done when the call returns.
+        let copied = unsafe { result::memcpy_htod_sync(buffer.pointer, values.as_bytes()) };
+        copied.or_fault("copying to the GPU")?;
+        Ok(buffer)
+    }
+
+    /// The device address of its first byte.
+    pub(super) fn pointer(&self) -> CUdeviceptr {
+        self.pointer
+    }
+
+    pub(super) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Copies its first values to the host, after what is on the stream, and waits.
+    pub(super) fn read<T: FromBytes + IntoBytes>(&self, stream: &CudaStream, values: &mut [T]) -> Result<()> {
+        assert!(size_of_val(values) as u64 <= self.bytes, "no more than there is");
+        let action = "copying from the GPU";
+        self.context.bind_to_thread().or_fault(action)?;
+        let to = values.as_mut_bytes();
+        // SAFETY: the source holds as many bytes, any bytes are a `T`, and `values` is borrowed until the stream is synchronised below.
+        let copied = unsafe { result::memcpy_dtoh_async(to, self.pointer, stream.cu_stream()) };
+        copied.or_fault(action)?;
+        stream.synchronize().or_fault(action)
+    }
+
+    /// Fills it with zeros, and waits.
+    pub(super) fn clear(&self, stream: &CudaStream) -> Result<()> {
+        let action = "clearing device memory";
+        self.context.bind_to_thread().or_fault(action)?;
+        // SAFETY: the allocation has as many bytes and lives until the stream is synchronised below.
+        let cleared =
+            unsafe { result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream()) };
+        cleared.or_fault(action)?;
+        stream.synchronize().or_fault(action)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A context that has failed has nothing running, and reports its failure to the next caller.
+        self.context.synchronize().ok();
+        // SAFETY: `new` allocated it, nothing has freed it, and all work that was launched is done.
+        unsafe { result::free_sync(self.pointer) }.ok();
+    }
+}

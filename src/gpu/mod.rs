@@ -1,0 +1,45 @@
+//! Decoding on NVIDIA GPUs: a model's sections stay compressed in device memory, and a block is expanded when it is used.
+//!
+//! ```text
+//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → BF16 in the caller's buffer, on the caller's stream
+//!                    validate, pinned buffers, checksums        no allocation, no synchronisation
+//! ```
+//!
+//! Nothing here panics or fails to link where CUDA is missing: the driver is looked for at run time, and [`devices`] and
+//! [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu) with what to do.
+//!
+//! ```no_run
+//! use df11::gpu::{Device, LoadOptions, Status};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open(0)?;
+//! let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
+//! let stream = device.context().new_stream()?;
+//! let status = Status::new(&device)?;
+//! let mut output = stream.alloc_zeros::<u8>(model.largest_block_bytes() as usize)?;
+//! for block in model.blocks() {
+//!     block.decode_into(&mut output.as_view_mut(), &stream, &status)?;
+//!     // … kernels that use the block, on the same stream …
+//! }
+//! status.check(&stream)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod device;
+mod fault;
+mod limits;
+mod memory;
+mod model;
+mod module;
+mod pinned;
+mod plan;
+mod status;
+mod task;
+mod upload;
+
+pub use cudarc;
+pub use device::{Device, DeviceInfo, devices};
+pub use limits::{seconds_between, timestamp};
+pub use model::{GpuBlock, GpuModel, GpuRows, GpuTensor, LoadOptions};
+pub use status::Status;

@@ -1,0 +1,176 @@
+//! The kernels: PTX that is part of this crate, loaded into a context and compared with what the host knows of it.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use std::sync::Arc;
+
+use cudarc::{
+    driver::{
+        CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg,
+        sys::{CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute},
+    },
+    nvrtc::Ptx,
+};
+
+use super::{
+    fault::{OrFault, gpu},
+    memory::Buffer,
+    task::{GapTableTask, GapTask, TABLE_BYTES},
+};
+use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD};
+
+const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
+/// The numbers that `df11_gap_constants` writes.
+const CONSTANTS: usize = 16;
+const TABLE_THREADS: u32 = 256;
+
+/// All kernels in one context.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    tables: CudaFunction,
+    /// For each of [`GAP_BYTES_PER_THREAD`].
+    decode: [Decode; GAP_BYTES_PER_THREAD.len()],
+}
+
+/// The decode kernel of one number of bytes a thread.
+#[derive(Debug)]
+struct Decode {
+    function: CudaFunction,
+    threads: u32,
+    shared_bytes: u32,
+    /// Blocks that run at once on this GPU.
+    blocks: u64,
+    /// Why it cannot run on this GPU.
+    obstacle: Option<String>,
+}
+
+/// A launch of a decode kernel, but for output, status and stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch {
+    /// Which of [`GAP_BYTES_PER_THREAD`].
+    pub(super) kernel: usize,
+    /// Address of the first task.
+    pub(super) tasks: CUdeviceptr,
+    pub(super) task_count: u32,
+    /// The sum of the tasks' thread blocks.
+    pub(super) unit_count: u64,
+}
+
+impl Kernels {
+    pub(super) fn load(context: &Arc<CudaContext>) -> Result<Self> {
+        let module = context.load_module(Ptx::from_src(GAP_PTX)).or_fault("loading the kernels")?;
+        let function = |name: &str| module.load_function(name).or_fault(name);
+        let constants = read_constants(context, &function("df11_gap_constants")?)?;
+        let attribute = |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
+        let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let room = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let mut decode = Vec::with_capacity(GAP_BYTES_PER_THREAD.len());
+        for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
+            let function = function(&format!("df11_gap_decode_{bytes}"))?;
+            let [shared_bytes, threads, blocks] = [4, 8, 12].map(|group| constants[group + index]);
+            let obstacle = prepare(&function, shared_bytes, room.unsigned_abs())?;
+            let blocks = u64::from(processors.unsigned_abs()) * u64::from(blocks);
+            decode.push(Decode { function, threads, shared_bytes, blocks, obstacle });
+        }
+        let decode = decode.try_into().expect("one for each number of bytes");
+        Ok(Self { tables: function("df11_gap_tables")?, decode })
+    }
+
+    /// That the decode kernel runs on this GPU.
+    pub(super) fn check(&self, kernel: usize) -> Result<()> {
+        match &self.decode[kernel].obstacle {
+            None => Ok(()),
+            Some(problem) => Err(gpu(
+                problem,
+                "compress with fewer bytes a thread, decode on the CPU, or take another GPU",
+            )),
+        }
+    }
+
+    /// Builds decode tables, and waits.
+    pub(super) fn build_tables(&self, stream: &CudaStream, tasks: &Buffer) -> Result<()> {
+        let count = tasks.bytes() / size_of::<GapTableTask>() as u64;
+        if count == 0 {
+            return Ok(());
+        }
+        let config = LaunchConfig {
+            grid_dim: (count as u32, 1, 1),
+            block_dim: (TABLE_THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let pointer = tasks.pointer();
+        let mut launch = stream.launch_builder(&self.tables);
+        launch.arg(&pointer);
+        // SAFETY: one block a task; each task names 256 code lengths (a codebook's length is checked) and room for a table, both in
+        // allocations that outlive the synchronisation below. The kernel accepts any lengths.
+        let launched = unsafe { launch.launch(config) };
+        launched.or_fault("launching df11_gap_tables")?;
+        stream.synchronize().or_fault("building decode tables")
+    }
+
+    /// Launches a decode kernel.
+    ///
+    /// # Safety
+    /// Until the kernel is done: the tasks are as `kernels/gap_task.cuh` asks (section arrays of the sizes that the layout gives, in
+    /// memory of this context), `output` added to each task's output has room for its range and is a multiple of 16, `status` is a
+    /// word of device memory.
+    pub(super) unsafe fn decode(
+        &self,
+        stream: &CudaStream,
+        plan: &Launch,
+        output: CUdeviceptr,
+        status: CUdeviceptr,
+    ) -> Result<()> {
+        let kernel = &self.decode[plan.kernel];
+        let config = LaunchConfig {
+            grid_dim: (plan.unit_count.min(kernel.blocks) as u32, 1, 1),
+            block_dim: (kernel.threads, 1, 1),
+            shared_mem_bytes: kernel.shared_bytes,
+        };
+        let mut launch = stream.launch_builder(&kernel.function);
+        launch.arg(&plan.tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
+        // SAFETY: the arguments are those of the kernel's declaration, the configuration is what it said in `df11_gap_constants`, and
+        // the caller promises the rest. Loads are bounded by the task's arrays and stores by its range, whatever the stream holds.
+        let launched = unsafe { launch.launch(config) };
+        launched.map(drop).or_fault("launching a decode kernel")
+    }
+}
+
+/// Lets the kernel have its shared memory; says what is in the way on a GPU with less.
+fn prepare(function: &CudaFunction, shared_bytes: u32, room: u32) -> Result<Option<String>> {
+    let action = "preparing a decode kernel";
+    let fixed = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
+    if shared_bytes + fixed > room {
+        let needed = shared_bytes + fixed;
+        return Ok(Some(format!(
+            "a kernel needs {needed} bytes of shared memory a block and this GPU has {room}"
+        )));
+    }
+    let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
+    set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes.cast_signed())?;
+    set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+    Ok(None)
+}
+
+/// What the kernels were compiled with; the sizes of what both sides know must be equal.
+fn read_constants(context: &Arc<CudaContext>, function: &CudaFunction) -> Result<[u32; CONSTANTS]> {
+    let mut constants = [0; CONSTANTS];
+    let buffer = Buffer::of(context, &constants)?;
+    let stream = context.default_stream();
+    let pointer = buffer.pointer();
+    let mut launch = stream.launch_builder(function);
+    launch.arg(&pointer);
+    let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the kernel writes 16 words, for which there is room; the buffer outlives the copy below, which waits.
+    let launched = unsafe { launch.launch(one) };
+    launched.or_fault("launching df11_gap_constants")?;
+    buffer.read(&stream, &mut constants)?;
+    let sizes = [size_of::<GapTask>() as u64, TABLE_BYTES, size_of::<GapTableTask>() as u64];
+    let equal = constants.iter().zip(sizes).all(|(&theirs, ours)| u64::from(theirs) == ours);
+    if equal { Ok(constants) } else { Err(mismatch(&constants)) }
+}
+
+fn mismatch(constants: &[u32]) -> Error {
+    let problem =
+        format!("the kernels' structures have {:?} bytes, not those of this crate", &constants[..3]);
+    gpu(problem, "build df11 again with the kernels of its own version")
+}

@@ -1,0 +1,428 @@
+//! Decoding on the GPU, against the CPU's results: `cargo test --test gpu`. Where no GPU is, each test says SKIPPED on the standard
+//! error; with `DF11_REQUIRE_GPU` set that is a failure.
+#![cfg(feature = "cuda")]
+
+#[path = "support/container.rs"]
+mod container;
+
+use std::{
+    io::Write as _,
+    sync::{Arc, Mutex, OnceLock},
+    thread,
+};
+
+use container::{Draft, Item, Model, normal_weights, parse, weights};
+use df11::{
+    Dtype, Error, OpenOptions,
+    gpu::{
+        Device, GpuModel, LoadOptions, Status,
+        cudarc::driver::{
+            CudaContext, CudaStream,
+            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+        },
+        devices,
+    },
+};
+
+const POISON: u8 = 0xA5;
+/// Bytes behind an output that must stay as they are.
+const GUARD: usize = 4096;
+
+/// Tells what eprintln would not: the test harness hides that.
+fn say(text: &str) {
+    std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
+}
+
+/// The first GPU, for all tests.
+fn gpu() -> Option<&'static Device> {
+    static DEVICE: OnceLock<Result<Device, Error>> = OnceLock::new();
+    match DEVICE.get_or_init(|| Device::open(0)) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            assert!(std::env::var_os("DF11_REQUIRE_GPU").is_none(), "{error}");
+            say(&format!("SKIPPED: {error}"));
+            None
+        }
+    }
+}
+
+fn open(bytes: Vec<u8>) -> df11::Model {
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+}
+
+fn load(device: &Device, bytes: Vec<u8>) -> GpuModel {
+    open(bytes).load(device, &LoadOptions::new()).unwrap()
+}
+
+/// What a decoding into poisoned memory leaves there; nothing behind its end.
+fn decode(device: &Device, stream: &Arc<CudaStream>, model: &GpuModel, block: &str) -> (Vec<u8>, u32) {
+    let status = Status::new(device).unwrap();
+    let block = model.block(block).unwrap();
+    let bytes = block.layout().bytes as usize;
+    let mut output = stream.clone_htod(&vec![POISON; bytes + GUARD]).unwrap();
+    block.decode_into(&mut output.as_view_mut(), stream, &status).unwrap();
+    let word = status.read(stream).unwrap();
+    let mut result = stream.clone_dtoh(&output).unwrap();
+    assert!(result[bytes..].iter().all(|&byte| byte == POISON), "the guard stands");
+    result.truncate(bytes);
+    (result, word)
+}
+
+/// Decodes a block and compares all tensors, and the poison between them.
+fn check_block(
+    device: &Device,
+    stream: &Arc<CudaStream>,
+    model: &GpuModel,
+    original: &df11::Model,
+    name: &str,
+) {
+    let (result, word) = decode(device, stream, model, name);
+    assert_eq!(word, 0, "status of block {name:?}");
+    let block = original.block(name).unwrap();
+    let layout = block.layout().unwrap();
+    assert_eq!(model.block(name).unwrap().layout(), &layout);
+    let mut end = 0;
+    for (tensor, range) in block.tensors().zip(&layout.tensors) {
+        let (start, stop) = (range.start as usize, range.end as usize);
+        assert!(result[end..start].iter().all(|&byte| byte == POISON), "padding before {:?}", tensor.name());
+        assert!(result[start..stop] == tensor.decode_bytes().unwrap(), "{name:?}: {:?}", tensor.name());
+        end = stop;
+    }
+}
+
+fn check_model(device: &Device, bytes: &[u8]) {
+    let (original, model) = (open(bytes.to_vec()), load(device, bytes.to_vec()));
+    let stream = device.context().new_stream().unwrap();
+    for block in original.blocks() {
+        check_block(device, &stream, &model, &original, block.name());
+    }
+}
+
+/// A generator of test data.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+/// Weights of one distribution of exponents, by its number.
+fn distribution(kind: usize, count: usize) -> Vec<u8> {
+    let mut state = 7;
+    match kind {
+        0 => normal_weights(count, 5),
+        // Codes of one bit: more than two a byte.
+        1 => weights(std::iter::repeat_n(120, count)),
+        // Codes of eight bits.
+        2 => weights((0..count).map(|_| random(&mut state) as u8)),
+        // Codes of up to sixteen bits: each exponent half as often as the one before.
+        _ => weights((0..count).map(|_| 100 + (random(&mut state) | 1 << 30).trailing_zeros() as u8)),
+    }
+}
+
+const GEOMETRIES: [(u32, u32); 12] = [
+    (8, 64),
+    (8, 128),
+    (8, 1024),
+    (16, 64),
+    (16, 256),
+    (16, 512),
+    (32, 64),
+    (32, 128),
+    (32, 1024),
+    (64, 64),
+    (64, 128),
+    (64, 256),
+];
+
+#[test]
+fn probing_never_panics() {
+    match devices() {
+        Ok(all) => {
+            assert!(Device::open(all.len()).is_err_and(|error| matches!(error, Error::Parameter { .. })));
+        }
+        Err(error) => assert!(matches!(error, Error::Gpu { .. }), "{error:?}"),
+    }
+}
+
+#[test]
+fn edge_shapes_decode_as_on_the_cpu() {
+    let Some(device) = gpu() else { return };
+    // Around a store, a warp's round, a thread block, and several of each.
+    let counts = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 4095, 4097, 65_537, 200_003];
+    for kind in 0..4 {
+        let mut items = Vec::new();
+        for (at, geometry) in GEOMETRIES.into_iter().enumerate() {
+            for count in counts {
+                let name = format!("{at}.{count}");
+                let item = Item::gap(&name, &[count as u64], distribution(kind, count), geometry);
+                items.push(item.in_block(&format!("block {}", at % 5)));
+            }
+        }
+        check_model(device, &Model::new(&items, &[]).build());
+    }
+}
+
+#[test]
+fn all_patterns_survive() {
+    let Some(device) = gpu() else { return };
+    let all: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
+    let items =
+        GEOMETRIES.map(|geometry| Item::gap(&format!("{geometry:?}"), &[256, 256], all.clone(), geometry));
+    check_model(device, &Model::new(&items, &[]).build());
+}
+
+/// All encodings, in two blocks; an alias whose target is in the other one.
+fn mixed(seed: u64) -> Vec<u8> {
+    let coded = Item::gap("coded", &[300, 70], normal_weights(21_000, seed), (32, 128));
+    let other = Item::gap("other", &[501, 9], normal_weights(4509, seed + 1), (16, 64));
+    let raw = Item::raw("raw", Dtype::F32, &[2, 3], (0..24).collect());
+    let odd = Item::raw("odd", Dtype::U8, &[333], (0..333u32).map(|at| at as u8).collect());
+    let items = [
+        coded.clone(),
+        coded.alias("tied").in_block("second"),
+        raw,
+        odd.in_block("second"),
+        other.in_block("second"),
+        Item::raw("none", Dtype::BF16, &[7, 0], vec![]),
+    ];
+    Model::new(&items, &[("config.json", b"{}\n")]).build()
+}
+
+#[test]
+fn raw_tensors_aliases_and_empty_tensors_decode() {
+    let Some(device) = gpu() else { return };
+    check_model(device, &mixed(3));
+}
+
+#[test]
+fn a_mapped_file_loads_as_well_as_one_that_is_read() {
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = df11::demo::tiny_container(folder.path()).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    for map in [true, false] {
+        let original = OpenOptions::new().memory_map(map).open(&path).unwrap();
+        let model = original.load(device, &LoadOptions::new()).unwrap();
+        for block in original.blocks() {
+            check_block(device, &stream, &model, &original, block.name());
+        }
+    }
+}
+
+#[test]
+fn rows_decode_alone() {
+    let Some(device) = gpu() else { return };
+    let bytes = mixed(9);
+    let (original, model) = (open(bytes.clone()), load(device, bytes));
+    let stream = device.context().new_stream().unwrap();
+    let status = Status::new(device).unwrap();
+    let mut state = 1;
+    for name in ["coded", "tied", "other", "raw", "odd"] {
+        let tensor = original.tensor(name).unwrap();
+        let count = tensor.shape()[0];
+        let all = tensor.decode_bytes().unwrap();
+        let row = all.len() / count as usize;
+        for _ in 0..30 {
+            let start = random(&mut state) % count;
+            let end = start + random(&mut state) % (count - start + 1);
+            let rows = model.rows(name, start..end).unwrap();
+            let expected = &all[start as usize * row..end as usize * row];
+            assert_eq!(rows.bytes(), expected.len() as u64);
+            let mut output = stream.clone_htod(&vec![POISON; expected.len() + GUARD]).unwrap();
+            rows.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+            status.check(&stream).unwrap();
+            let result = stream.clone_dtoh(&output).unwrap();
+            assert!(result[..expected.len()] == *expected, "{name:?} {start}..{end}");
+            assert!(result[expected.len()..].iter().all(|&byte| byte == POISON), "the guard stands");
+        }
+    }
+    assert!(model.rows("coded", 5..301).is_err_and(|error| matches!(error, Error::Parameter { .. })));
+    assert!(model.rows("absent", 0..1).is_err_and(|error| matches!(error, Error::Parameter { .. })));
+}
+
+#[test]
+fn two_models_decode_on_many_streams_at_once() {
+    let Some(device) = gpu() else { return };
+    let samples = [mixed(11), mixed(12)].map(|bytes| (open(bytes.clone()), load(device, bytes)));
+    thread::scope(|scope| {
+        for thread in 0..6 {
+            let samples = &samples;
+            scope.spawn(move || {
+                let stream = device.context().new_stream().unwrap();
+                for round in 0..20 {
+                    let (original, model) = &samples[(thread + round) % 2];
+                    let block = ["block", "second"][round / 2 % 2];
+                    check_block(device, &stream, model, original, block);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+#[expect(unsafe_code, reason = "capture of a raw pointer")]
+fn decoding_is_captured_in_a_graph() {
+    use df11::gpu::cudarc::driver::{DevicePtr as _, DevicePtrMut as _};
+    let Some(device) = gpu() else { return };
+    let bytes = mixed(17);
+    let (original, model) = (open(bytes.clone()), load(device, bytes));
+    let stream = device.context().new_stream().unwrap();
+    let status = Status::new(device).unwrap();
+    let block = model.block("second").unwrap();
+    let length = block.layout().bytes as usize;
+    let mut output = stream.alloc_zeros::<u8>(length).unwrap();
+    let pointer = output.device_ptr_mut(&stream).0;
+    stream.synchronize().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    // SAFETY: the output has the block's bytes, and all of it lives to the end of the test, which waits.
+    unsafe { block.decode_into_raw(pointer, &stream, &status) }.unwrap();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().unwrap();
+    let expected: Vec<Vec<u8>> =
+        original.block("second").unwrap().tensors().map(|tensor| tensor.decode_bytes().unwrap()).collect();
+    for _ in 0..3 {
+        stream.memcpy_htod(&vec![POISON; length], &mut output).unwrap();
+        graph.launch().unwrap();
+        status.check(&stream).unwrap();
+        let result = stream.clone_dtoh(&output).unwrap();
+        for (range, bytes) in block.layout().tensors.iter().zip(&expected) {
+            assert!(result[range.start as usize..range.end as usize] == *bytes);
+        }
+    }
+    assert_eq!(output.device_ptr(&stream).0, pointer);
+}
+
+#[test]
+fn impossible_outputs_are_refused() {
+    let Some(device) = gpu() else { return };
+    let model = load(device, mixed(5));
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+    let block = model.block("block").unwrap();
+    let length = block.layout().bytes as usize;
+    let mut output = stream.alloc_zeros::<u8>(length + 8).unwrap();
+    let refused = |result: df11::Result<()>| {
+        assert!(result.is_err_and(|error| matches!(error, Error::Parameter { .. })));
+    };
+    refused(block.decode_into(&mut output.slice_mut(..length - 1), &stream, &status));
+    refused(block.decode_into(&mut output.slice_mut(8..), &stream, &status));
+    let other = CudaContext::new(0).unwrap().new_stream().unwrap();
+    refused(block.decode_into(&mut output.as_view_mut(), &other, &status));
+}
+
+/// Tensors of all geometries, in one block.
+fn victims() -> Model {
+    let items: Vec<Item> = GEOMETRIES
+        .into_iter()
+        .enumerate()
+        .map(|(at, geometry)| {
+            let weights = distribution(at % 4, 3000 + 777 * at);
+            Item::gap(&format!("{at:02}"), &[weights.len() as u64 / 2], weights, geometry)
+        })
+        .collect();
+    Model::new(&items, &[])
+}
+
+/// Which of a tensor's five arrays to change: codebook, gaps, output offsets, bitstream, plane; all of them, or none but the bit
+/// count.
+const KINDS: usize = 7;
+
+fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
+    let first = draft.directory.tensors[tensor].first_array.get() as usize;
+    if kind == 6 {
+        let record = &mut draft.directory.tensors[tensor];
+        let thread_bits = 8 * record.parameters[0].get();
+        let threads = record.parameters[2].get().div_ceil(thread_bits);
+        let elements = record.shape[0].get();
+        let bits = (threads - 1) * thread_bits + 1 + random(state) % thread_bits;
+        record.parameters[2] = bits.clamp(elements, 16 * elements).into();
+    }
+    for array in 0..5 {
+        if array != kind && kind != 5 {
+            continue;
+        }
+        let bytes = draft.array(first + array);
+        // Of the codebook only the code lengths are read.
+        let length = if array == 0 { 256 } else { bytes.len() };
+        let bytes = &mut bytes[..length];
+        match random(state) % 3 {
+            0 => bytes.iter_mut().for_each(|byte| *byte = random(state) as u8),
+            1 => bytes[random(state) as usize % length] ^= 1 << (random(state) % 8),
+            _ => (0..4).for_each(|_| bytes[random(state) as usize % length] = random(state) as u8),
+        }
+    }
+}
+
+#[test]
+fn hostile_streams_stay_inside_their_outputs() {
+    let Some(device) = gpu() else { return };
+    let original = victims();
+    let valid = original.build();
+    let stream = device.context().new_stream().unwrap();
+    let (mut state, mut streams, mut noticed) = (1, 0, 0);
+    for round in 0..140 {
+        let kind = round % KINDS;
+        let mut draft = parse(&valid);
+        let tensors = draft.directory.tensors.len();
+        (0..tensors).for_each(|tensor| mutate(&mut draft, tensor, kind, &mut state));
+        draft.repair_checksums();
+        let model = OpenOptions::new()
+            .open_readers(vec![("hostile".into(), Box::new(draft.pack()))])
+            .unwrap()
+            .load(device, &LoadOptions::new().without_validation())
+            .unwrap();
+        // Alone, and all in one launch.
+        for tensor in &original.tensors {
+            let name = std::str::from_utf8(&tensor.name).unwrap();
+            let rows = model.rows(name, 0..tensor.shape[0]).unwrap();
+            let status = Status::new(device).unwrap();
+            let mut output = stream.clone_htod(&vec![POISON; tensor.data.len() + GUARD]).unwrap();
+            rows.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+            let word = status.read(&stream).unwrap();
+            let result = stream.clone_dtoh(&output).unwrap();
+            assert!(result[tensor.data.len()..].iter().all(|&byte| byte == POISON), "the guard stands");
+            // A changed index is always found; other bits or codes may be another valid stream.
+            let same = result[..tensor.data.len()] == tensor.data;
+            assert!(word != 0 || same || ![1, 2, 6].contains(&kind), "round {round}, tensor {name}");
+            streams += 1;
+            noticed += usize::from(word != 0);
+        }
+        decode(device, &stream, &model, "block");
+    }
+    say(&format!("{streams} hostile streams reached the kernels, {noticed} set the status"));
+    assert!(streams >= 1000 && noticed > streams / 3);
+    check_model(device, &valid);
+}
+
+#[test]
+fn hostile_indexes_and_damage_are_refused_by_the_host() {
+    let Some(device) = gpu() else { return };
+    let bytes = mixed(21);
+    let mut draft = parse(&bytes);
+    let array = draft.first_array("coded") + 2;
+    draft.array(array)[0] = 1;
+    draft.repair_checksums();
+    let problem = open(draft.pack()).load(device, &LoadOptions::new()).unwrap_err();
+    assert!(matches!(problem, Error::Corrupt { .. }), "{problem:?}");
+    let mut draft = parse(&bytes);
+    let array = draft.first_array("coded") + 4;
+    draft.array(array)[100] ^= 1;
+    let problem = open(draft.pack()).load(device, &LoadOptions::new()).unwrap_err();
+    assert!(matches!(problem, Error::Corrupt { .. }), "{problem:?}");
+    // The pinned buffers are still good.
+    check_model(device, &bytes);
+}
+
+#[test]
+fn loads_from_several_threads_share_the_device() {
+    let Some(device) = gpu() else { return };
+    let failures = Mutex::new(0);
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let failures = &failures;
+            scope.spawn(move || {
+                let result = std::panic::catch_unwind(|| check_model(device, &mixed(100 + seed)));
+                *failures.lock().unwrap() += usize::from(result.is_err());
+            });
+        }
+    });
+    assert_eq!(*failures.lock().unwrap(), 0);
+}
