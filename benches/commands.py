@@ -8,7 +8,7 @@
     .venv/bin/python benches/commands.py --df11 target/release/df11 --runs 7 DIR/normal.safetensors DIR/rows.safetensors
 
 Each round runs every command once, in turn, so that a drift of the machine's speed meets all of them. Rates are bytes of BF16 per
-second; CPU time is user + system of the process as the kernel accounts it. zipnn is timed in two ways: the call alone,
+second; CPU time is user + system of the process as the kernel accounts it. `cp` shows what reading and writing the same file costs. zipnn is timed in two ways: the call alone,
 between bytes in memory, and with its file read and written, as df11 does. DIR should be on a tmpfs, or the disk is timed.
 """
 
@@ -100,6 +100,8 @@ class Bench:
             self.note(
                 f"df11 verify, {threads} threads", *run([self.df11, "verify", str(self.container), *options])[:3]
             )
+        remove(self.restored)
+        self.note("cp, the cost of the files alone", *run(["cp", str(self.source), str(self.restored)])[:3])
         if zipnn:
             for verb, source, target in (
                 ("compress", self.source, self.zipped),

@@ -4,11 +4,12 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use df11::{
-    CompressOptions, DecompressOptions, Encoding, Level, Model, OpenOptions, Source, compress, decompress,
-    demo,
+    CompressOptions, DecompressOptions, Encoding, Level, Model, Observer, OpenOptions, Source, compress,
+    decompress, demo,
 };
 
 use safetensors::{
@@ -142,4 +143,66 @@ fn tiny_modules_do_not_pad_the_container() {
     let directory = model.shards()[0].directory_range();
     assert!(after - (directory.end - directory.start) < before + before / 10, "{before} became {after}");
     assert!(model.blocks().len() < 50);
+}
+
+#[test]
+fn a_model_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Model>();
+    shared::<df11::Tensor<'_>>();
+    shared::<df11::Block<'_>>();
+}
+
+/// Counts what it is told of, and asks to stop after so many bytes.
+struct Watch {
+    stop_after: u64,
+    announced: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Watch {
+    fn new(stop_after: u64) -> Self {
+        Self { stop_after, announced: AtomicU64::new(0), done: AtomicU64::new(0) }
+    }
+}
+
+impl Observer for Watch {
+    fn begin(&self, bytes: u64) {
+        self.announced.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.done.load(Ordering::Relaxed) > self.stop_after
+    }
+}
+
+#[test]
+fn work_can_be_watched_and_stopped_at_every_stage() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = demo::tiny_checkpoint(folder.path()).unwrap();
+    let source = Source::open(&checkpoint).unwrap();
+    for out in ["out.df11", "out"] {
+        let out = folder.path().join(out);
+        let watch = Watch::new(u64::MAX);
+        compress(&source, &out, &CompressOptions::default(), &watch).unwrap();
+        let total = watch.done.into_inner();
+        // Verification also counts the prefixes, which are no tensor data.
+        let announced = watch.announced.into_inner();
+        assert!(
+            (announced..announced + announced / 50).contains(&total),
+            "{announced} announced, {total} done"
+        );
+        fs::remove_file(&out).or_else(|_| fs::remove_dir_all(&out)).unwrap();
+        let before = files(folder.path());
+        for part in 0..8 {
+            let watch = Watch::new(total * part / 8);
+            let result = compress(&source, &out, &CompressOptions::default(), &watch);
+            assert!(matches!(result, Err(df11::Error::Cancelled)), "part {part}: {result:?}");
+            assert_eq!(files(folder.path()), before, "part {part} left something");
+        }
+    }
 }
