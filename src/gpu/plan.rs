@@ -170,3 +170,43 @@ impl Plan {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Draft, Resident, ResidentGap};
+    use crate::encoding::gap::{Geometry, encode_tensor};
+
+    fn resident(weights: &[u8], bytes_per_thread: u32) -> Resident {
+        let geometry = Geometry::new(bytes_per_thread, 64).unwrap();
+        let tensor = encode_tensor(weights, geometry, 1000).unwrap();
+        Resident::Gap(Box::new(ResidentGap {
+            layout: tensor.layout,
+            gaps: 256,
+            output_offsets: 512,
+            bitstream: 768,
+            plane: 1024,
+            table: 1280,
+            host_offsets: tensor.output_offsets.into(),
+        }))
+    }
+
+    #[test]
+    fn tasks_of_one_kernel_share_its_units_in_order() {
+        let weights: Vec<u8> =
+            (0..60_000u32).flat_map(|at| ((at * at % 65_521) as u16).to_le_bytes()).collect();
+        let bytes = weights.len() as u64;
+        let mut draft = Draft::default();
+        draft.add(&resident(&weights, 8), &(0..bytes), 0).unwrap();
+        draft.add(&Resident::Raw { bytes: 4096 }, &(8..24), bytes).unwrap();
+        draft.add(&resident(&weights, 32), &(0..bytes), bytes + 256).unwrap();
+        draft.add(&resident(&weights, 8), &(40_000..50_000), 2 * bytes + 256).unwrap();
+        draft.add(&resident(&weights, 8), &(70..70), 0).unwrap();
+        assert_eq!(draft.bytes, 2 * bytes + 10_256);
+        assert_eq!(draft.tasks.each_ref().map(Vec::len), [2, 0, 1, 0]);
+        let [whole, part] = draft.tasks[0][..] else { unreachable!() };
+        assert_eq!((whole.first_unit, part.first_unit), (0, whole.thread_blocks));
+        assert_eq!((part.element_begin, part.element_end), (20_000, 25_000));
+        assert!(part.first_thread_block > 0 && part.thread_blocks < whole.thread_blocks);
+        assert_eq!((draft.copies[0].from, draft.copies[0].to, draft.copies[0].bytes), (4104, bytes, 16));
+    }
+}
