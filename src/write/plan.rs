@@ -26,6 +26,10 @@ use crate::{
 /// Smaller tensors are stored again where they occur again: an alias would save little and tie their blocks together.
 const MIN_ALIAS_BYTES: u64 = 64 << 10;
 
+/// Smaller tensors are stored raw: norms and biases would save a few KiB each, and on a GPU one warp would decode such a tensor for longer
+/// than all others take for the matrices of the block.
+const MIN_CODED_BYTES: u64 = 32 << 10;
+
 /// What goes into one container.
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path, each with what the first pass found.
@@ -175,10 +179,10 @@ fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
     tensors
 }
 
-/// Coded, where that is smaller with all its alignment.
+/// Coded, where the tensor is large enough and coding makes it smaller, with all its alignment.
 fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis, raw: bool) -> Encoding<'a> {
     match &analysis.coding {
-        Some(coding) if !raw && tensor.dtype == Dtype::BF16 => {
+        Some(coding) if !raw && tensor.length >= MIN_CODED_BYTES => {
             let layout = &coding.layout;
             let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
             let coded = aligned(layout.codebook_bytes())
