@@ -59,10 +59,8 @@ impl<'m> FilePieces<'m> {
         let directory = shard.directory();
         let record = &directory.files[file];
         let prefix = directory.arrays[record.array_range().start].length.get();
-        let mut tensors: Vec<Tensor<'m>> = (0..directory.tensors.len())
-            .filter(|&index| directory.tensors[index].file.get() == file as u64)
-            .map(|index| Tensor::new(shard, index))
-            .collect();
+        let mut tensors: Vec<Tensor<'m>> =
+            shard.tensors_of(file).iter().map(|&index| Tensor::new(shard, index)).collect();
         let lengths = tensors.iter().map(Tensor::byte_length).collect::<Result<Vec<u64>>>()?;
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         // A tensor without bytes may lie anywhere in the file; it goes before what starts where it does.

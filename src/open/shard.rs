@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{
-        Mutex, PoisonError,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -36,6 +36,8 @@ pub struct Shard {
     /// A bit for each chunk whose checksum was found right.
     checked: Vec<AtomicU64>,
     locks: Vec<Mutex<()>>,
+    /// The tensors of each file, by index; listed when a file is first restored or verified.
+    tensors_of_files: OnceLock<Vec<Vec<usize>>>,
 }
 
 /// Bytes of a section: in a mapping, or in the caller's scratch.
@@ -86,6 +88,7 @@ impl Shard {
             first_chunks,
             checked: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
+            tensors_of_files: OnceLock::new(),
         })
     }
 
@@ -102,6 +105,18 @@ impl Shard {
     /// The validated directory.
     pub fn directory(&self) -> &Directory {
         &self.directory
+    }
+
+    /// The tensors that came from a file, by index, ascending by name.
+    pub(super) fn tensors_of(&self, file: usize) -> &[usize] {
+        let lists = self.tensors_of_files.get_or_init(|| {
+            let mut lists = vec![Vec::new(); self.directory.files.len()];
+            for (index, tensor) in self.directory.tensors.iter().enumerate() {
+                lists[tensor.file.get() as usize].push(index);
+            }
+            lists
+        });
+        &lists[file]
     }
 
     /// Where the directory lies in the container, in bytes.

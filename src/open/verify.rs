@@ -137,6 +137,10 @@ impl Verify<'_, '_> {
         (0..self.shard.directory().tensors.len()).map(|index| Tensor::new(self.shard, index))
     }
 
+    fn tensors_of(&self, file: usize) -> impl Iterator<Item = Tensor<'_>> {
+        self.shard.tensors_of(file).iter().map(|&index| Tensor::new(self.shard, index))
+    }
+
     /// Zeros between sections, and between arrays.
     fn padding(&self) -> Result<()> {
         let directory = self.shard.directory();
@@ -179,12 +183,14 @@ impl Verify<'_, '_> {
         let reader = Arc::new(PrefixReader { bytes, length: record.length.get() });
         let wrong =
             |problem: String| Error::corrupt("prefix section", directory.arrays[array].offset.get(), problem);
-        let mut tensors = directory.tensors.iter().filter(|tensor| tensor.file.get() == file as u64);
+        let tensors = self.shard.tensors_of(file);
         let header = match WeightsFile::parse(path, reader) {
             Ok(header) => header,
             // A header that names a dtype of a later version, as the directory does.
             Err(Error::Unsupported { what, .. })
-                if tensors.any(|tensor| Dtype::from_id(tensor.dtype.get()).is_none()) =>
+                if tensors
+                    .iter()
+                    .any(|&index| Dtype::from_id(directory.tensors[index].dtype.get()).is_none()) =>
             {
                 self.found.unchecked.push(what);
                 return Ok(());
@@ -214,13 +220,13 @@ impl Verify<'_, '_> {
                 )));
             }
         }
-        let count = directory.tensors.iter().filter(|tensor| tensor.file.get() == file as u64).count();
-        if count == header.tensors.len() {
+        if tensors.len() == header.tensors.len() {
             Ok(())
         } else {
             Err(wrong(format!(
-                "the header of {path:?} has {} tensors, the directory {count}",
-                header.tensors.len()
+                "the header of {path:?} has {} tensors, the directory {}",
+                header.tensors.len(),
+                tensors.len()
             )))
         }
     }
@@ -271,16 +277,7 @@ impl Verify<'_, '_> {
             Err(error) => return Err(error),
         };
         let (mut file_hasher, mut tensor_hasher) = (Hasher::new(), Hasher::new());
-        loop {
-            let batch = match pieces.next_batch(&|_, _| Ok(())) {
-                Ok(Some(batch)) => batch,
-                Ok(None) => break,
-                Err(Error::Unsupported { what, .. }) => {
-                    self.found.unchecked.push(format!("file {path:?}: {what}"));
-                    return self.supported_tensors(file);
-                }
-                Err(error) => return Err(error),
-            };
+        while let Some(batch) = pieces.next_batch(&|_, _| Ok(()))? {
             let (index, (tensors, ())) = rayon::join(
                 || batch.parts.par_iter().try_for_each(Part::verify_index),
                 || {
@@ -304,7 +301,7 @@ impl Verify<'_, '_> {
     fn empty_tensors(&mut self, file: usize) -> Result<()> {
         let empty = Hasher::new();
         let mut count = 0;
-        for tensor in self.tensors().filter(|tensor| tensor.record().file.get() == file as u64) {
+        for tensor in self.tensors_of(file) {
             if tensor.byte_length()? == 0 {
                 compare(&empty, &tensor.record().hash, || format!("tensor {:?}", tensor.name()))?;
                 count += 1;
@@ -317,7 +314,7 @@ impl Verify<'_, '_> {
     /// The tensors of a file that cannot be restored as a whole.
     fn supported_tensors(&mut self, file: usize) -> Result<()> {
         let mut count = 0;
-        for tensor in self.tensors().filter(|tensor| tensor.record().file.get() == file as u64) {
+        for tensor in self.tensors_of(file) {
             let reader = match tensor.reader() {
                 Ok(reader) => reader,
                 Err(Error::Unsupported { .. }) => continue,

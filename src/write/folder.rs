@@ -30,15 +30,7 @@ impl OutputFolder {
             let problem = format!("{} names no folder", path.display());
             return Err(Error::parameter(problem, "give the output a name"));
         }
-        let mut builder = tempfile::Builder::new();
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(fs::Permissions::from_mode(0o777));
-        }
-        let folder = builder
-            .prefix(TEMPORARY_PREFIX)
-            .suffix(TEMPORARY_SUFFIX)
+        let folder = temporary(0o777)
             .tempdir_in(parent)
             .map_err(|error| Error::io("creating a folder in", parent, error))?;
         Ok(Self { folder, path: path.to_owned() })
@@ -94,21 +86,25 @@ impl OutputFolder {
     }
 }
 
-/// A temporary file in the folder of `path`; deleted when dropped. Temporary files are private, but what becomes a result is as
-/// readable as any new file.
-pub(super) fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
-    let folder = parent_of(path);
+/// Makes temporary files or folders. They are private unless told otherwise, but what becomes a result is as accessible as anything new: `mode`,
+/// less what the process's umask takes.
+fn temporary(mode: u32) -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
+    builder.prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
+        builder.permissions(fs::Permissions::from_mode(mode));
     }
+    #[cfg(not(unix))]
+    let _ = mode;
     builder
-        .prefix(TEMPORARY_PREFIX)
-        .suffix(TEMPORARY_SUFFIX)
-        .tempfile_in(folder)
-        .map_err(|error| Error::io("creating a file in", folder, error))
+}
+
+/// A temporary file in the folder of `path`; deleted when dropped.
+pub(super) fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
+    let folder = parent_of(path);
+    temporary(0o666).tempfile_in(folder).map_err(|error| Error::io("creating a file in", folder, error))
 }
 
 /// The folder that holds `path`.
