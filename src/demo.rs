@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rayon::prelude::*;
 use safetensors::{Dtype, View, tensor::serialize_to_file};
 
 use crate::{CompressOptions, Error, Result, Source, bf16, compress};
@@ -39,6 +40,14 @@ pub const TINY: Shape = Shape { layers: 4, hidden: 128, key_value: 32, intermedi
 struct Normal(u64);
 
 impl Normal {
+    /// Seeds that differ by one give unrelated numbers: splitmix64's finaliser (Steele, Lea, Flood 2014).
+    fn seeded(seed: u64) -> Self {
+        let mut state = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        state = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        state = (state ^ state >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        Self((state ^ state >> 31) | 1)
+    }
+
     fn uniform(&mut self) -> f32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -77,21 +86,26 @@ impl View for &Tensor {
 }
 
 struct Builder {
-    normal: Normal,
+    seed: u64,
+    /// Made so far.
+    matrices: u64,
     tensors: Vec<Tensor>,
 }
 
 impl Builder {
-    /// A matrix whose rows have scales of their own around `scale`.
+    /// A matrix whose rows have scales of their own around `scale`, each row of a generator of its own.
     fn matrix(&mut self, name: &str, rows: usize, columns: usize, scale: f32) {
-        let mut bytes = Vec::with_capacity(2 * rows * columns);
-        for _ in 0..rows {
-            let scale = scale * (0.3 * self.normal.next()).exp();
-            for _ in 0..columns {
-                let weight = half::bf16::from_f32(scale * self.normal.next());
-                bytes.extend_from_slice(&weight.to_bits().to_le_bytes());
+        self.matrices += 1;
+        let seed = self.seed ^ self.matrices.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut bytes = vec![0; 2 * rows * columns];
+        bytes.par_chunks_exact_mut(2 * columns).enumerate().for_each(|(row, bytes)| {
+            let mut normal = Normal::seeded(seed.wrapping_add(row as u64));
+            let scale = scale * (0.3 * normal.next()).exp();
+            for out in bytes.chunks_exact_mut(2) {
+                let weight = half::bf16::from_f32(scale * normal.next());
+                out.copy_from_slice(&weight.to_bits().to_le_bytes());
             }
-        }
+        });
         self.push(name, Dtype::BF16, vec![rows, columns], bytes);
     }
 
@@ -126,7 +140,7 @@ impl Builder {
 /// # Errors
 /// [`Error::Io`] where a file cannot be written.
 pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
-    let mut builder = Builder { normal: Normal(seed | 1), tensors: Vec::new() };
+    let mut builder = Builder { seed, matrices: 0, tensors: Vec::new() };
     builder.matrix("model.embed_tokens.weight", shape.vocabulary, shape.hidden, 0.02);
     for index in 0..shape.layers / 2 {
         builder.layer(index, shape);

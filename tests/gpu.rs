@@ -4,6 +4,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "gpu/streaming.rs"]
+mod streaming;
 
 use std::{
     io::Write as _,

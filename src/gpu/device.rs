@@ -120,8 +120,8 @@ pub struct Device {
 struct Inner {
     info: DeviceInfo,
     kernels: Kernels,
-    /// Of loads: two, so that one copy starts while another one ends.
-    streams: [Arc<CudaStream>; 2],
+    /// Of loads. A second one makes them slower: the copies of both get in each other's way.
+    copies: Arc<CudaStream>,
     staging: Mutex<Vec<Pinned>>,
     context: Arc<CudaContext>,
 }
@@ -146,10 +146,9 @@ impl Device {
             return Err(gpu(problem, "decode on the CPU, or on a GPU of 8.0 (Ampere) or newer"));
         }
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
-        let stream = || context.new_stream().or_fault("making a stream");
-        let streams = [stream()?, stream()?];
+        let copies = context.new_stream().or_fault("making a stream")?;
         let kernels = Kernels::load(&context)?;
-        Ok(Self { inner: Arc::new(Inner { info, kernels, streams, staging: Mutex::default(), context }) })
+        Ok(Self { inner: Arc::new(Inner { info, kernels, copies, staging: Mutex::default(), context }) })
     }
 
     /// What the driver says of it.
@@ -175,8 +174,14 @@ impl Device {
         &self.inner.kernels
     }
 
-    pub(super) fn streams(&self) -> &[Arc<CudaStream>; 2] {
-        &self.inner.streams
+    /// The stream of loads.
+    pub(super) fn copies(&self) -> &CudaStream {
+        &self.inner.copies
+    }
+
+    /// Whether both are clones of one.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// The pinned buffers that are kept between loads.
@@ -189,7 +194,7 @@ impl Device {
         let free = self.free_memory()?;
         if bytes > free {
             let problem = format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
-            return Err(gpu(problem, "free memory on the GPU, or take a smaller model or another GPU"));
+            return Err(gpu(problem, "free memory on the GPU, or let Plan::fit keep blocks on the host"));
         }
         Buffer::new(&self.inner.context, bytes)
     }

@@ -34,7 +34,7 @@ impl Device {
     pub fn measure_copy(&self, bytes: u64) -> Result<f64> {
         let from = self.allocate(bytes, "measuring a copy")?;
         let to = self.allocate(bytes, "measuring a copy")?;
-        let stream = &self.streams()[0];
+        let stream = self.copies();
         from.clear(stream)?;
         to.clear(stream)?;
         let start = timestamp(stream)?;
@@ -54,7 +54,7 @@ impl Device {
     pub fn measure_upload(&self, bytes: u64) -> Result<f64> {
         let to = self.allocate(bytes, "measuring an upload")?;
         let from = Pinned::new(self.context(), bytes.min(PINNED_BYTES) as usize)?;
-        let stream = &self.streams()[0];
+        let stream = self.copies();
         let start = timestamp(stream)?;
         for at in (0..bytes).step_by(PINNED_BYTES as usize) {
             let count = (bytes - at).min(PINNED_BYTES) as usize;

@@ -11,7 +11,7 @@ use crate::Result;
 
 /// An allocation on the device.
 ///
-/// Its events are nobody's: what is launched on it may run on any stream, so dropping it waits for the whole context first.
+/// Its events are nobody's: what is launched on it may run on any stream, so dropping it waits for the whole context.
 #[derive(Debug)]
 pub(super) struct Buffer {
     context: Arc<CudaContext>,
@@ -78,8 +78,10 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // A context that has failed has nothing running, and reports its failure to the next caller.
-        self.context.synchronize().ok();
-        // SAFETY: `new` allocated it, nothing has freed it, and all work that was launched is done.
+        self.context.bind_to_thread().ok();
+        // SAFETY: `new` allocated it with `cuMemAlloc`, and nothing has freed it. For such memory `cuMemFree` waits for all work of the
+        // context (CUDA driver API, section Memory Management: only what `cuMemAllocAsync` gave is freed without). `cuCtxSynchronize`
+        // would wait too, but break the captures of other threads.
         unsafe { result::free_sync(self.pointer) }.ok();
     }
 }

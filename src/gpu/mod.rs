@@ -26,20 +26,36 @@
 //! # }
 //! ```
 
+mod block;
 mod device;
 mod fault;
+mod host_section;
+mod launches;
 mod limits;
+mod load;
 mod memory;
 mod model;
 mod module;
+mod needs;
+mod options;
+mod part;
 mod pinned;
-mod plan;
+mod placement;
+mod prefetch;
+mod schedule;
 mod status;
+mod stored;
+mod streamer;
 mod task;
 mod upload;
 
+pub use block::{GpuBlock, GpuRows, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
 pub use limits::{seconds_between, timestamp};
-pub use model::{GpuBlock, GpuModel, GpuRows, GpuTensor, LoadOptions};
+pub use load::LoadOptions;
+pub use model::GpuModel;
+pub use options::DeviceOptions;
+pub use placement::{Placement, Plan};
+pub use prefetch::{Decoded, Prefetch};
 pub use status::Status;

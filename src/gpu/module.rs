@@ -50,8 +50,8 @@ struct Decode {
 pub(super) struct Launch {
     /// Which of [`GAP_BYTES_PER_THREAD`].
     pub(super) kernel: usize,
-    /// Address of the first task.
-    pub(super) tasks: CUdeviceptr,
+    /// The index of its first task.
+    pub(super) first_task: u64,
     pub(super) task_count: u32,
     /// The sum of the tasks' thread blocks.
     pub(super) unit_count: u64,
@@ -112,13 +112,14 @@ impl Kernels {
     /// Launches a decode kernel.
     ///
     /// # Safety
-    /// Until the kernel is done: the tasks are as `kernels/gap_task.cuh` asks (section arrays of the sizes that the layout gives, in
+    /// Until the kernel is done: the launch's tasks among those at `tasks` are as `kernels/gap_task.cuh` asks (section arrays of the sizes that the layout gives, in
     /// memory of this context), `output` added to each task's output has room for its range and is a multiple of 16, `status` is a
     /// word of device memory.
     pub(super) unsafe fn decode(
         &self,
         stream: &CudaStream,
         plan: &Launch,
+        tasks: CUdeviceptr,
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
@@ -128,8 +129,9 @@ impl Kernels {
             block_dim: (kernel.threads, 1, 1),
             shared_mem_bytes: kernel.shared_bytes,
         };
+        let tasks = tasks + plan.first_task * size_of::<GapTask>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
-        launch.arg(&plan.tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
+        launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
         // SAFETY: the arguments are those of the kernel's declaration, the configuration is what it said in `df11_gap_constants`, and
         // the caller promises the rest. Loads are bounded by the task's arrays and stores by its range, whatever the stream holds.
         let launched = unsafe { launch.launch(config) };

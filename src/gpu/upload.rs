@@ -1,45 +1,29 @@
-//! Sections on their way to the device: reader threads fill pinned buffers and start the copies.
+//! Sections on their way to a GPU, where they stay: reader threads fill pinned buffers and start the copies.
 
 use std::{
+    num::NonZero,
     ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{Device, fault::OrFault, pinned::Pinned};
-use crate::{
-    Result,
-    constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT, align},
-    open::Shard,
-};
+use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, open::Shard};
 
-/// Bytes that one pinned buffer holds: some checksum chunks.
-const PIECE_BYTES: u64 = 2 * CHECKSUM_CHUNK_BYTES;
+/// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB (benches/record/2026-11-20-loader-h200.md).
+const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
 /// Buffers of each reader: one is filled while the other one travels.
 const BUFFERS: usize = 2;
+/// More readers than these slow each other down.
+const MAX_READERS: usize = 12;
 
-/// Where each section of one shard that belongs to a block lies in the model's device memory, in bytes from its start.
-pub(super) struct Placement {
-    /// For each section of the directory; `None` for those of no block.
-    pub(super) offsets: Vec<Option<u64>>,
-}
-
-/// Places the sections of all shards one after the other; the bytes in all.
-pub(super) fn place(shards: &[Shard]) -> (Vec<Placement>, u64) {
-    let mut end = 0u64;
-    let placements = shards.iter().map(|shard| {
-        let sections = shard.directory().sections.iter().map(|section| {
-            section.block_index()?;
-            let start = end;
-            // No overflow: the sections of a file lie one behind the other below 2^63, and no machine has files for more.
-            end = align(start + section.length.get(), SECTION_ALIGNMENT)?;
-            Some(start)
-        });
-        Placement { offsets: sections.collect() }
-    });
-    (placements.collect(), end)
+/// A section, and the device address where it goes.
+pub(super) struct Delivery<'m> {
+    pub(super) shard: &'m Shard,
+    pub(super) section: usize,
+    pub(super) to: CUdeviceptr,
 }
 
 /// Part of a section, and its device address.
@@ -50,84 +34,153 @@ struct Piece<'m> {
     to: CUdeviceptr,
 }
 
-fn pieces<'m>(shards: &'m [Shard], placements: &[Placement], base: CUdeviceptr) -> Vec<Piece<'m>> {
-    let mut pieces = Vec::new();
-    for (shard, placement) in shards.iter().zip(placements) {
-        for (section, offset) in placement.offsets.iter().enumerate() {
-            let Some(offset) = offset else { continue };
-            let length = shard.directory().sections[section].length.get();
-            pieces.extend((0..length).step_by(PIECE_BYTES as usize).map(|start| Piece {
-                shard,
-                section,
-                range: start..length.min(start + PIECE_BYTES),
-                to: base + offset + start,
-            }));
-        }
-    }
-    pieces
+/// A reader for each core, as far as they help.
+pub(super) fn default_readers() -> NonZero<usize> {
+    let cores = thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
+    cores.min(NonZero::new(MAX_READERS).expect("more than none"))
 }
 
-/// Copies all sections of blocks to the device, checking checksums on the way, and waits.
+fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
+    let cut = |delivery: &Delivery<'m>| {
+        let &Delivery { shard, section, to } = delivery;
+        let length = shard.directory().sections[section].length.get();
+        (0..length).step_by(PIECE_BYTES as usize).map(move |start| Piece {
+            shard,
+            section,
+            range: start..length.min(start + PIECE_BYTES),
+            to: to + start,
+        })
+    };
+    deliveries.iter().flat_map(cut).collect()
+}
+
+/// Copies sections to the device, checking checksums on the way, and waits. `stop` ends it early, and is set where it fails.
 ///
 /// # Safety
-/// `base` is device memory of as many bytes as [`place`] said.
+/// Each delivery goes to device memory with room for its section.
 #[expect(unsafe_code, reason = "device addresses")]
 pub(super) unsafe fn upload(
     device: &Device,
-    shards: &[Shard],
-    placements: &[Placement],
-    base: CUdeviceptr,
-    readers: usize,
+    deliveries: &[Delivery<'_>],
+    readers: NonZero<usize>,
+    stop: &AtomicBool,
 ) -> Result<()> {
-    let pieces = pieces(shards, placements, base);
+    let pieces = pieces(deliveries);
     let next = AtomicUsize::new(0);
-    let readers = readers.clamp(1, pieces.len().max(1));
+    let readers = readers.get().min(pieces.len());
+    let rings = rings(device, readers)?;
+    let stream = device.copies();
     let result = thread::scope(|scope| {
-        let threads: Vec<_> = (0..readers)
-            .map(|reader| {
+        let threads: Vec<_> = rings
+            .into_iter()
+            .map(|ring| {
                 let (pieces, next) = (&pieces, &next);
                 scope.spawn(move || {
-                    let result = carry(device, pieces, next, &device.streams()[reader % 2]);
+                    let result = carry(pieces, next, stop, ring, stream);
                     if result.is_err() {
-                        next.store(pieces.len(), Ordering::Relaxed);
+                        stop.store(true, Ordering::Relaxed);
                     }
-                    result
+                    result.map(|ring| device.staging().extend(ring))
                 })
             })
             .collect();
         let results = threads.into_iter().map(|thread| thread.join().expect("a reader does not panic"));
-        results.collect::<Vec<_>>().into_iter().collect()
+        first_cause(results)
     });
     // Also after a failure: nothing may be on its way to memory that is freed.
-    for stream in device.streams() {
-        stream.synchronize().or_fault("copying to the GPU")?;
-    }
+    stream.synchronize().or_fault("copying to the GPU")?;
     result
 }
 
-/// One reader: takes pieces until there are no more.
-fn carry(device: &Device, pieces: &[Piece<'_>], next: &AtomicUsize, stream: &CudaStream) -> Result<()> {
-    let mut ring: Vec<Pinned> = Vec::with_capacity(BUFFERS);
+/// The first failure that is not merely the consequence of another one.
+pub(super) fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
+    let mut first = Ok(());
+    for result in results.collect::<Vec<_>>() {
+        if matches!(first, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
+            first = result;
+        }
+    }
+    first
+}
+
+/// The buffers of one reader.
+type Ring = [Pinned; BUFFERS];
+
+/// A ring for each reader: what is kept from loads before, and what is missing.
+fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
+    let mut buffers: Vec<Pinned> = {
+        let mut kept = device.staging();
+        let from = kept.len().saturating_sub(readers * BUFFERS);
+        kept.split_off(from)
+    };
+    let missing = readers * BUFFERS - buffers.len();
+    buffers.extend(Pinned::several(device.context(), missing, PIECE_BYTES as usize)?);
+    let mut buffers = buffers.into_iter();
+    let ring = || std::array::from_fn(|_| buffers.next().expect("as many as counted"));
+    Ok(std::iter::repeat_with(ring).take(readers).collect())
+}
+
+/// One reader: takes pieces until there are no more; gives its buffers back.
+fn carry(
+    pieces: &[Piece<'_>],
+    next: &AtomicUsize,
+    stop: &AtomicBool,
+    mut ring: Ring,
+    stream: &CudaStream,
+) -> Result<Ring> {
     let mut at = 0;
-    loop {
-        let index = next.fetch_add(1, Ordering::Relaxed);
-        let Some(piece) = pieces.get(index) else { break };
-        if ring.len() < BUFFERS {
-            let kept = device.staging().pop();
-            let buffer = kept.map_or_else(|| Pinned::new(device.context(), PIECE_BYTES as usize), Ok)?;
-            at = ring.len();
-            ring.push(buffer);
+    while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
         }
         let buffer = &mut ring[at];
         at = (at + 1) % BUFFERS;
         let count = (piece.range.end - piece.range.start) as usize;
         piece.shard.read_chunks(piece.section, piece.range.clone(), &mut buffer.bytes()?[..count])?;
         // SAFETY: `to` lies in the memory that the caller of `upload` promises, which is not freed before `upload` returns, and it
-        // synchronises the streams first.
+        // synchronises the stream first.
         #[expect(unsafe_code, reason = "a device address")]
         let copied = unsafe { buffer.copy(count, piece.to, stream) };
         copied?;
     }
-    device.staging().append(&mut ring);
-    Ok(())
+    Ok(ring)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::{Delivery, PIECE_BYTES, first_cause, pieces};
+    use crate::{Error, OpenOptions};
+
+    #[test]
+    fn pieces_cover_sections_at_chunks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = crate::demo::tiny_container(folder.path()).unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        let model = OpenOptions::new().open_readers(vec![(PathBuf::from("tiny"), Box::new(bytes))]).unwrap();
+        let shard = &model.shards()[0];
+        let count = shard.directory().sections.len();
+        let deliveries: Vec<Delivery<'_>> =
+            (0..count).map(|section| Delivery { shard, section, to: (section as u64) << 40 }).collect();
+        let mut ends = vec![0; count];
+        for piece in pieces(&deliveries) {
+            assert_eq!(piece.range.start, ends[piece.section]);
+            assert!(piece.range.start.is_multiple_of(PIECE_BYTES) && !piece.range.is_empty());
+            assert_eq!(piece.to, ((piece.section as u64) << 40) + piece.range.start);
+            ends[piece.section] = piece.range.end;
+        }
+        for (end, section) in ends.iter().zip(&shard.directory().sections) {
+            assert_eq!(*end, section.length.get());
+        }
+    }
+
+    #[test]
+    fn the_cause_is_reported_and_not_its_consequences() {
+        let results =
+            [Ok(()), Err(Error::Cancelled), Err(Error::corrupt("x", 0, "y")), Err(Error::Cancelled)];
+        assert!(matches!(first_cause(results.into_iter()), Err(Error::Corrupt { .. })));
+        assert!(first_cause([Ok(()), Ok(())].into_iter()).is_ok());
+        assert!(matches!(first_cause([Err(Error::Cancelled)].into_iter()), Err(Error::Cancelled)));
+    }
 }

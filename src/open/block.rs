@@ -43,6 +43,12 @@ impl<'m> Block<'m> {
         self.entry.tensors.iter().map(move |&(shard, index)| Tensor::new(&model.shards()[shard], index))
     }
 
+    /// Shard and index of each of its tensors, in the order of [`Block::tensors`].
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tensor_ids(&self) -> &'m [(usize, usize)] {
+        &self.entry.tensors
+    }
+
     /// Bytes of all its arrays.
     pub fn stored_bytes(&self) -> u64 {
         self.tensors().map(|tensor| tensor.stored_bytes()).sum()

@@ -90,6 +90,12 @@ impl Model {
         })
     }
 
+    /// A tensor by shard and index.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tensor_at(&self, (shard, index): (usize, usize)) -> Tensor<'_> {
+        Tensor::new(&self.shards[shard], index)
+    }
+
     /// The tensor with this name. The cost grows with the logarithm of the number of tensors.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         self.shards

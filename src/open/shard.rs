@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -27,7 +27,7 @@ const CACHED_BYTES: usize = 256 << 10;
 /// One container of a model.
 pub struct Shard {
     path: PathBuf,
-    reader: Box<dyn ReadAt>,
+    reader: Arc<dyn ReadAt>,
     directory: Directory,
     directory_range: Range<u64>,
     check_checksums: bool,
@@ -81,7 +81,7 @@ impl Shard {
         let start = header.directory_offset.get();
         Ok(Self {
             path,
-            reader,
+            reader: reader.into(),
             directory,
             directory_range: start..start + header.directory_length.get(),
             check_checksums,
@@ -311,6 +311,26 @@ impl Shard {
             }
         }
         Ok(())
+    }
+
+    /// All bytes of a section where they lie in memory, and what keeps them there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn view_section(&self, section: usize) -> Option<(&[u8], Arc<dyn ReadAt>)> {
+        let record = &self.directory.sections[section];
+        let view = self.reader.view(record.offset.get(), record.length.get())?;
+        Some((view, Arc::clone(&self.reader)))
+    }
+
+    /// Checks the chunks of a section that were not checked yet, in parallel.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn check_section(&self, section: usize) -> Result<()> {
+        use rayon::prelude::*;
+        if !self.check_checksums {
+            return Ok(());
+        }
+        let all = 0..self.directory.sections[section].length.get();
+        let chunks: Vec<u64> = self.unchecked_chunks(section, &all).collect();
+        chunks.into_par_iter().try_for_each(|chunk| self.check_chunk(section, chunk))
     }
 
     /// Checks every chunk again, in parallel, whatever was checked before.

@@ -84,6 +84,12 @@ impl<'m> Tensor<'m> {
         self.shard
     }
 
+    /// Its index in the directory of its shard.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
     pub(crate) fn record(&self) -> &'m TensorRecord {
         &self.shard.directory().tensors[self.index]
     }

@@ -1,0 +1,176 @@
+//! What decodes a set of tensors or a range of rows: tasks in device memory, made once, launched any number of times.
+
+use std::ops::Range;
+
+use cudarc::driver::{
+    CudaStream,
+    sys::{self, CUdeviceptr},
+};
+
+use super::{
+    Device, Status,
+    fault::OrFault,
+    module::Launch,
+    stored::{Addresses, Stored},
+    task::GapTask,
+};
+use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD};
+
+/// The output's alignment that the kernels need.
+const OUTPUT_ALIGNMENT: u64 = 16;
+
+/// The tasks of some launches, still on the host.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    /// For each of [`GAP_BYTES_PER_THREAD`].
+    tasks: [Vec<GapTask>; GAP_BYTES_PER_THREAD.len()],
+    copies: Vec<Copy>,
+    bytes: u64,
+}
+
+/// Stored bytes that are decoded by copying.
+#[derive(Debug)]
+struct Copy {
+    from: CUdeviceptr,
+    to: u64,
+    bytes: u64,
+}
+
+impl Draft {
+    /// Adds a range of a tensor's bytes, which goes to `to` of the output.
+    pub(super) fn add(
+        &mut self,
+        tensor: &Stored,
+        range: &Range<u64>,
+        to: u64,
+        addresses: &dyn Addresses,
+    ) -> Result<()> {
+        self.bytes = self.bytes.max(to + range.end - range.start);
+        match tensor {
+            _ if range.is_empty() => {}
+            Stored::Empty => {}
+            Stored::Raw(array) => {
+                let from = array.address(addresses) + range.start;
+                self.copies.push(Copy { from, to, bytes: range.end - range.start });
+            }
+            Stored::Gap(gap) => {
+                let mut task = gap.task(&(range.start / 2..range.end / 2), to, addresses)?;
+                let tasks = &mut self.tasks[gap.kernel()];
+                task.first_unit = tasks.last().map_or(0, |last| last.first_unit + last.thread_blocks);
+                tasks.push(task);
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the tasks to those that go to the device together.
+    pub(super) fn finish(self, device: &Device, tasks: &mut Vec<GapTask>) -> Result<Launches> {
+        let mut launches = Vec::new();
+        for (kernel, part) in self.tasks.iter().enumerate() {
+            let Some(last) = part.last() else { continue };
+            device.kernels().check(kernel)?;
+            let unit_count = last.first_unit + last.thread_blocks;
+            let first_task = tasks.len() as u64;
+            launches.push(Launch { kernel, first_task, task_count: part.len() as u32, unit_count });
+            tasks.extend(part);
+        }
+        Ok(Launches { launches, copies: self.copies, bytes: self.bytes })
+    }
+}
+
+/// Launches and copies that decode into any output.
+#[derive(Debug)]
+pub(super) struct Launches {
+    launches: Vec<Launch>,
+    copies: Vec<Copy>,
+    bytes: u64,
+}
+
+impl Launches {
+    /// Bytes of the output.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Puts everything on the stream.
+    ///
+    /// # Safety
+    /// `tasks` is the device address of the tasks that [`Draft::finish`] appended to. `output` is device memory of
+    /// [`Launches::bytes`] that nobody else uses until the stream has done this; the tasks, the sections and tables that they were
+    /// made of, and the status word live as long. The stream belongs to the device's context, which the caller has checked.
+    #[expect(unsafe_code, reason = "launches")]
+    pub(super) unsafe fn run(
+        &self,
+        device: &Device,
+        tasks: CUdeviceptr,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
+            let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
+            return Err(Error::parameter(problem, "start it on 256 bytes, as the driver's allocations do"));
+        }
+        device.context().bind_to_thread().or_fault("using the GPU")?;
+        for launch in &self.launches {
+            // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it gives, with ranges within it; outputs
+            // and lives are the caller's promise, the alignment is checked and tensors start on multiples of 256 (rows: at 0).
+            unsafe { device.kernels().decode(stream, launch, tasks, output, status.device_pointer()) }?;
+        }
+        for copy in &self.copies {
+            let (to, bytes) = (output + copy.to, copy.bytes as usize);
+            // SAFETY: the source, device memory or mapped host memory, holds as many bytes (the directory's validation compared them),
+            // and so does the output.
+            let copied = unsafe { sys::cuMemcpyAsync(to, copy.from, bytes, stream.cu_stream()) };
+            copied.result().or_fault("copying on the GPU")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys::CUdeviceptr;
+
+    use super::{Addresses, Draft, Stored};
+    use crate::gpu::{
+        needs::{SectionId, TensorId},
+        stored::StoredGap,
+    };
+
+    struct Flat;
+
+    impl Addresses for Flat {
+        fn section(&self, (_, section): SectionId) -> CUdeviceptr {
+            section as u64 * 4096
+        }
+
+        fn table(&self, _: TensorId) -> CUdeviceptr {
+            77
+        }
+    }
+
+    #[test]
+    fn tasks_of_one_kernel_share_its_units_in_order() {
+        let weights: Vec<u8> =
+            (0..60_000u32).flat_map(|at| ((at * at % 65_521) as u16).to_le_bytes()).collect();
+        let coded = |bytes_per_thread| Stored::Gap(Box::new(StoredGap::of(&weights, bytes_per_thread)));
+        let bytes = weights.len() as u64;
+        let mut draft = Draft::default();
+        draft.add(&coded(8), &(0..bytes), 0, &Flat).unwrap();
+        draft.add(&StoredGap::raw_at(1, 0), &(8..24), bytes, &Flat).unwrap();
+        draft.add(&coded(32), &(0..bytes), bytes + 256, &Flat).unwrap();
+        draft.add(&coded(8), &(40_000..50_000), 2 * bytes + 256, &Flat).unwrap();
+        draft.add(&coded(8), &(70..70), 0, &Flat).unwrap();
+        draft.add(&Stored::Empty, &(0..0), 0, &Flat).unwrap();
+        assert_eq!(draft.bytes, 2 * bytes + 10_256);
+        assert_eq!(draft.tasks.each_ref().map(Vec::len), [2, 0, 1, 0]);
+        let [whole, part] = draft.tasks[0][..] else { unreachable!() };
+        assert_eq!((whole.first_unit, part.first_unit), (0, whole.thread_blocks));
+        assert_eq!((whole.gaps, whole.output_offsets), (256, 4096 + 256));
+        assert_eq!((whole.bitstream, whole.plane, whole.table), (2 * 4096 + 256, 3 * 4096 + 256, 77));
+        assert_eq!((part.element_begin, part.element_end), (20_000, 25_000));
+        assert!(part.first_thread_block > 0 && part.thread_blocks < whole.thread_blocks);
+        assert_eq!((draft.copies[0].from, draft.copies[0].to, draft.copies[0].bytes), (4104, bytes, 16));
+    }
+}

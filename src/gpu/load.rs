@@ -1,0 +1,248 @@
+//! Loading: `directories → plan → device memory → sections through pinned buffers, beside validation → tables and tasks`.
+
+use std::{
+    collections::HashMap,
+    num::NonZero,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use rayon::prelude::*;
+
+use super::{
+    Device, GpuModel, Plan,
+    host_section::HostSection,
+    launches::Draft,
+    memory::Buffer,
+    model::{BlockEntry, Inner, Program, TensorEntry},
+    needs::{self, Needs, SectionId, TensorId, foreign_plan, target_of},
+    part::Part,
+    stored::{self, Addresses, Stored},
+    task::GapTask,
+    upload::{self, default_readers, first_cause},
+};
+use crate::{Error, Model, Result};
+
+/// Of the free memory of several GPUs, what a model may take unless a plan says otherwise; the rest is for what runs it.
+const SHARE_PERCENT: u64 = 90;
+
+type Tensors = HashMap<TensorId, Arc<Stored>>;
+type HostSections = HashMap<SectionId, Arc<HostSection>>;
+
+/// How a model is loaded onto GPUs.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    readers: Option<NonZero<usize>>,
+    plan: Option<Plan>,
+    validate: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LoadOptions {
+    /// A reader for each core, up to 12; all blocks resident where there is one GPU, and what [`Plan::fit`] makes of 90 % of the free
+    /// memory where there are several.
+    pub const fn new() -> Self {
+        Self { readers: None, plan: None, validate: true }
+    }
+
+    /// How many threads read the containers, each with 8 MiB of pinned memory that the [`Device`] keeps for the next load.
+    #[must_use]
+    pub const fn readers(mut self, readers: NonZero<usize>) -> Self {
+        self.readers = Some(readers);
+        self
+    }
+
+    /// Where each block goes, as [`Plan::fit`] says.
+    #[must_use]
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.plan = Some(plan);
+        self
+    }
+
+    /// Leaves out the host's validation of codebooks and output offsets, so that tests bring hostile streams to the kernels, which
+    /// must bear them.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn without_validation(mut self) -> Self {
+        self.validate = false;
+        self
+    }
+
+    fn plan_for(&self, model: &Model, devices: &[Device]) -> Result<Plan> {
+        let plan = match (&self.plan, devices) {
+            (Some(plan), _) => plan.clone(),
+            (None, [_]) => Plan::resident(model)?,
+            (None, _) => {
+                let free = devices.iter().map(|device| Ok(device.free_memory()? / 100 * SHARE_PERCENT));
+                Plan::fit(model, &free.collect::<Result<Vec<_>>>()?)?
+            }
+        };
+        if plan.placements().len() != model.blocks().len() {
+            return Err(foreign_plan());
+        }
+        if plan.device_bytes().len() != devices.len() {
+            let problem =
+                format!("the plan is for {} GPUs, not {}", plan.device_bytes().len(), devices.len());
+            return Err(Error::parameter(problem, "give as many devices as Plan::fit got sizes"));
+        }
+        Ok(plan)
+    }
+}
+
+impl Model {
+    /// Loads the blocks onto a GPU, where they stay compressed.
+    ///
+    /// Codebooks and output offsets are validated; checksums are checked while the sections pass through pinned memory, unless the model
+    /// was [opened without](crate::OpenOptions::checksums). Returns when everything is in place. Host memory: the pinned buffers of
+    /// [`LoadOptions::readers`], and what [`GpuModel`] holds.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where the memory does not suffice or the GPU fails; [`Error::Corrupt`] where the container is damaged;
+    /// [`Error::Unsupported`] for a tensor of a newer version; [`Error::Parameter`] for a plan of another model; [`Error::Io`].
+    pub fn load(&self, device: &Device, options: &LoadOptions) -> Result<GpuModel> {
+        self.load_on(std::slice::from_ref(device), options)
+    }
+
+    /// As [`Model::load`], onto several GPUs at once: block by block where the plan says.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_on(&self, devices: &[Device], options: &LoadOptions) -> Result<GpuModel> {
+        Loader::new(self, devices, options)?.load(options)
+    }
+}
+
+/// A load under way.
+struct Loader<'m> {
+    model: &'m Model,
+    plan: Plan,
+    needs: Vec<Needs>,
+    parts: Vec<Part>,
+}
+
+impl<'m> Loader<'m> {
+    /// Allocates device memory.
+    fn new(model: &'m Model, devices: &[Device], options: &LoadOptions) -> Result<Self> {
+        let plan = options.plan_for(model, devices)?;
+        let needs = needs::of_blocks(model)?;
+        let part = |(index, device)| Part::new(model, &needs, &plan, index, device);
+        let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
+        Ok(Self { model, plan, needs, parts })
+    }
+
+    fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
+        let (tensors, host) = self.fetch(options)?;
+        for part in &mut self.parts {
+            part.build_tables(&tensors)?;
+            part.stream(self.model, &self.needs, &host)?;
+        }
+        self.finish(&tensors, &host)
+    }
+
+    /// Uploads what becomes resident; beside that, validates what the host can and pins what stays there.
+    fn fetch(&self, options: &LoadOptions) -> Result<(Tensors, HostSections)> {
+        let stop = AtomicBool::new(false);
+        let readers = options.readers.unwrap_or_else(default_readers).get() / self.parts.len().max(1);
+        let readers = NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN);
+        thread::scope(|scope| {
+            let upload = |part: &Part| {
+                let deliveries = part.deliveries(self.model);
+                // SAFETY: the addresses are those of the sections in the part's device memory.
+                #[expect(unsafe_code, reason = "device addresses")]
+                unsafe {
+                    upload::upload(&part.device, &deliveries, readers, &stop)
+                }
+            };
+            let uploads: Vec<_> = self.parts.iter().map(|part| scope.spawn(move || upload(part))).collect();
+            let here = self.prepare(options.validate);
+            if here.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            let uploaded = uploads.into_iter().map(|thread| thread.join().expect("an upload does not panic"));
+            let uploaded = first_cause(uploaded);
+            // Nobody else cancels: an upload that was stopped is the consequence of the failure here.
+            let here = here?;
+            uploaded.map(|()| here)
+        })
+    }
+
+    fn prepare(&self, validate: bool) -> Result<(Tensors, HostSections)> {
+        let tensors = stored::read_all(self.model, validate)?;
+        Ok((tensors, self.pin_streamed()?))
+    }
+
+    /// Pins the sections of streamed blocks.
+    fn pin_streamed(&self) -> Result<HostSections> {
+        let streamed = self.plan.placements().iter().zip(&self.needs).filter(|(place, _)| place.streamed);
+        let sections: Vec<SectionId> =
+            streamed.flat_map(|(_, block)| block.sections.iter().copied()).collect();
+        let pin = |(shard, section): SectionId| {
+            let host = HostSection::new(&self.parts[0].device, &self.model.shards()[shard], section)?;
+            Ok(((shard, section), Arc::new(host)))
+        };
+        sections.into_par_iter().map(pin).collect()
+    }
+
+    fn finish(self, tensors: &Tensors, host: &HostSections) -> Result<GpuModel> {
+        let mut tasks: Vec<Vec<GapTask>> = vec![Vec::new(); self.parts.len()];
+        let mut blocks = Vec::with_capacity(self.needs.len());
+        let mut entries = HashMap::new();
+        for (index, block) in self.model.blocks().enumerate() {
+            let part = self.plan.placements()[index].device;
+            let names = block.tensors().map(|tensor| tensor.name().to_owned()).collect();
+            let layout = block.layout()?;
+            let program = self.program(index, tensors, &layout.tensors, &mut tasks[part])?;
+            for (&id, tensor) in block.tensor_ids().iter().zip(block.tensors()) {
+                let entry = TensorEntry {
+                    dtype: tensor.dtype().expect("known, as the needs were"),
+                    shape: tensor.shape(),
+                    bytes: tensor.byte_length()?,
+                    part,
+                    stored: Arc::clone(&tensors[&target_of(self.model, id)]),
+                };
+                entries.insert(tensor.name().to_owned(), entry);
+            }
+            blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, program });
+        }
+        let contexts = self.parts.iter().map(|part| part.device.context());
+        let tasks = contexts.zip(&tasks).map(|(context, tasks)| Buffer::of(context, tasks));
+        let tasks = tasks.collect::<Result<_>>()?;
+        let copied = host.values().filter(|section| !section.is_mapped());
+        let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();
+        Ok(GpuModel::new(Inner::new(self.plan, blocks, entries, self.parts, tasks, copied_bytes)))
+    }
+
+    /// How a block is decoded, with its tasks among those of its GPU.
+    fn program(
+        &self,
+        index: usize,
+        tensors: &Tensors,
+        ranges: &[std::ops::Range<u64>],
+        tasks: &mut Vec<GapTask>,
+    ) -> Result<Program> {
+        let part = &self.parts[self.plan.placements()[index].device];
+        let block = self.model.blocks().nth(index).expect("a block of the model");
+        let targets: Vec<&Stored> =
+            block.tensor_ids().iter().map(|&id| &*tensors[&target_of(self.model, id)]).collect();
+        let mut launches = |addresses: &dyn Addresses| {
+            let mut draft = Draft::default();
+            for (stored, range) in targets.iter().zip(ranges) {
+                draft.add(stored, &(0..range.end - range.start), range.start, addresses)?;
+            }
+            draft.finish(&part.device, tasks)
+        };
+        let in_place = launches(part)?;
+        let Some(&turn) = part.turns.get(&index) else { return Ok(Program::Resident(in_place)) };
+        let maps = part.slot_maps(self.model, &self.needs[index]);
+        let slots = maps.iter().map(|map| launches(map)).collect::<Result<_>>()?;
+        Ok(Program::Streamed { turn, slots, in_place })
+    }
+}

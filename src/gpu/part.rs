@@ -1,0 +1,174 @@
+//! What one GPU holds of a model.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::{
+    Device,
+    host_section::HostSection,
+    memory::Buffer,
+    needs::{Needs, SectionId, TensorId, section_bytes},
+    placement::{Plan, SLOTS},
+    stored::{Addresses, Stored},
+    streamer::{Streamer, Transfer},
+    task::{GapTableTask, TABLE_BYTES},
+    upload::Delivery,
+};
+use crate::{Model, Result, constants::CODE_LENGTHS_BYTES};
+
+/// Sections and decode tables of one GPU.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) device: Device,
+    /// For each streamed block, by its index in the model, its turn.
+    pub(super) turns: HashMap<usize, usize>,
+    pub(super) streamer: Option<Streamer>,
+    sections: Buffer,
+    tables: Buffer,
+    addresses: Map,
+}
+
+/// Where sections are read from without a slot: in device memory, or on the host in place.
+#[derive(Debug, Default)]
+struct Map {
+    sections: HashMap<SectionId, CUdeviceptr>,
+    tables: HashMap<TensorId, CUdeviceptr>,
+}
+
+/// The same, but for what lies in a slot.
+pub(super) struct SlotMap<'p> {
+    part: &'p Part,
+    sections: HashMap<SectionId, CUdeviceptr>,
+}
+
+impl Addresses for Part {
+    fn section(&self, section: SectionId) -> CUdeviceptr {
+        self.addresses.sections[&section]
+    }
+
+    fn table(&self, tensor: TensorId) -> CUdeviceptr {
+        self.addresses.tables[&tensor]
+    }
+}
+
+impl Addresses for SlotMap<'_> {
+    fn section(&self, section: SectionId) -> CUdeviceptr {
+        self.sections.get(&section).copied().unwrap_or_else(|| self.part.section(section))
+    }
+
+    fn table(&self, tensor: TensorId) -> CUdeviceptr {
+        self.part.table(tensor)
+    }
+}
+
+impl Part {
+    /// Device memory for the blocks that a plan places on its GPU of this index, of any content yet.
+    pub(super) fn new(
+        model: &Model,
+        needs: &[Needs],
+        plan: &Plan,
+        index: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let places = plan.placements().iter().zip(needs).enumerate();
+        let mine = || places.clone().filter(|(_, (place, _))| place.device == index);
+        let resident: Vec<SectionId> = mine()
+            .filter(|(_, (place, _))| !place.streamed)
+            .flat_map(|(_, (_, block))| block.sections.iter().copied())
+            .collect();
+        let streamed = mine().filter(|(_, (place, _))| place.streamed).map(|(block, _)| block);
+        let turns = streamed.enumerate().map(|(turn, block)| (block, turn)).collect();
+        let coded: Vec<TensorId> = mine().flat_map(|(_, (_, block))| block.coded.iter().copied()).collect();
+        let bytes = resident.iter().map(|&section| section_bytes(model, section)).sum();
+        let sections = device.allocate(bytes, "the model")?;
+        let tables = device.allocate(coded.len() as u64 * TABLE_BYTES, "the model's decode tables")?;
+        let mut addresses = Map::default();
+        let mut next = sections.pointer();
+        for section in resident {
+            addresses.sections.insert(section, next);
+            next += section_bytes(model, section);
+        }
+        let table = |at| tables.pointer() + at as u64 * TABLE_BYTES;
+        addresses.tables = coded.into_iter().enumerate().map(|(at, tensor)| (tensor, table(at))).collect();
+        Ok(Self { device: device.clone(), turns, streamer: None, sections, tables, addresses })
+    }
+
+    /// Device memory that it holds, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.sections.bytes() + self.tables.bytes() + self.streamer.as_ref().map_or(0, Streamer::bytes)
+    }
+
+    /// What is to be copied to its device memory.
+    pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
+        let all = self.addresses.sections.iter();
+        let deliver = |(&(shard, section), &to)| Delivery { shard: &model.shards()[shard], section, to };
+        let mut deliveries: Vec<_> = all.map(deliver).collect();
+        // In the order of the addresses, which is that of the files.
+        deliveries.sort_by_key(|delivery| delivery.to);
+        deliveries
+    }
+
+    /// Builds the decode tables, and waits.
+    pub(super) fn build_tables(&self, stored: &HashMap<TensorId, Arc<Stored>>) -> Result<()> {
+        let tensors = &self.addresses.tables;
+        let mut lengths: Vec<u8> = Vec::with_capacity(tensors.len() * CODE_LENGTHS_BYTES);
+        for tensor in tensors.keys() {
+            lengths.extend(stored[tensor].code_lengths().expect("coded tensors have tables"));
+        }
+        let context = self.device.context();
+        let lengths = Buffer::of(context, &lengths)?;
+        let address = |at| lengths.pointer() + (at * CODE_LENGTHS_BYTES) as u64;
+        let tasks: Vec<GapTableTask> = tensors
+            .values()
+            .enumerate()
+            .map(|(at, &table)| GapTableTask { lengths: address(at), table })
+            .collect();
+        let tasks = Buffer::of(context, &tasks)?;
+        self.device.kernels().build_tables(self.device.copies(), &tasks)
+    }
+
+    /// Makes the slots for its streamed blocks, which come from these sections.
+    pub(super) fn stream(
+        &mut self,
+        model: &Model,
+        needs: &[Needs],
+        host: &HashMap<SectionId, Arc<HostSection>>,
+    ) -> Result<()> {
+        if self.turns.is_empty() {
+            return Ok(());
+        }
+        let mut blocks: Vec<Vec<Transfer>> = Vec::new();
+        blocks.resize_with(self.turns.len(), Vec::new);
+        for (&block, &turn) in &self.turns {
+            for (section, to) in slot_places(model, &needs[block]) {
+                let host = &host[&section];
+                blocks[turn].push(Transfer { section: Arc::clone(host), to });
+                self.addresses.sections.insert(section, host.device_pointer(&self.device)?);
+            }
+        }
+        self.streamer = Some(Streamer::new(&self.device, blocks)?);
+        Ok(())
+    }
+
+    /// For each slot, the addresses when a streamed block lies in it.
+    pub(super) fn slot_maps(&self, model: &Model, block: &Needs) -> Vec<SlotMap<'_>> {
+        let Some(streamer) = &self.streamer else { return Vec::new() };
+        let places = slot_places(model, block);
+        let map = |slot| {
+            let address = |&(section, to)| (section, streamer.slot(slot) + to);
+            SlotMap { part: self, sections: places.iter().map(address).collect() }
+        };
+        (0..SLOTS.min(self.turns.len())).map(map).collect()
+    }
+}
+
+/// Where the sections of a streamed block lie in its slot, in bytes from the slot's start.
+fn slot_places(model: &Model, block: &Needs) -> Vec<(SectionId, u64)> {
+    let place = |end: &mut u64, &section: &SectionId| {
+        let start = *end;
+        *end += section_bytes(model, section);
+        Some((section, start))
+    };
+    block.sections.iter().scan(0, place).collect()
+}

@@ -1,0 +1,254 @@
+//! Which block lies where: on which GPU, and there resident or streamed from the host.
+
+use std::ops::Range;
+
+use super::{
+    needs::{self, Needs},
+    task::{GapTask, TABLE_BYTES},
+};
+use crate::{Error, Model, Result};
+
+/// Output buffers that a plan leaves room for on each GPU: one block is used while the next one is decoded.
+pub(super) const OUTPUTS: u64 = 2;
+/// Slots on a GPU for streamed blocks: one is decoded from while the next block arrives in the other.
+pub(super) const SLOTS: usize = 2;
+/// A block that takes less than this part of the largest one is not worth streaming.
+const SMALL: u64 = 64;
+
+/// Where a block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The index of its GPU among those of the plan.
+    pub device: usize,
+    /// Whether it stays pinned on the host and is copied into a slot on the GPU ahead of each use.
+    pub streamed: bool,
+}
+
+/// A placement for each block of a model. Made from directories alone, so that no GPU is needed to ask what would fit.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::demo::tiny_container(folder.path())?;
+/// use df11::gpu::Plan;
+///
+/// let model = df11::open(&path)?;
+/// let whole = Plan::resident(&model)?;
+/// let plan = Plan::fit(&model, &[whole.device_bytes()[0] * 3 / 4])?;
+/// assert!(plan.placements().iter().any(|block| block.streamed));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    placements: Vec<Placement>,
+    device_bytes: Vec<u64>,
+    host_bytes: u64,
+}
+
+impl Plan {
+    /// All blocks resident on one GPU.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a tensor of a newer version.
+    pub fn resident(model: &Model) -> Result<Self> {
+        Self::uniform(model, false)
+    }
+
+    /// All blocks streamed through one GPU: the least device memory.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a tensor of a newer version.
+    pub fn all_streamed(model: &Model) -> Result<Self> {
+        Self::uniform(model, true)
+    }
+
+    fn uniform(model: &Model, streamed: bool) -> Result<Self> {
+        let blocks = needs::of_blocks(model)?;
+        let placements = vec![Placement { device: 0, streamed }; blocks.len()];
+        Ok(Planner { blocks }.plan(placements, 1))
+    }
+
+    /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for outputs](Plan::device_bytes) included.
+    ///
+    /// Where the model fits, its blocks lie resident in their order, each GPU filled before the next one. Where it does not, each GPU
+    /// gets a run of blocks in proportion to its memory, and as few of them as suffice are streamed, spread evenly over its run, so that
+    /// copies have time while resident blocks are used. The cost grows with the number of blocks.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
+    /// [`Error::Unsupported`] for a tensor of a newer version.
+    pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
+        if memory.is_empty() {
+            return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
+        }
+        let planner = Planner { blocks: needs::of_blocks(model)? };
+        let placements = match planner.fill(memory) {
+            Some(placements) => placements,
+            None => planner.stream(memory)?,
+        };
+        Ok(planner.plan(placements, memory.len()))
+    }
+
+    /// For each block, in the model's order, where it lies.
+    pub fn placements(&self) -> &[Placement] {
+        &self.placements
+    }
+
+    /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two outputs of its largest block, which
+    /// are the caller's to allocate. What the driver adds (a few hundred MB a process) is not counted.
+    pub fn device_bytes(&self) -> &[u64] {
+        &self.device_bytes
+    }
+
+    /// Bytes of streamed blocks: page cache that is pinned where the container's mapping can be registered, else pinned copies.
+    pub fn host_bytes(&self) -> u64 {
+        self.host_bytes
+    }
+}
+
+struct Planner {
+    blocks: Vec<Needs>,
+}
+
+/// What one GPU holds, as it is added up.
+#[derive(Default)]
+struct Tally {
+    /// Of resident blocks.
+    section_bytes: u64,
+    /// Of the largest streamed block.
+    slot_bytes: u64,
+    streamed: usize,
+    tables: u64,
+    tasks: u64,
+    output_bytes: u64,
+}
+
+impl Tally {
+    fn add(&mut self, block: &Needs, streamed: bool) {
+        if streamed {
+            self.slot_bytes = self.slot_bytes.max(block.section_bytes);
+            self.streamed += 1;
+        } else {
+            self.section_bytes += block.section_bytes;
+        }
+        // A streamed block is decoded from each slot, or in place.
+        self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
+        self.tables += block.coded.len() as u64;
+        self.output_bytes = self.output_bytes.max(block.decoded_bytes);
+    }
+
+    fn bytes(&self) -> u64 {
+        let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
+        let decoding = self.tables * TABLE_BYTES + self.tasks * size_of::<GapTask>() as u64;
+        // Sizes of decoded tensors are whatever the directory says.
+        (self.section_bytes + slots + decoding).saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
+    }
+}
+
+impl Planner {
+    fn plan(&self, placements: Vec<Placement>, devices: usize) -> Plan {
+        let mut tallies: Vec<Tally> = Vec::new();
+        tallies.resize_with(devices, Tally::default);
+        let mut host_bytes = 0;
+        for (place, block) in placements.iter().zip(&self.blocks) {
+            tallies[place.device].add(block, place.streamed);
+            host_bytes += if place.streamed { block.section_bytes } else { 0 };
+        }
+        let device_bytes = tallies.iter().map(Tally::bytes).collect();
+        Plan { placements, device_bytes, host_bytes }
+    }
+
+    /// All blocks resident, each GPU filled before the next one; `None` where that is too much.
+    fn fill(&self, memory: &[u64]) -> Option<Vec<Placement>> {
+        let mut placements = Vec::with_capacity(self.blocks.len());
+        for (device, &memory) in memory.iter().enumerate() {
+            let mut tally = Tally::default();
+            for block in &self.blocks[placements.len()..] {
+                tally.add(block, false);
+                if tally.bytes() > memory {
+                    break;
+                }
+                placements.push(Placement { device, streamed: false });
+            }
+        }
+        (placements.len() == self.blocks.len()).then_some(placements)
+    }
+
+    /// A run of blocks for each GPU, some of them streamed.
+    fn stream(&self, memory: &[u64]) -> Result<Vec<Placement>> {
+        let mut placements = Vec::with_capacity(self.blocks.len());
+        for (device, run) in self.runs(memory).into_iter().enumerate() {
+            let streamed = fewest_streamed(&self.blocks[run], device, memory[device])?;
+            placements.extend(streamed.into_iter().map(|streamed| Placement { device, streamed }));
+        }
+        Ok(placements)
+    }
+
+    /// Cuts the blocks into one run a GPU, in proportion to memory.
+    fn runs(&self, memory: &[u64]) -> Vec<Range<usize>> {
+        let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
+        let all = sum(&mut self.blocks.iter().map(|block| block.section_bytes));
+        let total = sum(&mut memory.iter().copied()).max(1);
+        let last = memory.len() - 1;
+        let (mut runs, mut start, mut bytes, mut share) = (Vec::new(), 0, 0u128, 0u128);
+        for (device, &memory) in memory.iter().enumerate() {
+            share += u128::from(memory);
+            let mut end = start;
+            while let Some(block) = self.blocks.get(end) {
+                let block = u128::from(block.section_bytes);
+                // A block goes where its middle lies; the last GPU takes what is left.
+                if device < last && (2 * bytes + block) * total > 2 * all * share {
+                    break;
+                }
+                bytes += block;
+                end += 1;
+            }
+            runs.push(start..end);
+            start = end;
+        }
+        runs
+    }
+}
+
+fn tally(run: &[Needs], streamed: &[bool]) -> u64 {
+    let mut tally = Tally::default();
+    run.iter().zip(streamed).for_each(|(block, &streamed)| tally.add(block, streamed));
+    tally.bytes()
+}
+
+/// Which blocks of a run are streamed: the fewest with which it fits.
+fn fewest_streamed(run: &[Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
+    // More parts streamed take less memory, but for roundings: the search ends at a number that fits.
+    let (mut low, mut high) = (0, run.len());
+    while low < high {
+        let middle = low.midpoint(high);
+        if tally(run, &spread(run, middle)) <= memory { high = middle } else { low = middle + 1 }
+    }
+    let streamed = spread(run, high);
+    let needed = tally(run, &streamed);
+    if needed <= memory {
+        return Ok(streamed);
+    }
+    let problem = format!(
+        "GPU {device} of the plan may use {memory} bytes, and streaming all its blocks takes {needed}"
+    );
+    Err(Error::parameter(problem, "allow more memory, or use more GPUs"))
+}
+
+/// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
+fn spread(run: &[Needs], parts: usize) -> Vec<bool> {
+    let smallest = run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
+    // Bytes that should have been streamed so far less those that are, times the number of blocks. Containers are smaller than 2^63
+    // bytes, so that nothing overflows.
+    let mut due = 0i128;
+    let streamed = run.iter().map(|block| {
+        let bytes = i128::from(block.section_bytes);
+        let whole = bytes * run.len() as i128;
+        due += bytes * parts as i128;
+        let streamed = parts == run.len() || (block.section_bytes >= smallest && 2 * due > whole);
+        due -= if streamed { whole } else { 0 };
+        streamed
+    });
+    streamed.collect()
+}

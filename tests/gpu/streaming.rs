@@ -1,0 +1,385 @@
+//! Plans, streamed blocks, several parts, and decoding ahead.
+
+use std::thread;
+
+use df11::{
+    Error, OpenOptions,
+    gpu::{
+        Device, GpuModel, LoadOptions, Plan, Prefetch, Status,
+        cudarc::driver::{
+            CudaStream, result,
+            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+        },
+    },
+};
+
+use super::{
+    POISON, check_block, check_model,
+    container::{Item, Model, normal_weights},
+    gpu, load, mixed, open, random,
+};
+
+const BLOCKS: usize = 7;
+
+/// Seven blocks of two coded tensors and a raw one, and aliases in two of them.
+fn layers() -> Vec<u8> {
+    let mut items = Vec::new();
+    for block in 0..BLOCKS {
+        let name = |part: &str| format!("{block}.{part}");
+        let seed = 50 + block as u64;
+        let first = Item::gap(
+            &name("first"),
+            &[250 + block as u64, 80],
+            normal_weights((250 + block) * 80, seed),
+            (32, 128),
+        );
+        let items_of_block = [
+            first,
+            Item::gap(&name("second"), &[1000, 33], normal_weights(33_000, seed + 9), (32, 128)),
+            Item::raw(&name("raw"), df11::Dtype::U8, &[777], (0..777).map(|at| (at * block) as u8).collect()),
+        ];
+        items.extend(items_of_block.map(|item| item.in_block(&format!("layer {block}"))));
+    }
+    items.push(items[0].alias("tied"));
+    items.push(items[10].alias("also tied"));
+    Model::new(&items, &[]).build()
+}
+
+fn load_with(device: &Device, bytes: Vec<u8>, plan: Plan) -> GpuModel {
+    open(bytes).load(device, &LoadOptions::new().plan(plan)).unwrap()
+}
+
+fn streamed(device: &Device) -> (df11::Model, GpuModel) {
+    let original = open(layers());
+    let model = load_with(device, layers(), Plan::all_streamed(&original).unwrap());
+    (original, model)
+}
+
+fn new_stream(device: &Device) -> std::sync::Arc<CudaStream> {
+    device.context().new_stream().unwrap()
+}
+
+#[test]
+fn streamed_blocks_decode_in_any_order() {
+    let Some(device) = gpu() else { return };
+    let (original, model) = streamed(device);
+    let stream = new_stream(device);
+    assert!(model.blocks().all(|block| block.is_streamed()));
+    let mut state = 3;
+    for step in 0..80 {
+        // In order, then at random, then backwards.
+        let block = match step / 28 {
+            0 => step % BLOCKS,
+            1 => random(&mut state) as usize % BLOCKS,
+            _ => BLOCKS - 1 - step % BLOCKS,
+        };
+        check_block(device, &stream, &model, &original, &format!("layer {block}"));
+    }
+}
+
+#[test]
+fn blocks_are_used_while_others_arrive() {
+    let Some(device) = gpu() else { return };
+    let (original, model) = streamed(device);
+    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
+    let bytes = model.largest_block_bytes() as usize;
+    let mut outputs: Vec<_> =
+        (0..4 * BLOCKS).map(|_| stream.clone_htod(&vec![POISON; bytes]).unwrap()).collect();
+    stream.synchronize().unwrap();
+    // No wait between: copies and decodings pile up on their streams.
+    for (at, output) in outputs.iter_mut().enumerate() {
+        let block = model.blocks().nth(at % BLOCKS).unwrap();
+        block.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+    }
+    status.check(&stream).unwrap();
+    for (at, output) in outputs.iter().enumerate() {
+        let result = stream.clone_dtoh(output).unwrap();
+        let block = original.blocks().nth(at % BLOCKS).unwrap();
+        for (tensor, range) in block.tensors().zip(block.layout().unwrap().tensors) {
+            let range = range.start as usize..range.end as usize;
+            assert!(result[range] == tensor.decode_bytes().unwrap(), "{at}: {:?}", tensor.name());
+        }
+    }
+}
+
+#[test]
+fn streamed_blocks_serve_many_streams() {
+    let Some(device) = gpu() else { return };
+    let (original, model) = streamed(device);
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (original, model) = (&original, &model);
+            scope.spawn(move || {
+                let (stream, mut state) = (new_stream(device), thread);
+                for _ in 0..40 {
+                    let block = random(&mut state) as usize % BLOCKS;
+                    check_block(device, &stream, model, original, &format!("layer {block}"));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_plan_that_fits_decides_what_is_streamed() {
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let all = Plan::resident(&original).unwrap().device_bytes()[0];
+    let least = Plan::all_streamed(&original).unwrap().device_bytes()[0];
+    let stream = new_stream(device);
+    for percent in [0, 30, 60, 100] {
+        let plan = Plan::fit(&original, &[least + (all - least) * percent / 100]).unwrap();
+        let streamed = plan.placements().iter().filter(|place| place.streamed).count();
+        let needed = plan.device_bytes()[0];
+        let model = load_with(device, layers(), plan);
+        assert_eq!(model.blocks().filter(|block| block.is_streamed()).count(), streamed);
+        assert!(model.device_bytes() + 2 * model.largest_block_bytes() <= needed, "the plan tells the bytes");
+        for block in original.blocks().chain(original.blocks()) {
+            check_block(device, &stream, &model, &original, block.name());
+        }
+        assert_eq!(streamed == 0, percent == 100);
+    }
+}
+
+#[test]
+fn a_model_lies_on_two_parts() {
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let all = Plan::resident(&original).unwrap().device_bytes()[0];
+    let stream = new_stream(device);
+    let least = Plan::all_streamed(&original).unwrap().device_bytes()[0];
+    for shares in [[all * 9 / 10, all], [least, least * 4 / 5]] {
+        let plan = Plan::fit(&original, &shares).unwrap();
+        assert!(plan.placements().iter().any(|place| place.device == 1));
+        let devices = [device.clone(), device.clone()];
+        let model = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap();
+        for block in original.blocks().chain(original.blocks()) {
+            check_block(device, &stream, &model, &original, block.name());
+        }
+    }
+    let plan = Plan::resident(&original).unwrap();
+    let refused = original.load_on(&[device.clone(), device.clone()], &LoadOptions::new().plan(plan));
+    assert!(refused.is_err_and(|error| matches!(error, Error::Parameter { .. })));
+    let foreign = Plan::resident(&open(mixed(1))).unwrap();
+    let refused = original.load(device, &LoadOptions::new().plan(foreign));
+    assert!(refused.is_err_and(|error| matches!(error, Error::Parameter { .. })));
+}
+
+#[test]
+fn rows_of_streamed_tensors_are_read_in_place() {
+    let Some(device) = gpu() else { return };
+    let (original, model) = streamed(device);
+    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
+    for name in ["0.first", "3.second", "tied", "also tied", "4.raw"] {
+        let tensor = original.tensor(name).unwrap();
+        let all = tensor.decode_bytes().unwrap();
+        let row = all.len() / tensor.shape()[0] as usize;
+        let rows = model.rows(name, 17..200).unwrap();
+        let mut output = stream.clone_htod(&vec![POISON; 183 * row]).unwrap();
+        rows.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+        status.check(&stream).unwrap();
+        assert!(stream.clone_dtoh(&output).unwrap() == all[17 * row..200 * row], "{name}");
+    }
+}
+
+/// A file's mapping is pinned where it lies; bytes in memory, and a second model over the same mapping, are copied.
+#[test]
+fn mappings_are_pinned_in_place() {
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.df11");
+    std::fs::write(&path, layers()).unwrap();
+    let original = df11::open(&path).unwrap();
+    let plan = Plan::all_streamed(&original).unwrap();
+    let options = LoadOptions::new().plan(plan.clone());
+    let mapped = original.load(device, &options).unwrap();
+    assert_eq!(mapped.copied_bytes(), 0, "the driver pins a mapping");
+    let second = original.load(device, &options).unwrap();
+    assert!(second.copied_bytes() > 0 && second.copied_bytes() <= plan.host_bytes());
+    let read = OpenOptions::new().memory_map(false).device(device).load(options.clone()).open(&path).unwrap();
+    assert!(read.copied_bytes() > 0);
+    let again = OpenOptions::new().device(device).load(options).open(&path).unwrap();
+    assert_eq!(again.copied_bytes(), 0, "another mapping of the same file");
+    drop(original);
+    let original = df11::open(&path).unwrap();
+    let stream = new_stream(device);
+    for model in [&mapped, &second, &read, &again] {
+        for block in original.blocks() {
+            check_block(device, &stream, model, &original, block.name());
+        }
+    }
+}
+
+#[test]
+fn one_call_opens_and_loads() {
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = df11::demo::tiny_container(folder.path()).unwrap();
+    let model = OpenOptions::new().device(device).open(&path).unwrap();
+    let (original, stream) = (df11::open(&path).unwrap(), new_stream(device));
+    for block in original.blocks() {
+        check_block(device, &stream, &model, &original, block.name());
+    }
+    let two = OpenOptions::new().device(device).device(device).open(&path).unwrap();
+    assert_eq!(two.devices().len(), 2);
+    assert!(OpenOptions::new().device(device).open(folder.path().join("none")).is_err());
+}
+
+#[test]
+fn damage_in_streamed_sections_is_found() {
+    let Some(device) = gpu() else { return };
+    let mut bytes = layers();
+    let model = open(bytes.clone());
+    let sections = &model.shards()[0].directory().sections;
+    let last = sections.iter().rfind(|section| section.block_index().is_some()).unwrap();
+    bytes[last.offset.get() as usize] ^= 1;
+    let options = LoadOptions::new().plan(Plan::all_streamed(&model).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.df11");
+    std::fs::write(&path, &bytes).unwrap();
+    for damaged in [open(bytes), df11::open(&path).unwrap()] {
+        let problem = damaged.load(device, &options).unwrap_err();
+        assert!(matches!(problem, Error::Corrupt { .. }), "{problem:?}");
+    }
+    check_model(device, &layers());
+}
+
+/// What one buffer of [`Prefetch`] holds when the stream reaches it.
+fn fetch(stream: &CudaStream, pointer: u64, bytes: usize) -> Vec<u8> {
+    let mut result = vec![0; bytes];
+    // SAFETY: the buffer holds the block, and the copy is waited for.
+    #[expect(unsafe_code, reason = "a raw pointer")]
+    unsafe { result::memcpy_dtoh_async(&mut result, pointer, stream.cu_stream()) }.unwrap();
+    stream.synchronize().unwrap();
+    result
+}
+
+fn assert_is_block(result: &[u8], original: &df11::Model, index: usize) {
+    let block = original.blocks().nth(index).unwrap();
+    for (tensor, range) in block.tensors().zip(block.layout().unwrap().tensors) {
+        let range = range.start as usize..range.end as usize;
+        assert!(result[range] == tensor.decode_bytes().unwrap(), "block {index}: {:?}", tensor.name());
+    }
+}
+
+#[test]
+fn blocks_are_decoded_ahead() {
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let (stream, other) = (new_stream(device), new_stream(device));
+    let status = Status::new(device).unwrap();
+    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+        let model = load_with(device, layers(), plan.unwrap());
+        let mut prefetch = Prefetch::new(&model, 0).unwrap();
+        let mut state = 5;
+        for step in 0..60 {
+            let index = if step < 3 * BLOCKS { step % BLOCKS } else { random(&mut state) as usize % BLOCKS };
+            let stream = if step % 25 == 24 { &other } else { &stream };
+            let decoded = prefetch.get(index, stream, &status).unwrap();
+            let bytes = decoded.block.layout().bytes as usize;
+            assert_is_block(&fetch(stream, decoded.pointer, bytes), &original, index);
+        }
+        status.check(&stream).unwrap();
+        assert!(
+            prefetch
+                .get(BLOCKS, &stream, &status)
+                .is_err_and(|error| matches!(error, Error::Parameter { .. }))
+        );
+        assert!(Prefetch::new(&model, 1).is_err_and(|error| matches!(error, Error::Parameter { .. })));
+    }
+}
+
+/// Copies of what was decoded ahead, queued without a wait, so that decoding has work of the caller to wait for.
+#[test]
+#[expect(unsafe_code, reason = "copies of raw pointers")]
+fn decoding_ahead_waits_for_the_use_of_its_buffer() {
+    use df11::gpu::cudarc::driver::DevicePtrMut as _;
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let model = load(device, layers());
+    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
+    let mut prefetch = Prefetch::new(&model, 0).unwrap();
+    let bytes = model.largest_block_bytes() as usize;
+    let mut outputs: Vec<_> = (0..10 * BLOCKS).map(|_| stream.alloc_zeros::<u8>(bytes).unwrap()).collect();
+    for (at, output) in outputs.iter_mut().enumerate() {
+        let decoded = prefetch.get(at % BLOCKS, &stream, &status).unwrap();
+        let length = decoded.block.layout().bytes as usize;
+        // SAFETY: both have the block's bytes until the stream is synchronised.
+        unsafe {
+            let to = output.device_ptr_mut(&stream).0;
+            result::memcpy_dtod_async(to, decoded.pointer, length, stream.cu_stream()).unwrap();
+        }
+    }
+    status.check(&stream).unwrap();
+    for (at, output) in outputs.iter().enumerate() {
+        assert_is_block(&stream.clone_dtoh(output).unwrap(), &original, at % BLOCKS);
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "capture of raw pointers")]
+fn decoding_ahead_is_captured_in_a_graph() {
+    use df11::gpu::cudarc::driver::DevicePtrMut as _;
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
+    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+        let model = load_with(device, layers(), plan.unwrap());
+        let mut prefetch = Prefetch::new(&model, 0).unwrap();
+        let bytes = model.largest_block_bytes() as usize;
+        let mut outputs: Vec<_> = (0..BLOCKS).map(|_| stream.alloc_zeros::<u8>(bytes).unwrap()).collect();
+        let pointers: Vec<u64> = outputs.iter_mut().map(|output| output.device_ptr_mut(&stream).0).collect();
+        // An eager use before; then the capture needs a join.
+        prefetch.get(0, &stream, &status).unwrap();
+        stream.synchronize().unwrap();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        stream.begin_capture(mode).unwrap();
+        assert!(
+            prefetch.get(0, &stream, &status).is_err_and(|error| matches!(error, Error::Parameter { .. }))
+        );
+        drop(stream.end_capture(flags));
+        prefetch.join(&stream).unwrap();
+        let graphs: Vec<_> = (0..2)
+            .map(|_| {
+                stream.begin_capture(mode).unwrap();
+                for (index, &pointer) in pointers.iter().enumerate() {
+                    let decoded = prefetch.get(index, &stream, &status).unwrap();
+                    let length = decoded.block.layout().bytes as usize;
+                    // SAFETY: both have the block's bytes, and live until the graphs have run.
+                    unsafe {
+                        result::memcpy_dtod_async(pointer, decoded.pointer, length, stream.cu_stream())
+                    }
+                    .unwrap();
+                }
+                stream.end_capture(flags).unwrap().unwrap()
+            })
+            .collect();
+        for round in 0..4 {
+            for output in &mut outputs {
+                stream.memcpy_htod(&vec![POISON; bytes], output).unwrap();
+            }
+            graphs[round % 2].launch().unwrap();
+            status.check(&stream).unwrap();
+            for (index, output) in outputs.iter().enumerate() {
+                assert_is_block(&stream.clone_dtoh(output).unwrap(), &original, index);
+            }
+        }
+        // Short of the last block a join ends it; eager use goes on after.
+        stream.begin_capture(mode).unwrap();
+        prefetch.get(2, &stream, &status).unwrap();
+        prefetch.join(&stream).unwrap();
+        assert!(stream.end_capture(flags).unwrap().is_some());
+        let decoded = prefetch.get(1, &stream, &status).unwrap();
+        let length = decoded.block.layout().bytes as usize;
+        assert_is_block(&fetch(&stream, decoded.pointer, length), &original, 1);
+    }
+}
+
+#[test]
+fn too_little_memory_is_told() {
+    let Some(device) = gpu() else { return };
+    let problem = device.measure_copy(1 << 50).unwrap_err();
+    assert!(matches!(problem, Error::Gpu { .. }), "{problem:?}");
+    check_model(device, &layers());
+}
