@@ -27,6 +27,7 @@
 //! ```
 
 mod device;
+mod driver;
 mod fault;
 mod limits;
 mod memory;
@@ -40,6 +41,7 @@ mod upload;
 
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
+pub use driver::has_driver;
 pub use limits::{seconds_between, timestamp};
 pub use model::{GpuBlock, GpuModel, GpuRows, GpuTensor, LoadOptions};
 pub use status::Status;

@@ -42,32 +42,28 @@ pub(super) fn measure(
 }
 
 fn new_stream(device: &Device) -> Result<std::sync::Arc<CudaStream>, Failure> {
-    device.context().new_stream().map_err(|error| gpu_failure(&error))
-}
-
-fn gpu_failure(error: &impl std::fmt::Display) -> Failure {
-    let remedy = "check nvidia-smi and the system's log for faults of the GPU".to_owned();
-    Failure::Other(Error::Gpu { problem: error.to_string(), remedy })
+    Ok(device.context().new_stream().map_err(Error::from)?)
 }
 
 /// Decodes every block on both sides.
 fn check(model: &Model, resident: &GpuModel, stream: &std::sync::Arc<CudaStream>) -> Result<(), Failure> {
     let status = Status::new(resident.device())?;
     let bytes = resident.largest_block_bytes() as usize;
-    let mut output = stream.alloc_zeros::<u8>(bytes).map_err(|error| gpu_failure(&error))?;
+    let mut output = stream.alloc_zeros::<u8>(bytes).map_err(Error::from)?;
     let mut expected = vec![0; bytes];
     for block in model.blocks() {
         let name = block.name();
         let on_gpu = resident.block(name).expect("the same model");
         on_gpu.decode_into(&mut output.as_view_mut(), stream, &status)?;
         status.check(stream)?;
-        let result = stream.clone_dtoh(&output).map_err(|error| gpu_failure(&error))?;
+        let result = stream.clone_dtoh(&output).map_err(Error::from)?;
         let layout = block.layout()?;
         block.decode_into(&mut expected[..layout.bytes as usize])?;
         for range in layout.tensors {
             let range = range.start as usize..range.end as usize;
             if result[range.clone()] != expected[range] {
-                return Err(gpu_failure(&format!("block {name:?} differs from the CPU's decoding")));
+                let problem = format!("block {name:?} decoded on the GPU differs from the CPU's decoding");
+                return Err(Failure::Mismatch(problem));
             }
         }
     }
@@ -139,7 +135,7 @@ impl All {
 fn decode(model: &GpuModel, stream: &std::sync::Arc<CudaStream>) -> Result<(f64, f64), Failure> {
     let status = Status::new(model.device())?;
     let bytes = model.largest_block_bytes();
-    let mut output = stream.alloc_zeros::<u8>(bytes as usize).map_err(|error| gpu_failure(&error))?;
+    let mut output = stream.alloc_zeros::<u8>(bytes as usize).map_err(Error::from)?;
     let mut times = Vec::new();
     // The last pass is timed: the GPU runs at its full clock then, and has work queued while the host launches more.
     for _ in 0..PASSES {
