@@ -1,25 +1,18 @@
 //! The GPUs of the machine: looked for without a panic, whatever is missing.
 
-use std::{
-    panic::catch_unwind,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{
-    CudaContext, CudaStream, result,
-    sys::{self, CUdevice_attribute as Attribute},
-};
+use cudarc::driver::{CudaContext, CudaStream, result, sys::CUdevice_attribute as Attribute};
 
 use super::{
-    fault::{OrFault, gpu},
+    driver,
+    fault::{ANOTHER_GPU, OrFault, gpu},
     memory::Buffer,
     module::Kernels,
     pinned::Pinned,
 };
 use crate::{Error, Result};
 
-/// The driver's version from which on the kernels load, as the driver numbers it: CUDA 12.0.
-const MIN_DRIVER: i32 = 12000;
 /// The compute capability that the kernels are compiled for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
@@ -42,17 +35,17 @@ pub struct DeviceInfo {
 /// All GPUs that the driver shows, in its order. Starts nothing on them; some milliseconds the first time.
 ///
 /// # Errors
-/// [`Error::Gpu`] where there is no driver, it is older than CUDA 12.0, or it shows no GPU.
+/// [`Error::Gpu`] where there is no driver, it is older than CUDA 12.0, does not start, or shows no GPU.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
-    let driver = driver()?;
-    let count = CudaContext::device_count().or_fault("counting the GPUs")?;
+    let version = driver::start()?;
+    let count = result::device::get_count().or_fault("counting the GPUs")?;
     if count == 0 {
-        return Err(gpu("the driver shows no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES"));
+        return Err(driver::no_gpu());
     }
-    (0..count).map(|ordinal| info(ordinal, driver)).collect()
+    (0..count).map(|ordinal| info(ordinal, driver::major_minor(version))).collect()
 }
 
-fn info(ordinal: i32, driver: i32) -> Result<DeviceInfo> {
+fn info(ordinal: i32, driver: (i32, i32)) -> Result<DeviceInfo> {
     let action = "asking for a GPU's properties";
     let device = result::device::get(ordinal).or_fault(action)?;
     let attribute = |attribute| {
@@ -72,39 +65,8 @@ fn info(ordinal: i32, driver: i32) -> Result<DeviceInfo> {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
-        driver: (driver / 1000, driver % 1000 / 10),
+        driver,
     })
-}
-
-/// Loads and starts the driver; its version.
-fn driver() -> Result<i32> {
-    // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for that.
-    #[expect(unsafe_code, reason = "loading a library")]
-    let present = unsafe { sys::is_culib_present() };
-    if !present {
-        return Err(gpu(
-            "no NVIDIA driver on this machine",
-            "install one (R525 or newer), or decode on the CPU",
-        ));
-    }
-    // Looking up a function that a library lacks panics: a driver from before such a function, or a stub.
-    catch_unwind(start).unwrap_or_else(|_| {
-        Err(gpu("the NVIDIA driver lacks functions of CUDA 12", "install a driver of R525 or newer"))
-    })
-}
-
-fn start() -> Result<i32> {
-    result::init().or_fault("starting the NVIDIA driver")?;
-    let mut version = 0;
-    // SAFETY: the driver writes one int, for which there is room.
-    #[expect(unsafe_code, reason = "a call of the driver")]
-    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
-    answer.result().or_fault("asking for the driver's version")?;
-    if version < MIN_DRIVER {
-        let problem = format!("the NVIDIA driver knows CUDA {}.{}", version / 1000, version % 1000 / 10);
-        return Err(gpu(problem, "install one of CUDA 12.0 (R525) or newer"));
-    }
-    Ok(version)
 }
 
 /// A GPU in use: its primary context (the one that PyTorch uses too), the kernels, and pinned memory for loading.
@@ -143,7 +105,7 @@ impl Device {
         if info.compute_capability < MIN_CAPABILITY {
             let (major, minor) = info.compute_capability;
             let problem = format!("{} has compute capability {major}.{minor}", info.name);
-            return Err(gpu(problem, "decode on the CPU, or on a GPU of 8.0 (Ampere) or newer"));
+            return Err(gpu(problem, ANOTHER_GPU));
         }
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
         let copies = context.new_stream().or_fault("making a stream")?;

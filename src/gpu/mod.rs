@@ -28,6 +28,7 @@
 
 mod block;
 mod device;
+mod driver;
 mod fault;
 mod host_section;
 mod launches;
@@ -52,6 +53,7 @@ mod upload;
 pub use block::{GpuBlock, GpuRows, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
+pub use driver::has_driver;
 pub use limits::{seconds_between, timestamp};
 pub use load::LoadOptions;
 pub use model::GpuModel;

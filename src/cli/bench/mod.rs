@@ -87,7 +87,7 @@ impl Bench {
         #[cfg(feature = "cuda")]
         if self.gpu {
             // Before the weights are made, which takes a while.
-            df11::gpu::devices()?;
+            df11::gpu::Device::open(0)?;
         }
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let temporary = tempfile::Builder::new().prefix("df11-bench.").tempdir_in(&folder);

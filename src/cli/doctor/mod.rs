@@ -82,20 +82,13 @@ fn build() -> Finding {
         .with_remedy(debug, "a debug build is many times slower; build with cargo build --release")
 }
 
-/// The GPUs, and whether the kernels load on the first one. A machine without one lacks nothing.
+/// The GPUs, and whether the kernels load on the first one.
 #[cfg(feature = "cuda")]
 fn gpu() -> Finding {
     use df11::gpu::{Device, devices};
-    let refused = |error: df11::Error| match error {
-        df11::Error::Gpu { problem, remedy } => (problem, remedy),
-        other => (other.to_string(), String::new()),
-    };
     let all = match devices() {
         Ok(all) => all,
-        Err(error) => {
-            let text = format!("none in use: {}", refused(error).0);
-            return Finding::good("gpu", text, json!({ "supported": true, "devices": [] }));
-        }
+        Err(error) => return no_gpu(error),
     };
     let names: Vec<String> = all
         .iter()
@@ -109,8 +102,29 @@ fn gpu() -> Finding {
         Ok(_) => Finding::good("gpu", format!("{}; the kernels load", names.join("; ")), value),
         Err(error) => {
             let (problem, remedy) = refused(error);
-            Finding::good("gpu", format!("{}; {problem}", names.join("; ")), value).with_remedy(true, &remedy)
+            let text = format!("{}; GPU 0 does not work: {problem}", names.join("; "));
+            Finding::good("gpu", text, value).with_remedy(true, &remedy)
         }
+    }
+}
+
+/// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does not work is to be mended.
+#[cfg(feature = "cuda")]
+fn no_gpu(error: df11::Error) -> Finding {
+    let (problem, remedy) = refused(error);
+    let (text, value) = (format!("none in use: {problem}"), json!({ "supported": true, "devices": [] }));
+    if df11::gpu::has_driver() {
+        Finding::good("gpu", text, value).with_remedy(true, &remedy)
+    } else {
+        Finding::good("gpu", format!("{text}; {remedy}"), value)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn refused(error: df11::Error) -> (String, String) {
+    match error {
+        df11::Error::Gpu { problem, remedy } => (problem, remedy),
+        other => (other.to_string(), String::new()),
     }
 }
 

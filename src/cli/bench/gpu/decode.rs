@@ -2,13 +2,15 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use df11::gpu::{
-    GpuBlock, GpuModel, GpuRows, Status,
-    cudarc::driver::{CudaSlice, CudaStream},
-    seconds_between, timestamp,
+use df11::{
+    Error,
+    gpu::{
+        GpuBlock, GpuModel, GpuRows, Status,
+        cudarc::driver::{CudaSlice, CudaStream},
+        seconds_between, timestamp,
+    },
 };
 
-use super::gpu_failure;
 use crate::cli::Failure;
 
 /// Times that a repetition decodes all blocks. The last pass is timed: the GPU runs at its full clock then, and has work queued while
@@ -52,7 +54,7 @@ impl Decoder {
     pub(super) fn new(model: &GpuModel, stream: &Arc<CudaStream>) -> Result<Self, Failure> {
         let device = model.devices().next().expect("a model lies on a GPU");
         let output = stream.alloc_zeros::<u8>(model.largest_block_bytes() as usize);
-        let output = output.map_err(|error| gpu_failure(&error))?;
+        let output = output.map_err(Error::from)?;
         Ok(Self { stream: Arc::clone(stream), status: Status::new(device)?, output })
     }
 
@@ -61,7 +63,7 @@ impl Decoder {
         block.decode_into(&mut self.output.as_view_mut(), &self.stream, &self.status)?;
         self.status.check(&self.stream)?;
         let bytes = self.output.slice(..block.layout().bytes as usize);
-        self.stream.clone_dtoh(&bytes).map_err(|error| gpu_failure(&error))
+        Ok(self.stream.clone_dtoh(&bytes).map_err(Error::from)?)
     }
 
     /// Seconds of all blocks, one after the other into one buffer, and of the largest one among them. What one block leaves in the

@@ -49,12 +49,7 @@ pub(super) fn measure(
 }
 
 fn new_stream(device: &Device) -> Result<std::sync::Arc<CudaStream>, Failure> {
-    device.context().new_stream().map_err(|error| gpu_failure(&error))
-}
-
-fn gpu_failure(error: &impl std::fmt::Display) -> Failure {
-    let remedy = "check nvidia-smi and the system's log for faults of the GPU".to_owned();
-    Failure::Other(Error::Gpu { problem: error.to_string(), remedy })
+    Ok(device.context().new_stream().map_err(Error::from)?)
 }
 
 /// Decodes every block on both sides.
@@ -69,7 +64,8 @@ fn check(model: &Model, on_gpu: &GpuModel, stream: &std::sync::Arc<CudaStream>) 
         for range in layout.tensors {
             let range = range.start as usize..range.end as usize;
             if result[range.clone()] != expected[range] {
-                return Err(gpu_failure(&format!("block {name:?} differs from the CPU's decoding")));
+                let problem = format!("block {name:?} decoded on the GPU differs from the CPU's decoding");
+                return Err(Failure::Mismatch(problem));
             }
         }
     }

@@ -1,0 +1,139 @@
+//! The driver: found, asked for its functions and its version, and started, without a panic whatever is missing.
+
+use std::env;
+
+use cudarc::driver::{
+    DriverError, result,
+    sys::{self, CUresult},
+};
+
+use super::fault::{NEWER_DRIVER, OrFault, gpu};
+use crate::{Error, Result};
+
+/// The version from which on the kernels load, as the driver numbers it: CUDA 12.0.
+const MIN_VERSION: i32 = 12000;
+/// What to do where it is missing.
+const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs (--gpus all), or decode \
+                         on the CPU";
+
+/// What this crate and its command call. The binding panics where the library lacks a function, so all are asked for before the first
+/// call; tests/driver.rs runs on a library that has these and no others.
+const FUNCTIONS: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamGetCaptureInfo_v2",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuLaunchKernel",
+    "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+    "cuMemAllocAsync",
+    "cuMemFree_v2",
+    "cuMemFreeAsync",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemcpyAsync",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+];
+
+/// Whether this machine has an NVIDIA driver. Where it has none, nobody expects a GPU; where it has one and
+/// [`devices`](super::devices) fails, something is to be mended. Some milliseconds.
+pub fn has_driver() -> bool {
+    // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for that.
+    #[expect(unsafe_code, reason = "loading a library")]
+    unsafe {
+        sys::is_culib_present()
+    }
+}
+
+/// Loads and starts the driver; its version.
+pub(super) fn start() -> Result<i32> {
+    if !has_driver() {
+        return Err(gpu("no NVIDIA driver on this machine", NO_DRIVER));
+    }
+    if let Some(function) = FUNCTIONS.iter().find(|function| !has_function(function)) {
+        return Err(too_old(&format!("lacks the function {function}")));
+    }
+    let version = version()?;
+    if version < MIN_VERSION {
+        let (major, minor) = major_minor(version);
+        return Err(too_old(&format!("knows CUDA {major}.{minor}")));
+    }
+    match result::init() {
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Err(no_gpu()),
+        answer => answer.or_fault("starting the NVIDIA driver").map(|()| version),
+    }
+}
+
+/// Of a driver that is there.
+fn has_function(name: &str) -> bool {
+    // SAFETY: as in `has_driver`, which has loaded it before.
+    #[expect(unsafe_code, reason = "loading a library")]
+    let library = unsafe { sys::culib() };
+    // SAFETY: the address is looked up and nothing is called or read there.
+    #[expect(unsafe_code, reason = "looking up a function")]
+    let function = unsafe { library.get::<*const ()>(name.as_bytes()) };
+    function.is_ok()
+}
+
+/// Of a driver that need not be started.
+fn version() -> Result<i32> {
+    let mut version = 0;
+    // SAFETY: the driver writes one int, for which there is room.
+    #[expect(unsafe_code, reason = "a call of the driver")]
+    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    answer.result().or_fault("asking for the driver's version")?;
+    Ok(version)
+}
+
+/// The driver's number of a version, taken apart.
+pub(super) fn major_minor(version: i32) -> (i32, i32) {
+    (version / 1000, version % 1000 / 10)
+}
+
+fn too_old(problem: &str) -> Error {
+    gpu(format!("the NVIDIA driver {problem}"), NEWER_DRIVER)
+}
+
+/// The driver works and has nothing to show.
+pub(super) fn no_gpu() -> Error {
+    match env::var_os("CUDA_VISIBLE_DEVICES") {
+        Some(visible) => gpu(
+            format!("the driver shows no GPU, with CUDA_VISIBLE_DEVICES={:?}", visible.to_string_lossy()),
+            "unset CUDA_VISIBLE_DEVICES, or name GPUs in it that nvidia-smi lists",
+        ),
+        None => gpu(
+            "the driver shows no GPU",
+            "check that nvidia-smi lists one, and that a container was started with it (--gpus all)",
+        ),
+    }
+}

@@ -1,0 +1,301 @@
+//! What the command says where the GPU's driver is missing, old, broken, or out of memory. No such drivers are at hand: a stand-in,
+//! compiled from support/driver.c, takes the place of the driver's library, and the environment of each process says how it answers.
+//!
+//! Where no C compiler is (Rust links with one, so there mostly is), each test says SKIPPED on the standard error; with
+//! `DF11_REQUIRE_CC` set that is a failure.
+#![cfg(all(target_os = "linux", feature = "cuda"))]
+
+use std::{
+    fs,
+    io::{ErrorKind, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const SOURCE: &str = include_str!("support/driver.c");
+const BINARY: &str = env!("CARGO_BIN_EXE_df11");
+/// By the first of them the library is looked for; a machine with a GPU has its own under the second.
+const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+/// What `df11_gap_constants` says: the sizes of the structures that both sides know, and of the rest some.
+const CONSTANTS: (&str, &str) = ("df11_gap_constants", "128,16880,16,1,1,1,1,1,1,1,1,1");
+
+/// How the stand-in answers.
+type Answers<'a> = &'a [(&'a str, &'a str)];
+
+/// A folder with the stand-in's library.
+struct Driver {
+    folder: TempDir,
+}
+
+/// Where libraries can be loaded from, which not every folder for temporary files allows.
+fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+impl Driver {
+    /// The compiler defines a macro for each of `defines`. None where there is no compiler.
+    fn compile(defines: &[String]) -> Option<Self> {
+        let folder = folder();
+        let source = folder.path().join("driver.c");
+        fs::write(&source, SOURCE).unwrap();
+        let library = folder.path().join(LIBRARY_NAMES[0]);
+        let mut command = Command::new("cc");
+        command.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+        match command.args(defines.iter().map(|define| format!("-D{define}"))).output() {
+            Ok(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                Some(Self { folder })
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                assert!(std::env::var_os("DF11_REQUIRE_CC").is_none(), "no C compiler");
+                // The harness hides what eprintln writes.
+                std::io::stderr().write_all(b"SKIPPED: no C compiler\n").unwrap();
+                None
+            }
+            Err(error) => panic!("cc: {error}"),
+        }
+    }
+
+    /// Where no driver's library can be loaded, even if the machine has one.
+    fn missing() -> Self {
+        let folder = folder();
+        for name in LIBRARY_NAMES {
+            fs::write(folder.path().join(name), "no library").unwrap();
+        }
+        Self { folder }
+    }
+
+    /// Runs the command; nothing ever panics.
+    fn run(&self, answers: Answers<'_>, arguments: &[&str]) -> Output {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).stdin(Stdio::null()).env("LD_LIBRARY_PATH", self.folder.path());
+        command.env_remove("CUDA_VISIBLE_DEVICES");
+        for &(name, answer) in [CONSTANTS].iter().chain(answers) {
+            let name =
+                if name == "CUDA_VISIBLE_DEVICES" { name.to_owned() } else { format!("DRIVER_{name}") };
+            command.env(name, answer);
+        }
+        let output = command.output().unwrap();
+        for text in [&output.stdout, &output.stderr] {
+            assert!(!String::from_utf8_lossy(text).contains("panicked"), "{answers:?}: {output:?}");
+        }
+        output
+    }
+
+    /// What the doctor says of the GPU.
+    fn doctor(&self, answers: Answers<'_>) -> Value {
+        // Without a folder it does not measure this machine.
+        let output = self.run(answers, &["doctor", "--json", "--folder", "/no such folder"]);
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "{answers:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["checks"]["gpu"].take()
+    }
+
+    /// A benchmark of a file.
+    fn bench(&self, answers: Answers<'_>, file: &Path) -> Output {
+        let file = file.to_str().unwrap();
+        self.run(answers, &["bench", file, "--gpu", "--json", "--repetitions", "1"])
+    }
+
+    /// The line with which a benchmark fails before it looks at its file.
+    fn refusal(&self, answers: Answers<'_>) -> String {
+        refusal(&self.bench(answers, Path::new("/no such file")))
+    }
+
+    /// A benchmark and the doctor say the same, in which all of `parts` occur.
+    fn refuses(&self, answers: Answers<'_>, parts: &[&str]) {
+        let line = self.refusal(answers);
+        let found = self.doctor(answers);
+        let (said, remedy) = (found["text"].as_str().unwrap(), found["remedy"].as_str().unwrap());
+        let problem = line.strip_suffix(remedy).and_then(|rest| rest.strip_suffix("; ")).unwrap();
+        assert!(said.ends_with(problem), "{said:?} and {line:?}");
+        assert_eq!(found["status"], "warn", "{found}");
+        for part in parts {
+            assert!(line.contains(part), "{part:?} in {line:?}");
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The one line of a failure of the GPU, after what all of them start with.
+fn refusal(output: &Output) -> String {
+    let line = text(&output.stderr).trim_end();
+    assert_eq!((output.status.code(), line.lines().count()), (Some(2), 1), "{line}");
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["error"]["kind"], "gpu", "{said}");
+    assert!(line.contains("; "), "a problem and a remedy: {line}");
+    line.strip_prefix("df11: GPU: ").unwrap_or_else(|| panic!("{line}")).to_owned()
+}
+
+/// The stand-in's functions, by its source.
+fn functions() -> Vec<&'static str> {
+    let names = SOURCE.lines().filter_map(|line| Some(line.strip_prefix("int ")?.split_once('(')?.0));
+    names.filter(|name| name.starts_with("cu")).collect()
+}
+
+/// A safetensors file with one matrix of 16 columns.
+fn safetensors(folder: &TempDir, dtype: &str, bytes: &[u8]) -> PathBuf {
+    let rows = bytes.len() / 16 / if dtype == "F32" { 4 } else { 2 };
+    let end = bytes.len();
+    let header = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[{rows},16],"data_offsets":[0,{end}]}}}}"#);
+    let path = folder.path().join("model.safetensors");
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length, header.as_bytes(), bytes].concat()).unwrap();
+    path
+}
+
+const NEWER: &str = "install a driver of CUDA 12.0 (R525) or newer";
+
+#[test]
+fn a_machine_without_a_driver_lacks_nothing() {
+    let driver = Driver::missing();
+    let line = driver.refusal(&[]);
+    assert!(line.starts_with("no NVIDIA driver on this machine; install one of CUDA 12.0"), "{line}");
+    let found = driver.doctor(&[]);
+    assert_eq!((&found["status"], &found["remedy"]), (&"ok".into(), &Value::Null));
+    assert_eq!(found["text"], format!("none in use: {line}"));
+}
+
+#[test]
+fn old_drivers_are_refused() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    for (version, known) in [("11040", "11.4"), ("11080", "11.8"), ("9020", "9.2")] {
+        driver.refuses(&[("version", version)], &[&format!("the NVIDIA driver knows CUDA {known}"), NEWER]);
+    }
+    assert_eq!(driver.doctor(&[("version", "12000")])["status"], "ok");
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_refused() {
+    let functions = functions();
+    assert!(functions.len() > 40 && functions.contains(&"cuInit"), "{functions:?}");
+    for function in functions {
+        let Some(driver) = Driver::compile(&[format!("{function}=another")]) else { return };
+        let line = driver.refusal(&[]);
+        assert_eq!(line, format!("the NVIDIA driver lacks the function {function}; {NEWER}"));
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_refused() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    for (answer, remedy) in [
+        ("3", "not before a fork"),
+        ("34", "folder of stubs"),
+        ("304", "/dev/nvidia*"),
+        ("802", "nvidia-fabricmanager"),
+        ("803", "restart the machine"),
+        ("804", "cuda-compat"),
+        ("805", "MPS"),
+        ("999", "nvidia_uvm"),
+    ] {
+        let said = format!("starting the NVIDIA driver: words for {answer} (CUDA_ERROR_{answer})");
+        driver.refuses(&[("cuInit", answer)], &[&said, remedy]);
+    }
+    // The stub of the CUDA toolkit has no words either.
+    let stub = [("cuDriverGetVersion", "34"), ("cuGetErrorString", "34"), ("cuGetErrorName", "34")];
+    driver.refuses(&stub, &["asking for the driver's version: CUDA error 34", "folder of stubs"]);
+}
+
+#[test]
+fn answers_that_the_binding_does_not_know_are_told() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    driver.refuses(&[("cuInit", "226")], &["words for 226 (CUDA_ERROR_226)", "the system's log"]);
+    driver
+        .refuses(&[("cuInit", "4711")], &["starting the NVIDIA driver: CUDA error 4711", "the system's log"]);
+}
+
+#[test]
+fn a_driver_without_gpus_is_told_from_hidden_gpus() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    for none in [("devices", "0"), ("cuInit", "100")] {
+        driver.refuses(&[none], &["the driver shows no GPU; check that nvidia-smi lists one", "--gpus all"]);
+    }
+    for (hidden, said) in [("", "CUDA_VISIBLE_DEVICES=\"\""), ("7", "CUDA_VISIBLE_DEVICES=\"7\"")] {
+        let answers = [("CUDA_VISIBLE_DEVICES", hidden), ("devices", "0")];
+        driver.refuses(&answers, &["the driver shows no GPU, with", said, "unset CUDA_VISIBLE_DEVICES"]);
+    }
+}
+
+#[test]
+fn a_gpu_that_does_not_open_is_refused() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    let memory = "free memory on the GPU";
+    let cases: [(_, &[&str]); 9] = [
+        (("capability", "75"), &["Stand-in 0 has compute capability 7.5", "8.0 (Ampere) or newer"]),
+        (("cuDevicePrimaryCtxRetain", "2"), &["starting the GPU: words for 2", memory]),
+        (("cuDevicePrimaryCtxRetain", "46"), &["starting the GPU: words for 46", "compute mode"]),
+        (("cuDevicePrimaryCtxRetain", "214"), &["starting the GPU: words for 214", "reset the GPU"]),
+        (("cuModuleLoadData", "209"), &["loading the kernels: words for 209", "8.0 (Ampere) or newer"]),
+        (("cuModuleLoadData", "221"), &["loading the kernels: words for 221", "libnvidia-ptxjitcompiler"]),
+        (("cuModuleLoadData", "222"), &["loading the kernels: words for 222", NEWER]),
+        (("cuModuleLoadData", "223"), &["loading the kernels: words for 223", "unset CUDA_DISABLE_PTX_JIT"]),
+        (("cuMemAlloc_v2", "2"), &["allocating device memory: words for 2", memory]),
+    ];
+    for (answer, parts) in cases {
+        driver.refuses(&[answer], parts);
+    }
+    let other = [("df11_gap_constants", "128,1,16")];
+    driver.refuses(&other, &["the kernels' structures have [128, 1, 16] bytes", "build df11 again"]);
+}
+
+#[test]
+fn a_gpu_that_works_is_named() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    let found = driver.doctor(&[("devices", "2"), ("version", "13010")]);
+    let gpu = |at| format!("Stand-in {at}, 1.07 GB, driver of CUDA 13.1");
+    assert_eq!(found["text"], format!("{}; {}; the kernels load", gpu(0), gpu(1)));
+    assert_eq!((&found["status"], found["value"]["devices"].as_array().unwrap().len()), (&"ok".into(), 2));
+    // Where the driver does not take the machine code, there is PTX.
+    let hopper = [("capability", "90"), ("machine_code", "209")];
+    assert_eq!(driver.doctor(&hopper)["status"], "ok");
+    driver.refuses(&[hopper[0], ("cuModuleLoadData", "209")], &["loading the kernels"]);
+}
+
+#[test]
+fn a_failure_of_any_function_is_told_in_one_line() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    // It is stored as it is and copied on the GPU, which the stand-in can.
+    let file = safetensors(&driver.folder, "F32", &[7; 8192]);
+    let output = driver.bench(&[], &file);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "{output:?}");
+    for function in functions() {
+        let output = driver.bench(&[(function, "700")], &file);
+        if output.status.success() {
+            let minor = ["Error", "Free", "Destroy", "Unload", "Unregister", "Release"];
+            assert!(minor.iter().any(|part| function.contains(part)), "{function}: {output:?}");
+            assert_eq!(text(&output.stderr), "", "{function}");
+        } else {
+            let line = refusal(&output);
+            let answer = ": words for 700 (CUDA_ERROR_700); some kernel of this process failed";
+            assert!(line.contains(answer), "{function}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    let file = safetensors(&driver.folder, "F32", &[7; 8192]);
+    let line = refusal(&driver.bench(&[("memory", "5000")], &file));
+    assert!(
+        line.contains("the model needs ") && line.contains("Stand-in 0 has 5000 free; free memory"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_gpu_that_decodes_something_else_is_found_out() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    // Large enough to be coded; the stand-in runs no kernels.
+    let file = safetensors(&driver.folder, "BF16", &[0x11, 0x3C].repeat(1 << 16));
+    let output = driver.bench(&[], &file);
+    let line = text(&output.stderr);
+    assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    assert!(line.contains("differs from the CPU's decoding; please report"), "{line}");
+}

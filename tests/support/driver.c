@@ -1,0 +1,293 @@
+// A stand-in for the library of the NVIDIA driver, for tests/driver.rs: GPUs whose memory is the host's and which compute nothing.
+//
+// The environment of the process says how it answers:
+//   DRIVER_<function>    the CUresult with which this function of the driver fails
+//   DRIVER_<kernel>      numbers that the kernel stores where its first parameter points, with commas between them
+//   DRIVER_machine_code  the CUresult with which it refuses kernels that are not PTX
+//   DRIVER_version, DRIVER_devices, DRIVER_capability, DRIVER_memory
+//
+// It has the functions that src/gpu/driver.rs lists. One that the crate calls anew is added to both.
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, END_OF_KNOWN = 1000 };
+enum { PROCESSORS = 16, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MEMORY_OPTIN = 97, MEMORY_POOLS = 115 };
+
+typedef uint64_t Address;
+typedef void *Handle;
+
+static const char *text_setting(const char *name) {
+    char variable[64];
+    snprintf(variable, sizeof variable, "DRIVER_%s", name);
+    return getenv(variable);
+}
+
+static long setting(const char *name, long otherwise) {
+    const char *value = text_setting(name);
+    return value ? strtol(value, NULL, 10) : otherwise;
+}
+
+// Each function starts with it.
+#define FAIL_IF_TOLD                       \
+    do {                                   \
+        int answer = setting(__func__, 0); \
+        if (answer) return answer;         \
+    } while (0)
+
+// A function with nothing to do.
+#define NOTHING       \
+    {                 \
+        FAIL_IF_TOLD; \
+        return 0;     \
+    }
+
+// --- errors
+
+// The driver has no words for numbers that are not its own.
+static int tell(int number, const char *format, char *text, const char **to) {
+    if (number >= END_OF_KNOWN) return INVALID_VALUE;
+    sprintf(text, format, number);
+    *to = text;
+    return 0;
+}
+
+int cuGetErrorName(int number, const char **to) {
+    FAIL_IF_TOLD;
+    static _Thread_local char text[32];
+    return tell(number, "CUDA_ERROR_%d", text, to);
+}
+
+int cuGetErrorString(int number, const char **to) {
+    FAIL_IF_TOLD;
+    static _Thread_local char text[32];
+    return tell(number, "words for %d", text, to);
+}
+
+// --- the driver and its GPUs
+
+int cuDriverGetVersion(int *to) {
+    FAIL_IF_TOLD;
+    *to = setting("version", 12000);
+    return 0;
+}
+
+int cuInit(unsigned flags) {
+    FAIL_IF_TOLD;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    return visible && !*visible ? NO_DEVICE : 0;
+}
+
+int cuDeviceGetCount(int *to) {
+    FAIL_IF_TOLD;
+    *to = setting("devices", 1);
+    return 0;
+}
+
+int cuDeviceGet(int *to, int ordinal) {
+    FAIL_IF_TOLD;
+    *to = ordinal;
+    return 0;
+}
+
+int cuDeviceGetName(char *to, int size, int device) {
+    FAIL_IF_TOLD;
+    snprintf(to, size, "Stand-in %d", device);
+    return 0;
+}
+
+int cuDeviceTotalMem_v2(size_t *to, int device) {
+    FAIL_IF_TOLD;
+    *to = setting("memory", 1 << 30);
+    return 0;
+}
+
+int cuDeviceGetAttribute(int *to, int attribute, int device) {
+    FAIL_IF_TOLD;
+    int capability = setting("capability", 80);
+    switch (attribute) {
+        case PROCESSORS: *to = 4; return 0;
+        case CAPABILITY_MAJOR: *to = capability / 10; return 0;
+        case CAPABILITY_MINOR: *to = capability % 10; return 0;
+        case SHARED_MEMORY_OPTIN: *to = 227 << 10; return 0;
+        case MEMORY_POOLS: *to = 1; return 0;
+        default: return INVALID_VALUE;
+    }
+}
+
+// --- contexts, streams, events: everything is done at once
+
+static _Thread_local Handle current;
+
+int cuDevicePrimaryCtxRetain(Handle *to, int device) {
+    FAIL_IF_TOLD;
+    *to = "the context";
+    return 0;
+}
+
+int cuCtxGetCurrent(Handle *to) {
+    FAIL_IF_TOLD;
+    *to = current;
+    return 0;
+}
+
+int cuCtxSetCurrent(Handle context) {
+    FAIL_IF_TOLD;
+    current = context;
+    return 0;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device) NOTHING
+int cuCtxSynchronize(void) NOTHING
+
+int cuStreamCreate(Handle *to, unsigned flags) {
+    FAIL_IF_TOLD;
+    *to = "a stream";
+    return 0;
+}
+
+int cuStreamDestroy_v2(Handle stream) NOTHING
+int cuStreamSynchronize(Handle stream) NOTHING
+// Nothing is ever captured.
+int cuStreamGetCaptureInfo_v2(Handle stream, int *status, uint64_t *id, Handle graph, Handle dependencies, size_t *count) {
+    FAIL_IF_TOLD;
+    *status = 0;
+    return 0;
+}
+
+int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) NOTHING
+
+int cuEventCreate(Handle *to, unsigned flags) {
+    FAIL_IF_TOLD;
+    *to = "an event";
+    return 0;
+}
+
+int cuEventElapsedTime(float *to, Handle start, Handle end) {
+    FAIL_IF_TOLD;
+    *to = 1;
+    return 0;
+}
+
+int cuEventDestroy_v2(Handle event) NOTHING
+int cuEventRecord(Handle event, Handle stream) NOTHING
+int cuEventSynchronize(Handle event) NOTHING
+
+// --- memory
+
+int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    FAIL_IF_TOLD;
+    *available = *total = setting("memory", 1 << 30);
+    return 0;
+}
+
+static int allocate(void *to, size_t bytes) {
+    return posix_memalign(to, 256, bytes) ? OUT_OF_MEMORY : 0;
+}
+
+int cuMemAlloc_v2(Address *to, size_t bytes) {
+    FAIL_IF_TOLD;
+    return allocate(to, bytes);
+}
+
+int cuMemAllocAsync(Address *to, size_t bytes, Handle stream) {
+    FAIL_IF_TOLD;
+    return allocate(to, bytes);
+}
+
+int cuMemHostRegister_v2(Handle memory, size_t bytes, unsigned flags) NOTHING
+
+int cuMemHostUnregister(Handle memory) NOTHING
+
+int cuMemHostGetDevicePointer_v2(Address *to, Handle memory, unsigned flags) {
+    FAIL_IF_TOLD;
+    *to = (Address)memory;
+    return 0;
+}
+
+static int release(Address memory) {
+    free((Handle)memory);
+    return 0;
+}
+
+int cuMemFree_v2(Address memory) {
+    FAIL_IF_TOLD;
+    return release(memory);
+}
+
+int cuMemFreeAsync(Address memory, Handle stream) {
+    FAIL_IF_TOLD;
+    return release(memory);
+}
+
+static int copy(Address to, Address from, size_t bytes) {
+    memcpy((Handle)to, (Handle)from, bytes);
+    return 0;
+}
+
+int cuMemcpyHtoD_v2(Address to, Address from, size_t bytes) {
+    FAIL_IF_TOLD;
+    return copy(to, from, bytes);
+}
+
+int cuMemcpyHtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
+    FAIL_IF_TOLD;
+    return copy(to, from, bytes);
+}
+
+int cuMemcpyDtoHAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
+    FAIL_IF_TOLD;
+    return copy(to, from, bytes);
+}
+
+int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
+    FAIL_IF_TOLD;
+    return copy(to, from, bytes);
+}
+
+int cuMemcpyAsync(Address to, Address from, size_t bytes, Handle stream) {
+    FAIL_IF_TOLD;
+    return copy(to, from, bytes);
+}
+
+int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Handle stream) {
+    FAIL_IF_TOLD;
+    memset((Handle)to, value, bytes);
+    return 0;
+}
+
+// --- kernels: a function is its name, and lives as long as the process
+
+int cuModuleLoadData(Handle *to, const void *image) {
+    FAIL_IF_TOLD;
+    *to = "a module";
+    return memcmp(image, "\177ELF", 4) ? 0 : setting("machine_code", 0);
+}
+
+int cuModuleGetFunction(Handle *to, Handle module, const char *name) {
+    FAIL_IF_TOLD;
+    *to = strdup(name);
+    return 0;
+}
+
+int cuFuncGetAttribute(int *to, int attribute, Handle function) {
+    FAIL_IF_TOLD;
+    *to = 0;
+    return 0;
+}
+
+int cuModuleUnload(Handle module) NOTHING
+int cuFuncSetAttribute(Handle function, int attribute, int value) NOTHING
+
+int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared_bytes, Handle stream, void **parameters, void **extra) {
+    FAIL_IF_TOLD;
+    uint32_t *to = *(uint32_t **)parameters[0];
+    for (const char *next = text_setting(function); next; next = strchr(next, ',')) {
+        next += *next == ',';
+        *to++ = strtoul(next, NULL, 10);
+    }
+    return 0;
+}
