@@ -10,6 +10,7 @@ use df11::{
             CudaStream, result,
             sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
+        devices,
     },
 };
 
@@ -141,20 +142,48 @@ fn a_plan_that_fits_decides_what_is_streamed() {
     }
 }
 
+fn index_of(model: &GpuModel, block: &df11::gpu::GpuBlock<'_>) -> usize {
+    model.blocks().position(|other| other.name() == block.name()).unwrap()
+}
+
+/// The second GPU where there is one, else the first again.
+fn another(device: &Device) -> Device {
+    if devices().unwrap().len() > 1 { Device::open(1).unwrap() } else { device.clone() }
+}
+
+/// Every block, on its own GPU.
+fn check_on_their_gpus(model: &GpuModel, original: &df11::Model) {
+    for block in model.blocks() {
+        let device = block.device();
+        check_block(device, &new_stream(device), model, original, block.name());
+    }
+}
+
 #[test]
-fn a_model_lies_on_two_parts() {
+fn a_model_lies_on_two_gpus() {
     let Some(device) = gpu() else { return };
-    let original = open(layers());
+    let (original, second) = (open(layers()), another(device));
     let all = Plan::resident(&original).unwrap().device_bytes()[0];
-    let stream = new_stream(device);
     let least = Plan::all_streamed(&original).unwrap().device_bytes()[0];
     for shares in [[all * 9 / 10, all], [least, least * 4 / 5]] {
         let plan = Plan::fit(&original, &shares).unwrap();
         assert!(plan.placements().iter().any(|place| place.device == 1));
-        let devices = [device.clone(), device.clone()];
+        let devices = [device.clone(), second.clone()];
         let model = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap();
-        for block in original.blocks().chain(original.blocks()) {
-            check_block(device, &stream, &model, &original, block.name());
+        (0..3).for_each(|_| check_on_their_gpus(&model, &original));
+        for part in 0..2 {
+            let status = Status::new(&devices[part]).unwrap();
+            let (stream, mut prefetch) = (new_stream(&devices[part]), Prefetch::new(&model, part).unwrap());
+            let on_it = |block: &df11::gpu::GpuBlock<'_>| {
+                model.plan().placements()[index_of(&model, block)].device == part
+            };
+            for block in model.blocks().filter(on_it) {
+                let index = index_of(&model, &block);
+                let decoded = prefetch.get(index, &stream, &status).unwrap();
+                let result = fetch(&stream, decoded.pointer, decoded.block.layout().bytes as usize);
+                assert_is_block(&result, &original, index);
+            }
+            status.check(&stream).unwrap();
         }
     }
     let plan = Plan::resident(&original).unwrap();
@@ -220,8 +249,9 @@ fn one_call_opens_and_loads() {
     for block in original.blocks() {
         check_block(device, &stream, &model, &original, block.name());
     }
-    let two = OpenOptions::new().device(device).device(device).open(&path).unwrap();
+    let two = OpenOptions::new().device(device).device(&another(device)).open(&path).unwrap();
     assert_eq!(two.devices().len(), 2);
+    check_on_their_gpus(&two, &original);
     assert!(OpenOptions::new().device(device).open(folder.path().join("none")).is_err());
 }
 
@@ -382,4 +412,30 @@ fn too_little_memory_is_told() {
     let problem = device.measure_copy(1 << 50).unwrap_err();
     assert!(matches!(problem, Error::Gpu { .. }), "{problem:?}");
     check_model(device, &layers());
+}
+
+/// Dropping waits for what was put on streams: memory that were freed sooner would be someone else's.
+#[test]
+fn a_model_is_dropped_while_it_decodes() {
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
+    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+        let model = load_with(device, layers(), plan.unwrap());
+        let bytes = model.largest_block_bytes() as usize;
+        let mut outputs: Vec<_> =
+            (0..20 * BLOCKS).map(|_| stream.alloc_zeros::<u8>(bytes).unwrap()).collect();
+        for (at, output) in outputs.iter_mut().enumerate() {
+            let block = model.blocks().nth(at % BLOCKS).unwrap();
+            block.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+        }
+        drop(model);
+        // Memory of the same sizes, with other content.
+        let others: Vec<_> = (0..4).map(|seed| load(device, mixed(seed))).collect();
+        status.check(&stream).unwrap();
+        for (at, output) in outputs.iter().enumerate() {
+            assert_is_block(&stream.clone_dtoh(output).unwrap(), &original, at % BLOCKS);
+        }
+        drop(others);
+    }
 }
