@@ -134,6 +134,15 @@ impl Device {
     /// As [`devices`]; [`Error::Parameter`] where there is no such GPU; [`Error::Gpu`] where it is older than compute capability 8.0
     /// (Ampere), or does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
+        Self::open_with_shared_memory(ordinal, u32::MAX)
+    }
+
+    /// Opens a GPU as if its blocks had no more shared memory than this many bytes, so that tests decode as small GPUs do.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    #[doc(hidden)]
+    pub fn open_with_shared_memory(ordinal: usize, bytes: u32) -> Result<Self> {
         let mut all = devices()?;
         if ordinal >= all.len() {
             let problem = format!("there is no GPU {ordinal}");
@@ -148,7 +157,7 @@ impl Device {
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
         let stream = || context.new_stream().or_fault("making a stream");
         let streams = [stream()?, stream()?];
-        let kernels = Kernels::load(&context)?;
+        let kernels = Kernels::load(&context, bytes)?;
         Ok(Self { inner: Arc::new(Inner { info, kernels, streams, staging: Mutex::default(), context }) })
     }
 

@@ -28,6 +28,7 @@
 
 mod device;
 mod fault;
+mod fit;
 mod limits;
 mod memory;
 mod model;
