@@ -9,17 +9,22 @@
 //             5 join      slots -> registers -> one run of bytes, in place
 //             6 merge     run + plane -> 16-byte stores, contiguous over the warp
 //
-//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes, and 16880 a block for the table
+//   shared memory of a warp, T = 32:  stage 4160 | rows 1536 or plane 3584          7744 bytes, and 17136 a block (BlockMemory)
 //
-// Budget (sm_90, nvcc 13.0; targets compile from compute_80 with NVRTC 12.0):
+// Budget (sm_90, kernels/ptx/gap.sm_90.cubin):
 //   T    warps x blocks an SM   registers   spilled      BF16 out / copy rate, B = 128 (H200, one launch, L2 cold)
-//   8    16 x 2                  61          none         0.329
-//   16   16 x 2                  64           8 bytes     0.418
-//   32   12 x 2                  80          32 bytes     0.432   1,808 of 4,190 GB/s; the default geometry
-//   64   12 x 1                 145          none         0.343
-// Where the rest goes (T = 32, ncu): data pipe of shared memory and L1 73 % busy, issue slots 58 %, L2 74 %, DRAM 72 % of the copy
-// rate. A round, 3,150 weights, takes 1,950 instructions and 583 shared wavefronts: about 296 for loads of 4 bytes (175 of them look-ups
-// in the table), 114 for stores, 99 for the plane on its way in and 59 to read exponents and plane for the merge.
+//   8    16 x 2                  61          none         0.318
+//   16   16 x 2                  64          none         0.427
+//   32   12 x 2                  80          32 bytes     0.433   1,816 of 4,190 GB/s; the default geometry
+//   64   12 x 1                 145          none         0.350
+// A block may have any number of warps up to these. The host takes the number of which most run at once (src/gpu/fit.rs); on the same
+// H200, with no more than the shared memory of compute capability
+//   8.0                T = 32:  8 x 2  0.382     T = 64:  9 x 1  0.290
+//   8.6, 8.9, 12.0     T = 32: 10 x 1  0.287     T = 64:  5 x 1  0.186     T = 16: 16 x 1  0.333
+// Where the rest goes (T = 32, ncu, before a step of four codes took 24 instructions instead of 28): data pipe of shared memory and L1
+// 73 % busy, issue slots 58 %, L2 74 %, DRAM 72 % of the copy rate. A round, 3,150 weights, takes 1,950 instructions and 583 shared
+// wavefronts: about 296 for loads of 4 bytes (175 of them look-ups in the table), 114 for stores, 99 for the plane on its way in and 59
+// to read exponents and plane for the merge.
 //
 // Rejected, T = 32, B = 128 unless said; each against the version of its day, the first ones against 0.33:
 //   bits by 4-byte cp.async, a barrier of four warps each round, no prefetch      0.335
@@ -29,6 +34,8 @@
 //   one block of 24 warps; 16 x 2 or 8 x 3 warps (one or two blocks fit)            0.408; 0.313, 0.298
 //   plane by cp.async.ca instead of .cg; st.cs                                    0.405; 0.430
 //   one warp a thread block to the end, no sharing of the last ones               0.306 at B = 256
+//   addresses as the compiler makes them, 28 instructions a step                  0.433; T = 8, 16, 64: 0.308, 0.416, 0.342; 10 x 1: 0.277
+//   plane of T * 122 bytes a warp (what still fits everywhere as often)            0.432
 //
 // Safety on any content: loads are bounded by thread_count, elements and thread_blocks, window positions by POSITION_MASK, stores
 // by element_begin and element_end, slots by Shape::slots; each step consumes a bit. Contradictions set bits of the status word.
@@ -59,10 +66,11 @@ struct Shape {
     static constexpr u32 slots = T;
     // Plane bytes that a warp stages; what a run has beyond them it reads from global memory.
     static constexpr u32 plane_bytes = T * 112;
-    static constexpr u32 warps = T <= 16 ? 16 : DF11_WARPS;
-    static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;  // on one multiprocessor
+    // The most warps of a block, and how many such blocks a multiprocessor has registers for.
+    static constexpr u32 max_warps = T <= 16 ? 16 : DF11_WARPS;
+    static constexpr u32 blocks = T == 64 ? 1 : DF11_BLOCKS;
     static constexpr u32 group_warps = DF11_GROUP_WARPS;
-    static_assert(warps % group_warps == 0 && warps / group_warps < 16, "a barrier for each group");
+    static_assert(max_warps <= MAX_WARPS && max_warps / group_warps < 16, "room for all, and a barrier for each group");
 };
 
 // A warp's part of shared memory. Its bits are no longer needed when its plane arrives in the same place.
@@ -75,12 +83,8 @@ struct alignas(16) WarpMemory {
     };
 };
 
-template <u32 T>
-struct BlockMemory {
-    WarpMemory<T> warps[Shape<T>::warps];
-    u32 totals[2][Shape<T>::warps];
-    GapTask task;
-};
+// Of all warps of a block.
+extern __shared__ uint4 shared_warps[];
 
 // Where a thread's codes start and end, in bits from its first; nothing is to be decoded where these are equal.
 struct Extent {
@@ -147,16 +151,16 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
     u32 one, two;
     do {
         u32 window = bits.window(position);
-        one = entry_of(window);
+        one = bits.entry(window);
         u32 rest = __funnelshift_r(window, 0, one);
-        two = entry_of(rest);
+        two = bits.entry(rest);
         // A pair that does not fit takes no bits, so the second look-up repeats it.
         if (pair_length(two) == 0) {
             u32 behind = position + pair_length(one);
             if (pair_length(one) == 0) {
                 one = decode_long_pair(bits, position, window, one, problems);
                 behind = position + pair_length(one);
-                two = entry_of(bits.window(behind));
+                two = bits.entry(bits.window(behind));
             }
             if (pair_length(two) == 0) two = decode_long_pair(bits, behind, bits.window(behind), two, problems);
         }
@@ -270,7 +274,7 @@ __device__ inline void write_run(const Run& run, const WarpMemory<T>& mine, u32 
 
 // Codes of less than two bits on average overflow the slots: each lane decodes again, code by code, straight into the output.
 __device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 position, u64 element, u32 count) {
-    const Bits bits = {column};
+    const Bits bits = {column, block_address()};
     u32 problems = 0;
     for (u32 i = 0; i < count; i++, element++) {
         u32 code = decode_one(bits, position & POSITION_MASK, problems);
@@ -282,20 +286,22 @@ __device__ __noinline__ void write_slowly(const GapTask& task, u32 column, u32 p
 
 // Decodes the thread blocks of one task that fall to this CUDA block: `unit_count` of them, shared out among groups of G warps.
 template <u32 T, u32 G>
-__device__ inline void decode_units(BlockMemory<T>& memory, u32 first_unit, u32 unit_count, u32* status) {
-    const GapTask& task = memory.task;
+__device__ inline void decode_units(u32 first_unit, u32 unit_count, u32* status) {
+    const u32 address = block_address();
+    BlockMemory& block = *static_cast<BlockMemory*>(__cvta_shared_to_generic(address));
+    const GapTask& task = block.task;
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    const u32 group = warp / G, member = warp % G;
-    constexpr u32 groups = Shape<T>::warps / G;
-    WarpMemory<T>& mine = memory.warps[warp];
+    const u32 group = warp / G, member = warp % G, groups = blockDim.x / (G * LANES);
+    WarpMemory<T>& mine = reinterpret_cast<WarpMemory<T>*>(shared_warps)[warp];
     // Kept in a register, where the compiler would compute it again and again.
     u32 column = u32(__cvta_generic_to_shared(mine.rows + lane));
     asm volatile("" : "+r"(column));
     const u32 plane = column - lane * 4, slots = column - u32(sizeof mine.stage);
-    const Bits bits = {column};
+    const Bits bits = {column, address};
     u32 problems = 0, parity = 0;
 
-    u32 unit = group, round = 0;
+    // Warps that make no whole group have none.
+    u32 unit = group < groups ? group : unit_count, round = 0;
     u64 base = 0;
     u32 left = 0;  // weights of the unit to come
     Fetched<T> fetched;
@@ -327,7 +333,7 @@ __device__ inline void decode_units(BlockMemory<T>& memory, u32 first_unit, u32 
         if constexpr (G == 1) {
             base += total, left -= total;
         } else {
-            u32* totals = memory.totals[parity] + group * G;
+            u32* totals = block.totals[parity] + group * G;
             if (lane == 0) totals[member] = total;
             group_barrier(group, G * LANES);
             parity ^= 1;
@@ -374,8 +380,6 @@ __device__ inline u32 find_task(const GapTask* tasks, u32 task_count, u64 unit) 
 
 template <u32 T>
 __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
-    extern __shared__ uint4 shared[];
-    BlockMemory<T>& memory = *reinterpret_cast<BlockMemory<T>*>(shared);
     // Each block takes one contiguous share of all units.
     u64 each = unit_count / gridDim.x, rest = unit_count % gridDim.x;
     u64 begin = each * blockIdx.x + min(u64(blockIdx.x), rest);
@@ -383,27 +387,28 @@ __device__ inline void decode_tasks(const GapTask* tasks, u32 task_count, u64 un
     u32 index = find_task(tasks, task_count, begin);
     while (begin < end && index < task_count) {
         __syncthreads();
-        copy_to_shared(&memory.task, tasks + index, sizeof(GapTask));
-        copy_to_shared(&shared_table, tasks[index].table, sizeof(GapTable));
+        copy_to_shared(&shared_block.task, tasks + index, sizeof(GapTask));
+        copy_to_shared(&shared_block.table, tasks[index].table, sizeof(GapTable));
         __syncthreads();
-        if (threadIdx.x == 0) memory.task.output = reinterpret_cast<u16*>(reinterpret_cast<u64>(memory.task.output) + output);
+        if (threadIdx.x == 0) shared_block.task.output = reinterpret_cast<u16*>(reinterpret_cast<u64>(shared_block.task.output) + output);
         __syncthreads();
-        const u64 task_end = min(end, memory.task.first_unit + memory.task.thread_blocks);
+        const u64 task_end = min(end, shared_block.task.first_unit + shared_block.task.thread_blocks);
         // A warp takes whole thread blocks while there is one for each, then a group of warps shares one, so that none idles long.
-        // Thread blocks of 64 threads are too small to share.
-        const u32 first = u32(begin - memory.task.first_unit);
+        // Thread blocks of 64 threads are too small to share, and so are the fewest warps.
+        const u32 first = u32(begin - shared_block.task.first_unit);
         const u32 units = u32(task_end - begin);
-        const bool share = memory.task.threads_per_block >= Shape<T>::group_warps * LANES;
-        const u32 alone = share ? units - units % Shape<T>::warps : units;
-        decode_units<T, 1>(memory, first, alone, status);
-        if (share) decode_units<T, Shape<T>::group_warps>(memory, first + alone, units - alone, status);
+        const u32 group_threads = Shape<T>::group_warps * LANES;
+        const bool share = shared_block.task.threads_per_block >= group_threads && blockDim.x >= group_threads;
+        const u32 alone = share ? units - units % (blockDim.x / LANES) : units;
+        decode_units<T, 1>(first, alone, status);
+        if (share) decode_units<T, Shape<T>::group_warps>(first + alone, units - alone, status);
         begin = max(begin, task_end);
         index++;
     }
 }
 
 #define GAP_KERNEL(T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(Shape<T>::warps* LANES, Shape<T>::blocks)                              \
+    extern "C" __global__ void __launch_bounds__(Shape<T>::max_warps* LANES, Shape<T>::blocks)                          \
         df11_gap_decode_##T(const GapTask* tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {       \
         decode_tasks<T>(tasks, task_count, unit_count, status, output);                                            \
     }
@@ -465,12 +470,16 @@ extern "C" __global__ void df11_gap_tables(const GapTableTask* tasks) {
     }
 }
 
-// The constants that the host must share.
+// What the host must know; build.py copies it into the manifest.
+__constant__ u32 gap_constants[] = {
+    sizeof(GapTask), sizeof(GapTable), sizeof(GapTableTask), TABLE_BITS,
+    // For each T: bytes of shared memory a warp, and the most warps a block.
+    sizeof(WarpMemory<8>), sizeof(WarpMemory<16>), sizeof(WarpMemory<32>), sizeof(WarpMemory<64>),
+    Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps, Shape<64>::max_warps,
+};
+
 extern "C" __global__ void df11_gap_constants(u32* out) {
-    out[0] = sizeof(GapTask), out[1] = sizeof(GapTable), out[2] = sizeof(GapTableTask), out[3] = TABLE_BITS;
-    out[4] = sizeof(BlockMemory<8>), out[5] = sizeof(BlockMemory<16>), out[6] = sizeof(BlockMemory<32>),
-    out[7] = sizeof(BlockMemory<64>);
-    out[8] = Shape<8>::warps * LANES, out[9] = Shape<16>::warps * LANES, out[10] = Shape<32>::warps * LANES,
-    out[11] = Shape<64>::warps * LANES;
-    out[12] = Shape<8>::blocks, out[13] = Shape<16>::blocks, out[14] = Shape<32>::blocks, out[15] = Shape<64>::blocks;
+    constexpr u32 count = sizeof gap_constants / sizeof(u32);
+#pragma unroll 1
+    for (u32 i = 0; i < count; i++) out[i] = gap_constants[i];
 }

@@ -39,8 +39,9 @@ struct alignas(16) GapTable {
 // The host promises that each pointer has the bytes that section 6.3 of the format gives for `elements`, `bit_count`,
 // T (the kernel's) and `threads_per_block`, that `element_begin < element_end <= elements`, and that output has room for the
 // range. The contents of the arrays may be anything. Where plane or element_begin is no multiple of 16, decoding is slow. All tasks
-// of a launch have the kernel's T. Launch: min(unit_count, SMs x blocks) blocks of `threads`, `shared bytes` of dynamic shared memory
-// (both from df11_gap_constants), unit_count = the sum of thread_blocks.
+// of a launch have the kernel's T. Launch: any number of blocks, of any number of whole warps up to the most that df11_gap_constants
+// tells, with as many times a warp's bytes of dynamic shared memory; unit_count = the sum of thread_blocks. Blocks are persistent, so more
+// than fit the GPU at once only wait.
 // The launch's `output` is added to the output of each task, so that one table in memory serves any buffer.
 struct alignas(16) GapTask {
     const u8* gaps;

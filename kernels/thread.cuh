@@ -1,6 +1,6 @@
 // What one thread does alone: a window on its bits, look-ups, and weights out of exponents.
 #pragma once
-#include "gap_task.cuh"
+#include "shared.cuh"
 
 // Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in a bank. Row 0 is never
 // decoded, and exists because positions are counted from two bits before the word: a window shifted by two is an index
@@ -10,54 +10,45 @@ constexpr u32 POSITION_MASK = 0x3FF;    // 64-byte threads: 512 bits + 15 of gap
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 constexpr u32 PAIR_LENGTH_MASK = 0x3F;
 
-// The decode table of the tensor at hand. A variable of its own, so that its address is an immediate of each look-up.
-__shared__ GapTable shared_table;
-
-__device__ inline u32 load_shared(u32 address) {
-    u32 word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
-    return word;
-}
-__device__ inline void store_shared(u32 address, u32 word) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
-// A lane's column of bits: the shared address of its word in row 0.
+// A lane's bits and the table, by shared addresses: of its column's word in row 0, and of the first entry.
 struct Bits {
-    u32 column;
+    u32 column, table;
 
     // The bits from a position on, above two that precede them. Carries above POSITION_MASK are ignored.
     __device__ u32 window(u32 position) const {
-        u32 row = column + (position & POSITION_MASK & ~31u) * 4;
+        // One instruction; the compiler would take two, and mask behind the shift.
+        u32 row = position & POSITION_MASK & ~31u;
+        asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(row) : "r"(column));
         return __funnelshift_r(load_shared(row), load_shared(row + 128), position);
     }
+
+    // The entry of the table for a window.
+    __device__ u32 entry(u32 window) const { return load_shared(table + (window & INDEX_MASK)); }
 };
 
-__device__ inline u32 entry_of(u32 window) {
-    return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(shared_table.pairs) + (window & INDEX_MASK));
-}
 __device__ inline u32 first_length(u32 entry) { return entry >> 10 & 31; }
 __device__ inline u32 pair_length(u32 entry) { return entry & PAIR_LENGTH_MASK; }
 
 // A code of any length: exponent << 16 | length << 10 | length. Bits that are no code are a problem and count as one bit,
 // so that decoding ends.
 __device__ inline u32 decode_one(const Bits& bits, u32 position, u32& problems) {
-    u32 window = bits.window(position), entry = entry_of(window);
+    u32 window = bits.window(position), entry = bits.entry(window);
     u32 length = first_length(entry), symbol = entry >> 16 & 0xFF;
     if (length == 0) {
+        const GapTable& table = shared_block.table;
         u32 code = __brev(window >> 2) >> 16;
         length = TABLE_BITS;
 #pragma unroll 1
-        do length++; while (length < MAX_CODE_LENGTH && code >= shared_table.limits[length]);
-        symbol = shared_table.symbols[(code >> (MAX_CODE_LENGTH - length)) + shared_table.bases[length] & 0xFF];
-        if (code >= shared_table.limits[length]) problems |= STATUS_NO_CODE, length = 1;
+        do length++; while (length < MAX_CODE_LENGTH && code >= table.limits[length]);
+        symbol = table.symbols[(code >> (MAX_CODE_LENGTH - length)) + table.bases[length] & 0xFF];
+        if (code >= table.limits[length]) problems |= STATUS_NO_CODE, length = 1;
     }
     return symbol << 16 | length << 10 | length;
 }
 
 // The entry of any pair, and problems in the upper half.
 __device__ __noinline__ u64 decode_any_pair(u32 column, u32 position) {
-    const Bits bits = {column};
+    const Bits bits = {column, block_address()};
     u32 problems = 0;
     u32 first = decode_one(bits, position, problems);
     u32 second = decode_one(bits, position + first_length(first), problems);
@@ -67,7 +58,7 @@ __device__ __noinline__ u64 decode_any_pair(u32 column, u32 position) {
 // The entry of a pair that does not fit the table's index.
 __device__ inline u32 decode_long_pair(const Bits& bits, u32 position, u32 window, u32 entry, u32& problems) {
     u32 length = first_length(entry);
-    u32 next = entry_of(window >> length);
+    u32 next = bits.entry(window >> length);
     u32 next_length = first_length(next);
     if (length == 0 || next_length == 0) {
         u64 any = decode_any_pair(bits.column, position);

@@ -18,9 +18,12 @@ use df11::{
     Dtype, Error, OpenOptions,
     gpu::{
         Device, GpuModel, LoadOptions, Status,
-        cudarc::driver::{
-            CudaContext, CudaStream,
-            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+        cudarc::{
+            driver::{
+                CudaContext, CudaStream, LaunchConfig, PushKernelArg as _,
+                sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+            },
+            nvrtc::Ptx,
         },
         devices,
     },
@@ -46,6 +49,19 @@ fn gpu() -> Option<&'static Device> {
             None
         }
     }
+}
+
+/// Shared memory of a block: all that the GPU has; what those of compute capability 8.6, 8.9 and 12.0 have; so little that blocks have
+/// one to eleven warps, of which not all make a group.
+const ROOMS: [u32; 3] = [u32::MAX, 99 << 10, 40_000];
+
+/// The first GPU as it is and as smaller ones are; none where there is none.
+fn gpus() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let open = |room| Device::open_with_shared_memory(0, room).unwrap();
+        gpu().map_or_else(Vec::new, |_| ROOMS.map(open).into())
+    })
 }
 
 fn open(bytes: Vec<u8>) -> df11::Model {
@@ -100,6 +116,12 @@ fn check_model(device: &Device, bytes: &[u8]) {
     }
 }
 
+fn check_on_all_gpus(bytes: &[u8]) {
+    for device in gpus() {
+        check_model(device, bytes);
+    }
+}
+
 /// A generator of test data.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -147,7 +169,6 @@ fn probing_never_panics() {
 
 #[test]
 fn edge_shapes_decode_as_on_the_cpu() {
-    let Some(device) = gpu() else { return };
     // Around a store, a warp's round, a thread block, and several of each.
     let counts = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 4095, 4097, 65_537, 200_003];
     for kind in 0..4 {
@@ -159,17 +180,18 @@ fn edge_shapes_decode_as_on_the_cpu() {
                 items.push(item.in_block(&format!("block {}", at % 5)));
             }
         }
-        check_model(device, &Model::new(&items, &[]).build());
+        let bytes = Model::new(&items, &[]).build();
+        check_on_all_gpus(&bytes);
     }
 }
 
 #[test]
 fn all_patterns_survive() {
-    let Some(device) = gpu() else { return };
     let all: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
     let items =
         GEOMETRIES.map(|geometry| Item::gap(&format!("{geometry:?}"), &[256, 256], all.clone(), geometry));
-    check_model(device, &Model::new(&items, &[]).build());
+    let bytes = Model::new(&items, &[]).build();
+    check_on_all_gpus(&bytes);
 }
 
 /// All encodings, in two blocks.
@@ -274,11 +296,16 @@ fn decoding_is_captured_in_a_graph() {
     let mut output = stream.alloc_zeros::<u8>(length).unwrap();
     let pointer = output.device_ptr_mut(&stream).0;
     stream.synchronize().unwrap();
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    // SAFETY: the output has the block's bytes, and all of it lives to the end of the test, which waits.
-    unsafe { block.decode_into_raw(pointer, &stream, &status) }.unwrap();
-    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-    let graph = stream.end_capture(flags).unwrap().unwrap();
+    let capture = |_| {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        // SAFETY: the output has the block's bytes, and all of it lives to the end of the test, which waits.
+        let launched = unsafe { block.decode_into_raw(pointer, &stream, &status) };
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let captured = stream.end_capture(flags);
+        launched.is_ok().then_some(captured.ok()??)
+    };
+    // Tests on other threads free memory, which waits for the context and so spoils what is being captured: then again.
+    let graph = (0..1000).find_map(capture).unwrap();
     let expected: Vec<Vec<u8>> =
         original.block("second").unwrap().tensors().map(|tensor| tensor.decode_bytes().unwrap()).collect();
     for _ in 0..3 {
@@ -355,7 +382,10 @@ fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
 
 #[test]
 fn hostile_streams_stay_inside_their_outputs() {
-    let Some(device) = gpu() else { return };
+    gpus().iter().for_each(decode_hostile_streams);
+}
+
+fn decode_hostile_streams(device: &Device) {
     let original = victims();
     let valid = original.build();
     let stream = device.context().new_stream().unwrap();
@@ -427,4 +457,48 @@ fn loads_from_several_threads_share_the_device() {
         }
     });
     assert_eq!(*failures.lock().unwrap(), 0);
+}
+
+#[test]
+fn a_gpu_too_small_for_a_kernel_is_an_error_that_says_so() {
+    let Some(device) = gpu() else { return };
+    // Room for one warp of the kernel of 8 bytes a thread, and for no other kernel.
+    let small = Device::open_with_shared_memory(device.info().ordinal, 20_000).unwrap();
+    let model = |bytes_per_thread| {
+        let item = Item::gap("coded", &[3000], normal_weights(3000, 1), (bytes_per_thread, 128));
+        Model::new(&[item], &[]).build()
+    };
+    check_model(&small, &model(8));
+    for bytes_per_thread in [16, 32, 64] {
+        let loaded = open(model(bytes_per_thread)).load(&small, &LoadOptions::new());
+        let planned = loaded.and_then(|model| model.rows("coded", 0..3000).map(drop));
+        assert!(
+            planned.is_err_and(|error| error.to_string().contains("shared memory")),
+            "{bytes_per_thread}"
+        );
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "a launch")]
+fn kernels_have_the_constants_of_the_manifest() {
+    let Some(device) = gpu() else { return };
+    let manifest = include_str!("../kernels/ptx/manifest.json");
+    let manifest: serde_json::Value = serde_json::from_str(manifest).unwrap();
+    let constants = manifest["modules"]["gap.ptx"]["constants"].as_array().unwrap();
+    let expected: Vec<u32> = constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
+    let mut codes = vec![Ptx::from_src(include_str!("../kernels/ptx/gap.ptx"))];
+    if device.info().compute_capability == (9, 0) {
+        codes.push(Ptx::from_binary(include_bytes!("../kernels/ptx/gap.sm_90.cubin").to_vec()));
+    }
+    let stream = device.context().new_stream().unwrap();
+    for code in codes {
+        let module = device.context().load_module(code).unwrap();
+        let function = module.load_function("df11_gap_constants").unwrap();
+        let mut words = stream.alloc_zeros::<u32>(expected.len()).unwrap();
+        let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the kernel writes as many words as the manifest lists, for which there is room.
+        unsafe { stream.launch_builder(&function).arg(&mut words).launch(one) }.unwrap();
+        assert_eq!(stream.clone_dtoh(&words).unwrap(), expected);
+    }
 }

@@ -31,8 +31,19 @@ struct Manifest {
 struct Module {
     sha256: String,
     entries: Vec<String>,
+    /// What `df11_gap_constants` writes.
+    constants: Vec<u64>,
+    /// By target and kernel.
+    resources: BTreeMap<String, BTreeMap<String, Resources>>,
     machine_code: BTreeMap<String, MachineCode>,
     sources: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Resources {
+    registers: u64,
+    static_shared: u64,
+    spill_stores: u64,
 }
 
 #[derive(Deserialize)]
@@ -137,4 +148,29 @@ fn ptx_holds_what_the_crate_launches_for_every_gpu_since_ampere() {
         );
     }
     assert_eq!(manifest().modules["gap.ptx"].entries, ENTRIES);
+}
+
+/// Shared memory that a block may have on the smallest GPUs, those of compute capability 8.6, 8.9 and 12.0.
+const SMALLEST_ROOM: u64 = 99 << 10;
+
+#[test]
+fn every_decode_kernel_fits_the_smallest_gpus() {
+    let module = manifest().modules.remove("gap.ptx").unwrap();
+    for (target, kernels) in &module.resources {
+        for (at, bytes) in [8, 16, 32, 64].into_iter().enumerate() {
+            let taken = &kernels[&format!("df11_gap_decode_{bytes}")];
+            let (warp, most_warps) = (module.constants[4 + at], module.constants[8 + at]);
+            // Four warps share thread blocks; fewer would leave most of a multiprocessor idle.
+            assert!(
+                most_warps >= 4 && taken.static_shared + 4 * warp <= SMALLEST_ROOM,
+                "{target}, T = {bytes}"
+            );
+            // A multiprocessor has 64 Ki registers.
+            assert!(most_warps * 32 * taken.registers <= 65_536, "{target}, T = {bytes}");
+            assert!(
+                taken.spill_stores <= 32,
+                "{target}, T = {bytes}: see ALLOWED_SPILLS in kernels/build.py"
+            );
+        }
+    }
 }

@@ -35,6 +35,9 @@ static void load_kernels(const char* path) {
     printf("kernels of %s, loaded in %.3f s\n", path, took.count());
 }
 
+// Instead of the shape with which the kernels fill this GPU, if not 0: warps of a block, and blocks of a multiprocessor.
+static u32 forced_warps = 0, forced_blocks = 0;
+
 static u8* upload(const Bytes& bytes) {
     u8* to;
     CUDA(cudaMalloc(&to, std::max<size_t>(bytes.size(), 1)));
@@ -105,12 +108,14 @@ struct Launch {
     template <u32 T>
     void start(const char* name, void (*compiled_in)(const GapTask*, u32, u64, u32*, u64)) {
         const void* kernel = kernel_of(name, (const void*)compiled_in);
-        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BlockMemory<T>)));
+        const u32 warps = forced_warps ? forced_warps : Shape<T>::max_warps, blocks = forced_blocks ? forced_blocks : Shape<T>::blocks;
+        const u32 shared = warps * u32(sizeof(WarpMemory<T>));
+        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-        u32 grid = u32(std::min<u64>(units, u64(sm_count()) * Shape<T>::blocks)), count = u32(tasks.size());
+        u32 grid = u32(std::min<u64>(units, u64(sm_count()) * blocks)), count = u32(tasks.size());
         u64 output = 0;  // the tasks' outputs are addresses
         void* arguments[] = {&on_device, &count, &units, &status, &output};
-        CUDA(cudaLaunchKernel(kernel, grid, Shape<T>::warps * LANES, arguments, sizeof(BlockMemory<T>), nullptr));
+        CUDA(cudaLaunchKernel(kernel, grid, warps * LANES, arguments, shared, nullptr));
     }
     void prepare() {
         CUDA(cudaMalloc(&on_device, tasks.size() * sizeof(GapTask)));
@@ -314,7 +319,9 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
     double copy = 2 * weights.size() / median_seconds("copy", repeats, flush, flush_bytes, [&] {
         CUDA(cudaMemcpyAsync(output, original, weights.size(), cudaMemcpyDeviceToDevice));
     });
-    printf("copy %.0f GB/s, table %u bits, %d warps x %d blocks, groups of %d\n", copy / 1e9, TABLE_BITS, DF11_WARPS, DF11_BLOCKS, DF11_GROUP_WARPS);
+    printf("copy %.0f GB/s, table %u bits, groups of %d", copy / 1e9, TABLE_BITS, DF11_GROUP_WARPS);
+    if (forced_warps) printf(", %u warps x %u blocks", forced_warps, forced_blocks);
+    printf("\n");
     int failed = 0;
     for (int i = 0; i < pairs; i++) {
         u64 t = atoi(numbers[2 * i]), b = atoi(numbers[2 * i + 1]);
@@ -353,10 +360,11 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
 
 int main(int argc, char** argv) {
     if (argc > 2 && std::string(argv[1]) == "--kernels") load_kernels(argv[2]), argc -= 2, argv += 2;
+    if (argc > 3 && std::string(argv[1]) == "--shape") forced_warps = atoi(argv[2]), forced_blocks = atoi(argv[3]), argc -= 3, argv += 3;
     std::string mode = argc > 2 ? argv[1] : "";
     if (mode == "check") return check(argv[2], argc > 3 ? atoi(argv[3]) : 4);
     if (mode == "hostile") return hostile(argv[2], atoi(argv[3]), strtoull(argv[4], nullptr, 10));
     if (mode == "bench") return bench(argv[2], atoi(argv[3]), (argc - 4) / 2, argv + 4);
-    fprintf(stderr, "usage: gap_bench [--kernels FILE] check EDGES [RANGES] | hostile EDGES COUNT SEED | bench FOLDER REPEATS T B [T B ..]\n");
+    fprintf(stderr, "usage: gap_bench [--kernels FILE] [--shape WARPS BLOCKS] check EDGES [RANGES] | hostile EDGES COUNT SEED | bench FOLDER REPEATS T B [T B ..]\n");
     return 2;
 }

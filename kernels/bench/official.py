@@ -121,15 +121,16 @@ class Ours:
             unit, place = unit + blocks, place + dump["elements"]
             self.stored += sum(dump[name].size for name in ("gaps", "offsets", "bitstream", "plane"))
         t = dump["t"]
-        constants = cp.zeros(16, cp.uint32)
+        constants = cp.zeros(12, cp.uint32)
         module.get_function("df11_gap_constants")((1,), (1,), (constants,))
         numbers = [int(n) for n in constants.get()]
         assert numbers[:2] == [GAP_TASK.itemsize, GAP_TABLE_BYTES]
         index = [8, 16, 32, 64].index(t)
-        self.shared, self.threads, resident = numbers[4 + index], numbers[8 + index], numbers[12 + index]
+        self.shared, self.threads = numbers[4 + index] * numbers[8 + index], 32 * numbers[8 + index]
         self.kernel = module.get_function(f"df11_gap_decode_{t}")
         self.kernel.max_dynamic_shared_size_bytes = self.shared
         self.kernel.preferred_shared_memory_carveout = 100
+        resident = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(self.kernel.kernel.ptr, self.threads, self.shared)
         self.grid = min(unit, cp.cuda.Device().attributes["MultiProcessorCount"] * resident)
         self.status = cp.zeros(1, cp.uint32)
         self.arguments = (self.keep(cp.asarray(np.array(tasks, GAP_TASK).view(np.uint8))), np.uint32(len(tasks)), np.uint64(unit), self.status, np.uint64(0))

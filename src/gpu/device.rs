@@ -96,6 +96,15 @@ impl Device {
     /// As [`devices`]; [`Error::Parameter`] where there is no such GPU; [`Error::Gpu`] where it is older than compute capability 8.0
     /// (Ampere), or does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
+        Self::open_with_shared_memory(ordinal, u32::MAX)
+    }
+
+    /// Opens a GPU as if its blocks had no more shared memory than this many bytes, so that tests decode as small GPUs do.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    #[doc(hidden)]
+    pub fn open_with_shared_memory(ordinal: usize, bytes: u32) -> Result<Self> {
         let mut all = devices()?;
         if ordinal >= all.len() {
             let problem = format!("there is no GPU {ordinal}");
@@ -109,7 +118,7 @@ impl Device {
         }
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
         let copies = context.new_stream().or_fault("making a stream")?;
-        let kernels = Kernels::load(&context)?;
+        let kernels = Kernels::load(&context, bytes)?;
         Ok(Self { inner: Arc::new(Inner { info, kernels, copies, staging: Mutex::default(), context }) })
     }
 
@@ -153,11 +162,11 @@ impl Device {
 
     /// Device memory of this many bytes, of any content.
     pub(super) fn allocate(&self, bytes: u64, what: &str) -> Result<Buffer> {
-        let free = self.free_memory()?;
-        if bytes > free {
+        Buffer::new(&self.inner.context, bytes).map_err(|error| {
+            // Why the driver refuses is seen by what is left, which takes a while to ask for.
+            let Some(free) = self.free_memory().ok().filter(|&free| bytes > free) else { return error };
             let problem = format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
-            return Err(gpu(problem, "free memory on the GPU, or let Plan::fit keep blocks on the host"));
-        }
-        Buffer::new(&self.inner.context, bytes)
+            gpu(problem, "free memory on the GPU, or let Plan::fit keep blocks on the host")
+        })
     }
 }

@@ -48,6 +48,7 @@ const FUNCTIONS: &[&str] = &[
     "cuModuleGetFunction",
     "cuFuncGetAttribute",
     "cuFuncSetAttribute",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
     "cuLaunchKernel",
     "cuMemGetInfo_v2",
     "cuMemAlloc_v2",

@@ -65,23 +65,23 @@ impl Draft {
 
     /// Appends the tasks to those that go to the device together.
     pub(super) fn finish(self, device: &Device, tasks: &mut Vec<GapTask>) -> Result<Launches> {
-        let mut launches = Vec::new();
+        let mut kernels = Vec::new();
         for (kernel, part) in self.tasks.iter().enumerate() {
             let Some(last) = part.last() else { continue };
             device.kernels().check(kernel)?;
             let unit_count = last.first_unit + last.thread_blocks;
             let first_task = tasks.len() as u64;
-            launches.push(Launch { kernel, first_task, task_count: part.len() as u32, unit_count });
+            kernels.push(Launch { kernel, first_task, task_count: part.len() as u32, unit_count });
             tasks.extend(part);
         }
-        Ok(Launches { launches, copies: self.copies, bytes: self.bytes })
+        Ok(Launches { kernels, copies: self.copies, bytes: self.bytes })
     }
 }
 
 /// Launches and copies that decode into any output.
 #[derive(Debug)]
 pub(super) struct Launches {
-    launches: Vec<Launch>,
+    kernels: Vec<Launch>,
     copies: Vec<Copy>,
     bytes: u64,
 }
@@ -112,7 +112,7 @@ impl Launches {
             return Err(Error::parameter(problem, "start it on 256 bytes, as the driver's allocations do"));
         }
         device.context().bind_to_thread().or_fault("using the GPU")?;
-        for launch in &self.launches {
+        for launch in &self.kernels {
             // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it gives, with ranges within it; outputs
             // and lives are the caller's promise, the alignment is checked and tensors start on multiples of 256 (rows: at 0).
             unsafe { device.kernels().decode(stream, launch, tasks, output, status.device_pointer()) }?;

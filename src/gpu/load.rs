@@ -76,16 +76,16 @@ impl LoadOptions {
         self
     }
 
-    fn plan_for(&self, model: &Model, devices: &[Device]) -> Result<Plan> {
+    fn plan_for(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
         let plan = match (&self.plan, devices) {
             (Some(plan), _) => plan.clone(),
-            (None, [_]) => Plan::resident(model)?,
+            (None, [_]) => Plan::uniform(needs, false),
             (None, _) => {
                 let free = devices.iter().map(|device| Ok(device.free_memory()? / 100 * SHARE_PERCENT));
-                Plan::fit(model, &free.collect::<Result<Vec<_>>>()?)?
+                Plan::fit_needs(needs, &free.collect::<Result<Vec<_>>>()?)?
             }
         };
-        if plan.placements().len() != model.blocks().len() {
+        if plan.placements().len() != needs.len() {
             return Err(foreign_plan());
         }
         if plan.device_bytes().len() != devices.len() {
@@ -131,8 +131,8 @@ struct Loader<'m> {
 impl<'m> Loader<'m> {
     /// Allocates device memory.
     fn new(model: &'m Model, devices: &[Device], options: &LoadOptions) -> Result<Self> {
-        let plan = options.plan_for(model, devices)?;
         let needs = needs::of_blocks(model)?;
+        let plan = options.plan_for(&needs, devices)?;
         let part = |(index, device)| Part::new(model, &needs, &plan, index, device);
         let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
         Ok(Self { model, plan, needs, parts })

@@ -30,6 +30,7 @@ mod block;
 mod device;
 mod driver;
 mod fault;
+mod fit;
 mod host_section;
 mod launches;
 mod limits;

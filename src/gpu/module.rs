@@ -13,6 +13,7 @@ use cudarc::{
 
 use super::{
     fault::{OrFault, gpu},
+    fit::{Demand, Fit, LANES},
     memory::Buffer,
     task::{GapTableTask, GapTask, TABLE_BYTES},
 };
@@ -22,7 +23,7 @@ const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
 /// The same as machine code for compute capability 9.0, which needs no compiling when it is loaded.
 const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 /// The numbers that `df11_gap_constants` writes.
-const CONSTANTS: usize = 16;
+const CONSTANTS: usize = 12;
 const TABLE_THREADS: u32 = 256;
 
 /// All kernels in one context.
@@ -31,18 +32,19 @@ pub(super) struct Kernels {
     tables: CudaFunction,
     /// For each of [`GAP_BYTES_PER_THREAD`].
     decode: [Decode; GAP_BYTES_PER_THREAD.len()],
+    /// Multiprocessors of this GPU.
+    processors: u32,
+    /// Shared memory that a block may have.
+    room: u32,
 }
 
 /// The decode kernel of one number of bytes a thread.
 #[derive(Debug)]
 struct Decode {
     function: CudaFunction,
-    threads: u32,
-    shared_bytes: u32,
-    /// Blocks that run at once on this GPU.
-    blocks: u64,
-    /// Why it cannot run on this GPU.
-    obstacle: Option<String>,
+    demand: Demand,
+    /// None where not even one warp fits this GPU.
+    fit: Option<Fit>,
 }
 
 /// A launch of a decode kernel, but for output, status and stream.
@@ -58,34 +60,43 @@ pub(super) struct Launch {
 }
 
 impl Kernels {
-    pub(super) fn load(context: &Arc<CudaContext>) -> Result<Self> {
+    /// Loads them, and has blocks fit `most_shared` bytes of shared memory even where the GPU has more.
+    pub(super) fn load(context: &Arc<CudaContext>, most_shared: u32) -> Result<Self> {
         let module = load_module(context)?;
         let function = |name: &str| module.load_function(name).or_fault(name);
         let constants = read_constants(context, &function("df11_gap_constants")?)?;
         let attribute = |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
-        let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
         let room = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let room = room.unsigned_abs().min(most_shared);
         let mut decode = Vec::with_capacity(GAP_BYTES_PER_THREAD.len());
         for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
-            let function = function(&format!("df11_gap_decode_{bytes}"))?;
-            let [shared_bytes, threads, blocks] = [4, 8, 12].map(|group| constants[group + index]);
-            let obstacle = prepare(&function, shared_bytes, room.unsigned_abs())?;
-            let blocks = u64::from(processors.unsigned_abs()) * u64::from(blocks);
-            decode.push(Decode { function, threads, shared_bytes, blocks, obstacle });
+            let [warp, most_warps] = [4, 8].map(|group| constants[group + index]);
+            decode.push(Decode::prepare(
+                function(&format!("df11_gap_decode_{bytes}"))?,
+                warp,
+                most_warps,
+                room,
+            )?);
         }
         let decode = decode.try_into().expect("one for each number of bytes");
-        Ok(Self { tables: function("df11_gap_tables")?, decode })
+        Ok(Self { tables: function("df11_gap_tables")?, decode, processors, room })
     }
 
     /// That the decode kernel runs on this GPU.
     pub(super) fn check(&self, kernel: usize) -> Result<()> {
-        match &self.decode[kernel].obstacle {
-            None => Ok(()),
-            Some(problem) => Err(gpu(
-                problem,
+        self.fit(kernel).map(drop)
+    }
+
+    fn fit(&self, kernel: usize) -> Result<Fit> {
+        let Decode { fit, demand, .. } = &self.decode[kernel];
+        fit.ok_or_else(|| {
+            let (needed, room) = (demand.with(1), self.room);
+            gpu(
+                format!("a kernel needs {needed} bytes of shared memory a block and this GPU has {room}"),
                 "compress with fewer bytes a thread, decode on the CPU, or take another GPU",
-            )),
-        }
+            )
+        })
     }
 
     /// Builds decode tables, and waits.
@@ -123,17 +134,18 @@ impl Kernels {
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
-        let kernel = &self.decode[plan.kernel];
+        let (kernel, fit) = (&self.decode[plan.kernel], self.fit(plan.kernel)?);
+        let blocks = u64::from(self.processors) * u64::from(fit.blocks);
         let config = LaunchConfig {
-            grid_dim: (plan.unit_count.min(kernel.blocks) as u32, 1, 1),
-            block_dim: (kernel.threads, 1, 1),
-            shared_mem_bytes: kernel.shared_bytes,
+            grid_dim: (plan.unit_count.min(blocks) as u32, 1, 1),
+            block_dim: (fit.warps * LANES, 1, 1),
+            shared_mem_bytes: fit.warps * kernel.demand.warp,
         };
         let tasks = tasks + plan.first_task * size_of::<GapTask>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
-        // SAFETY: the arguments are those of the kernel's declaration, the configuration is what it said in `df11_gap_constants`, and
-        // the caller promises the rest. Loads are bounded by the task's arrays and stores by its range, whatever the stream holds.
+        // SAFETY: the arguments are those of the kernel's declaration, the configuration follows what it said in `df11_gap_constants`,
+        // and the caller promises the rest. Loads are bounded by the task's arrays and stores by its range, whatever the stream holds.
         let launched = unsafe { launch.launch(config) };
         launched.map(drop).or_fault("launching a decode kernel")
     }
@@ -150,20 +162,22 @@ fn load_module(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>> {
     context.load_module(Ptx::from_src(GAP_PTX)).or_fault("loading the kernels")
 }
 
-/// Lets the kernel have its shared memory; says what is in the way on a GPU with less.
-fn prepare(function: &CudaFunction, shared_bytes: u32, room: u32) -> Result<Option<String>> {
-    let action = "preparing a decode kernel";
-    let fixed = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
-    if shared_bytes + fixed > room {
-        let needed = shared_bytes + fixed;
-        return Ok(Some(format!(
-            "a kernel needs {needed} bytes of shared memory a block and this GPU has {room}"
-        )));
+impl Decode {
+    /// Lets the kernel have its shared memory, and asks the driver how it fits.
+    fn prepare(function: CudaFunction, warp: u32, most_warps: u32, room: u32) -> Result<Self> {
+        let action = "preparing a decode kernel";
+        let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
+        let demand = Demand { block, warp, most_warps };
+        let most = room.saturating_sub(block).min(most_warps * warp).cast_signed();
+        let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
+        set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)?;
+        set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+        let fit = demand.fill(room, |warps| {
+            let (threads, bytes) = (warps * LANES, (warps * warp) as usize);
+            function.occupancy_max_active_blocks_per_multiprocessor(threads, bytes, None).or_fault(action)
+        })?;
+        Ok(Self { function, demand, fit })
     }
-    let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-    set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes.cast_signed())?;
-    set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-    Ok(None)
 }
 
 /// What the kernels were compiled with; the sizes of what both sides know must be equal.
@@ -175,7 +189,7 @@ fn read_constants(context: &Arc<CudaContext>, function: &CudaFunction) -> Result
     let mut launch = stream.launch_builder(function);
     launch.arg(&pointer);
     let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the kernel writes 16 words, for which there is room; the buffer outlives the copy below, which waits.
+    // SAFETY: the kernel writes 12 words, for which there is room; the buffer outlives the copy below, which waits.
     let launched = unsafe { launch.launch(one) };
     launched.or_fault("launching df11_gap_constants")?;
     buffer.read(&stream, &mut constants)?;
@@ -188,4 +202,20 @@ fn mismatch(constants: &[u32]) -> Error {
     let problem =
         format!("the kernels' structures have {:?} bytes, not those of this crate", &constants[..3]);
     gpu(problem, "build df11 again with the kernels of its own version")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::{CONSTANTS, GapTableTask, GapTask, TABLE_BYTES};
+
+    #[test]
+    fn the_kernels_structures_are_those_of_this_crate() {
+        let manifest: Value = serde_json::from_str(include_str!("../../kernels/ptx/manifest.json")).unwrap();
+        let constants = manifest["modules"]["gap.ptx"]["constants"].as_array().unwrap();
+        assert_eq!(constants.len(), CONSTANTS);
+        let sizes = [size_of::<GapTask>() as u64, TABLE_BYTES, size_of::<GapTableTask>() as u64];
+        assert!(constants.iter().zip(sizes).all(|(theirs, ours)| theirs.as_u64() == Some(ours)));
+    }
 }

@@ -52,7 +52,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn resident(model: &Model) -> Result<Self> {
-        Self::uniform(model, false)
+        Ok(Self::uniform(&needs::of_blocks(model)?, false))
     }
 
     /// All blocks streamed through one GPU: the least device memory.
@@ -60,13 +60,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn all_streamed(model: &Model) -> Result<Self> {
-        Self::uniform(model, true)
-    }
-
-    fn uniform(model: &Model, streamed: bool) -> Result<Self> {
-        let blocks = needs::of_blocks(model)?;
-        let placements = vec![Placement { device: 0, streamed }; blocks.len()];
-        Ok(Planner { blocks }.plan(placements, 1))
+        Ok(Self::uniform(&needs::of_blocks(model)?, true))
     }
 
     /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for outputs](Plan::device_bytes) included.
@@ -79,15 +73,36 @@ impl Plan {
     /// [`Error::Parameter`] where a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
+        Self::fit_needs(&needs::of_blocks(model)?, memory)
+    }
+
+    /// All blocks on one GPU.
+    pub(super) fn uniform(blocks: &[Needs], streamed: bool) -> Self {
+        Self::new(blocks, vec![Placement { device: 0, streamed }; blocks.len()], 1)
+    }
+
+    /// [`Plan::fit`] for blocks of these needs.
+    pub(super) fn fit_needs(blocks: &[Needs], memory: &[u64]) -> Result<Self> {
         if memory.is_empty() {
             return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
         }
-        let planner = Planner { blocks: needs::of_blocks(model)? };
-        let placements = match planner.fill(memory) {
+        let placements = match fill(blocks, memory) {
             Some(placements) => placements,
-            None => planner.stream(memory)?,
+            None => stream(blocks, memory)?,
         };
-        Ok(planner.plan(placements, memory.len()))
+        Ok(Self::new(blocks, placements, memory.len()))
+    }
+
+    fn new(blocks: &[Needs], placements: Vec<Placement>, devices: usize) -> Self {
+        let mut tallies: Vec<Tally> = Vec::new();
+        tallies.resize_with(devices, Tally::default);
+        let mut host_bytes = 0;
+        for (place, block) in placements.iter().zip(blocks) {
+            tallies[place.device].add(block, place.streamed);
+            host_bytes += if place.streamed { block.section_bytes } else { 0 };
+        }
+        let device_bytes = tallies.iter().map(Tally::bytes).collect();
+        Self { placements, device_bytes, host_bytes }
     }
 
     /// For each block, in the model's order, where it lies.
@@ -105,10 +120,6 @@ impl Plan {
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
     }
-}
-
-struct Planner {
-    blocks: Vec<Needs>,
 }
 
 /// What one GPU holds, as it is added up.
@@ -146,69 +157,55 @@ impl Tally {
     }
 }
 
-impl Planner {
-    fn plan(&self, placements: Vec<Placement>, devices: usize) -> Plan {
-        let mut tallies: Vec<Tally> = Vec::new();
-        tallies.resize_with(devices, Tally::default);
-        let mut host_bytes = 0;
-        for (place, block) in placements.iter().zip(&self.blocks) {
-            tallies[place.device].add(block, place.streamed);
-            host_bytes += if place.streamed { block.section_bytes } else { 0 };
-        }
-        let device_bytes = tallies.iter().map(Tally::bytes).collect();
-        Plan { placements, device_bytes, host_bytes }
-    }
-
-    /// All blocks resident, each GPU filled before the next one; `None` where that is too much.
-    fn fill(&self, memory: &[u64]) -> Option<Vec<Placement>> {
-        let mut placements = Vec::with_capacity(self.blocks.len());
-        for (device, &memory) in memory.iter().enumerate() {
-            let mut tally = Tally::default();
-            for block in &self.blocks[placements.len()..] {
-                tally.add(block, false);
-                if tally.bytes() > memory {
-                    break;
-                }
-                placements.push(Placement { device, streamed: false });
+/// All blocks resident, each GPU filled before the next one; `None` where that is too much.
+fn fill(blocks: &[Needs], memory: &[u64]) -> Option<Vec<Placement>> {
+    let mut placements = Vec::with_capacity(blocks.len());
+    for (device, &memory) in memory.iter().enumerate() {
+        let mut tally = Tally::default();
+        for block in &blocks[placements.len()..] {
+            tally.add(block, false);
+            if tally.bytes() > memory {
+                break;
             }
+            placements.push(Placement { device, streamed: false });
         }
-        (placements.len() == self.blocks.len()).then_some(placements)
     }
+    (placements.len() == blocks.len()).then_some(placements)
+}
 
-    /// A run of blocks for each GPU, some of them streamed.
-    fn stream(&self, memory: &[u64]) -> Result<Vec<Placement>> {
-        let mut placements = Vec::with_capacity(self.blocks.len());
-        for (device, run) in self.runs(memory).into_iter().enumerate() {
-            let streamed = fewest_streamed(&self.blocks[run], device, memory[device])?;
-            placements.extend(streamed.into_iter().map(|streamed| Placement { device, streamed }));
-        }
-        Ok(placements)
+/// A run of blocks for each GPU, some of them streamed.
+fn stream(blocks: &[Needs], memory: &[u64]) -> Result<Vec<Placement>> {
+    let mut placements = Vec::with_capacity(blocks.len());
+    for (device, run) in runs(blocks, memory).into_iter().enumerate() {
+        let streamed = fewest_streamed(&blocks[run], device, memory[device])?;
+        placements.extend(streamed.into_iter().map(|streamed| Placement { device, streamed }));
     }
+    Ok(placements)
+}
 
-    /// Cuts the blocks into one run a GPU, in proportion to memory.
-    fn runs(&self, memory: &[u64]) -> Vec<Range<usize>> {
-        let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
-        let all = sum(&mut self.blocks.iter().map(|block| block.section_bytes));
-        let total = sum(&mut memory.iter().copied()).max(1);
-        let last = memory.len() - 1;
-        let (mut runs, mut start, mut bytes, mut share) = (Vec::new(), 0, 0u128, 0u128);
-        for (device, &memory) in memory.iter().enumerate() {
-            share += u128::from(memory);
-            let mut end = start;
-            while let Some(block) = self.blocks.get(end) {
-                let block = u128::from(block.section_bytes);
-                // A block goes where its middle lies; the last GPU takes what is left.
-                if device < last && (2 * bytes + block) * total > 2 * all * share {
-                    break;
-                }
-                bytes += block;
-                end += 1;
+/// Cuts the blocks into one run a GPU, in proportion to memory.
+fn runs(blocks: &[Needs], memory: &[u64]) -> Vec<Range<usize>> {
+    let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
+    let all = sum(&mut blocks.iter().map(|block| block.section_bytes));
+    let total = sum(&mut memory.iter().copied()).max(1);
+    let last = memory.len() - 1;
+    let (mut runs, mut start, mut bytes, mut share) = (Vec::new(), 0, 0u128, 0u128);
+    for (device, &memory) in memory.iter().enumerate() {
+        share += u128::from(memory);
+        let mut end = start;
+        while let Some(block) = blocks.get(end) {
+            let block = u128::from(block.section_bytes);
+            // A block goes where its middle lies; the last GPU takes what is left.
+            if device < last && (2 * bytes + block) * total > 2 * all * share {
+                break;
             }
-            runs.push(start..end);
-            start = end;
+            bytes += block;
+            end += 1;
         }
-        runs
+        runs.push(start..end);
+        start = end;
     }
+    runs
 }
 
 fn tally(run: &[Needs], streamed: &[bool]) -> u64 {

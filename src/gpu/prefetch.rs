@@ -184,14 +184,11 @@ impl Prefetch {
             self.used[current].record(stream).or_fault(action)?;
             self.state.was_used[current] = true;
         }
-        let slot = match self.state.holds.iter().position(|&held| held == Some(index)) {
-            Some(slot) => slot,
-            None => {
-                let slot = self.state.current.map_or(0, |current| 1 - current);
-                self.decode(index, slot, status)?;
-                slot
-            }
-        };
+        let held = self.state.holds.iter().position(|&held| held == Some(index));
+        let slot = held.unwrap_or_else(|| self.state.current.map_or(0, |current| 1 - current));
+        if held.is_none() {
+            self.decode(index, slot, status)?;
+        }
         stream.wait(&self.decoded[slot]).or_fault(action)?;
         self.state.current = Some(slot);
         Ok(slot)

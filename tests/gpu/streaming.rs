@@ -133,7 +133,7 @@ fn a_plan_that_fits_decides_what_is_streamed() {
         let streamed = plan.placements().iter().filter(|place| place.streamed).count();
         let needed = plan.device_bytes()[0];
         let model = load_with(device, layers(), plan);
-        assert_eq!(model.blocks().filter(|block| block.is_streamed()).count(), streamed);
+        assert_eq!(model.blocks().filter(df11::gpu::GpuBlock::is_streamed).count(), streamed);
         assert!(model.device_bytes() + 2 * model.largest_block_bytes() <= needed, "the plan tells the bytes");
         for block in original.blocks().chain(original.blocks()) {
             check_block(device, &stream, &model, &original, block.name());
@@ -171,9 +171,9 @@ fn a_model_lies_on_two_gpus() {
         let devices = [device.clone(), second.clone()];
         let model = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap();
         (0..3).for_each(|_| check_on_their_gpus(&model, &original));
-        for part in 0..2 {
-            let status = Status::new(&devices[part]).unwrap();
-            let (stream, mut prefetch) = (new_stream(&devices[part]), Prefetch::new(&model, part).unwrap());
+        for (part, device) in devices.iter().enumerate() {
+            let status = Status::new(device).unwrap();
+            let (stream, mut prefetch) = (new_stream(device), Prefetch::new(&model, part).unwrap());
             let on_it = |block: &df11::gpu::GpuBlock<'_>| {
                 model.plan().placements()[index_of(&model, block)].device == part
             };

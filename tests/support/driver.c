@@ -184,6 +184,7 @@ int cuMemGetInfo_v2(size_t *available, size_t *total) {
 }
 
 static int allocate(void *to, size_t bytes) {
+    if (bytes > (size_t)setting("memory", 1 << 30)) return OUT_OF_MEMORY;
     return posix_memalign(to, 256, bytes) ? OUT_OF_MEMORY : 0;
 }
 
@@ -280,6 +281,13 @@ int cuFuncGetAttribute(int *to, int attribute, Handle function) {
 
 int cuModuleUnload(Handle module) NOTHING
 int cuFuncSetAttribute(Handle function, int attribute, int value) NOTHING
+
+int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *to, Handle function, int threads, size_t shared_bytes,
+                                                         unsigned flags) {
+    FAIL_IF_TOLD;
+    *to = 1;
+    return 0;
+}
 
 int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared_bytes, Handle stream, void **parameters, void **extra) {
