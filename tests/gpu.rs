@@ -385,12 +385,17 @@ fn hostile_streams_stay_inside_their_outputs() {
     gpus().iter().for_each(decode_hostile_streams);
 }
 
+/// Rounds of hostile streams, twelve each; `DF11_HOSTILE_ROUNDS` for tools that run kernels a hundred times slower.
+fn hostile_rounds() -> usize {
+    std::env::var("DF11_HOSTILE_ROUNDS").map_or(140, |rounds| rounds.parse().unwrap())
+}
+
 fn decode_hostile_streams(device: &Device) {
     let original = victims();
     let valid = original.build();
     let stream = device.context().new_stream().unwrap();
     let (mut state, mut streams, mut noticed) = (1, 0, 0);
-    for round in 0..140 {
+    for round in 0..hostile_rounds() {
         let kind = round % KINDS;
         let mut draft = parse(&valid);
         let tensors = draft.directory.tensors.len();
@@ -420,7 +425,7 @@ fn decode_hostile_streams(device: &Device) {
         decode(device, &stream, &model, "block");
     }
     say(&format!("{streams} hostile streams reached the kernels, {noticed} set the status"));
-    assert!(streams >= 1000 && noticed > streams / 3);
+    assert!(streams == hostile_rounds() * GEOMETRIES.len() && noticed > streams / 3);
     check_model(device, &valid);
 }
 

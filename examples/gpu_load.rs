@@ -1,0 +1,117 @@
+//! Loads a container onto a GPU: the first time and again, beside a plain pinned copy of as many bytes, and what memory of the host
+//! that takes. Figures for benches/record/.
+//!
+//! ```text
+//! cargo run --release --example gpu_load -- make FOLDER LAYERS    FOLDER/model.df11, of Llama 3.1 8B's blocks
+//! cargo run --release --example gpu_load -- time FILE             from the page cache
+//! cargo run --release --example gpu_load -- cold FILE             the file's pages are dropped before each load
+//! ```
+
+use std::{
+    error::Error,
+    fs::{self, File},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use df11::{
+    CompressOptions, Source, demo,
+    gpu::{Device, LoadOptions},
+};
+
+const TIMES: usize = 7;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["make", folder, layers] => make(Path::new(folder), layers.parse()?),
+        ["time", file] => time(Path::new(file), false),
+        ["cold", file] => time(Path::new(file), true),
+        _ => Err("make FOLDER LAYERS, time FILE, or cold FILE".into()),
+    }
+}
+
+fn make(folder: &Path, layers: usize) -> Result<(), Box<dyn Error>> {
+    let shape =
+        demo::Shape { layers, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 128_256 };
+    let checkpoint = demo::checkpoint(folder, shape, 11)?;
+    let mut options = CompressOptions::default();
+    (options.verify, options.overwrite) = (false, true);
+    let report = df11::compress(&Source::open(&checkpoint)?, &folder.join("model.df11"), &options, &())?;
+    println!("{} bytes of BF16, {} stored", report.source_bytes, report.stored_bytes);
+    fs::remove_dir_all(checkpoint)?;
+    Ok(())
+}
+
+fn time(file: &Path, cold: bool) -> Result<(), Box<dyn Error>> {
+    let device = Device::open(0)?;
+    let (mut bytes, mut seconds, mut opened) = (0, Vec::new(), 0.0);
+    for _ in 0..if cold { 3 } else { TIMES + 1 } {
+        if cold {
+            drop_pages(file)?;
+        }
+        let start = Instant::now();
+        let model = df11::open(file)?;
+        opened = start.elapsed().as_secs_f64();
+        let before = anonymous_bytes();
+        let (loaded, most) = watch(|| {
+            let start = Instant::now();
+            model.load(&device, &LoadOptions::new()).map(|model| (model, start.elapsed().as_secs_f64()))
+        });
+        let (model, taken) = loaded?;
+        bytes = model.device_bytes();
+        seconds.push(taken);
+        println!(
+            "{:.4} s, host memory of the process at most {} MiB more",
+            taken,
+            (most.max(before) - before) >> 20
+        );
+    }
+    let mut copies: Vec<f64> = (0..3).map(|_| device.measure_upload(bytes)).collect::<Result<_, _>>()?;
+    copies.sort_by(f64::total_cmp);
+    let copy = copies[1];
+    let mut warm = seconds[1..].to_vec();
+    warm.sort_by(f64::total_cmp);
+    let median = warm[warm.len() / 2];
+    println!(
+        "open {opened:.5} s; {bytes} bytes; pinned copy {copy:.4} s, {:.1} GB/s",
+        bytes as f64 / copy / 1e9
+    );
+    println!("first load {:.3} of the copy, {:.1} GB/s", copy / seconds[0], bytes as f64 / seconds[0] / 1e9);
+    println!("then       {:.3} of the copy, {:.1} GB/s, median", copy / median, bytes as f64 / median / 1e9);
+    Ok(())
+}
+
+/// Has the system forget the file's pages.
+fn drop_pages(file: &Path) -> Result<(), Box<dyn Error>> {
+    let file = File::open(file)?;
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
+}
+
+/// Memory of this process that is no file's, in bytes; Linux only.
+fn anonymous_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+}
+
+/// What some work gives, and the most memory meanwhile.
+fn watch<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let (done, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                most.fetch_max(anonymous_bytes(), Ordering::Relaxed);
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        let result = work();
+        done.store(true, Ordering::Relaxed);
+        most.fetch_max(anonymous_bytes(), Ordering::Relaxed);
+        (result, most.load(Ordering::Relaxed))
+    })
+}
