@@ -201,6 +201,56 @@ fn doctor_says_how_the_machine_is() {
 }
 
 #[test]
+fn the_cpu_decodes_where_it_is_sooner_done_or_asked_for() {
+    let fixture = Fixture::new();
+    let container = fixture.container.to_str().unwrap();
+    // So little is left to the CPU whatever the machine has.
+    let found = json(&["verify", container]);
+    assert_eq!((&found["device"]["kind"], &found["device"]["ordinal"]), (&"cpu".into(), &Value::Null));
+    assert!(found["device"]["reason"].as_str().unwrap().contains("before a GPU has started"), "{found}");
+    let found = json(&["verify", container, "--device", "cpu"]);
+    assert_eq!((&found["device"]["kind"], &found["device"]["reason"]), (&"cpu".into(), &Value::Null));
+    assert!(json(&["verify", container, "--level", "checksums"])["device"].is_null());
+    assert!(good(&["verify", container]).trim_end().ends_with("  device     CPU"));
+    let out = fixture.path("back");
+    let said = good(&["decompress", container, "-o", out.to_str().unwrap(), "--device=cpu"]);
+    assert!(said.trim_end().ends_with("  device    CPU"), "{said}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_only_where_it_is_asked_for() {
+    let fixture = Fixture::new();
+    let (container, out) = (fixture.container.to_str().unwrap(), fixture.path("back"));
+    let out = out.to_str().unwrap();
+    // Hides those that are there.
+    let hidden = |arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null()).output().unwrap()
+    };
+    for device in ["gpu", "0"] {
+        for verb in [&["verify", container][..], &["decompress", container, "-o", out], &["demo"]] {
+            let output = hidden(&[verb, &["--device", device]].concat());
+            assert_fails(&output, 2, &["GPU"]);
+            assert_eq!(text(&output.stdout), "");
+        }
+    }
+    assert_eq!(fixture.names(), ["model", "model.df11"]);
+    let output = hidden(&["demo", "--json"]);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "the reason is in the document");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["device"]["kind"], "cpu");
+    assert!(found["device"]["reason"].is_string(), "{found}");
+
+    fails(&["verify", container, "--level", "checksums", "--device", "gpu"], 2, &["decodes nothing"]);
+    // What costs nothing to see comes first.
+    fs::create_dir(out).unwrap();
+    fails(&["decompress", container, "-o", out, "--device", "gpu"], 2, &["exists"]);
+    for wrong in ["cuda", "-1", "gpu0", ""] {
+        assert_eq!(df11(&["verify", container, &format!("--device={wrong}")]).status.code(), Some(2));
+    }
+}
+
+#[test]
 fn bench_measures_a_small_model_too() {
     let fixture = Fixture::new();
     let arguments = ["bench", fixture.model.to_str().unwrap(), "--threads=1,2", "--repetitions=1"];

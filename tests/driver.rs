@@ -300,3 +300,92 @@ fn a_gpu_that_decodes_something_else_is_found_out() {
     assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
     assert!(line.contains("differs from the CPU's decoding; please report"), "{line}");
 }
+
+/// The container of a file.
+fn compressed(driver: &Driver, file: &Path) -> String {
+    let container = file.with_extension("df11");
+    let [from, to] = [file, &container].map(|path| path.to_str().unwrap());
+    assert!(driver.run(&[], &["compress", from, "-o", to, "-q"]).status.success());
+    to.to_owned()
+}
+
+const ON_GPU: [&str; 3] = ["--device", "gpu", "--json"];
+
+#[test]
+fn what_a_gpu_copies_is_verified_and_restored() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    // Some pieces long.
+    let bytes: Vec<u8> = (0..3_000_000u32).flat_map(|at| (at % 65_521).to_le_bytes()).collect();
+    let file = safetensors(&driver.folder, "F32", &bytes);
+    let container = compressed(&driver, &file);
+    let back = driver.folder.path().join("back.safetensors");
+    for verb in [&["verify", &container][..], &["decompress", &container, "-o", back.to_str().unwrap()]] {
+        let output = driver.run(&[("devices", "2")], &[verb, &ON_GPU, &["--threads", "5"]].concat());
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&said["device"]["name"], &said["device"]["ordinal"]), (&"Stand-in 0".into(), &0.into()));
+    }
+    assert!(fs::read(file).unwrap() == fs::read(back).unwrap());
+    let output = driver.run(&[("devices", "2")], &["verify", &container, "--device", "1"]);
+    assert!(text(&output.stdout).trim_end().ends_with("  device     Stand-in 1, GPU 1"), "{output:?}");
+    let line = refusal(&driver.run(&[("memory", "5000")], &[&["verify", &container], &ON_GPU[..]].concat()));
+    assert!(line.contains(" needs ") && line.contains("Stand-in 0 has 5000 free; free memory"), "{line}");
+}
+
+#[test]
+fn what_a_gpu_makes_up_is_noticed_and_not_restored() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    // Large enough to be coded; the stand-in runs no kernels.
+    let container = compressed(&driver, &safetensors(&driver.folder, "BF16", &[0x11, 0x3C].repeat(1 << 16)));
+    let back = driver.folder.path().join("back.safetensors");
+    for verb in [&["verify", &container][..], &["decompress", &container, "-o", back.to_str().unwrap()]] {
+        let output = driver.run(&[], &[verb, &ON_GPU[..]].concat());
+        let line = text(&output.stderr);
+        assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+        assert!(line.contains("do not have the hash"), "{line}");
+    }
+    assert!(!back.exists());
+}
+
+#[test]
+fn a_failure_while_a_gpu_verifies_is_no_success() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    let container = compressed(&driver, &safetensors(&driver.folder, "F32", &[7; 8192]));
+    let arguments = [&["verify", &container], &ON_GPU[..]].concat();
+    let mut refused = 0;
+    for function in functions() {
+        let output = driver.run(&[(function, "700")], &arguments);
+        if output.status.success() {
+            let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(said["device"]["kind"], "gpu", "{function}");
+        } else {
+            assert!(refusal(&output).contains(": words for 700 (CUDA_ERROR_700); "), "{function}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+#[test]
+fn the_cpu_decodes_where_a_gpu_cannot_and_one_line_says_why() {
+    let Some(driver) = Driver::compile(&[]) else { return };
+    for (answer, part) in [
+        (("cuInit", "999"), "starting the NVIDIA driver"),
+        (("capability", "75"), "compute capability 7.5"),
+        (("memory", "1000000"), "1000000 free"),
+    ] {
+        let output = driver.run(&[answer], &["demo"]);
+        let line = text(&output.stderr);
+        assert_eq!((output.status.code(), line.lines().count()), (Some(0), 1), "{line}");
+        assert!(line.starts_with("df11: the CPU decodes: GPU: ") && line.contains("; "), "{line}");
+        assert!(line.contains(part), "{line}");
+        assert!(text(&output.stdout).contains("decoded by CPU"), "{output:?}");
+    }
+    for driver in [&driver, &Driver::missing()] {
+        let output = driver.run(&[("cuInit", "999")], &["demo", "--json"]);
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(said["device"]["reason"].as_str().unwrap().contains("driver"), "{said}");
+    }
+    assert_eq!(text(&Driver::missing().run(&[], &["demo"]).stderr), "", "nobody expects a GPU");
+}

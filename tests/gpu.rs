@@ -8,16 +8,20 @@ mod container;
 mod streaming;
 
 use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
     io::Write as _,
+    process::Command,
     sync::{Arc, Mutex, OnceLock},
     thread,
 };
 
 use container::{Draft, Item, Model, normal_weights, parse, weights};
 use df11::{
-    Dtype, Error, OpenOptions,
+    DecompressOptions, Dtype, Error, Level, OpenOptions,
     gpu::{
-        Device, GpuModel, LoadOptions, Status,
+        Device, GpuDecoder, GpuModel, LoadOptions, Status,
         cudarc::{
             driver::{
                 CudaContext, CudaStream, LaunchConfig, PushKernelArg as _,
@@ -27,6 +31,7 @@ use df11::{
         },
         devices,
     },
+    open::{Cpu, Decoder, Verification},
 };
 
 const POISON: u8 = 0xA5;
@@ -464,6 +469,133 @@ fn loads_from_several_threads_share_the_device() {
     assert_eq!(*failures.lock().unwrap(), 0);
 }
 
+/// Verifies on the GPU, from the load on.
+fn verify_on(device: &Device, model: &df11::Model, options: &LoadOptions) -> df11::Result<Verification> {
+    model.verify_with(Level::Full, &GpuDecoder::load(model, device, options)?, &())
+}
+
+/// Restores a model in a new folder, and returns its files.
+fn restore_with(model: &df11::Model, decoder: &dyn Decoder) -> df11::Result<BTreeMap<OsString, Vec<u8>>> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("restored");
+    let mut options = DecompressOptions::default();
+    options.decoder = decoder;
+    df11::decompress(model, &out, &options, &())?;
+    let entries = fs::read_dir(out).unwrap().map(Result::unwrap);
+    Ok(entries.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect())
+}
+
+#[test]
+fn verifying_and_restoring_on_the_gpu_give_what_they_give_on_the_cpu() {
+    let Some(device) = gpu() else { return };
+    // More blocks than outputs, whose tensors take turns in the file; and a tensor of several pieces.
+    let mut items: Vec<Item> = (0..40)
+        .map(|at| {
+            let count = 1000 + 997 * at;
+            let item = Item::gap(&format!("{at:02}"), &[count as u64], normal_weights(count, 3), (16, 64));
+            item.in_block(&format!("block {}", at % 5))
+        })
+        .collect();
+    items
+        .push(Item::gap("large", &[3000, 1001], normal_weights(3_003_000, 8), (32, 256)).in_block("block 2"));
+    items.push(Item::raw("raw", Dtype::U8, &[2_100_001], vec![7; 2_100_001]).in_file("other.safetensors"));
+    let samples = [Model::new(&items, &[("config.json", b"{}")]).build(), mixed(31), victims().build()];
+    for bytes in samples {
+        let model = open(bytes);
+        let decoder = GpuDecoder::load(&model, device, &LoadOptions::new()).unwrap();
+        let expected = model.verify(Level::Full, &()).unwrap();
+        for threads in [1, 3, 16] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let found = pool.install(|| model.verify_with(Level::Full, &decoder, &())).unwrap();
+            assert_eq!(found, expected, "{threads} threads");
+            let files = pool.install(|| restore_with(&model, &decoder)).unwrap();
+            assert!(files == restore_with(&model, &Cpu).unwrap(), "{threads} threads");
+        }
+        for block in model.blocks() {
+            let bytes = block.layout().unwrap().bytes as usize;
+            let (mut ours, mut theirs) = (vec![1; bytes], vec![2; bytes]);
+            block.decode_into(&mut ours).unwrap();
+            block.decode_with(&decoder, &mut theirs).unwrap();
+            assert!(ours == theirs, "{}", block.name());
+        }
+    }
+}
+
+#[test]
+fn a_decoder_refuses_tensors_of_another_model() {
+    let Some(device) = gpu() else { return };
+    let (model, same) = (open(mixed(41)), open(mixed(41)));
+    let decoder = GpuDecoder::load(&model, device, &LoadOptions::new()).unwrap();
+    let error = same.verify_with(Level::Full, &decoder, &()).unwrap_err();
+    assert!(matches!(error, Error::Parameter { .. }), "{error}");
+}
+
+#[test]
+fn damage_is_found_on_the_gpu_as_on_the_cpu() {
+    let Some(device) = gpu() else { return };
+    let original = victims();
+    let valid = original.build();
+    let (mut state, mut found) = (99, 0);
+    for round in 0..20 * KINDS {
+        let mut draft = parse(&valid);
+        let tensor = random(&mut state) as usize % draft.directory.tensors.len();
+        mutate(&mut draft, tensor, round % KINDS, &mut state);
+        // Sometimes the checksum tells.
+        if round % 5 != 0 {
+            draft.repair_checksums();
+        }
+        let model = open(draft.pack());
+        let expected = model.verify(Level::Full, &());
+        // With what the host refuses at once, and with what reaches the kernels.
+        for options in [LoadOptions::new(), LoadOptions::new().without_validation()] {
+            match (&expected, verify_on(device, &model, &options)) {
+                (Ok(expected), Ok(found)) => assert_eq!(&found, expected),
+                (Err(Error::Corrupt { .. }), Err(Error::Corrupt { .. })) => found += 1,
+                (cpu, gpu) => panic!("round {round}, tensor {tensor}: CPU {cpu:?}, GPU {gpu:?}"),
+            }
+            // The CPU restores what has a wrong gap inside a thread block; nobody restores wrong bytes.
+            if let Ok(decoder) = GpuDecoder::load(&model, device, &options)
+                && let Ok(files) = restore_with(&model, &decoder)
+            {
+                assert!(files["model.safetensors".as_ref() as &std::ffi::OsStr] == original.files[0].content);
+            }
+        }
+    }
+    say(&format!("{found} damaged containers were found on the GPU"));
+    assert!(found > 10 * KINDS);
+    check_model(device, &valid);
+}
+
+#[test]
+fn the_command_decodes_on_the_gpu_and_says_so() {
+    let Some(device) = gpu() else { return };
+    let Some(binary) = option_env!("CARGO_BIN_EXE_df11") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let container = df11::demo::tiny_container(folder.path()).unwrap();
+    let restored = folder.path().join("restored");
+    let (container, restored) = (container.to_str().unwrap(), restored.to_str().unwrap());
+    let gpu = ["--device", "gpu", "--json"];
+    for arguments in [
+        [&["verify", container], &gpu[..]].concat(),
+        [&["decompress", container, "-o", restored], &gpu[..]].concat(),
+        ["demo", "--json"].into(),
+    ] {
+        let output = Command::new(binary).args(&arguments).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&answer["device"]["kind"], &answer["device"]["ordinal"]), (&"gpu".into(), &0.into()));
+        assert_eq!(answer["device"]["name"], *device.info().name);
+    }
+    let output = Command::new(binary).args(["doctor", "--json"]).output().unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for check in ["gpu copy", "gpu upload", "gpu decode", "gpu load"] {
+        assert!(
+            answer["checks"][check]["value"]["bytes_per_second"].as_f64() > Some(1e6),
+            "{check}: {answer}"
+        );
+    }
+}
 #[test]
 fn a_gpu_too_small_for_a_kernel_is_an_error_that_says_so() {
     let Some(device) = gpu() else { return };

@@ -3,11 +3,13 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{DecompressOptions, decompress};
+use df11::{DecompressOptions, Model, decompress};
 use serde_json::json;
 
 use super::{
-    Answer, Failure, Session, replace,
+    Answer, Failure, Session,
+    device::{DecodedBy, DeviceArgs, Work},
+    replace,
     session::{Threads, open_to_stream},
     text,
 };
@@ -33,6 +35,8 @@ pub(super) struct Decompress {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -43,18 +47,15 @@ impl Decompress {
         if self.force {
             replace::check(&self.source, &self.out, "safetensors")?;
         }
-        let mut options = DecompressOptions::default();
-        options.overwrite = self.force;
-        let progress = session.progress();
-        let bytes = self.threads.run(|| Ok(decompress(&model, &self.out, &options, &progress)?))?;
-        drop(progress);
+        let (bytes, device) = self.threads.run(|| self.restore(&model, session))?;
         let seconds = start.elapsed().as_secs_f64();
         let text = format!(
-            "{}\n  restored  {} in {}, {}; every file has the hash of the original",
+            "{}\n  restored  {} in {}, {}; every file has the hash of the original\n  device    {}",
             text::printable(&self.out.display().to_string()),
             text::bytes(bytes),
             text::duration(seconds),
-            text::rate(bytes, seconds)
+            text::rate(bytes, seconds),
+            device.text()
         );
         let json = json!({
             "command": "decompress",
@@ -63,7 +64,20 @@ impl Decompress {
             "bytes": bytes,
             "seconds": seconds,
             "bytes_per_second": text::per_second(bytes, seconds),
+            "device": device.json(),
         });
         Ok(Answer { text, json })
+    }
+
+    /// The bytes written, and what has decoded.
+    fn restore(&self, model: &Model, session: &Session) -> Result<(u64, DecodedBy), Failure> {
+        let mut options = DecompressOptions::default();
+        options.overwrite = self.force;
+        // Before a GPU is started for nothing.
+        options.check(model, &self.out)?;
+        let chosen = self.device.choose(model, Work::Restore, session)?;
+        options.decoder = chosen.decoder();
+        let bytes = decompress(model, &self.out, &options, &session.progress())?;
+        Ok((bytes, chosen.device))
     }
 }

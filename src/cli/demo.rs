@@ -10,12 +10,14 @@ use std::{
 use clap::Args;
 use df11::{
     Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source, demo,
+    open::Decoder,
     source::{SourceTensor, WeightsFile},
 };
 use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
+    device::{DecodedBy, DeviceArgs, Work},
     figures::{self, Figures, Row, has_weights, tensor_rows},
     measure::timed,
     session::Threads,
@@ -27,8 +29,8 @@ const COMPARE_BYTES: usize = 1 << 20;
 
 const AFTER_HELP: &str = "\
 Makes a checkpoint as Hugging Face models have it (two shards, grouped-query attention, a tied head, some tensors that \
-are not BF16), compresses it, opens it, decodes every block, verifies it, restores the files, and compares everything \
-with what it made, bit for bit. Exit code 1 would say that a bit differs.
+are not BF16), compresses it, opens it, decodes every block (on a GPU where there is one), verifies it, restores the \
+files, and compares everything with what it made, bit for bit. Exit code 1 would say that a bit differs.
 
 Examples:
   df11 demo
@@ -44,6 +46,8 @@ pub(super) struct Demo {
     /// Seed of the weights
     #[arg(long, default_value_t = 11)]
     seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
     #[command(flatten)]
     threads: Threads,
 }
@@ -67,7 +71,7 @@ impl Demo {
                 }
             }
         };
-        self.threads.run(|| demonstrate(folder, self.seed, session))
+        self.threads.run(|| demonstrate(folder, self.seed, self.device, session))
     }
 }
 
@@ -81,7 +85,7 @@ fn make_empty(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn demonstrate(folder: &Path, seed: u64, session: &Session) -> Result<Answer, Failure> {
+fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) -> Result<Answer, Failure> {
     let (container, restored) = (folder.join("model.df11"), folder.join("restored"));
     let mut steps = Steps::new();
 
@@ -101,18 +105,31 @@ fn demonstrate(folder: &Path, seed: u64, session: &Session) -> Result<Answer, Fa
     let (model, seconds) = timed(|| df11::open(&container));
     let model = model?;
     steps.push(("open", 0, seconds));
-    let (decoded, seconds) = compare_blocks(&model, &source, session)?;
+    let (chosen, seconds) = timed(|| device.choose(&model, Work::Demonstrate, session));
+    let chosen = chosen?;
+    if chosen.device.is_gpu() {
+        steps.push(("start, load", report.stored_bytes, seconds));
+    }
+    let (decoded, seconds) = compare_blocks(&model, &source, chosen.decoder(), session)?;
     steps.push(("decode", decoded, seconds));
 
-    let (verification, seconds) = timed(|| model.verify(Level::Full, &session.progress()));
+    let (verification, seconds) =
+        timed(|| model.verify_with(Level::Full, chosen.decoder(), &session.progress()));
     let tensors = verification?.tensors;
     steps.push(("verify", bytes, seconds));
 
-    let options = DecompressOptions::default();
+    let mut options = DecompressOptions::default();
+    options.decoder = chosen.decoder();
     let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?, seconds));
     let files = compare_folders(&checkpoint, &restored)?;
-    answer(&model, &source, &report, &steps, &Outcome { seed, tensors, files, folder })
+    answer(
+        &model,
+        &source,
+        &report,
+        &steps,
+        &Outcome { seed, tensors, files, folder, device: &chosen.device },
+    )
 }
 
 /// What was found equal.
@@ -121,10 +138,16 @@ struct Outcome<'a> {
     tensors: u64,
     files: u64,
     folder: &'a Path,
+    device: &'a DecodedBy,
 }
 
 /// Decodes every block, and compares each tensor with the bytes in the source. Returns bytes and seconds of decoding alone.
-fn compare_blocks(model: &Model, source: &Source, session: &Session) -> Result<(u64, f64), Failure> {
+fn compare_blocks(
+    model: &Model,
+    source: &Source,
+    decoder: &dyn Decoder,
+    session: &Session,
+) -> Result<(u64, f64), Failure> {
     let originals: BTreeMap<&str, (&WeightsFile, &SourceTensor)> = source
         .weights
         .iter()
@@ -139,8 +162,8 @@ fn compare_blocks(model: &Model, source: &Source, session: &Session) -> Result<(
         }
         let layout = block.layout()?;
         buffer.resize(layout.bytes as usize, 0);
-        let (decoded, took) = timed(|| block.decode_into(&mut buffer));
-        decoded?;
+        let (result, took) = timed(|| block.decode_with(decoder, &mut buffer));
+        result?;
         (bytes, seconds) = (bytes + layout.bytes, seconds + took);
         for (tensor, range) in block.tensors().zip(&layout.tensors) {
             let Some((file, original)) = originals.get(tensor.name()) else {
@@ -229,13 +252,14 @@ fn answer(
         table.row([name.to_owned(), text::duration(seconds), rate]);
     }
     let text = format!(
-        "A made-up model of {} in {}, seed {}, {} threads\n\n{}\n\n\
+        "A made-up model of {} in {}, seed {}, {} threads, decoded by {}\n\n{}\n\n\
          files {} → {} ({}); the tied head is stored once\n\n{}\n\n\
          Every bit came back: {} tensors and {} files are the same as before.",
         text::bytes(report.source_bytes),
         text::count(source.weights.len() as u64, "weights file"),
         outcome.seed,
         rayon::current_num_threads(),
+        outcome.device.text(),
         figures::table(&rows, &total),
         text::bytes(report.source_bytes),
         text::bytes(report.stored_bytes),
@@ -248,6 +272,7 @@ fn answer(
         "command": "demo",
         "seed": outcome.seed,
         "threads": rayon::current_num_threads(),
+        "device": outcome.device.json(),
         "folder": outcome.folder.to_string_lossy(),
         "identical": true,
         "tensors": outcome.tensors,

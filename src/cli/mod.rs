@@ -5,6 +5,7 @@ mod bench;
 mod compress;
 mod decompress;
 mod demo;
+mod device;
 mod doctor;
 mod estimate;
 mod failure;

@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use df11::{Error, Model, OpenOptions};
 
-use super::{Answer, Failure, progress::Progress};
+use super::{Answer, Failure, progress::Progress, text::printable};
 
 /// Set by Ctrl-C and never reset; long work asks for it between pieces.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -74,6 +74,13 @@ impl Session {
     #[expect(clippy::unused_self, reason = "a session is what is interrupted")]
     pub(super) fn check(&self) -> Result<(), Failure> {
         if INTERRUPTED.load(Ordering::Relaxed) { Err(Error::Cancelled.into()) } else { Ok(()) }
+    }
+
+    /// Tells on standard error what the answer tells programs in a field.
+    pub(super) fn notice(&self, text: &str) {
+        if !self.json && !self.quiet {
+            let _ = writeln!(io::stderr(), "df11: {}", printable(text));
+        }
     }
 
     pub(super) fn print(&self, answer: &Answer) -> Result<(), Failure> {

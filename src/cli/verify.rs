@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
+    device::{DecodedBy, DeviceArgs, Work},
     session::{Threads, open_to_stream},
     text,
 };
@@ -16,6 +17,7 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 verify Llama-3.1-8B.df11
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
+  df11 verify --device gpu Llama-3.1-8B.df11    what a GPU decodes has the hashes of the originals
 
 Exit code 1 says that the container is damaged, 2 that it could not be checked.";
 
@@ -29,6 +31,8 @@ pub(super) struct Verify {
     /// How much is checked
     #[arg(long, value_enum, default_value_t = LevelName::Full)]
     level: LevelName,
+    #[command(flatten)]
+    device: DeviceArgs,
     #[command(flatten)]
     threads: Threads,
 }
@@ -65,13 +69,32 @@ impl Verify {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let start = Instant::now();
         let model = open_to_stream(&self.source).map_err(failed)?;
-        let progress = session.progress();
-        let found = self.threads.run(|| model.verify(self.level.level(), &progress).map_err(failed))?;
-        drop(progress);
-        Ok(self.answer(&model, &found, start.elapsed().as_secs_f64()))
+        let (found, device) = self.threads.run(|| self.check(&model, session))?;
+        Ok(self.answer(&model, &found, device.as_ref(), start.elapsed().as_secs_f64()))
     }
 
-    fn answer(&self, model: &Model, found: &Verification, seconds: f64) -> Answer {
+    /// What was found, and what has decoded.
+    fn check(&self, model: &Model, session: &Session) -> Result<(Verification, Option<DecodedBy>), Failure> {
+        let level = self.level.level();
+        if level < Level::Full {
+            if self.device.is_gpu() {
+                let problem = format!("the level {} decodes nothing", self.level.name());
+                return Err(Error::parameter(problem, "leave out --device, or verify in full").into());
+            }
+            return Ok((model.verify(level, &session.progress()).map_err(failed)?, None));
+        }
+        let chosen = self.device.choose(model, Work::Verify, session)?;
+        let found = model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
+        Ok((found, Some(chosen.device)))
+    }
+
+    fn answer(
+        &self,
+        model: &Model,
+        found: &Verification,
+        device: Option<&DecodedBy>,
+        seconds: f64,
+    ) -> Answer {
         let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
         let what = match self.level {
             LevelName::Structure => "structure is valid; weights were not read".to_owned(),
@@ -88,6 +111,10 @@ impl Verify {
             text::printable(&self.source.display().to_string()),
             text::duration(seconds)
         );
+        if let Some(device) = device {
+            text.push_str("\n  device     ");
+            text.push_str(&device.text());
+        }
         for unchecked in &found.unchecked {
             text.push_str("\n  unchecked  ");
             text.push_str(&text::printable(unchecked));
@@ -102,6 +129,7 @@ impl Verify {
             "bytes": found.bytes,
             "stored_bytes": stored,
             "unchecked": found.unchecked,
+            "device": device.map(DecodedBy::json),
             "seconds": seconds,
         });
         Answer { text, json }

@@ -32,9 +32,13 @@ impl Buffer {
     /// Allocates and copies from the host; done when it returns.
     pub(super) fn of<T: IntoBytes + Immutable>(context: &Arc<CudaContext>, values: &[T]) -> Result<Self> {
         let buffer = Self::new(context, size_of_val(values) as u64)?;
-        // SAFETY: the allocation is as large as `values`, and the copy is done when the call returns.
+        let action = "copying to the GPU";
+        // SAFETY: the allocation is as large as `values`, and the driver has taken them all when the call returns.
         let copied = unsafe { result::memcpy_htod_sync(buffer.pointer, values.as_bytes()) };
-        copied.or_fault("copying to the GPU")?;
+        copied.or_fault(action)?;
+        // They may still be on their way (CUDA Driver API, "API synchronization behavior": from pageable memory), and streams of ours do
+        // not wait for the default one, which knows.
+        context.default_stream().synchronize().or_fault(action)?;
         Ok(buffer)
     }
 
@@ -53,12 +57,17 @@ impl Buffer {
 
     /// Copies its first values to the host, after what is on the stream, and waits.
     pub(super) fn read<T: FromBytes + IntoBytes>(&self, stream: &CudaStream, values: &mut [T]) -> Result<()> {
-        assert!(size_of_val(values) as u64 <= self.bytes, "no more than there is");
+        self.read_at(0, stream, values.as_mut_bytes())
+    }
+
+    /// Copies bytes from `start` on to the host, after what is on the stream, and waits.
+    pub(super) fn read_at(&self, start: u64, stream: &CudaStream, out: &mut [u8]) -> Result<()> {
+        let rest = self.bytes.checked_sub(start).expect("a start within");
+        assert!(out.len() as u64 <= rest, "no more than there is");
         let action = "copying from the GPU";
         self.context.bind_to_thread().or_fault(action)?;
-        let to = values.as_mut_bytes();
-        // SAFETY: the source holds as many bytes, any bytes are a `T`, and `values` is borrowed until the stream is synchronised below.
-        let copied = unsafe { result::memcpy_dtoh_async(to, self.pointer, stream.cu_stream()) };
+        // SAFETY: the source holds as many bytes, and `out` is borrowed until the stream is synchronised below.
+        let copied = unsafe { result::memcpy_dtoh_async(out, self.pointer + start, stream.cu_stream()) };
         copied.or_fault(action)?;
         stream.synchronize().or_fault(action)
     }

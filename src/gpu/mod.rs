@@ -8,6 +8,8 @@
 //! Nothing here panics or fails to link where CUDA is missing: the driver is looked for at run time, and [`devices`] and
 //! [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu) with what to do.
 //!
+//! [`GpuDecoder`] brings decoded bytes back to the host: for verification and for restoring files.
+//!
 //! ```no_run
 //! use df11::gpu::{Device, LoadOptions, Status};
 //!
@@ -31,6 +33,7 @@ mod device;
 mod driver;
 mod fault;
 mod fit;
+mod host;
 mod host_section;
 mod launches;
 mod limits;
@@ -55,6 +58,7 @@ pub use block::{GpuBlock, GpuRows, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
 pub use driver::has_driver;
+pub use host::GpuDecoder;
 pub use limits::{seconds_between, timestamp};
 pub use load::LoadOptions;
 pub use model::GpuModel;

@@ -64,7 +64,7 @@ impl Status {
 fn describe(word: u32) -> String {
     let found: Vec<&str> =
         PROBLEMS.iter().filter(|(bit, _)| word & bit != 0).map(|&(_, text)| text).collect();
-    format!("{}; `df11 verify` says where", found.join(", "))
+    format!("{}; `df11 verify --device cpu` says where", found.join(", "))
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(
             describe(5),
             "bits that are no code, a thread block with another number of codes than its output offsets say; \
-             `df11 verify` says where"
+             `df11 verify --device cpu` says where"
         );
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{Model, Tensor, model::BlockEntry, reader::TensorReader};
+use super::{Cpu, Decoder, Model, PreparedTensor, Tensor, decoder::pieces, model::BlockEntry};
 use crate::{
     Error, Result,
     constants::{ARRAY_ALIGNMENT, align},
@@ -80,6 +80,14 @@ impl<'m> Block<'m> {
     /// [`Error::Parameter`] for a buffer of another length; otherwise as
     /// [`Tensor::decode_bytes_into`](Tensor::decode_bytes_into).
     pub fn decode_into(&self, buffer: &mut [u8]) -> Result<()> {
+        self.decode_with(&Cpu, buffer)
+    }
+
+    /// As [`Block::decode_into`], with another decoder than the CPU.
+    ///
+    /// # Errors
+    /// As [`Block::decode_into`], and what the decoder answers.
+    pub fn decode_with(&self, decoder: &dyn Decoder, buffer: &mut [u8]) -> Result<()> {
         let layout = self.layout()?;
         if buffer.len() as u64 != layout.bytes {
             return Err(Error::parameter(
@@ -92,21 +100,18 @@ impl<'m> Block<'m> {
                 "ask Block::layout for the size",
             ));
         }
-        let readers: Vec<TensorReader<'m>> =
-            self.tensors().map(|tensor| TensorReader::new(&tensor)).collect::<Result<_>>()?;
-        let mut pieces = Vec::new();
+        let tensors: Vec<Box<dyn PreparedTensor + '_>> =
+            self.tensors().map(|tensor| decoder.prepare(tensor)).collect::<Result<_>>()?;
+        let mut parts = Vec::new();
         let (mut rest, mut position) = (buffer, 0);
-        for (reader, range) in readers.iter().zip(&layout.tensors) {
+        for (tensor, range) in tensors.iter().zip(&layout.tensors) {
             let (padding, after) = rest.split_at_mut((range.start - position) as usize);
             padding.fill(0);
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
-            pieces.extend(
-                TensorReader::pieces(0..out.len() as u64, out)
-                    .into_iter()
-                    .map(|(range, out)| (reader, range, out)),
-            );
+            let length = out.len() as u64;
+            parts.extend(pieces(0..length, out).into_iter().map(|(range, out)| (tensor, range, out)));
             (rest, position) = (after, range.end);
         }
-        pieces.into_par_iter().try_for_each(|(reader, range, out)| reader.read(range, out))
+        parts.into_par_iter().try_for_each(|(tensor, range, out)| tensor.read(range, out))
     }
 }

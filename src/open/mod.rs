@@ -1,6 +1,7 @@
 //! Opening: `open → validate → views → decode`.
 
 mod block;
+mod decoder;
 mod model;
 mod pieces;
 mod reader;
@@ -14,8 +15,11 @@ use std::{
 };
 
 pub use block::{Block, BlockLayout};
+pub use decoder::{Cpu, Decoder, PreparedTensor};
 pub use model::Model;
 pub(crate) use pieces::FilePieces;
+#[cfg(feature = "cuda")]
+pub(crate) use reader::PIECE_BYTES;
 pub use shard::Shard;
 #[cfg(feature = "cuda")]
 pub(crate) use tensor::row_bytes;

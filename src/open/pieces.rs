@@ -1,33 +1,33 @@
 //! The bytes of an original weights file, in the file's order and in bounded memory: what restores files and proves identity.
 
-use std::{ops::Range, sync::Arc};
+use std::{mem, ops::Range, sync::Arc};
 
 use rayon::prelude::*;
 
-use super::{
-    Shard, Tensor,
-    reader::{PIECE_BYTES, TensorReader},
-};
+use super::{Decoder, PreparedTensor, Shard, Tensor, reader::PIECE_BYTES};
 use crate::{Error, Result, format::records::FileRecord};
 
 /// Decodes a weights file, some MiB at a time.
 pub(crate) struct FilePieces<'m> {
     shard: &'m Shard,
     file: usize,
+    decoder: &'m dyn Decoder,
     /// The tensors of the file, in its order.
     tensors: Vec<Tensor<'m>>,
     prefix: u64,
     /// The tensor to go on with, and from which of its bytes on.
     next: (usize, u64),
     started: bool,
-    reader: Option<(usize, Arc<TensorReader<'m>>)>,
-    buffer: Vec<u8>,
+    prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
+/// Called with bytes of the file and their offset in it, by the thread that decoded them, while they are in that thread's cache.
+pub(crate) type Made<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
+
 /// Consecutive bytes of a file, and the tensors that they belong to.
-pub(crate) struct Batch<'b, 'm> {
+pub(crate) struct Batch<'m> {
     /// The bytes.
-    pub(crate) bytes: &'b [u8],
+    pub(crate) bytes: Vec<u8>,
     /// The bytes of `bytes` that belong to each tensor; the prefix to none.
     pub(crate) parts: Vec<Part<'m>>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Part<'m> {
     pub(crate) tensor: Tensor<'m>,
     /// Its bytes, counted from the tensor's start.
     pub(crate) range: Range<u64>,
-    reader: Arc<TensorReader<'m>>,
+    prepared: Arc<dyn PreparedTensor + 'm>,
 }
 
 impl Part<'_> {
@@ -49,13 +49,13 @@ impl Part<'_> {
 
     /// Checks all of the index that decoding this part does not use.
     pub(super) fn verify_index(&self) -> Result<()> {
-        self.reader.verify_index(self.range.clone())
+        self.prepared.verify_index(self.range.clone())
     }
 }
 
 impl<'m> FilePieces<'m> {
     /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can be decoded.
-    pub(crate) fn new(shard: &'m Shard, file: usize) -> Result<Self> {
+    pub(crate) fn new(shard: &'m Shard, file: usize, decoder: &'m dyn Decoder) -> Result<Self> {
         let directory = shard.directory();
         let record = &directory.files[file];
         let prefix = directory.arrays[record.array_range().start].length.get();
@@ -68,50 +68,50 @@ impl<'m> FilePieces<'m> {
         check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
         tensors.iter().try_for_each(Tensor::check_known)?;
         tensors = order.into_iter().filter(|&i| lengths[i] > 0).map(|i| tensors[i]).collect();
-        Ok(Self {
-            shard,
-            file,
-            tensors,
-            prefix,
-            next: (0, 0),
-            started: false,
-            reader: None,
-            buffer: Vec::new(),
-        })
+        Ok(Self { shard, file, decoder, tensors, prefix, next: (0, 0), started: false, prepared: None })
     }
 
-    /// The next bytes of the file: the prefix alone, then a piece for each thread; `None` at the end. Each piece is handed to `made`, with
-    /// its offset in the file, by the thread that decoded it, while it is in that thread's cache.
-    pub(crate) fn next_batch(
-        &mut self,
-        made: &(dyn Fn(u64, &[u8]) -> Result<()> + Sync),
-    ) -> Result<Option<Batch<'_, 'm>>> {
+    /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for each thread; `None` at the end.
+    pub(crate) fn next_batch(&mut self, mut bytes: Vec<u8>, made: Made<'_>) -> Result<Option<Batch<'m>>> {
         if !self.started {
             self.started = true;
             let array = self.shard.directory().files[self.file].array_range().start;
-            self.buffer.clear();
-            self.buffer.extend_from_slice(&self.shard.read_array(array, 0..self.prefix)?);
-            made(0, &self.buffer)?;
-            return Ok(Some(Batch { bytes: &self.buffer, parts: Vec::new() }));
+            bytes.clear();
+            bytes.extend_from_slice(&self.shard.read_array(array, 0..self.prefix)?);
+            made(0, &bytes)?;
+            return Ok(Some(Batch { bytes, parts: Vec::new() }));
         }
         let parts = self.take_parts()?;
         if parts.is_empty() {
             return Ok(None);
         }
         let length: u64 = parts.iter().map(|part| part.range.end - part.range.start).sum();
-        self.buffer.resize(length as usize, 0);
+        bytes.resize(length as usize, 0);
         let mut outputs = Vec::with_capacity(parts.len());
-        let mut rest = &mut self.buffer[..];
+        let mut rest = &mut bytes[..];
         for part in &parts {
             let out;
             (out, rest) = rest.split_at_mut((part.range.end - part.range.start) as usize);
             outputs.push((part, out));
         }
         outputs.into_par_iter().try_for_each(|(part, out)| {
-            part.reader.read(part.range.clone(), out)?;
+            part.prepared.read(part.range.clone(), out)?;
             made(part.tensor.record().file_offset.get() + part.range.start, out)
         })?;
-        Ok(Some(Batch { bytes: &self.buffer, parts }))
+        Ok(Some(Batch { bytes, parts }))
+    }
+
+    /// Hands all batches to `take`, in order, and decodes the next one meanwhile; with one thread, afterwards.
+    pub(super) fn for_each(mut self, mut take: impl FnMut(&Batch<'m>) -> Result<()> + Send) -> Result<()> {
+        let mut batch = Batch { bytes: Vec::new(), parts: Vec::new() };
+        let mut spare = Vec::new();
+        loop {
+            let buffer = mem::take(&mut spare);
+            let (taken, next) = rayon::join(|| take(&batch), || self.next_batch(buffer, &|_, _| Ok(())));
+            taken?;
+            let Some(next) = next? else { return Ok(()) };
+            spare = mem::replace(&mut batch, next).bytes;
+        }
     }
 
     /// The parts of the next batch: together as many bytes as there are threads, times a piece.
@@ -126,12 +126,12 @@ impl<'m> FilePieces<'m> {
             if length == 0 {
                 break;
             }
-            let reader = match &self.reader {
-                Some((prepared, reader)) if *prepared == index => Arc::clone(reader),
-                _ => Arc::new(tensor.reader()?),
+            let prepared = match &self.prepared {
+                Some((of, prepared)) if *of == index => Arc::clone(prepared),
+                _ => self.decoder.prepare(tensor)?.into(),
             };
-            self.reader = Some((index, Arc::clone(&reader)));
-            parts.push(Part { tensor, range: start..start + length, reader });
+            self.prepared = Some((index, Arc::clone(&prepared)));
+            parts.push(Part { tensor, range: start..start + length, prepared });
             room -= length;
             self.next = if length == rest { (index + 1, 0) } else { (index, start + length) };
         }

@@ -2,8 +2,6 @@
 
 use std::{borrow::Cow, cell::RefCell, ops::Range};
 
-use rayon::prelude::*;
-
 use super::{Encoding, Shard, Tensor};
 use crate::{
     Error, Result,
@@ -114,18 +112,6 @@ impl<'m> TensorReader<'m> {
             work(&Span { thread_blocks, gaps, output_offsets, bitstream }, plane).map_err(locate)
         })
     }
-
-    /// Decodes a range of the tensor's bytes on all threads.
-    pub(super) fn read_parallel(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        Self::pieces(range, out).into_par_iter().try_for_each(|(range, out)| self.read(range, out))
-    }
-
-    /// Cuts a range into pieces for [`TensorReader::read`].
-    pub(super) fn pieces(range: Range<u64>, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
-        let starts = (range.start..range.end).step_by(PIECE_BYTES as usize);
-        let pieces = out.chunks_mut(PIECE_BYTES as usize);
-        starts.zip(pieces).map(|(start, piece)| (start..start + piece.len() as u64, piece)).collect()
-    }
 }
 
 /// The small arrays of a `gap` tensor, not validated, and what its record says.
@@ -134,6 +120,13 @@ pub(crate) struct GapIndex<'m> {
     pub(crate) codebook: Cow<'m, [u8]>,
     pub(crate) layout: Layout,
     pub(crate) output_offsets: Cow<'m, [u8]>,
+}
+
+impl GapIndex<'_> {
+    /// The gap array, by its index in the directory.
+    pub(super) fn gaps_array(&self) -> usize {
+        self.first_array + 1
+    }
 }
 
 /// Reads the index of a tensor whose record the directory's validation accepted.

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     Shard,
+    decoder::read_parallel,
     reader::{PIECE_BYTES, TensorReader},
 };
 use crate::{
@@ -215,10 +216,6 @@ impl<'m> Tensor<'m> {
             })
     }
 
-    pub(crate) fn reader(&self) -> Result<TensorReader<'m>> {
-        TensorReader::new(self)
-    }
-
     /// All weights of a BF16 tensor.
     ///
     /// # Errors
@@ -228,7 +225,7 @@ impl<'m> Tensor<'m> {
         // Before anything is allocated, as in `decode_bytes`.
         let reader = TensorReader::new(self)?;
         let mut weights = vec![bf16::ZERO; self.elements() as usize];
-        reader.read_parallel(0..self.byte_length()?, weights.as_mut_bytes())?;
+        read_parallel(&reader, 0..self.byte_length()?, weights.as_mut_bytes())?;
         to_native(&mut weights);
         Ok(weights)
     }
@@ -266,7 +263,7 @@ impl<'m> Tensor<'m> {
         let reader = TensorReader::new(self)?;
         let length = self.byte_length()?;
         let mut bytes = vec![0; length as usize];
-        reader.read_parallel(0..length, &mut bytes)?;
+        read_parallel(&reader, 0..length, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -305,7 +302,7 @@ impl<'m> Tensor<'m> {
                 "pass a slice of the right length",
             ));
         }
-        TensorReader::new(self)?.read_parallel(range, out)
+        read_parallel(&TensorReader::new(self)?, range, out)
     }
 
     fn require_bf16(&self) -> Result<()> {

@@ -5,7 +5,10 @@ use std::{io, ops::Range, sync::Arc};
 use blake3::Hasher;
 use rayon::prelude::*;
 
-use super::{Encoding, FilePieces, Model, Shard, Tensor, pieces::Part, shard::check_zero};
+use super::{
+    Cpu, Decoder, Encoding, FilePieces, Model, Shard, Tensor, decoder::read_parallel, pieces::Part,
+    reader::gap_index, shard::check_zero,
+};
 use crate::{
     Dtype, Error, Result,
     constants::HEAD_BYTES,
@@ -47,9 +50,23 @@ impl Model {
     /// # Errors
     /// [`Error::Corrupt`] at the first thing that is wrong; [`Error::Io`]; [`Error::Cancelled`].
     pub fn verify(&self, level: Level, observer: &dyn Observer) -> Result<Verification> {
+        self.verify_with(level, &Cpu, observer)
+    }
+
+    /// As [`Model::verify`], with another decoder than the CPU: then the hashes prove that what *it* decodes is the original. Structure,
+    /// checksums and codebooks are checked on the CPU in any case. Below [`Level::Full`] nothing is decoded.
+    ///
+    /// # Errors
+    /// As [`Model::verify`], and what the decoder answers.
+    pub fn verify_with(
+        &self,
+        level: Level,
+        decoder: &dyn Decoder,
+        observer: &dyn Observer,
+    ) -> Result<Verification> {
         observer.begin(self.verify_bytes(level));
         observer.enter(crate::Stage::Verify);
-        self.verify_stage(level, observer)
+        self.verify_stage(level, decoder, observer)
     }
 
     /// The bytes that verification tells an observer of.
@@ -68,11 +85,16 @@ impl Model {
         self.shards().iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// [`Model::verify`] as part of longer work.
-    pub(crate) fn verify_stage(&self, level: Level, observer: &dyn Observer) -> Result<Verification> {
+    /// [`Model::verify_with`] as part of longer work.
+    pub(crate) fn verify_stage(
+        &self,
+        level: Level,
+        decoder: &dyn Decoder,
+        observer: &dyn Observer,
+    ) -> Result<Verification> {
         let mut verification = Verification::default();
         for shard in self.shards() {
-            let verify = Verify { shard, level, observer, found: &mut verification };
+            let verify = Verify { shard, level, decoder, observer, found: &mut verification };
             verify.run().map_err(|error| error.in_file(shard.path()))?;
         }
         if level == Level::Full {
@@ -107,6 +129,7 @@ impl Model {
 struct Verify<'a, 'm> {
     shard: &'m Shard,
     level: Level,
+    decoder: &'a dyn Decoder,
     observer: &'a dyn Observer,
     found: &'a mut Verification,
 }
@@ -232,19 +255,21 @@ impl Verify<'_, '_> {
     }
 
     fn cover(&self, file: usize) -> Result<()> {
-        match FilePieces::new(self.shard, file) {
+        match FilePieces::new(self.shard, file, self.decoder) {
             Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Code lengths and LUTs.
+    /// Code lengths, LUTs, and what of the gaps no thread reads.
     fn codebooks(&self) -> Result<()> {
-        let directory = self.shard.directory();
         for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap) {
-            let array = tensor.record().array_range().start;
-            let codebook = self.shard.read_array(array, 0..directory.arrays[array].length.get())?;
-            huffman::verify_codebook(&codebook).map_err(|error| tensor.locate(error))?;
+            let index = gap_index(&tensor)?;
+            let end = index.layout.gaps_bytes();
+            let last_gaps = self.shard.read_array(index.gaps_array(), end - 1..end)?;
+            huffman::verify_codebook(&index.codebook)
+                .and_then(|()| index.layout.check_unused_gap(last_gaps[0]))
+                .map_err(|error| tensor.locate(error))?;
         }
         Ok(())
     }
@@ -268,7 +293,7 @@ impl Verify<'_, '_> {
         let directory = self.shard.directory();
         let record = &directory.files[file];
         let path = directory.file_path(record);
-        let mut pieces = match FilePieces::new(self.shard, file) {
+        let pieces = match FilePieces::new(self.shard, file, self.decoder) {
             Ok(pieces) => pieces,
             Err(Error::Unsupported { what, .. }) => {
                 self.found.unchecked.push(format!("file {path:?}: {what}"));
@@ -277,21 +302,22 @@ impl Verify<'_, '_> {
             Err(error) => return Err(error),
         };
         let (mut file_hasher, mut tensor_hasher) = (Hasher::new(), Hasher::new());
-        while let Some(batch) = pieces.next_batch(&|_, _| Ok(()))? {
+        let (observer, found) = (self.observer, &mut *self.found);
+        pieces.for_each(|batch| {
             let (index, (tensors, ())) = rayon::join(
                 || batch.parts.par_iter().try_for_each(Part::verify_index),
                 || {
                     rayon::join(
-                        || hash_parts(&mut tensor_hasher, &batch.parts, batch.bytes),
-                        || super::hash(&mut file_hasher, batch.bytes),
+                        || hash_parts(&mut tensor_hasher, &batch.parts, &batch.bytes),
+                        || super::hash(&mut file_hasher, &batch.bytes),
                     )
                 },
             );
             index?;
-            self.found.tensors += tensors?;
-            self.found.bytes += batch.bytes.len() as u64;
-            advance(self.observer, batch.bytes.len() as u64)?;
-        }
+            found.tensors += tensors?;
+            found.bytes += batch.bytes.len() as u64;
+            advance(observer, batch.bytes.len() as u64)
+        })?;
         self.found.files += 1;
         self.empty_tensors(file)?;
         compare(&file_hasher, &record.hash, || format!("file {path:?}"))
@@ -315,15 +341,15 @@ impl Verify<'_, '_> {
     fn supported_tensors(&mut self, file: usize) -> Result<()> {
         let mut count = 0;
         for tensor in self.tensors_of(file) {
-            let reader = match tensor.reader() {
-                Ok(reader) => reader,
+            let prepared = match self.decoder.prepare(tensor) {
+                Ok(prepared) => prepared,
                 Err(Error::Unsupported { .. }) => continue,
                 Err(error) => return Err(error),
             };
             let length = tensor.byte_length()?;
             let mut bytes = vec![0; length as usize];
-            reader.read_parallel(0..length, &mut bytes)?;
-            reader.verify_index(0..length)?;
+            read_parallel(&*prepared, 0..length, &mut bytes)?;
+            prepared.verify_index(0..length)?;
             let mut hasher = Hasher::new();
             super::hash(&mut hasher, &bytes);
             compare(&hasher, &tensor.record().hash, || format!("tensor {:?}", tensor.name()))?;
@@ -336,12 +362,18 @@ impl Verify<'_, '_> {
 
 /// Hashes parts of tensors; returns how many tensors were completed, and found right.
 fn hash_parts(hasher: &mut Hasher, parts: &[Part<'_>], mut bytes: &[u8]) -> Result<u64> {
-    let mut completed = 0;
-    for part in parts {
-        let (head, tail) = bytes.split_at((part.range.end - part.range.start) as usize);
+    let (mut completed, mut length) = (0, 0);
+    for (after, part) in (1..).zip(parts) {
+        length += (part.range.end - part.range.start) as usize;
+        let is_last = part.is_last()?;
+        // Parts of one tensor follow each other; hashed at once they occupy more threads.
+        if !is_last && after < parts.len() {
+            continue;
+        }
+        let (head, tail) = bytes.split_at(length);
         super::hash(hasher, head);
-        bytes = tail;
-        if part.is_last()? {
+        (bytes, length) = (tail, 0);
+        if is_last {
             compare(hasher, &part.tensor.record().hash, || format!("tensor {:?}", part.tensor.name()))?;
             hasher.reset();
             completed += 1;

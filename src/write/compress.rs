@@ -14,7 +14,7 @@ use crate::{
     Error, OpenOptions, Result,
     encoding::gap::Geometry,
     format,
-    open::Level,
+    open::{Cpu, Level},
     progress::{Observer, Stage},
     source::{self, SideFile, Source, WeightsFile},
 };
@@ -273,7 +273,11 @@ impl<'a> Compressor<'a> {
     fn verify(&self, path: &Path) -> Result<()> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
-        OpenOptions::new().memory_map(false).open(path)?.verify_stage(Level::Full, self.observer).map(drop)
+        OpenOptions::new()
+            .memory_map(false)
+            .open(path)?
+            .verify_stage(Level::Full, &Cpu, self.observer)
+            .map(drop)
     }
 }
 

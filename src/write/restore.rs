@@ -12,16 +12,44 @@ use crate::{
     Error, Model, Result,
     format::records::{FILE_WEIGHTS, FileRecord},
     io::write_all_at,
-    open::{FilePieces, Shard, hash, is_container},
+    open::{Cpu, Decoder, FilePieces, Shard, hash, is_container},
     progress::{Observer, Stage, advance},
 };
 
 /// Choices of [`decompress`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct DecompressOptions {
+pub struct DecompressOptions<'d> {
     /// Replace an output that exists.
     pub overwrite: bool,
+    /// What decodes the weights: the [`Cpu`] unless set.
+    pub decoder: &'d dyn Decoder,
+}
+
+impl Default for DecompressOptions<'_> {
+    fn default() -> Self {
+        Self { overwrite: false, decoder: &Cpu }
+    }
+}
+
+impl DecompressOptions<'_> {
+    /// What [`decompress`] checks before it does anything; for callers that first make a costly decoder.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] as [`decompress`].
+    pub fn check(&self, model: &Model, out: &Path) -> Result<()> {
+        check_absent(out, self.overwrite)?;
+        if !model.is_complete() {
+            let problem = format!("{} of the model's shards are open", model.shards().len());
+            return Err(Error::parameter(problem, "open the folder that holds all of them"));
+        }
+        let count = files(model).filter(|&(shard, file)| is_weights(shard, file)).count();
+        if is_single(out) && count != 1 {
+            let problem = format!("the model was made of {count} weights files");
+            return Err(Error::parameter(problem, "name a folder as output"));
+        }
+        Ok(())
+    }
 }
 
 /// Writes the original files of a model, and proves by their hashes that they are the same, before they get their names.
@@ -31,36 +59,31 @@ pub struct DecompressOptions {
 ///
 /// # Errors
 /// [`Error::Parameter`] where the output exists, a shard is missing, or one file is asked for of a model of several;
-/// [`Error::Corrupt`], [`Error::Io`], [`Error::Cancelled`]. Then nothing is left behind.
+/// [`Error::Corrupt`], [`Error::Io`], [`Error::Cancelled`], and what the decoder answers. Then nothing is left behind.
 pub fn decompress(
     model: &Model,
     out: &Path,
-    options: &DecompressOptions,
+    options: &DecompressOptions<'_>,
     observer: &dyn Observer,
 ) -> Result<u64> {
-    check_absent(out, options.overwrite)?;
-    if !model.is_complete() {
-        let problem = format!("{} of the model's shards are open", model.shards().len());
-        return Err(Error::parameter(problem, "open the folder that holds all of them"));
-    }
+    options.check(model, out)?;
     let weights: Vec<(&Shard, usize)> =
         files(model).filter(|&(shard, file)| is_weights(shard, file)).collect();
     let lengths = weights.iter().map(|&(shard, file)| shard.directory().files[file].length.get());
     observer.begin(lengths.fold(0, u64::saturating_add));
     observer.enter(Stage::Decode);
-    if out.extension().is_some_and(|extension| extension == "safetensors") {
-        let [(shard, file)] = weights[..] else {
-            let problem = format!("the model was made of {} weights files", weights.len());
-            return Err(Error::parameter(problem, "name a folder as output"));
-        };
-        return restore_alone(shard, file, out, observer);
+    let restorer = Restorer { decoder: options.decoder, observer };
+    if is_single(out) {
+        // One, as checked.
+        let (shard, file) = weights[0];
+        return restorer.restore_alone(shard, file, out);
     }
     let folder = OutputFolder::create(out)?;
     let mut bytes = 0;
     for (shard, file) in files(model) {
         let path = folder.path_of(shard.directory().file_path(&shard.directory().files[file]))?;
         let output = File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
-        bytes += restore(shard, file, &output, &path, observer)?;
+        bytes += restorer.restore(shard, file, &output, &path)?;
     }
     bytes += copy_side_files(model, &folder)?;
     folder.finish()?;
@@ -75,40 +98,55 @@ fn is_weights(shard: &Shard, file: usize) -> bool {
     shard.directory().files[file].kind == FILE_WEIGHTS
 }
 
-fn restore_alone(shard: &Shard, file: usize, out: &Path, observer: &dyn Observer) -> Result<u64> {
-    let output = temporary_beside(out)?;
-    let bytes = restore(shard, file, output.as_file(), out, observer)?;
-    output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
-    Ok(bytes)
+/// Whether an output is to be one file.
+fn is_single(out: &Path) -> bool {
+    out.extension().is_some_and(|extension| extension == "safetensors")
 }
 
-/// Writes one original file, which will be at `path`, and compares its hash.
-fn restore(shard: &Shard, file: usize, output: &File, path: &Path, observer: &dyn Observer) -> Result<u64> {
-    let record = &shard.directory().files[file];
-    let write = |offset: u64, bytes: &[u8]| {
-        write_all_at(output, bytes, offset).map_err(|error| Error::io("writing", path, error))
-    };
-    let mut hasher = Hasher::new();
-    if is_weights(shard, file) {
-        let mut pieces = FilePieces::new(shard, file)?;
-        while let Some(batch) = pieces.next_batch(&write)? {
-            hash(&mut hasher, batch.bytes);
-            advance(observer, batch.bytes.len() as u64)?;
-        }
-    } else {
-        let mut offset = 0;
-        for array in record.array_range() {
-            shard.stream_array(array, |bytes| {
-                write(offset, bytes)?;
-                hash(&mut hasher, bytes);
-                offset += bytes.len() as u64;
-                Ok(())
-            })?;
-        }
+struct Restorer<'a> {
+    decoder: &'a dyn Decoder,
+    observer: &'a dyn Observer,
+}
+
+impl Restorer<'_> {
+    fn restore_alone(&self, shard: &Shard, file: usize, out: &Path) -> Result<u64> {
+        let output = temporary_beside(out)?;
+        let bytes = self.restore(shard, file, output.as_file(), out)?;
+        output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
+        Ok(bytes)
     }
-    check_hash(shard, record, &hasher)?;
-    output.sync_all().map_err(|error| Error::io("syncing", path, error))?;
-    Ok(record.length.get())
+
+    /// Writes one original file, which will be at `path`, and compares its hash.
+    fn restore(&self, shard: &Shard, file: usize, output: &File, path: &Path) -> Result<u64> {
+        let record = &shard.directory().files[file];
+        let write = |offset: u64, bytes: &[u8]| {
+            write_all_at(output, bytes, offset).map_err(|error| Error::io("writing", path, error))
+        };
+        let mut hasher = Hasher::new();
+        if is_weights(shard, file) {
+            let mut pieces = FilePieces::new(shard, file, self.decoder)?;
+            let mut buffer = Vec::new();
+            // To hash while the next batch is written, as verification does while it is decoded, took longer on 16 cores.
+            while let Some(batch) = pieces.next_batch(buffer, &write)? {
+                hash(&mut hasher, &batch.bytes);
+                advance(self.observer, batch.bytes.len() as u64)?;
+                buffer = batch.bytes;
+            }
+        } else {
+            let mut offset = 0;
+            for array in record.array_range() {
+                shard.stream_array(array, |bytes| {
+                    write(offset, bytes)?;
+                    hash(&mut hasher, bytes);
+                    offset += bytes.len() as u64;
+                    Ok(())
+                })?;
+            }
+        }
+        check_hash(shard, record, &hasher)?;
+        output.sync_all().map_err(|error| Error::io("syncing", path, error))?;
+        Ok(record.length.get())
+    }
 }
 
 fn check_hash(shard: &Shard, record: &FileRecord, hasher: &Hasher) -> Result<()> {

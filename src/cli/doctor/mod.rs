@@ -1,5 +1,7 @@
 //! `df11 doctor`: what this machine has, and what to do about what it lacks.
 
+#[cfg(feature = "cuda")]
+mod gpu_rates;
 mod machine;
 mod speeds;
 
@@ -57,8 +59,17 @@ impl Doctor {
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
         session.check()?;
-        findings.extend(speeds::findings(&folder, session)?);
+        let (speeds, weights) = speeds::findings(&folder, session)?;
+        findings.extend(speeds);
+        // Kept open, so that it starts once.
+        #[cfg(feature = "cuda")]
+        let device = df11::gpu::Device::open(0).ok();
         findings.push(gpu());
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &device {
+            findings.extend(gpu_rates::findings(device, &weights, &folder, session)?);
+        }
+        drop(weights);
         Ok(Answer { text: lines(&findings), json: document(&findings, &folder) })
     }
 }

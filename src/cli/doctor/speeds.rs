@@ -23,18 +23,20 @@ const TIMES: usize = 5;
 const REPEATS: usize = 8;
 const CHUNK_ELEMENTS: usize = 1 << 19;
 
-pub(super) fn findings(folder: &Path, session: &Session) -> Result<Vec<Finding>, Failure> {
+/// The findings, and the weights that were used: none where the folder has no place for them.
+pub(super) fn findings(folder: &Path, session: &Session) -> Result<(Vec<Finding>, Vec<u8>), Failure> {
     let folder = match tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(folder) {
         Ok(folder) => folder,
-        Err(error) => return Ok(vec![unwritable(&error)]),
+        Err(error) => return Ok((vec![unwritable(&error)], Vec::new())),
     };
     let source = Source::open(&demo::checkpoint(folder.path(), SAMPLE, SEED)?)?;
     let container = folder.path().join("model.df11");
     df11::compress(&source, &container, &CompressOptions::default(), &())?;
     let mut findings = vec![mapping(&container)];
     session.check()?;
-    findings.extend(codec(&largest(&source)?)?);
-    Ok(findings)
+    let weights = largest(&source)?;
+    findings.extend(codec(&weights)?);
+    Ok((findings, weights))
 }
 
 fn unwritable(error: &std::io::Error) -> Finding {

@@ -203,6 +203,17 @@ impl Layout {
         Ok(())
     }
 
+    /// Checks the half of the gap array's last byte that is no thread's gap, where there is one.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where it is not zero.
+    pub fn check_unused_gap(&self, last_byte: u8) -> Result<()> {
+        if self.thread_count() % GAP_THREADS_PER_BYTE == 1 && last_byte >> 4 != 0 {
+            return Err(Error::corrupt("gaps", self.gaps_bytes() - 1, "the unused last gap is not zero"));
+        }
+        Ok(())
+    }
+
     /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output
     /// offsets. With the last weight comes a last thread block that holds none.
     ///

@@ -22,19 +22,11 @@ impl Decoder {
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
         let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
         self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
-        let threads = self.layout.thread_count();
         let is_last = span.thread_blocks.end == self.layout.thread_block_count();
-        if is_last
-            && threads % GAP_THREADS_PER_BYTE == 1
-            && span.gaps.last().is_some_and(|last| last >> 4 != 0)
-        {
-            return Err(Error::corrupt(
-                "gaps",
-                self.layout.gaps_bytes() - 1,
-                "the unused last gap is not zero",
-            ));
+        match span.gaps.last() {
+            Some(&last) if is_last => self.layout.check_unused_gap(last),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Checks the threads into which these codes cross.

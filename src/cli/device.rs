@@ -1,0 +1,250 @@
+//! `--device`: the CPU or a GPU decodes, and the answer says which.
+
+use std::str::FromStr;
+
+use clap::Args;
+use df11::{
+    Encoding, Error, Model,
+    open::{Cpu, Decoder},
+};
+use serde_json::{Value, json};
+
+use super::{Failure, Session, text};
+
+#[derive(Args, Clone, Copy)]
+pub(super) struct DeviceArgs {
+    /// What decodes: cpu, gpu (the first that can), the number of a GPU, or auto: a GPU where there is one that is sooner done
+    #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
+    device: Choice,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    Cpu,
+    Gpu,
+    Number(usize),
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "gpu" => Ok(Self::Gpu),
+            number => {
+                number.parse().map(Self::Number).map_err(|_| "choose auto, cpu, gpu or a number".to_owned())
+            }
+        }
+    }
+}
+
+/// What the decoded bytes are for.
+#[derive(Clone, Copy)]
+pub(super) enum Work {
+    Verify,
+    Restore,
+    Demonstrate,
+}
+
+impl Work {
+    /// Coded bytes a thread below which the CPU is sooner done. An H200's host needed 0.35 s to start the GPU and to end, and then
+    /// verified 2.9 GB/s with 2 threads and 9.8 with 16, where the CPU did 1.3 and 6.7. What restores waits for the files it writes:
+    /// they took 2 GB/s from either. To be measured again with `benches/gpu_commands.py` where a GPU starts or loads faster.
+    const fn small_bytes(self) -> u64 {
+        match self {
+            Self::Verify => 400_000_000,
+            Self::Restore => 1_200_000_000,
+            // It is to show all that the machine has.
+            Self::Demonstrate => 0,
+        }
+    }
+}
+
+/// What decodes a model.
+pub(super) struct Chosen<'m> {
+    decoder: Box<dyn Decoder + 'm>,
+    pub(super) device: DecodedBy,
+}
+
+/// What has decoded, to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DecodedBy {
+    /// A GPU's number and name.
+    gpu: Option<(usize, String)>,
+    /// Why `auto` took the CPU.
+    reason: Option<String>,
+}
+
+impl DeviceArgs {
+    /// Whether it asks for a GPU, come what may.
+    pub(super) const fn is_gpu(self) -> bool {
+        matches!(self.device, Choice::Gpu | Choice::Number(_))
+    }
+
+    /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU is there but is not used, standard error
+    /// says so.
+    pub(super) fn choose<'m>(
+        self,
+        model: &'m Model,
+        work: Work,
+        session: &Session,
+    ) -> Result<Chosen<'m>, Failure> {
+        let chosen = match self.device {
+            Choice::Cpu => Chosen::cpu(None),
+            Choice::Gpu => gpu::first(model)?,
+            Choice::Number(ordinal) => gpu::numbered(model, ordinal)?,
+            Choice::Auto if is_small(model, work) => {
+                Chosen::cpu(Some("the CPU has decoded so little before a GPU has started".to_owned()))
+            }
+            Choice::Auto => where_possible(model, session)?,
+        };
+        // Loading cannot be interrupted.
+        session.check()?;
+        Ok(chosen)
+    }
+}
+
+/// A GPU, or the CPU where there is none or none that can. What is wrong with the container is wrong on either.
+fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>, Failure> {
+    match gpu::first(model) {
+        Err(Failure::Other(
+            error @ (Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. }),
+        )) => {
+            if gpu::is_expected() {
+                session.notice(&format!("the CPU decodes: {error}"));
+            }
+            Ok(Chosen::cpu(Some(error.to_string())))
+        }
+        answer => answer,
+    }
+}
+
+/// Whether the CPU is sooner done. Nobody then looks for a GPU, which takes time too.
+fn is_small(model: &Model, work: Work) -> bool {
+    let coded = model.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap);
+    let bytes = coded.filter_map(|tensor| tensor.byte_length().ok()).fold(0, u64::saturating_add);
+    bytes < work.small_bytes().saturating_mul(rayon::current_num_threads() as u64)
+}
+
+impl<'m> Chosen<'m> {
+    fn cpu(reason: Option<String>) -> Self {
+        Self { decoder: Box::new(Cpu), device: DecodedBy { gpu: None, reason } }
+    }
+
+    pub(super) fn decoder(&self) -> &(dyn Decoder + 'm) {
+        &*self.decoder
+    }
+}
+
+impl DecodedBy {
+    pub(super) const fn is_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// `CPU` or `NVIDIA H200, GPU 0`.
+    pub(super) fn text(&self) -> String {
+        match &self.gpu {
+            Some((ordinal, name)) => format!("{}, GPU {ordinal}", text::printable(name)),
+            None => "CPU".to_owned(),
+        }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "kind": if self.is_gpu() { "gpu" } else { "cpu" },
+            "ordinal": self.gpu.as_ref().map(|(ordinal, _)| ordinal),
+            "name": self.gpu.as_ref().map(|(_, name)| name),
+            "reason": self.reason,
+        })
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod gpu {
+    use df11::gpu::{Device, GpuDecoder, LoadOptions, devices, has_driver};
+
+    use super::{Chosen, DecodedBy, Error, Failure, Model};
+
+    /// The first GPU on which the kernels run.
+    pub(super) fn first(model: &Model) -> Result<Chosen<'_>, Failure> {
+        load(model, &open_first()?)
+    }
+
+    pub(super) fn numbered(model: &Model, ordinal: usize) -> Result<Chosen<'_>, Failure> {
+        load(model, &Device::open(ordinal)?)
+    }
+
+    /// Where there is no driver, nobody expects a GPU.
+    pub(super) fn is_expected() -> bool {
+        has_driver()
+    }
+
+    fn open_first() -> Result<Device, Error> {
+        let mut refused = None;
+        for info in devices()? {
+            match Device::open(info.ordinal) {
+                Ok(device) => return Ok(device),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        Err(refused.expect("the driver shows one or more GPUs, or says why not"))
+    }
+
+    /// The one place where a model goes to a GPU. One that does not fit there is an error.
+    fn load<'m>(model: &'m Model, device: &Device) -> Result<Chosen<'m>, Failure> {
+        let decoder = GpuDecoder::load(model, device, &LoadOptions::new())?;
+        let info = device.info();
+        let device = DecodedBy { gpu: Some((info.ordinal, info.name.clone())), reason: None };
+        Ok(Chosen { decoder: Box::new(decoder), device })
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod gpu {
+    use super::{Chosen, Error, Failure, Model};
+
+    fn missing() -> Error {
+        let problem = "this build does not use GPUs".to_owned();
+        Error::Gpu { problem, remedy: "build with the feature cuda, or decode on the CPU".to_owned() }
+    }
+
+    pub(super) fn first(_: &Model) -> Result<Chosen<'_>, Failure> {
+        Err(missing().into())
+    }
+
+    pub(super) fn numbered(_: &Model, _: usize) -> Result<Chosen<'_>, Failure> {
+        Err(missing().into())
+    }
+
+    pub(super) fn is_expected() -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Choice, DecodedBy};
+
+    #[test]
+    fn choices_are_words_or_numbers() {
+        let choices = ["auto", "cpu", "gpu", "0", "12"].map(str::parse);
+        let expected =
+            [Choice::Auto, Choice::Cpu, Choice::Gpu, Choice::Number(0), Choice::Number(12)].map(Ok);
+        assert_eq!(choices, expected);
+        for wrong in ["", "GPU", "cuda:0", "-1", "1.5", "99999999999999999999"] {
+            assert!(wrong.parse::<Choice>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_told_by_number_and_name() {
+        let device = DecodedBy { gpu: Some((3, "A\u{1b}B".to_owned())), reason: None };
+        assert_eq!(device.text(), "A\\u{1b}B, GPU 3");
+        assert_eq!((&device.json()["kind"], &device.json()["ordinal"]), (&"gpu".into(), &3.into()));
+        let device = DecodedBy { gpu: None, reason: Some("none".to_owned()) };
+        assert_eq!((device.text(), &device.json()["reason"]), ("CPU".to_owned(), &"none".into()));
+    }
+}

@@ -1,0 +1,208 @@
+//! Decoding on a GPU into host memory: where verification and restoring get their bytes from when a GPU decodes.
+//!
+//! ```text
+//! container → sections on the device → a block decoded into an output there → a pinned buffer a thread → the caller's memory
+//!             once, at load            when a tensor of it is read              some MiB at a time
+//! ```
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+use cudarc::driver::CudaStream;
+
+use super::{Device, GpuModel, LoadOptions, Status, fault::OrFault, memory::Buffer, pinned::Pinned};
+use crate::{
+    Error, Model, Result, Tensor,
+    open::{Decoder, PIECE_BYTES, PreparedTensor},
+};
+
+/// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
+const OUTPUTS: usize = 2;
+
+/// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`], [`Block::decode_with`](crate::Block::decode_with)
+/// and [`DecompressOptions::decoder`](crate::DecompressOptions::decoder).
+///
+/// Memory on the device: what [`GpuModel`] takes, and two outputs of the largest block's size. On the host: 1 MiB of pinned memory for each
+/// thread that reads at once.
+///
+/// Every byte that it hands out was decoded by the GPU, or copied there where it is stored as it is, and the kernels found neither bits
+/// that are no code, nor a gap or an output offset that contradicts the codes, in its whole block. So a full verification with it proves
+/// that the GPU's decoding has the hashes of the originals and that the whole index is right; it says nothing of the CPU's decoding.
+#[derive(Debug)]
+pub struct GpuDecoder<'m> {
+    original: &'m Model,
+    model: GpuModel,
+    device: Device,
+    blocks: Vec<&'m str>,
+    /// For each tensor, its block and its bytes there.
+    places: HashMap<&'m str, (usize, Range<u64>)>,
+    /// Each holds the blocks whose index leaves its own, modulo their number.
+    outputs: Vec<RwLock<Output>>,
+    lanes: Mutex<Vec<Lane>>,
+}
+
+/// Device memory for one decoded block.
+#[derive(Debug)]
+struct Output {
+    memory: Buffer,
+    stream: Arc<CudaStream>,
+    status: Status,
+    /// The block that it holds.
+    block: Option<usize>,
+}
+
+/// The way of one thread at a time to the host.
+#[derive(Debug)]
+struct Lane {
+    stream: Arc<CudaStream>,
+    pinned: Pinned,
+}
+
+impl<'m> GpuDecoder<'m> {
+    /// Loads a model onto a GPU, as [`Model::load`], and allocates what decoding needs there.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load(model: &'m Model, device: &Device, options: &LoadOptions) -> Result<Self> {
+        let (mut blocks, mut places, mut largest) = (Vec::new(), HashMap::new(), 0);
+        for block in model.blocks() {
+            let layout = block.layout()?;
+            largest = largest.max(layout.bytes);
+            for (tensor, range) in block.tensors().zip(layout.tensors) {
+                places.insert(tensor.name(), (blocks.len(), range));
+            }
+            blocks.push(block.name());
+        }
+        // Before the model, which takes longer: an error comes at once.
+        let outputs = (0..blocks.len().min(OUTPUTS)).map(|_| Output::new(device, largest).map(RwLock::new));
+        let outputs = outputs.collect::<Result<_>>()?;
+        let loaded = model.load(device, options)?;
+        let device = device.clone();
+        Ok(Self { original: model, model: loaded, device, blocks, places, outputs, lanes: Mutex::default() })
+    }
+
+    /// The GPU that decodes.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Copies decoded bytes of a block, from `start` on, and decodes it first where it is not there.
+    fn read(&self, block: usize, start: u64, out: &mut [u8]) -> Result<()> {
+        let output = &self.outputs[block % self.outputs.len()];
+        loop {
+            {
+                let output = output.read().unwrap_or_else(PoisonError::into_inner);
+                if output.block == Some(block) {
+                    return self.fetch(&output, start, out);
+                }
+            }
+            // Another thread may decode another block before this one reads; whoever finds its block there gets on.
+            let mut output = output.write().unwrap_or_else(PoisonError::into_inner);
+            if output.block != Some(block) {
+                self.decode(block, &mut output)?;
+            }
+        }
+    }
+
+    /// Decodes a block, waits, and looks at the status.
+    fn decode(&self, block: usize, output: &mut Output) -> Result<()> {
+        output.block = None;
+        let gpu_block = self.model.block(self.blocks[block]).expect("the same model");
+        let pointer = output.memory.pointer();
+        // SAFETY: the output has the bytes of the largest block and is on the model's device; it is borrowed mutably, and nothing is
+        // under way to or from it: whoever reads waits, and so does the check below.
+        #[expect(unsafe_code, reason = "a device address")]
+        let launched = unsafe { gpu_block.decode_into_raw(pointer, &output.stream, &output.status) };
+        let checked = output.status.check(&output.stream);
+        if checked.is_err() {
+            // For the next block; where the GPU has failed, it says so again.
+            output.status.clear(&output.stream).ok();
+        }
+        launched
+            .and(checked)
+            .map_err(|error| error.within(format_args!("block {:?}", self.blocks[block])))?;
+        output.block = Some(block);
+        Ok(())
+    }
+
+    /// Copies decoded bytes to the host.
+    fn fetch(&self, output: &Output, start: u64, out: &mut [u8]) -> Result<()> {
+        let mut lane = self.lane()?;
+        for (at, out) in (start..).step_by(PIECE_BYTES as usize).zip(out.chunks_mut(PIECE_BYTES as usize)) {
+            let bytes = &mut lane.pinned.bytes()?[..out.len()];
+            output.memory.read_at(at, &lane.stream, bytes)?;
+            out.copy_from_slice(bytes);
+        }
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+        Ok(())
+    }
+
+    fn lane(&self) -> Result<Lane> {
+        let free = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        free.map_or_else(|| Lane::new(&self.device), Ok)
+    }
+}
+
+impl Output {
+    fn new(device: &Device, bytes: u64) -> Result<Self> {
+        let memory = device.allocate(bytes, "a decoded block of the model")?;
+        Ok(Self { memory, stream: new_stream(device)?, status: Status::new(device)?, block: None })
+    }
+}
+
+impl Lane {
+    fn new(device: &Device) -> Result<Self> {
+        let pinned = Pinned::new(device.context(), PIECE_BYTES as usize)?;
+        Ok(Self { stream: new_stream(device)?, pinned })
+    }
+}
+
+fn new_stream(device: &Device) -> Result<Arc<CudaStream>> {
+    device.context().new_stream().or_fault("making a stream")
+}
+
+impl Decoder for GpuDecoder<'_> {
+    fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>> {
+        let mine = self.original.shards().iter().any(|shard| std::ptr::eq(shard, tensor.shard()));
+        match self.places.get(tensor.name()) {
+            Some((block, place)) if mine => {
+                Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block: *block, place: place.clone() }))
+            }
+            _ => {
+                let problem = format!("tensor {:?} is of another model than the GPU holds", tensor.name());
+                Err(Error::parameter(problem, "load its own model"))
+            }
+        }
+    }
+}
+
+struct PreparedOnGpu<'a> {
+    decoder: &'a GpuDecoder<'a>,
+    tensor: Tensor<'a>,
+    block: usize,
+    place: Range<u64>,
+}
+
+impl PreparedTensor for PreparedOnGpu<'_> {
+    fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let length = range.end - range.start;
+        assert!(
+            range.end <= self.place.end - self.place.start && length == out.len() as u64,
+            "range of the tensor"
+        );
+        if length == 0 {
+            return Ok(());
+        }
+        let start = self.place.start + range.start;
+        self.decoder.read(self.block, start, out).map_err(|error| error.in_file(self.tensor.shard().path()))
+    }
+
+    /// Nothing is left: each GPU thread starts at its gap, and the status word says where one does not end at the next one's, or where a
+    /// thread block's codes are not as many as its output offsets say.
+    fn verify_index(&self, _: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+}
