@@ -329,7 +329,7 @@ fn what_a_gpu_copies_is_verified_and_restored() {
     let output = driver.run(&[("devices", "2")], &["verify", &container, "--device", "1"]);
     assert!(text(&output.stdout).trim_end().ends_with("  device     Stand-in 1, GPU 1"), "{output:?}");
     let line = refusal(&driver.run(&[("memory", "5000")], &[&["verify", &container], &ON_GPU[..]].concat()));
-    assert!(line.contains(" needs ") && line.contains("Stand-in 0 has 5000 free; free memory"), "{line}");
+    assert!(line.contains("takes ") && line.contains("Stand-in 0 has 5000 free; free memory"), "{line}");
 }
 
 #[test]

@@ -164,7 +164,7 @@ impl DecodedBy {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use df11::gpu::{Device, GpuDecoder, LoadOptions, devices, has_driver};
+    use df11::gpu::{Device, GpuDecoder, LoadOptions, Plan, devices, has_driver};
 
     use super::{Chosen, DecodedBy, Error, Failure, Model};
 
@@ -193,9 +193,22 @@ mod gpu {
         Err(refused.expect("the driver shows one or more GPUs, or says why not"))
     }
 
-    /// The one place where a model goes to a GPU. One that does not fit there is an error.
+    /// Of the free memory, what a model may take.
+    const SHARE_PERCENT: u64 = 95;
+
+    /// A plan's complaint as one about the GPU, which the command's user has not given sizes of.
+    fn too_small(device: &Device, free: u64, error: Error) -> Error {
+        let Error::Parameter { problem, .. } = error else { return error };
+        let problem = format!("{problem}; {} has {free} free", device.info().name);
+        Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
+    }
+
+    /// The one place where a model goes to a GPU. What does not fit there is streamed.
     fn load<'m>(model: &'m Model, device: &Device) -> Result<Chosen<'m>, Failure> {
-        let decoder = GpuDecoder::load(model, device, &LoadOptions::new())?;
+        let free = device.free_memory()?;
+        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT])
+            .map_err(|error| too_small(device, free, error))?;
+        let decoder = GpuDecoder::load(model, device, &LoadOptions::new().plan(plan))?;
         let info = device.info();
         let device = DecodedBy { gpu: Some((info.ordinal, info.name.clone())), reason: None };
         Ok(Chosen { decoder: Box::new(decoder), device })

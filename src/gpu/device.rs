@@ -118,7 +118,7 @@ impl Device {
         }
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
         let copies = context.new_stream().or_fault("making a stream")?;
-        let kernels = Kernels::load(&context, bytes)?;
+        let kernels = Kernels::load(&copies, bytes)?;
         Ok(Self { inner: Arc::new(Inner { info, kernels, copies, staging: Mutex::default(), context }) })
     }
 
@@ -166,7 +166,7 @@ impl Device {
             // Why the driver refuses is seen by what is left, which takes a while to ask for.
             let Some(free) = self.free_memory().ok().filter(|&free| bytes > free) else { return error };
             let problem = format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
-            gpu(problem, "free memory on the GPU, or let Plan::fit keep blocks on the host")
+            gpu(problem, "free memory on the GPU, or keep blocks on the host (Plan::fit)")
         })
     }
 }

@@ -59,7 +59,6 @@ const FUNCTIONS: &[&str] = &[
     "cuMemHostUnregister",
     "cuMemHostGetDevicePointer_v2",
     "cuMemcpyAsync",
-    "cuMemcpyHtoD_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",

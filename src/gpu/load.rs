@@ -212,8 +212,8 @@ impl<'m> Loader<'m> {
             }
             blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, program });
         }
-        let contexts = self.parts.iter().map(|part| part.device.context());
-        let tasks = contexts.zip(&tasks).map(|(context, tasks)| Buffer::of(context, tasks));
+        let streams = self.parts.iter().map(|part| part.device.copies());
+        let tasks = streams.zip(&tasks).map(|(stream, tasks)| Buffer::of(stream, tasks));
         let tasks = tasks.collect::<Result<_>>()?;
         let copied = host.values().filter(|section| !section.is_mapped());
         let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();

@@ -29,16 +29,18 @@ impl Buffer {
         Ok(Self { context: Arc::clone(context), pointer: pointer.or_fault(action)?, bytes })
     }
 
-    /// Allocates and copies from the host; done when it returns.
-    pub(super) fn of<T: IntoBytes + Immutable>(context: &Arc<CudaContext>, values: &[T]) -> Result<Self> {
-        let buffer = Self::new(context, size_of_val(values) as u64)?;
+    /// Allocates and copies from the host; done when it returns, and what was on the stream before.
+    pub(super) fn of<T: IntoBytes + Immutable>(stream: &CudaStream, values: &[T]) -> Result<Self> {
+        let buffer = Self::new(stream.context(), size_of_val(values) as u64)?;
         let action = "copying to the GPU";
-        // SAFETY: the allocation is as large as `values`, and the driver has taken them all when the call returns.
-        let copied = unsafe { result::memcpy_htod_sync(buffer.pointer, values.as_bytes()) };
-        copied.or_fault(action)?;
-        // They may still be on their way (CUDA Driver API, "API synchronization behavior": from pageable memory), and streams of ours do
-        // not wait for the default one, which knows.
-        context.default_stream().synchronize().or_fault(action)?;
+        // On a stream, for which it waits: what `cuMemcpyHtoD` copies from pageable memory may still be on its way when it returns (CUDA
+        // driver API, "API synchronization behavior"), and our streams do not wait for the default one.
+        // SAFETY: the allocation is as large as `values`, which are borrowed until the copy is done.
+        let copied =
+            unsafe { result::memcpy_htod_async(buffer.pointer, values.as_bytes(), stream.cu_stream()) };
+        // Also after a failure, when the copy may have begun.
+        let done = stream.synchronize();
+        copied.and(done).or_fault(action)?;
         Ok(buffer)
     }
 

@@ -148,7 +148,7 @@ impl GpuModel {
         let (mut draft, mut tasks) = (Draft::default(), Vec::new());
         draft.add(&entry.stored, &range, 0, part)?;
         let launches = draft.finish(&part.device, &mut tasks)?;
-        let tasks = Buffer::of(part.device.context(), &tasks)?;
+        let tasks = Buffer::of(part.device.copies(), &tasks)?;
         Ok(GpuRows::new(Arc::clone(&self.inner), entry.part, launches, tasks))
     }
 }

@@ -61,10 +61,11 @@ pub(super) struct Launch {
 
 impl Kernels {
     /// Loads them, and has blocks fit `most_shared` bytes of shared memory even where the GPU has more.
-    pub(super) fn load(context: &Arc<CudaContext>, most_shared: u32) -> Result<Self> {
+    pub(super) fn load(stream: &Arc<CudaStream>, most_shared: u32) -> Result<Self> {
+        let context = stream.context();
         let module = load_module(context)?;
         let function = |name: &str| module.load_function(name).or_fault(name);
-        let constants = read_constants(context, &function("df11_gap_constants")?)?;
+        let constants = read_constants(stream, &function("df11_gap_constants")?)?;
         let attribute = |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
         let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
         let room = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
@@ -181,10 +182,9 @@ impl Decode {
 }
 
 /// What the kernels were compiled with; the sizes of what both sides know must be equal.
-fn read_constants(context: &Arc<CudaContext>, function: &CudaFunction) -> Result<[u32; CONSTANTS]> {
+fn read_constants(stream: &Arc<CudaStream>, function: &CudaFunction) -> Result<[u32; CONSTANTS]> {
     let mut constants = [0; CONSTANTS];
-    let buffer = Buffer::of(context, &constants)?;
-    let stream = context.default_stream();
+    let buffer = Buffer::of(stream, &constants)?;
     let pointer = buffer.pointer();
     let mut launch = stream.launch_builder(function);
     launch.arg(&pointer);
@@ -192,7 +192,7 @@ fn read_constants(context: &Arc<CudaContext>, function: &CudaFunction) -> Result
     // SAFETY: the kernel writes 12 words, for which there is room; the buffer outlives the copy below, which waits.
     let launched = unsafe { launch.launch(one) };
     launched.or_fault("launching df11_gap_constants")?;
-    buffer.read(&stream, &mut constants)?;
+    buffer.read(stream, &mut constants)?;
     let sizes = [size_of::<GapTask>() as u64, TABLE_BYTES, size_of::<GapTableTask>() as u64];
     let equal = constants.iter().zip(sizes).all(|(&theirs, ours)| u64::from(theirs) == ours);
     if equal { Ok(constants) } else { Err(mismatch(&constants)) }

@@ -116,16 +116,16 @@ impl Part {
         for tensor in tensors.keys() {
             lengths.extend(stored[tensor].code_lengths().expect("coded tensors have tables"));
         }
-        let context = self.device.context();
-        let lengths = Buffer::of(context, &lengths)?;
+        let stream = self.device.copies();
+        let lengths = Buffer::of(stream, &lengths)?;
         let address = |at| lengths.pointer() + (at * CODE_LENGTHS_BYTES) as u64;
         let tasks: Vec<GapTableTask> = tensors
             .values()
             .enumerate()
             .map(|(at, &table)| GapTableTask { lengths: address(at), table })
             .collect();
-        let tasks = Buffer::of(context, &tasks)?;
-        self.device.kernels().build_tables(self.device.copies(), &tasks)
+        let tasks = Buffer::of(stream, &tasks)?;
+        self.device.kernels().build_tables(stream, &tasks)
     }
 
     /// Makes the slots for its streamed blocks, which come from these sections.

@@ -19,7 +19,7 @@ impl Status {
     /// # Errors
     /// [`Error::Gpu`] where the driver refuses.
     pub fn new(device: &Device) -> Result<Self> {
-        Ok(Self { word: Buffer::of(device.context(), &[0u32])? })
+        Ok(Self { word: Buffer::of(device.copies(), &[0u32])? })
     }
 
     /// Its device address, for kernels of the caller that read it.

@@ -228,11 +228,6 @@ static int copy(Address to, Address from, size_t bytes) {
     return 0;
 }
 
-int cuMemcpyHtoD_v2(Address to, Address from, size_t bytes) {
-    FAIL_IF_TOLD;
-    return copy(to, from, bytes);
-}
-
 int cuMemcpyHtoDAsync_v2(Address to, Address from, size_t bytes, Handle stream) {
     FAIL_IF_TOLD;
     return copy(to, from, bytes);
