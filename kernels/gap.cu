@@ -173,6 +173,9 @@ __device__ inline u32 decode_lane(const Bits& bits, const Extent& mine, u32 slot
     u32 second = fourth - pair_length(two), third = second + first_length(two);
     u32 first = second - pair_length(one) + first_length(one);
     if (first != end && second != end && third != end && fourth != end) problems |= STATUS_THREAD_END;
+    // It starts before: a gap is that of the first code of the next thread, though later ones would decode to the same.
+    u32 last = fourth == end ? third : third == end ? second : second == end ? first : second - pair_length(one);
+    if (last >= POSITION_OF_BIT_0 + Shape<T>::bits) problems |= STATUS_THREAD_END;
     return (slot - first_slot) / 32 - (first >= end) - (second >= end) - (third >= end);
 }
 
