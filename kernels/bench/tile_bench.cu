@@ -1,0 +1,523 @@
+// Bench, check and hostile streams of the tile prototype. nvcc -O3 -std=c++17 -gencode=arch=compute_90,code=sm_90 tile_bench.cu
+//   tile_bench bench REPEATS MODE [WARPS..]    one Llama-3.1-8B block and 4096x4096 alone; medians, cold L2
+//   tile_bench edges                           the speed of matrices that are no whole tiles
+//   tile_bench check                           odd shapes, every pattern, rectangles
+//   tile_bench encode                          bits a weight of the shapes of check; needs no GPU
+//   tile_bench hostile COUNT SEED              changed bits, records and tables
+// MODE: 0 N(0, 0.02^2); 1 a sigma for each row; 2 random bits; 3 as 0, one of 1000 random bits.
+#include <cuda_runtime.h>
+#include <random>
+#include <tuple>
+
+#include "tile_host.hpp"
+#include "tile_proto.cu"
+
+#define CUDA(call)                                                                                                                 \
+    do {                                                                                                                           \
+        cudaError_t e_ = (call);                                                                                                   \
+        if (e_ != cudaSuccess) {                                                                                                   \
+            fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));                                             \
+            exit(3);                                                                                                               \
+        }                                                                                                                          \
+    } while (0)
+
+// A tensor in the layout.
+struct Stored {
+    u64 rows, columns;
+    bool linear;
+    std::vector<TileRecord> index;
+    std::vector<u8> bits, plane;
+    std::vector<u32> table;
+    u64 tiles_across, tiles, most_bytes = 0, codebook_bytes;
+    u64 elements() const { return rows * columns; }
+    u64 bytes() const { return index.size() * sizeof(TileRecord) + bits.size() + plane.size() + codebook_bytes; }
+};
+// The weights of a lane in a tile, unit by unit: f(row, column, count).
+template <class F> void lane_units(const Stored& s, u64 ty, u64 tx, u32 lane, F f) {
+    const u32 wide = s.linear ? 32 : 4, across = s.linear ? TILE_WEIGHTS : 256;
+    for (u32 group = 0; group < (s.linear ? 1 : GROUPS); group++)
+        for (u32 unit = 0; unit < (s.linear ? UNITS : UNITS_A_GROUP); unit++) {
+            u64 row = ty * 32 + group * 8 + lane / wide, column = tx * across + unit * 8 * wide + 8 * (lane % wide);
+            if (s.linear) row = 0;
+            if (row < s.rows && column < s.columns) f(row, column, u32(std::min<u64>(8, s.columns - column)), unit);
+        }
+}
+static u32 pair_of(const u16* w, u32 i, u32 count) { return exponent(w[i]) | exponent(w[i + 1 < count ? i + 1 : i]) << 8; }
+
+static Stored store(const Matrix& m, const Code& c, bool linear) {
+    Stored s{linear ? 1 : m.rows, linear ? m.elements() : m.cols, linear};
+    s.tiles_across = (s.columns + (linear ? TILE_WEIGHTS : 256) - 1) / (linear ? TILE_WEIGHTS : 256);
+    const u64 down = linear ? 1 : (s.rows + 31) / 32;
+    s.tiles = s.tiles_across * down;
+    s.index.resize(s.tiles + 1);
+    s.plane.resize(s.elements());
+    s.table = c.table;
+    s.codebook_bytes = c.codebook.size();
+    struct Part {
+        std::vector<u8> bytes;
+        u64 bits = 0;
+    };
+    const u64 group = 64, groups = (s.tiles + group - 1) / group;
+    std::vector<Part> parts(groups);
+    parallel(groups, [&](size_t gi) {
+        Part& part = parts[gi];
+        BitWriter w{part.bytes};
+        for (u64 tile = gi * group; tile < std::min(s.tiles, (gi + 1) * group); tile++) {
+            const u64 ty = tile / s.tiles_across, tx = tile % s.tiles_across;
+            u32 length[32];
+            for (u32 l = 0; l < 32; l++) {
+                length[l] = 0;
+                lane_units(s, ty, tx, l, [&](u64 r, u64 col, u32 n, u32) {
+                    for (u32 i = 0; i < n; i += 2) length[l] += pair_code(c, pair_of(&m.w[r * s.columns + col], i, n)).length;
+                });
+            }
+            u32 least = *std::min_element(length, length + 32), most = *std::max_element(length, length + 32), shift = 0;
+            while ((most - least + (1u << shift) - 1) >> shift > 63) shift++;
+            TileRecord& rec = s.index[tile];
+            rec = {};
+            rec.head = part.bits | u64(least) << 48 | u64(shift) << 61;
+            for (u32 l = 0; l < 32; l++) {
+                lane_units(s, ty, tx, l, [&](u64 r, u64 col, u32 n, u32) {
+                    for (u32 i = 0; i < n; i += 2) {
+                        PairCode x = pair_code(c, pair_of(&m.w[r * s.columns + col], i, n));
+                        w.put_long(x.code, x.length);
+                    }
+                });
+                u32 excess = (length[l] - least + (1u << shift) - 1) >> shift, full = least + (excess << shift);
+                w.put_long(0, full - length[l]);
+                part.bits += full;
+                u64 at = 6 * l;
+                rec.excess[at >> 5] |= excess << (at & 31);
+                if ((at & 31) > 26) rec.excess[(at >> 5) + 1] |= excess >> (32 - (at & 31));
+            }
+            u8* to = &s.plane[linear ? tx * TILE_WEIGHTS : ty * 32 * s.columns + tx * 256 * std::min<u64>(32, s.rows - ty * 32)];
+            // pairs of units, in each of them lanes
+            for (u32 g = 0; g < (linear ? 1 : GROUPS); g++)
+                for (u32 two = 0; two < (linear ? UNITS : UNITS_A_GROUP); two += 2)
+                    for (u32 l = 0; l < 32; l++)
+                        lane_units(s, ty, tx, l, [&](u64 r, u64 col, u32 n, u32 unit) {
+                            if ((linear || (r - ty * 32) / 8 == g) && unit / 2 * 2 == two)
+                                for (u32 i = 0; i < n; i++) *to++ = sign_mantissa(m.w[r * s.columns + col + i]);
+                        });
+        }
+        w.put(0, (8 - w.n) % 8 + 8);
+    });
+    u64 total = 0;
+    for (auto& p : parts) total += p.bits;
+    s.bits.assign((total + 7) / 8 + 32, 0);
+    u64 at = 0;
+    for (u64 gi = 0; gi < groups; gi++) {
+        for (u64 tile = gi * group; tile < std::min(s.tiles, (gi + 1) * group); tile++) s.index[tile].head += at;
+        const u32 shift = at & 7;
+        u8* to = &s.bits[at >> 3];
+        const u64 bytes = (parts[gi].bits + 7) / 8;
+        for (u64 i = 0; i < bytes; i++) {
+            to[i] |= u8(parts[gi].bytes[i] << shift);
+            if (shift) to[i + 1] |= u8(parts[gi].bytes[i] >> (8 - shift));
+        }
+        at += parts[gi].bits;
+    }
+    s.bits.resize((total + 127) / 128 * 16);
+    s.index[s.tiles] = {};
+    s.index[s.tiles].head = total;
+    for (u64 t = 0; t < s.tiles; t++) {
+        u64 a = (s.index[t].head & OFFSET_MASK) / 128 * 16, b = ((s.index[t + 1].head & OFFSET_MASK) + 7) / 8;
+        s.most_bytes = std::max(s.most_bytes, (b - a + 15) / 16 * 16);
+    }
+    return s;
+}
+
+template <class T> T* upload(const std::vector<T>& v) {
+    T* p;
+    CUDA(cudaMalloc(&p, std::max<size_t>(v.size() * sizeof(T), 1)));
+    CUDA(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+struct Resident {
+    const Stored* s;
+    u8 *bits, *plane;
+    TileRecord* index;
+    u32* table;
+    explicit Resident(const Stored& x)
+        : s(&x), bits(upload(x.bits)), plane(upload(x.plane)), index(upload(x.index)), table(upload(x.table)) {}
+    void free() {
+        for (void* p : {(void*)bits, (void*)plane, (void*)index, (void*)table}) CUDA(cudaFree(p));
+    }
+    TileTask task(u64 r0, u64 r1, u64 c0, u64 c1, u16* out) const {
+        TileTask t{};
+        t.bits = bits;
+        t.index = index;
+        t.plane = plane;
+        t.table = table;
+        t.output = out;
+        t.bits_bytes = s->bits.size();
+        t.rows = s->rows;
+        t.columns = s->columns;
+        t.row_begin = r0;
+        t.row_end = r1;
+        t.column_begin = c0;
+        t.column_end = c1;
+        t.output_stride = c1 - c0;
+        const u64 across = s->linear ? TILE_WEIGHTS : 256;
+        t.tiles_across = u32(s->tiles_across);
+        t.first_row = u32(r0 / 32);
+        t.first_column = u32(c0 / across);
+        t.wide = u32((c1 + across - 1) / across - t.first_column);
+        t.tiles = t.wide * u32((r1 + 31) / 32 - t.first_row);
+        t.linear = s->linear;
+        return t;
+    }
+    TileTask task(u16* out) const { return task(0, s->rows, 0, s->columns, out); }
+};
+static u32 shared_limit() {
+    int n;
+    CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    cudaFuncAttributes a;
+    CUDA(cudaFuncGetAttributes(&a, df11_tile_decode));
+    return u32(n - a.sharedSizeBytes);
+}
+struct Launch {
+    std::vector<TileTask> tasks;
+    TileTask* device = nullptr;
+    u32 total = 0, stage, warps, blocks;
+    u32* status;
+    explicit Launch(u64 most_bytes, u32 warps_wanted = TILE_WARPS) {
+        stage = u32((most_bytes + STAGE_BEFORE + STAGE_AFTER + 127) / 128 * 128);
+        warps = std::max(1u, std::min(warps_wanted, shared_limit() / stage));
+        CUDA(cudaMalloc(&status, 4));
+        CUDA(cudaFuncSetAttribute(df11_tile_decode, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_limit()));
+        int n;
+        CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, df11_tile_decode, warps * 32, warps * stage));
+        blocks = u32(n) * 132;
+    }
+    void add(TileTask t) {
+        t.first_unit = total;
+        total += t.tiles;
+        tasks.push_back(t);
+    }
+    void prepare() {
+        device = upload(tasks);
+        CUDA(cudaMemset(status, 0, 4));
+    }
+    void start() {
+        df11_tile_decode<<<std::min(blocks, total), warps * 32, warps * stage>>>(
+            device, u32(tasks.size()), total, stage, status, 0);
+        CUDA(cudaGetLastError());
+    }
+    u32 result() {
+        CUDA(cudaDeviceSynchronize());
+        u32 s;
+        CUDA(cudaMemcpy(&s, status, 4, cudaMemcpyDeviceToHost));
+        return s;
+    }
+    void free() {
+        CUDA(cudaFree(status));
+        if (device) CUDA(cudaFree(device));
+    }
+};
+
+static void* flush_buffer;
+static const size_t FLUSH = 512 << 20;
+template <class F> double once(F f) {
+    static cudaEvent_t a = nullptr, b;
+    if (!a) {
+        CUDA(cudaEventCreate(&a));
+        CUDA(cudaEventCreate(&b));
+    }
+    CUDA(cudaMemsetAsync(flush_buffer, 1, FLUSH));
+    CUDA(cudaEventRecord(a));
+    f();
+    CUDA(cudaEventRecord(b));
+    CUDA(cudaEventSynchronize(b));
+    float ms;
+    CUDA(cudaEventElapsedTime(&ms, a, b));
+    return ms / 1e3;
+}
+static double median(std::vector<double> v) {
+    std::sort(v.begin(), v.end());
+    return v[v.size() / 2];
+}
+__global__ void differences(const u32* a, const u32* b, u64 n, unsigned long long* sum) {
+    u64 mine = 0;
+    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < n; i += u64(gridDim.x) * blockDim.x) mine += a[i] != b[i];
+    if (mine) atomicAdd(sum, mine);
+}
+
+// Matrices whose edges are not whole tiles.
+static void bench_edges(int reps) {
+    for (auto [rows, columns, linear] : {std::tuple<u32, u32, bool>{4096, 4096, false}, {4096, 3968, false}, {4096, 1408, false},
+             {4096, 896, false}, {50257, 768, false}, {4096, 4096, true}, {4095, 4095, true}}) {
+        Matrix m = make_matrix(rows, columns, 5, 0);
+        Stored s = store(m, make_code(m, TABLE_BITS), linear);
+        Resident r(s);
+        u16* out;
+        CUDA(cudaMalloc(&out, m.elements() * 2));
+        Launch l(s.most_bytes);
+        l.add(r.task(out));
+        l.prepare();
+        std::vector<double> t;
+        for (int i = 0; i < reps; i++) t.push_back(once([&] { l.start(); }));
+        std::vector<u16> back(m.elements());
+        u32 status = l.result();
+        CUDA(cudaMemcpy(back.data(), out, back.size() * 2, cudaMemcpyDeviceToHost));
+        printf("%u x %u %s: %.4f bits, %.1f us, %.0f GB/s, %s status %u\n", rows, columns, linear ? "linear" : "2-D",
+            s.bytes() * 8.0 / m.elements(), median(t) * 1e6, m.elements() * 2 / median(t) / 1e9, back == m.w ? "right" : "WRONG",
+            status);
+        r.free();
+        l.free();
+        CUDA(cudaFree(out));
+    }
+}
+
+static int bench(int reps, int mode, std::vector<u32> warps) {
+    const u32 shapes[7][2] = {{4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}};
+    std::vector<Stored> stored;
+    u64 elements = 0, bytes = 0, most = 0;
+    u16 *original, *out;
+    std::vector<Matrix> ms;
+    double book = 0;
+    for (int i = 0; i < 7; i++) {
+        ms.push_back(make_matrix(shapes[i][0], shapes[i][1], 77 + i, mode));
+        elements += ms.back().elements();
+    }
+    for (auto& m : ms) {
+        Code c = make_code(m, TABLE_BITS);
+        stored.push_back(store(m, c, false));
+        bytes += stored.back().bytes();
+        book += c.codebook.size();
+        most = std::max(most, stored.back().most_bytes);
+    }
+    CUDA(cudaMalloc(&flush_buffer, FLUSH));
+    CUDA(cudaMalloc(&original, elements * 2));
+    CUDA(cudaMalloc(&out, elements * 2));
+    u64 at = 0;
+    std::vector<Resident> residents;
+    for (size_t i = 0; i < 7; i++) {
+        CUDA(cudaMemcpy(original + at, ms[i].w.data(), ms[i].elements() * 2, cudaMemcpyHostToDevice));
+        at += ms[i].elements();
+        residents.emplace_back(stored[i]);
+    }
+    printf("mode %d: %.4f bits a weight (codebooks %.5f), largest tile %llu bytes\n", mode, bytes * 8.0 / elements,
+        book * 8 / elements, (unsigned long long)most);
+    int failed = 0;
+    if (warps.empty()) warps.push_back(TILE_WARPS);
+    for (u32 w : warps) {
+        Launch block(most, w), alone(most, w);
+        at = 0;
+        for (auto& r : residents) {
+            block.add(r.task(out + at));
+            at += r.s->elements();
+        }
+        alone.add(residents[0].task(out));
+        block.prepare();
+        alone.prepare();
+        CUDA(cudaMemset(out, 0xA5, elements * 2));
+        block.start();
+        u32 status = block.result();
+        unsigned long long *d, wrong = 0;
+        CUDA(cudaMalloc(&d, 8));
+        CUDA(cudaMemset(d, 0, 8));
+        differences<<<1024, 256>>>((u32*)out, (u32*)original, elements / 2, d);
+        CUDA(cudaMemcpy(&wrong, d, 8, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemset(out, 0xA5, elements * 2));
+        alone.start();
+        status |= alone.result();
+        differences<<<1024, 256>>>((u32*)out, (u32*)original, ms[0].elements() / 2, d);
+        CUDA(cudaMemcpy(&wrong, d, 8, cudaMemcpyDeviceToHost));
+        std::vector<double> c, b, a;
+        for (int i = 0; i < reps + 2; i++) {
+            double x = once([&] { CUDA(cudaMemcpyAsync(out, original, elements * 2, cudaMemcpyDeviceToDevice)); }),
+                   y = once([&] { block.start(); }), z = once([&] { alone.start(); });
+            if (i > 1) c.push_back(x), b.push_back(y), a.push_back(z);
+        }
+        double cr = elements * 4 / median(c), br = elements * 2 / median(b), ar = ms[0].elements() * 2 / median(a);
+        printf("T%u prefetch %d bound %dx%d: warps %2u x %u stage %u  copy %4.0f  block %6.1f us %5.0f GB/s %.4f | 4096x4096 %5.1f "
+               "us %5.0f GB/s %.4f | wrong %llu status %u\n",
+            TABLE_BITS, TILE_PREFETCH, TILE_WARPS, TILE_BLOCKS, block.warps, block.blocks / 132, block.stage, cr / 1e9,
+            median(b) * 1e6, br / 1e9, br / cr, median(a) * 1e6, ar / 1e9, ar / cr, wrong, status);
+        fflush(stdout);
+        failed |= wrong || status;
+        block.free();
+        alone.free();
+        CUDA(cudaFree(d));
+    }
+    return failed;
+}
+
+struct Case {
+    Matrix m;
+    bool linear;
+};
+static std::vector<Case> cases() {
+    std::vector<Case> all;
+    u64 seed = 1;
+    auto add = [&](u32 r, u32 c, int mode, bool linear) { all.push_back({make_matrix(r, c, seed++, mode), linear}); };
+    for (int mode : {0, 2, 3}) {
+        for (auto [r, c] : {std::pair<u32, u32>{32, 256}, {64, 512}, {1, 256}, {33, 264}, {31, 248}, {40, 8}, {7, 1000}, {96, 384},
+                 {129, 776}, {8, 520}, {100, 16}, {32, 4096}})
+            add(r, c, mode, false);
+        for (u32 n : {1u, 2u, 7u, 8u, 9u, 255u, 256u, 257u, 511u, 513u, 8191u, 8192u, 8193u, 8448u, 16384u, 20001u})
+            add(1, n, mode, true);
+        add(33, 77, mode, true);
+    }
+    add(64, 256, 0, false);
+    for (auto& w : all.back().m.w) w = 0x3F80; // one pair
+    add(256, 256, 0, false);
+    for (size_t i = 0; i < 65536; i++) all.back().m.w[i] = u16(i); // every pattern
+    add(1, 65536, 0, true);
+    for (size_t i = 0; i < 65536; i++) all.back().m.w[i] = u16(i * 40503);
+    add(512, 512, 0, false);
+    for (auto& w : all.back().m.w)
+        w = u16((w & 0x807F) | (120 + __builtin_ctz(w * 2654435761u | 1 << 20)) << 7); // codes of many lengths
+    return all;
+}
+// Decodes a rectangle between guards of poison.
+static bool decodes(
+    const Resident& r, const Matrix& m, u64 r0, u64 r1, u64 c0, u64 c1, u32 warps, u32* status_out, bool guard = true) {
+    const size_t count = (r1 - r0) * (c1 - c0), around = guard ? 128 : 0;
+    u16* device;
+    CUDA(cudaMalloc(&device, (count + 2 * around) * 2));
+    CUDA(cudaMemset(device, 0xA5, (count + 2 * around) * 2));
+    Launch l(r.s->most_bytes, warps);
+    l.add(r.task(r0, r1, c0, c1, device + around));
+    l.prepare();
+    l.start();
+    u32 status = l.result();
+    l.free();
+    std::vector<u16> out(count + 2 * around);
+    CUDA(cudaMemcpy(out.data(), device, out.size() * 2, cudaMemcpyDeviceToHost));
+    CUDA(cudaFree(device));
+    bool good = true;
+    for (size_t i = 0; i < around; i++) good &= out[i] == 0xA5A5 && out[out.size() - 1 - i] == 0xA5A5;
+    bool same = true;
+    for (u64 y = r0; y < r1; y++) same &= !memcmp(&out[around + (y - r0) * (c1 - c0)], &m.w[y * r.s->columns + c0], (c1 - c0) * 2);
+    if (status_out) {
+        *status_out = status;
+        return good && same;
+    }
+    return good && same && !status;
+}
+static int check() {
+    size_t tests = 0, failures = 0;
+    std::mt19937_64 random(3);
+    std::vector<Case> all = cases();
+    std::vector<Stored> stored;
+    std::vector<Resident> residents;
+    stored.reserve(all.size());
+    for (auto& c : all) {
+        stored.push_back(store(c.m, make_code(c.m, TABLE_BITS), c.linear));
+        const Stored& s = stored.back();
+        residents.emplace_back(s);
+        for (int i = 0; i < 4; i++) {
+            u64 r0 = 0, r1 = s.rows, c0 = 0, c1 = s.columns;
+            if (i) {
+                r0 = random() % s.rows, r1 = r0 + 1 + random() % (s.rows - r0), c0 = random() % s.columns,
+                c1 = c0 + 1 + random() % (s.columns - c0);
+            }
+            if (i < 3) {
+                c0 = c0 / 8 * 8;
+                if (!s.linear) c1 = (c1 + 7) / 8 * 8;
+            }
+            tests++;
+            if (!decodes(residents.back(), c.m, r0, r1, c0, c1, i == 1 ? 2 : TILE_WARPS, nullptr)) {
+                if (failures++ < 20)
+                    printf("FAIL %llu x %llu linear %d: rows %llu..%llu columns %llu..%llu\n", (unsigned long long)s.rows,
+                        (unsigned long long)s.columns, s.linear, (unsigned long long)r0, (unsigned long long)r1,
+                        (unsigned long long)c0, (unsigned long long)c1);
+            }
+        }
+    }
+    u64 size = 0, most = 0;
+    for (auto& s : stored) size += (s.elements() + 127) / 128 * 128, most = std::max(most, s.most_bytes); // all in one launch
+    u16* device;
+    CUDA(cudaMalloc(&device, size * 2));
+    CUDA(cudaMemset(device, 0xA5, size * 2));
+    Launch l(most);
+    u64 at = 0;
+    for (auto& r : residents) {
+        l.add(r.task(device + at));
+        at += (r.s->elements() + 127) / 128 * 128;
+    }
+    l.prepare();
+    l.start();
+    bool good = l.result() == 0;
+    std::vector<u16> out(size);
+    CUDA(cudaMemcpy(out.data(), device, size * 2, cudaMemcpyDeviceToHost));
+    at = 0;
+    for (size_t i = 0; i < all.size(); i++) {
+        good &= !memcmp(&out[at], all[i].m.w.data(), all[i].m.w.size() * 2);
+        at += (all[i].m.w.size() + 127) / 128 * 128;
+    }
+    tests++, failures += !good;
+    printf("check: %zu decodings of %zu tensors, %zu wrong\n", tests, all.size(), failures);
+    return failures != 0;
+}
+static int hostile(int count, u64 seed) {
+    std::mt19937_64 random(seed);
+    std::vector<Case> all = cases();
+    size_t refused = 0, same = 0, other = 0, missed = 0;
+    std::vector<Stored> stored;
+    for (auto& c : all) stored.push_back(store(c.m, make_code(c.m, TABLE_BITS), c.linear));
+    for (int i = 0; i < count; i++) {
+        size_t which = random() % all.size();
+        Stored s = stored[which];
+        const int kind = random() % 4;
+        auto flip = [&](u8* p, size_t n) {
+            if (!n) return;
+            u64 changes = 1 + random() % 4;
+            switch (random() % 3) {
+            case 0:
+                while (changes--) p[random() % n] ^= 1 << random() % 8;
+                break;
+            case 1:
+                while (changes--) p[random() % n] = u8(random());
+                break;
+            default:
+                for (size_t k = 0; k < n; k++) p[k] = u8(random());
+            }
+        };
+        if (kind == 0 || kind == 3) flip(s.bits.data(), s.bits.size());
+        if (kind == 1 || kind == 3) flip((u8*)s.index.data(), s.index.size() * sizeof(TileRecord));
+        if (kind == 2 || kind == 3)
+            s.table = stored[random() % all.size()].table; // tables are made by the host from a checked codebook
+        Resident r(s);
+        u32 status;
+        u64 r0 = 0, r1 = s.rows, c0 = 0, c1 = s.columns;
+        if (random() % 2) r0 = random() % s.rows, r1 = r0 + 1 + random() % (s.rows - r0);
+        bool equal = decodes(r, all[which].m, r0, r1, c0, c1, 1 + random() % TILE_WARPS, &status, false);
+        if (status) refused++;
+        else if (equal) same++;
+        else {
+            other++;
+            missed += kind == 1;
+        }
+        r.free();
+    }
+    printf("hostile: %d streams: %zu refused, %zu decoded right, %zu another valid stream, %zu of them by a changed index\n", count,
+        refused, same, other, missed);
+    return 0;
+}
+int main(int argc, char** argv) {
+    std::string mode = argc > 1 ? argv[1] : "";
+    if (mode == "bench") {
+        std::vector<u32> w;
+        for (int i = 4; i < argc; i++) w.push_back(atoi(argv[i]));
+        return bench(atoi(argv[2]), atoi(argv[3]), w);
+    }
+    if (mode == "check") return check();
+    if (mode == "edges") {
+        CUDA(cudaMalloc(&flush_buffer, FLUSH));
+        bench_edges(15);
+        return 0;
+    }
+    if (mode == "encode") {
+        for (auto& c : cases()) {
+            Stored s = store(c.m, make_code(c.m, TABLE_BITS), c.linear);
+            printf("%llu x %llu %d: %.3f\n", (unsigned long long)s.rows, (unsigned long long)s.columns, s.linear,
+                s.bytes() * 8.0 / s.elements());
+        }
+        return 0;
+    }
+    if (mode == "hostile") return hostile(atoi(argv[2]), strtoull(argv[3], nullptr, 10));
+    return 2;
+}
