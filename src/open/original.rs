@@ -35,7 +35,10 @@ pub(crate) fn original(shard: &Shard, file: usize) -> Result<WeightsFile> {
                 && record.file_offset.get() == tensor.offset
         });
         if !same {
-            return Err(wrong(format!("directory and header of {path:?} differ in tensor {:?}", tensor.name)));
+            return Err(wrong(format!(
+                "directory and header of {path:?} differ in tensor {:?}",
+                tensor.name
+            )));
         }
     }
     let count = shard.tensors_of(file).len();

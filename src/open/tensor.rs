@@ -290,6 +290,14 @@ impl<'m> Tensor<'m> {
         row_bytes(self.name(), &self.shape(), self.byte_length()?, rows)
     }
 
+    /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the least.
+    pub(crate) fn unit(&self) -> u64 {
+        let target = self.target();
+        let sizes =
+            (target.encoding() == Encoding::Tile).then(|| super::reader::tile_sizes(&target).ok()).flatten();
+        sizes.map_or(2, |sizes| 2 * sizes.geometry().strip_elements())
+    }
+
     /// What the GPU needs to decode it, of a tensor in the `gap` encoding.
     #[cfg(feature = "cuda")]
     pub(crate) fn gap_index(&self) -> Result<super::reader::GapIndex<'m>> {

@@ -10,12 +10,13 @@ use super::{
     decoder::read_parallel,
     original::{original, wrong_prefix},
     pieces::Part,
-    reader::gap_index,
+    reader::{gap_index, tile_index},
     shard::check_zero,
 };
 use crate::{
     Dtype, Error, Result,
     constants::HEAD_BYTES,
+    encoding::tile::Codebook,
     format::{self, records::FILE_WEIGHTS},
     huffman,
     progress::{Observer, advance},
@@ -219,7 +220,7 @@ impl Verify<'_, '_> {
         }
     }
 
-    /// Code lengths, LUTs, and what of the gaps no thread reads.
+    /// Code lengths, LUTs, and what of the gaps no thread reads; codes of pairs.
     fn codebooks(&self) -> Result<()> {
         for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap) {
             let index = gap_index(&tensor)?;
@@ -227,6 +228,11 @@ impl Verify<'_, '_> {
             let last_gaps = self.shard.read_array(index.gaps_array(), end - 1..end)?;
             huffman::verify_codebook(&index.codebook)
                 .and_then(|()| index.layout.check_unused_gap(last_gaps[0]))
+                .map_err(|error| tensor.locate(error))?;
+        }
+        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Tile) {
+            tile_index(&tensor)
+                .and_then(|index| Codebook::from_bytes(&index.codebook))
                 .map_err(|error| tensor.locate(error))?;
         }
         Ok(())

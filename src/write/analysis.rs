@@ -10,12 +10,9 @@
 use blake3::Hasher;
 use rayon::prelude::*;
 
-use super::{Layout, gap, input::Weights, tile};
+use super::{Layout, coding::Coding, gap, input::Weights, tile};
 use crate::{
-    Dtype, Error, Result,
-    huffman::Histogram,
-    open::hash,
-    progress::Observer,
+    Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, progress::Observer,
     source::SourceTensor,
 };
 
@@ -41,13 +38,6 @@ pub(super) struct TensorAnalysis {
     pub(super) hash: [u8; 32],
     /// How it would be coded; `None` where it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
-}
-
-/// A tensor's code, and where each chunk's codes go.
-#[derive(Debug)]
-pub(super) enum Coding {
-    Gap(gap::Coding),
-    Tile(tile::Coding),
 }
 
 /// Part of a tensor that lies in the current batch.
@@ -99,7 +89,8 @@ pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observe
     }
     progress.finish_until(&pass, file.file.tensors.len())?;
     let analysis = FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: progress.analyses };
-    file.check_hashes(&analysis.hash, analysis.tensors.iter().map(|tensor| &tensor.hash))?;
+    let hashes: Vec<_> = analysis.tensors.iter().map(|tensor| &tensor.hash).collect();
+    file.check_hashes(&analysis.hash, &hashes)?;
     Ok(analysis)
 }
 
@@ -195,14 +186,14 @@ impl Pass<'_> {
 
     /// Counts and measures a tensor that is in memory.
     fn whole(&self, tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::Coding>> {
-        let mut histogram = tile::PairHistogram::new();
+        let mut histogram = PairHistogram::new();
         histogram.add(weights);
         let geometry = tile::geometry(&tensor.shape)?;
         tile::Coding::of_whole(geometry, &histogram, weights)
     }
 
     /// Measures a tensor whose pairs are counted.
-    fn measure(&self, tensor: &SourceTensor, histogram: &tile::PairHistogram) -> Result<Option<tile::Coding>> {
+    fn measure(&self, tensor: &SourceTensor, histogram: &PairHistogram) -> Result<Option<tile::Coding>> {
         let geometry = tile::geometry(&tensor.shape)?;
         let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
             weights.resize((range.end - range.start) as usize, 0);

@@ -17,6 +17,7 @@ const MAX_CHUNKS: u64 = 4096;
 /// Histograms of a tensor's chunks while they are being counted.
 pub(super) struct Counting {
     geometry: Geometry,
+    piece_bytes: u64,
     chunk_bytes: u64,
     histograms: Vec<Histogram>,
 }
@@ -27,7 +28,9 @@ pub(super) struct Coding {
     pub(super) lengths: CodeLengths,
     pub(super) layout: Layout,
     pub(super) histogram: Histogram,
-    /// Bytes of a chunk but the last.
+    /// Bytes that are best read together.
+    pub(super) piece_bytes: u64,
+    /// Bytes of a chunk but the last, a multiple of them.
     pub(super) chunk_bytes: u64,
     /// The first bit of each chunk's codes, and `bit_count`.
     pub(super) chunk_bits: Vec<u64>,
@@ -37,7 +40,7 @@ impl Counting {
     /// Prepares for a tensor of `length` bytes that is counted in pieces of `piece_bytes`.
     pub(super) fn new(geometry: Geometry, length: u64, piece_bytes: u64) -> Self {
         let chunk_bytes = MIN_CHUNK_BYTES.max(length.div_ceil(MAX_CHUNKS)).next_multiple_of(piece_bytes);
-        Self { geometry, chunk_bytes, histograms: Vec::new() }
+        Self { geometry, piece_bytes, chunk_bytes, histograms: Vec::new() }
     }
 
     /// Takes the histogram of the next piece, which starts at this byte of the tensor.
@@ -62,6 +65,7 @@ impl Counting {
             bits += lengths.bits(chunk)?;
             chunk_bits.push(bits);
         }
-        Ok(Coding { lengths, layout, histogram, chunk_bytes: self.chunk_bytes, chunk_bits })
+        let Self { piece_bytes, chunk_bytes, .. } = self;
+        Ok(Coding { lengths, layout, histogram, piece_bytes, chunk_bytes, chunk_bits })
     }
 }

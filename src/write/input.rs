@@ -6,6 +6,7 @@ use std::{
     collections::VecDeque,
     fs::File,
     io::Write,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -53,7 +54,8 @@ impl<'a> Input<'a> {
         for shard in model.shards() {
             for (index, record) in shard.directory().files.iter().enumerate() {
                 if record.kind == FILE_WEIGHTS {
-                    weights.push(Weights::of_shard(shard, index).map_err(|error| error.in_file(shard.path()))?);
+                    weights
+                        .push(Weights::of_shard(shard, index).map_err(|error| error.in_file(shard.path()))?);
                 } else if record.kind == FILE_SIDE {
                     let path = shard.directory().file_path(record).to_owned();
                     side.push(Side { path, length: record.length.get(), place: Place::Stored(shard, index) });
@@ -88,7 +90,20 @@ impl<'a> Input<'a> {
 pub(super) struct Weights<'a> {
     /// Its description; its reader is of use only where nothing is decoded.
     pub(super) file: Cow<'a, WeightsFile>,
-    decoded: Option<Decoded<'a>>,
+    /// Where the bytes come from, if not from the file.
+    decoded: Option<Box<dyn Tensors + 'a>>,
+}
+
+/// The tensors of a weights file, by their index in its description.
+trait Tensors: Sync {
+    /// Reads a range of a tensor's bytes.
+    fn read(&self, index: usize, range: Range<u64>, out: &mut [u8]) -> Result<()>;
+
+    /// Bytes of a tensor that are best read together.
+    fn unit(&self, index: usize) -> u64;
+
+    /// Compares hashes with those that are stored.
+    fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()>;
 }
 
 /// The tensors of a weights file that are stored in a container.
@@ -113,7 +128,7 @@ impl<'a> Weights<'a> {
         let tensors: Vec<Tensor<'a>> = description.tensors.iter().map(find).collect();
         tensors.iter().try_for_each(Tensor::check_known)?;
         let decoded = Decoded { shard, file, tensors, prepared: Mutex::default() };
-        Ok(Self { file: Cow::Owned(description), decoded: Some(decoded) })
+        Ok(Self { file: Cow::Owned(description), decoded: Some(Box::new(decoded)) })
     }
 
     /// Reads or decodes bytes of one tensor, `offset` counted from the start of the file.
@@ -122,34 +137,41 @@ impl<'a> Weights<'a> {
         // Tensors without bytes come before the one that starts where they do.
         let index = self.file.tensors.partition_point(|tensor| tensor.offset <= offset) - 1;
         let start = offset - self.file.tensors[index].offset;
-        decoded.prepare(index)?.read(start..start + out.len() as u64, out)
+        decoded.read(index, start..start + out.len() as u64, out)
     }
 
     /// Bytes of a tensor that are best read together: a multiple of them costs nothing twice.
     pub(super) fn unit(&self, index: usize) -> u64 {
-        self.decoded.as_ref().map_or(2, |decoded| decoded.tensors[index].unit())
+        self.decoded.as_ref().map_or(2, |decoded| decoded.unit(index))
     }
 
     /// Compares hashes that the first pass found with those that the container has, if it comes from one.
-    pub(super) fn check_hashes<'h>(
-        &self,
-        file_hash: &[u8; 32],
-        mut tensor_hashes: impl Iterator<Item = &'h [u8; 32]>,
-    ) -> Result<()> {
-        let Some(Decoded { shard, file, tensors, .. }) = &self.decoded else { return Ok(()) };
+    pub(super) fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
+        self.decoded.as_ref().map_or(Ok(()), |decoded| decoded.check_hashes(file, tensors))
+    }
+}
+
+impl Tensors for Decoded<'_> {
+    fn read(&self, index: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        self.prepare(index)?.read(range, out)
+    }
+
+    fn unit(&self, index: usize) -> u64 {
+        self.tensors[index].unit()
+    }
+
+    fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
         let wrong = |place: String| {
-            let problem = "its bytes do not have the hash in the directory; the container is damaged, fetch or \
-                           make it again";
-            Err(Error::corrupt(place, 0, problem).in_file(shard.path()))
+            let problem = "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
+            Err(Error::corrupt(place, 0, problem).in_file(self.shard.path()))
         };
-        if let Some(tensor) = tensors.iter().find(|tensor| tensor_hashes.next() != Some(tensor.hash().as_bytes())) {
+        let mut pairs = self.tensors.iter().zip(tensors);
+        if let Some((tensor, _)) = pairs.find(|(tensor, hash)| tensor.hash().as_bytes() != **hash) {
             return wrong(format!("tensor {:?}", tensor.name()));
         }
-        let record = &shard.directory().files[*file];
-        if record.hash != *file_hash {
-            return wrong(format!("file {:?}", self.file.path));
-        }
-        Ok(())
+        let directory = self.shard.directory();
+        let record = &directory.files[self.file];
+        if record.hash == *file { Ok(()) } else { wrong(format!("file {:?}", directory.file_path(record))) }
     }
 }
 
@@ -190,7 +212,9 @@ impl Side<'_> {
                 let mut bytes = Vec::new();
                 for start in (0..self.length).step_by(CHECKSUM_CHUNK_BYTES as usize) {
                     bytes.resize(CHECKSUM_CHUNK_BYTES.min(self.length - start) as usize, 0);
-                    reader.read_exact_at(start, &mut bytes).map_err(|error| Error::io("reading", file, error))?;
+                    reader
+                        .read_exact_at(start, &mut bytes)
+                        .map_err(|error| Error::io("reading", file, error))?;
                     take(&bytes)?;
                 }
                 Ok(())

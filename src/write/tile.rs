@@ -18,7 +18,7 @@ use std::{
 
 use crate::{
     Error, Result,
-    encoding::tile::{Codebook, Encoder, Geometry, PairHistogram, Sizes},
+    encoding::tile::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes},
     parallel,
     progress::Observer,
 };
@@ -82,7 +82,11 @@ impl Counts {
 /// The geometry of a tensor.
 pub(super) fn geometry(shape: &[u64]) -> Result<Geometry> {
     let geometry = Geometry::choose(shape)?;
-    if 2 * geometry.strip_elements() <= MAX_STRIP_BYTES { Ok(geometry) } else { Geometry::vector(geometry.elements()) }
+    if 2 * geometry.strip_elements() <= MAX_STRIP_BYTES {
+        Ok(geometry)
+    } else {
+        Geometry::vector(geometry.elements())
+    }
 }
 
 impl Chunks {
@@ -114,56 +118,153 @@ impl Chunks {
 }
 
 /// The weights of each strip of a group.
-fn strips<'w>(geometry: Geometry, strips: Range<u64>, weights: &'w [u8]) -> impl Iterator<Item = (u64, &'w [u8])> {
+fn strips<'w>(
+    geometry: Geometry,
+    strips: Range<u64>,
+    weights: &'w [u8],
+) -> impl Iterator<Item = (u64, &'w [u8])> {
     strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
 }
 
 /// Reads a range of a tensor's bytes.
 pub(super) type Read<'a> = &'a (dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync);
 
+/// A code, and what measuring with it needs.
+struct Measuring {
+    codebook: Codebook,
+    encoder: Encoder,
+    chunks: Chunks,
+}
+
+impl Measuring {
+    /// Makes the code of a tensor; `None` where coding makes it no smaller anyway.
+    fn new(geometry: Geometry, histogram: &PairHistogram) -> Result<Option<Self>> {
+        let codebook = Codebook::from_histogram(histogram)?;
+        let bits = codebook.expected_bits(histogram);
+        if bits.is_none_or(|bits| bits >= 8 * geometry.elements()) {
+            return Ok(None);
+        }
+        let encoder = Encoder::new(&codebook, geometry);
+        Ok(Some(Self { codebook, encoder, chunks: Chunks::new(geometry) }))
+    }
+
+    /// The bytes that the bits of a group take.
+    fn group(&self, group: Range<u64>, weights: &[u8]) -> Result<u64> {
+        strips(self.chunks.geometry, group, weights)
+            .try_fold(0, |sum, (strip, weights)| Ok(sum + self.encoder.strip_bytes(strip, weights)?))
+    }
+
+    fn finish(self, histogram: &PairHistogram, chunk_bytes: impl Iterator<Item = u64>) -> Result<Coding> {
+        let mut chunk_starts = vec![0];
+        let mut end = 0;
+        for bytes in chunk_bytes {
+            end += bytes;
+            chunk_starts.push(end);
+        }
+        let (codebook, geometry) = (self.codebook.to_bytes(), self.chunks.geometry);
+        Ok(Coding {
+            sizes: Sizes::new(geometry, 8 * end, codebook.len() as u64)?,
+            codebook,
+            entropy_bits: histogram.exponents().entropy() * geometry.elements() as f64,
+            chunks: self.chunks,
+            chunk_starts,
+        })
+    }
+}
+
 impl Coding {
-    /// Makes the code of a tensor from its histogram and measures its strips, on all threads; `None` where coding makes it no smaller
-    /// anyway.
-    pub(super) fn new(
+    /// Measures a tensor that is in memory, on this thread.
+    pub(super) fn of_whole(
+        geometry: Geometry,
+        histogram: &PairHistogram,
+        weights: &[u8],
+    ) -> Result<Option<Self>> {
+        let Some(measuring) = Measuring::new(geometry, histogram)? else { return Ok(None) };
+        let mut bytes = vec![0; measuring.chunks.count()];
+        for (chunk, bytes) in bytes.iter_mut().enumerate() {
+            for (group, range) in measuring.chunks.groups(chunk) {
+                *bytes += measuring.group(group, &weights[range.start as usize..range.end as usize])?;
+            }
+        }
+        measuring.finish(histogram, bytes.into_iter()).map(Some)
+    }
+
+    /// Measures a tensor of any size, on all threads.
+    pub(super) fn of_read(
         geometry: Geometry,
         histogram: &PairHistogram,
         read: Read<'_>,
         observer: &dyn Observer,
     ) -> Result<Option<Self>> {
-        let codebook = Codebook::from_histogram(histogram);
-        let elements = geometry.elements();
-        if codebook.expected_bits(histogram) >= 8 * elements {
-            return Ok(None);
-        }
-        let encoder = Encoder::new(&codebook, geometry);
-        let chunks = Chunks::new(geometry);
+        let Some(measuring) = Measuring::new(geometry, histogram)? else { return Ok(None) };
+        let chunks = measuring.chunks;
         let bytes: Vec<AtomicU64> = (0..chunks.count()).map(|_| AtomicU64::new(0)).collect();
         parallel::for_each(bytes.len(), Vec::new, |weights, chunk| {
-            if observer.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
             for (group, range) in chunks.groups(chunk) {
+                if observer.is_cancelled() {
+                    return Err(Error::Cancelled);
+                }
                 read(range, weights)?;
-                let measured: u64 =
-                    strips(geometry, group, weights).map(|(strip, weights)| encoder.strip_bytes(strip, weights)).sum();
-                bytes[chunk].fetch_add(measured, Ordering::Relaxed);
+                bytes[chunk].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
             }
             Ok(())
         })?;
-        let mut chunk_starts = vec![0];
-        let mut end = 0;
-        for bytes in bytes {
-            end += bytes.into_inner();
-            chunk_starts.push(end);
-        }
-        let codebook = codebook.to_bytes();
-        let sizes = Sizes::new(geometry, 8 * end, codebook.len() as u64)?;
-        let entropy_bits = histogram.exponents().entropy() * elements as f64;
-        Ok(Some(Self { sizes, codebook, entropy_bits, chunks, chunk_starts }))
+        measuring.finish(histogram, bytes.into_iter().map(AtomicU64::into_inner)).map(Some)
     }
 
     /// The number of chunks.
     pub(super) fn chunk_count(&self) -> usize {
         self.chunks.count()
     }
+
+    /// The encoder of its strips.
+    pub(super) fn encoder(&self) -> Result<Encoder> {
+        Ok(Encoder::new(&Codebook::from_bytes(&self.codebook)?, self.sizes.geometry()))
+    }
+
+    /// Encodes a chunk, a group of strips at a time: `read` brings their weights, `write` takes what they add to the arrays, at these bytes
+    /// of records, bitstream and plane.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the weights are not those that were measured, and what `read` and `write` answer.
+    pub(super) fn encode_chunk(
+        &self,
+        encoder: &Encoder,
+        chunk: usize,
+        scratch: &mut Scratch,
+        read: Read<'_>,
+        write: &mut dyn FnMut([u64; 3], &EncodedStrips) -> Result<()>,
+    ) -> Result<()> {
+        let Scratch { weights, output } = scratch;
+        let mut byte = self.chunk_starts[chunk];
+        let end = self.chunk_starts[chunk + 1];
+        for (group, range) in self.chunks.groups(chunk) {
+            output.clear();
+            read(range, weights)?;
+            for (strip, weights) in strips(self.chunks.geometry, group.clone(), weights) {
+                encoder.encode_strip(strip, weights, byte + output.bitstream.len() as u64, output)?;
+            }
+            let last = group.end == self.sizes.strip_count();
+            let limit = if last { self.sizes.bitstream_bytes() } else { end };
+            if byte + output.bitstream.len() as u64 > limit {
+                return Err(changed());
+            }
+            write([self.sizes.records_of(&group)?.start, byte, self.sizes.plane_of(&group)?.start], output)?;
+            byte += output.bitstream.len() as u64;
+        }
+        let is_last = chunk + 1 == self.chunk_count();
+        if byte == if is_last { self.sizes.bitstream_bytes() } else { end } { Ok(()) } else { Err(changed()) }
+    }
+}
+
+/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become, about 2 MiB; more for matrices whose strips
+/// are longer.
+#[derive(Default)]
+pub(super) struct Scratch {
+    weights: Vec<u8>,
+    output: EncodedStrips,
+}
+
+fn changed() -> Error {
+    Error::parameter("strips take other bits than were measured", "leave the source alone")
 }
