@@ -4,6 +4,9 @@
 //! breaks one rule and no other.
 #![allow(dead_code, reason = "each user needs another part")]
 
+#[path = "tile.rs"]
+pub(crate) mod tile;
+
 use std::collections::BTreeMap;
 
 use df11::{
@@ -15,9 +18,9 @@ use df11::{
         directory::ShardRecord,
         identity,
         records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS,
-            FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
-            SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_SIDE,
+            FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
+            SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
         },
     },
 };
@@ -28,6 +31,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) enum Store {
     Raw,
     Gap(u32, u32),
+    /// As encoded.
+    Tile(tile::Arrays),
     Alias(String),
 }
 
@@ -62,6 +67,23 @@ impl Item {
     /// Weights, coded with bytes a thread and threads a block.
     pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
         Self { store: Store::Gap(geometry.0, geometry.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
+    }
+
+    /// Weights in tiles with these `tile_columns` and `columns`; pairs that occur at least `least` times have codes.
+    pub(crate) fn tile(
+        name: &str,
+        shape: &[u64],
+        weights: Vec<u8>,
+        parameters: (u64, u64),
+        least: u64,
+    ) -> Self {
+        let arrays = tile::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
+        Self::tiled(name, shape, weights, arrays)
+    }
+
+    /// Weights in tiles, encoded.
+    pub(crate) fn tiled(name: &str, shape: &[u64], weights: Vec<u8>, arrays: tile::Arrays) -> Self {
+        Self { store: Store::Tile(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
     /// The same bytes again, under another name.
@@ -168,6 +190,14 @@ pub(crate) fn encode(
     (arrays, parameters)
 }
 
+/// The four arrays of `tile`, and its parameters.
+fn in_sections(arrays: &tile::Arrays) -> (Vec<Stored>, [u64; 4]) {
+    let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
+    let [tile_columns, columns, bit_count] = arrays.parameters;
+    let arrays = kinds.into_iter().zip(arrays.list()).map(|(kind, array)| (kind, array.to_vec()));
+    (arrays.collect(), [tile_columns, columns, bit_count, 0])
+}
+
 impl Model {
     /// A whole model in one container: files by path, blocks as they come, tensors by name.
     pub(crate) fn new(items: &[Item], side: &[(&str, &[u8])]) -> Self {
@@ -203,6 +233,7 @@ impl Model {
                 Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
+                Store::Tile(arrays) => (ENCODING_TILE, in_sections(arrays)),
             };
             Tensor {
                 name: item.name.clone().into_bytes(),
