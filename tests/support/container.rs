@@ -4,8 +4,8 @@
 //! breaks one rule and no other.
 #![allow(dead_code, reason = "each user needs another part")]
 
-#[path = "tile.rs"]
-pub(crate) mod tile;
+#[path = "tile_arrays.rs"]
+pub(crate) mod tile_arrays;
 
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) enum Store {
     Raw,
     Gap(u32, u32),
-    /// As encoded.
-    Tile(tile::Arrays),
+    /// In tiles, as encoded.
+    Encoded(tile_arrays::Arrays),
     Alias(String),
 }
 
@@ -70,20 +70,20 @@ impl Item {
     }
 
     /// Weights in tiles with these `tile_columns` and `columns`; pairs that occur at least `least` times have codes.
-    pub(crate) fn tile(
+    pub(crate) fn in_tiles(
         name: &str,
         shape: &[u64],
         weights: Vec<u8>,
         parameters: (u64, u64),
         least: u64,
     ) -> Self {
-        let arrays = tile::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
-        Self::tiled(name, shape, weights, arrays)
+        let arrays = tile_arrays::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
+        Self::encoded(name, shape, weights, arrays)
     }
 
     /// Weights in tiles, encoded.
-    pub(crate) fn tiled(name: &str, shape: &[u64], weights: Vec<u8>, arrays: tile::Arrays) -> Self {
-        Self { store: Store::Tile(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
+    pub(crate) fn encoded(name: &str, shape: &[u64], weights: Vec<u8>, arrays: tile_arrays::Arrays) -> Self {
+        Self { store: Store::Encoded(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
     /// The same bytes again, under another name.
@@ -191,7 +191,7 @@ pub(crate) fn encode(
 }
 
 /// The four arrays of `tile`, and its parameters.
-fn in_sections(arrays: &tile::Arrays) -> (Vec<Stored>, [u64; 4]) {
+fn in_sections(arrays: &tile_arrays::Arrays) -> (Vec<Stored>, [u64; 4]) {
     let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
     let [tile_columns, columns, bit_count] = arrays.parameters;
     let arrays = kinds.into_iter().zip(arrays.list()).map(|(kind, array)| (kind, array.to_vec()));
@@ -233,7 +233,7 @@ impl Model {
                 Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
-                Store::Tile(arrays) => (ENCODING_TILE, in_sections(arrays)),
+                Store::Encoded(arrays) => (ENCODING_TILE, in_sections(arrays)),
             };
             Tensor {
                 name: item.name.clone().into_bytes(),

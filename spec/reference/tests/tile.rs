@@ -1,6 +1,6 @@
 //! The tile encoding.
 
-#[path = "../../../tests/support/tile.rs"]
+#[path = "../../../tests/support/tile_arrays.rs"]
 mod tile;
 
 use df11_reference::{Kind, decode_tile};

@@ -5,7 +5,7 @@ use df11::Dtype;
 use super::{Vector, valid::fibonacci_weights};
 use crate::container::{
     Item, Model, normal_weights,
-    tile::{Arrays, Codebook, Pair, tiles},
+    tile_arrays::{Arrays, Codebook, Pair, tiles},
     weights, with_header,
 };
 
@@ -17,19 +17,19 @@ fn vector(name: &str, about: &str, items: &[Item]) -> Vector {
 /// A matrix in tiles of 32 x 256, with codes for the pairs that occur twice.
 fn matrix(name: &str, rows: u64, columns: u64) -> Item {
     let data = normal_weights((rows * columns) as usize, rows + columns);
-    Item::tile(name, &[rows, columns], data, (256, columns), 2)
+    Item::in_tiles(name, &[rows, columns], data, (256, columns), 2)
 }
 
 /// A vector in tiles of 1 x 8192.
 fn linear(name: &str, elements: u64) -> Item {
-    Item::tile(name, &[elements], normal_weights(elements as usize, elements), (8192, elements), 2)
+    Item::in_tiles(name, &[elements], normal_weights(elements as usize, elements), (8192, elements), 2)
 }
 
 /// A vector of these weights under this code.
 fn coded(name: &str, data: Vec<u8>, codebook: &Codebook) -> Item {
     let elements = data.len() / 2;
     let arrays = Arrays::with(&tiles(&data, 8192, elements), 8192, elements, codebook);
-    Item::tiled(name, &[elements as u64], data, arrays)
+    Item::encoded(name, &[elements as u64], data, arrays)
 }
 
 pub(super) fn vectors() -> Vec<Vector> {
@@ -62,9 +62,9 @@ fn places() -> Vec<Vector> {
             "tile-one-weight",
             "tensors of one weight: a pair of its exponent twice",
             &[
-                Item::tile("scalar", &[], weights([130]), (8192, 1), 1),
-                Item::tile("vector", &[1], weights([131]), (8192, 1), 1),
-                Item::tile("vector.escaped", &[1], weights([132]), (8192, 1), 2),
+                Item::in_tiles("scalar", &[], weights([130]), (8192, 1), 1),
+                Item::in_tiles("vector", &[1], weights([131]), (8192, 1), 1),
+                Item::in_tiles("vector.escaped", &[1], weights([132]), (8192, 1), 2),
             ],
         ),
         vector("tile-odd", "last units of one to eight weights, in one lane or another", &odd),
@@ -87,25 +87,25 @@ fn codes() -> Vec<Vector> {
         vector(
             "tile-all-patterns",
             "every BF16 bit pattern once: nearly all pairs are escaped",
-            &[Item::tile("w", &[256, 256], all, (256, 256), 2)],
+            &[Item::in_tiles("w", &[256, 256], all, (256, 256), 2)],
         ),
         vector(
             "tile-one-pair",
             "one pair only: its code is the bit 0",
             &[
-                Item::tile("w", &[10, 60], single(), (8192, 600), 1),
-                Item::tile("x", &[25, 24], single(), (256, 24), 1),
+                Item::in_tiles("w", &[10, 60], single(), (8192, 600), 1),
+                Item::in_tiles("x", &[25, 24], single(), (256, 24), 1),
             ],
         ),
         vector(
             "tile-escape-only",
             "no pair has a code: the escape is the bit 0",
-            &[Item::tile("w", &[600], normal_weights(600, 31), (8192, 600), u64::MAX)],
+            &[Item::in_tiles("w", &[600], normal_weights(600, 31), (8192, 600), u64::MAX)],
         ),
         vector(
             "tile-escapes",
             "codes for frequent pairs only",
-            &[Item::tile("w", &[40, 64], normal_weights(2560, 32), (256, 64), 40)],
+            &[Item::in_tiles("w", &[40, 64], normal_weights(2560, 32), (256, 64), 40)],
         ),
         vector(
             "tile-code-lengths",
@@ -164,7 +164,7 @@ fn uneven(name: &str, rows: u64, columns: u64) -> Item {
         120 - ((state >> 40) % spread(at)) as u8
     };
     let data = weights((0..rows * columns).map(exponent));
-    let item = Item::tile(name, &[rows, columns], data, (256, columns), 3);
+    let item = Item::in_tiles(name, &[rows, columns], data, (256, columns), 3);
     let tiles = tiles(&item.data, 256, columns as usize);
     assert!(tiles[0].lanes[0].contains(&Pair::Coded(120 | 120 << 8)));
     item
@@ -173,7 +173,7 @@ fn uneven(name: &str, rows: u64, columns: u64) -> Item {
 fn tensors() -> Vec<Vector> {
     let shaped = |name: &str, shape: &[u64], parameters: (u64, u64)| {
         let count = shape.iter().product::<u64>() as usize;
-        Item::tile(name, shape, normal_weights(count, 33), parameters, 2)
+        Item::in_tiles(name, shape, normal_weights(count, 33), parameters, 2)
     };
     let dimensions = [
         shaped("a.stack", &[3, 20, 40], (256, 40)),

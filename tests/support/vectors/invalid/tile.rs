@@ -6,7 +6,7 @@ use super::{CORRUPT, HUGE, OVERFLOW, open, remade};
 use crate::{
     container::{
         Item, Model, Tensor, normal_weights,
-        tile::{Arrays, Bits, Codebook, LANES, Pair, tiles},
+        tile_arrays::{Arrays, Bits, Codebook, LANES, Pair, tiles},
         weights,
     },
     vectors::Vector,
@@ -46,7 +46,7 @@ fn bits() -> Vec<Bits> {
 
 fn model(arrays: Arrays) -> Model {
     Model::new(
-        &[Item::tiled("w", &[ROWS, COLUMNS], data(), arrays), Item::raw("x", Dtype::U8, &[3], vec![7; 3])],
+        &[Item::encoded("w", &[ROWS, COLUMNS], data(), arrays), Item::raw("x", Dtype::U8, &[3], vec![7; 3])],
         &[],
     )
 }
@@ -254,7 +254,7 @@ fn no_code() -> Vector {
     let data = weights(vec![127; 100]);
     let mut arrays = Arrays::of(&data, 8192, 100, 1);
     arrays.bitstream[0] |= 2;
-    let model = Model::new(&[Item::tiled("w", &[100], data, arrays)], &[]);
+    let model = Model::new(&[Item::encoded("w", &[100], data, arrays)], &[]);
     Vector::invalid("tile-no-code", "load", CORRUPT, "a bit that starts no code", model.build())
 }
 
@@ -342,7 +342,7 @@ fn odd_unit() -> Vector {
     let mut tiles = tiles(&data, 8192, 3);
     tiles[0].lanes[0][1] = Pair::Coded(127 | 126 << 8);
     let arrays = Arrays::with(&tiles, 8192, 3, &Codebook::of(&tiles, 1));
-    let model = Model::new(&[Item::tiled("w", &[3], data, arrays)], &[]);
+    let model = Model::new(&[Item::encoded("w", &[3], data, arrays)], &[]);
     let about = "the last pair of an odd unit has two exponents";
     Vector::invalid("tile-odd-pair", "load", CORRUPT, about, model.build())
 }
