@@ -12,7 +12,10 @@ use std::collections::BTreeMap;
 use df11::{
     Dtype,
     constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE, SECTION_ALIGNMENT},
-    encoding::gap::{Geometry, encode_tensor},
+    encoding::{
+        gap::{Geometry, encode_tensor},
+        tile,
+    },
     format::{
         Directory, Header,
         directory::ShardRecord,
@@ -33,6 +36,8 @@ pub(crate) enum Store {
     Gap(u32, u32),
     /// In tiles, as encoded.
     Encoded(tile_arrays::Arrays),
+    /// Columns of a tile, and of the matrix.
+    Tile(u64, u64),
     Alias(String),
 }
 
@@ -84,6 +89,11 @@ impl Item {
     /// Weights in tiles, encoded.
     pub(crate) fn encoded(name: &str, shape: &[u64], weights: Vec<u8>, arrays: tile_arrays::Arrays) -> Self {
         Self { store: Store::Encoded(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
+    }
+
+    /// Weights in tiles, by the columns of a tile and of the matrix.
+    pub(crate) fn tile(name: &str, shape: &[u64], weights: Vec<u8>, columns: (u64, u64)) -> Self {
+        Self { store: Store::Tile(columns.0, columns.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
     /// The same bytes again, under another name.
@@ -198,6 +208,19 @@ fn in_sections(arrays: &tile_arrays::Arrays) -> (Vec<Stored>, [u64; 4]) {
     (arrays.collect(), [tile_columns, columns, bit_count, 0])
 }
 
+/// The same, by the encoder of the crate.
+pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> (Vec<Stored>, [u64; 4]) {
+    let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
+    let encoded = tile::encode_tensor(weights, geometry).unwrap();
+    let arrays = vec![
+        (SECTION_CODEBOOK, encoded.codebook),
+        (SECTION_INDEX, encoded.records),
+        (SECTION_BITSTREAM, encoded.bitstream),
+        (SECTION_PLANE, encoded.plane),
+    ];
+    (arrays, [tile_columns, columns, encoded.sizes.bit_count(), 0])
+}
+
 impl Model {
     /// A whole model in one container: files by path, blocks as they come, tensors by name.
     pub(crate) fn new(items: &[Item], side: &[(&str, &[u8])]) -> Self {
@@ -234,6 +257,9 @@ impl Model {
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
                 Store::Encoded(arrays) => (ENCODING_TILE, in_sections(arrays)),
+                &Store::Tile(tile_columns, columns) => {
+                    (ENCODING_TILE, encode_tile(&item.data, tile_columns, columns))
+                }
             };
             Tensor {
                 name: item.name.clone().into_bytes(),
@@ -462,7 +488,7 @@ impl Draft {
     pub(crate) fn pack_with(&self, edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut directory = self.directory.to_bytes();
         edit(&mut directory);
-        seal(&self.contents, &directory)
+        seal(&self.contents, &directory, self.directory.version_minor())
     }
 }
 
@@ -471,14 +497,14 @@ fn pad(bytes: &mut Vec<u8>, alignment: u64) {
 }
 
 /// Head, sections, directory and footer around these bytes.
-pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8]) -> Vec<u8> {
+pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8], version_minor: u16) -> Vec<u8> {
     let mut bytes = vec![0; HEAD_BYTES as usize];
     for content in contents {
         pad(&mut bytes, SECTION_ALIGNMENT);
         bytes.extend(content);
     }
     pad(&mut bytes, SECTION_ALIGNMENT);
-    let header = Header::complete(bytes.len() as u64, directory).unwrap();
+    let header = Header::complete(bytes.len() as u64, directory).unwrap().with_minor(version_minor);
     bytes.extend(directory);
     pad(&mut bytes, ARRAY_ALIGNMENT);
     bytes.extend(header.as_bytes());
