@@ -483,7 +483,7 @@ class Directory:
         matrix = columns >= 8 and columns % 8 == 0 and elements % columns == 0
         if not (matrix if tile_columns == 256 else columns == elements):
             raise Corrupt(f"{place}.columns", t.at + 144, f"{columns}")
-        if bit_count % 8 or not 8 <= bit_count < 2**48:
+        if bit_count % 8 or not ceil_div(elements, 2) <= bit_count < 2**48:
             raise Corrupt(f"{place}.bit_count", t.at + 152, f"{bit_count}")
         tiles = ceil_div(columns, tile_columns) * ceil_div(elements // columns, 8192 // tile_columns)
         if tiles > 2**32 - 1:

@@ -85,7 +85,8 @@ pub(crate) fn array_lengths(codebook: u64, elements: u64, parameters: [u64; 3]) 
     // The plane is no longer than the file, hence far below this.
     Corrupt.unless((1..1 << 59).contains(&elements), "6.4: elements")?;
     let matrix = Matrix::new(tile_columns, columns, elements)?;
-    Corrupt.unless((8..1 << 48).contains(&bit_count) && bit_count.is_multiple_of(8), "6.4: bit_count")?;
+    let bits = elements.div_ceil(2)..1 << 48;
+    Corrupt.unless(bits.contains(&bit_count) && bit_count.is_multiple_of(8), "6.4: bit_count")?;
     let pairs = codebook.saturating_sub(26) / 2;
     Corrupt.unless(pairs <= 4096 && codebook == 26 + 2 * pairs, "6.4: length of codebook")?;
     let records = RECORD_BYTES * (matrix.tile_count() + 1);

@@ -86,17 +86,13 @@ fn a_single_pair_and_a_single_escape_come_back() {
 #[test]
 fn a_tensor_made_by_hand() {
     // 17 weights: two units of lanes 0 and 1, and one weight in lane 2.
-    // The escape has 1 bit, 0; (127, 127), 0x7F7F, 2 bits, 10; (126, 127), 0x7F7E, 2 bits, 11.
     let weights = [[0x3F80u16; 8], [0x3F00, 0x3F80, 0x3F80, 0x3F80, 0xBEFF, 0x0001, 0x3F80, 0xBF81]].concat();
     let weights = [&weights[..], &[0x3F81]].concat();
     let codebook = [1u16, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F7E, 0x7F7F];
     // Codes by length, then value: the escape is 0; 0x7F7E is 10, 0x7F7F is 11.
     // Lane 0: 11 11 11 11. Lane 1: 10 11 0 and 0x007D, the lowest bit first (125, 0), 11. Lane 2: 11. Others: none.
-    let bits: Vec<u8> = "1111111110110101111100000000011 11"
-        .bytes()
-        .filter(|b| b" ".contains(b) == false)
-        .map(|b| b - 48)
-        .collect();
+    let bits: Vec<u8> =
+        "1111111110110101111100000000011 11".bytes().filter(|&byte| byte != b' ').map(|b| b - 48).collect();
     let lengths: [usize; 3] = [8, 23, 2];
     assert_eq!(bits.len(), lengths.iter().sum::<usize>());
     // All other lanes have no bits: least is 0, shift 0, and the excesses are the lengths.
@@ -287,6 +283,8 @@ fn parameters_and_lengths_are_checked() {
     assert_eq!(parameters([256, 0, bits]), "6.4: columns");
     assert_eq!(parameters([256, 24, bits - 1]), "6.4: bit_count");
     assert_eq!(parameters([256, 24, 0]), "6.4: bit_count");
+    assert_eq!(parameters([256, 24, 472]), "6.4: bit_count");
+    assert_ne!(parameters([256, 24, 480]), "6.4: bit_count");
     assert_eq!(parameters([256, 24, 1 << 48]), "6.4: bit_count");
     for array in 0..4 {
         for longer in [false, true] {

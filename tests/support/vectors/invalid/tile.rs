@@ -116,6 +116,15 @@ fn parameters() -> Vec<Vector> {
             parameter(1, 8),
         ),
         open("tile-parameter", CORRUPT, "a parameter that tile does not name", parameter(3, 1)),
+        open(
+            "tile-bit-count-small",
+            CORRUPT,
+            "fewer bits than pairs",
+            tile(&|tensor| {
+                tensor.parameters[2] = (ELEMENTS / 2 - 1) / 8 * 8;
+                tensor.arrays[2].1.truncate(16 * tensor.parameters[2].div_ceil(128) as usize);
+            }),
+        ),
         open("tile-bit-count-zero", CORRUPT, "no bits", parameter(2, 0)),
         open(
             "tile-bit-count-unaligned",
