@@ -102,10 +102,10 @@ impl Codebook {
         for pair in tiles.iter().flat_map(|tile| tile.lanes.iter().flatten()) {
             *counts.entry(pair.value()).or_default() += 1;
         }
-        let (coded, escaped): (Vec<_>, Vec<_>) = counts.into_iter().partition(|&(_, count)| count >= least);
+        let (coded, rare): (Vec<_>, Vec<_>) = counts.into_iter().partition(|&(_, count)| count >= least);
         let mut symbols: Vec<(u64, u32)> =
             coded.into_iter().map(|(value, count)| (count, value.into())).collect();
-        let escapes: u64 = escaped.iter().map(|&(_, count)| count).sum();
+        let escapes: u64 = rare.iter().map(|&(_, count)| count).sum();
         symbols.extend((escapes > 0).then_some((escapes, ESCAPE)));
         let lengths = code_lengths(&symbols);
         let escape = lengths.get(&ESCAPE).copied().unwrap_or(0);
@@ -197,7 +197,7 @@ impl Bits {
         let lengths = self.lanes.each_ref().map(|lane| lane.len() as u64);
         self.least = *lengths.iter().min().unwrap();
         let excess = |shift: u32| lengths.map(|length| (length - self.least).div_ceil(1 << shift));
-        self.shift = (shift..).find(|&shift| excess(shift).iter().all(|&excess| excess < 64)).unwrap();
+        self.shift = (shift..8).find(|&shift| excess(shift).iter().all(|&excess| excess < 64)).unwrap();
         self.excess = excess(self.shift);
     }
 

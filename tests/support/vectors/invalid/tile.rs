@@ -15,7 +15,7 @@ use crate::{
 const ROWS: u64 = 40;
 const COLUMNS: u64 = 264;
 const ELEMENTS: u64 = ROWS * COLUMNS;
-/// One with which bit_count is neither the first nor the last byte of 16, so that a byte more or less changes no length.
+/// One with which `bit_count` is neither the first nor the last byte of 16, so that a byte more or less changes no length.
 const SEED: u64 = 43;
 
 /// Every eighth row has one exponent, and in the last eight columns every eighth row has any: lanes differ by more than 63
@@ -178,7 +178,7 @@ fn lengths() -> Vec<Vector> {
         }),
         tile("tile-array-order", "bitstream before records", &|tensor| tensor.arrays.swap(1, 2)),
         tile("tile-section", "records in the codebook section", &|tensor| {
-            tensor.arrays[1].0 = SECTION_CODEBOOK
+            tensor.arrays[1].0 = SECTION_CODEBOOK;
         }),
         tile("tile-codebook-short", "a codebook of 24 bytes", &|tensor| tensor.arrays[0].1.truncate(24)),
         grow("tile-codebook-odd", "a codebook that ends within a value", 0, 1),
@@ -199,7 +199,9 @@ fn lengths() -> Vec<Vector> {
 fn numbers(escape: u16, counts: &[(usize, u16)], values: &[u16]) -> Vec<u8> {
     let mut words = vec![0; 13];
     words[0] = escape;
-    counts.iter().for_each(|&(length, count)| words[length] = count);
+    for &(length, count) in counts {
+        words[length] = count;
+    }
     words.extend(values);
     words.into_iter().flat_map(u16::to_le_bytes).collect()
 }
@@ -292,10 +294,10 @@ fn records() -> Vec<Vector> {
         of("tile-offset-inside", "a tile that starts a byte late", &moved(1, 8)),
         of("tile-offset-unaligned", "a tile that starts within a byte", &moved(1, -1)),
         of("tile-offset-descends", "a tile that starts before the one before", &|arrays| {
-            put_offset(arrays, 2, 8)
+            put_offset(arrays, 2, 8);
         }),
         of("tile-offset-huge", "a tile that starts at bit 2^48 - 8", &|arrays| {
-            put_offset(arrays, 2, (1 << 48) - 8)
+            put_offset(arrays, 2, (1 << 48) - 8);
         }),
         of("tile-offset-last", "a last offset that is not bit_count", &moved(4, -8)),
         of("tile-bit-count", "bit_count that is not the last offset", &|arrays| arrays.parameters[2] -= 8),
@@ -308,16 +310,16 @@ fn records() -> Vec<Vector> {
             arrays.parameters[2] += 8;
         }),
         of("tile-last-record-least", "a last record with more than an offset", &|arrays| {
-            arrays.records[4 * 32 + 6] = 1
+            arrays.records[4 * 32 + 6] = 1;
         }),
         of("tile-last-record-excess", "a last record with an excess", &|arrays| {
-            arrays.records[5 * 32 - 1] = 0x80
+            arrays.records[5 * 32 - 1] = 0x80;
         }),
         of("tile-sum-more", "lanes that are longer together than their tile", &|arrays| {
-            arrays.records[32 + 7] |= 0x1F
+            arrays.records[32 + 7] |= 0x1F;
         }),
         of("tile-sum-less", "lanes that are shorter together than their tile", &|arrays| {
-            arrays.records[8..32].fill(0)
+            arrays.records[8..32].fill(0);
         }),
     ]
 }
@@ -330,10 +332,10 @@ fn lanes() -> Vec<Vector> {
     let empty = (0..LANES).find(|&lane| bits()[1].lanes[lane].is_empty()).unwrap();
     vec![
         recoded("load", "tile-lane-short", "a lane shorter than its pairs", |tiles| {
-            tiles[0].excess[longest] -= 1
+            tiles[0].excess[longest] -= 1;
         }),
         recoded("load", "tile-lane-long", "a lane longer than it may be", |tiles| {
-            tiles[0].excess[shortest] += 1
+            tiles[0].excess[shortest] += 1;
         }),
         recoded("load", "tile-lane-longer", "a lane of all the bits that there may be", |tiles| {
             tiles[0].excess[shortest] = 63;
@@ -343,7 +345,7 @@ fn lanes() -> Vec<Vector> {
             tiles[0].excess[longest] -= 1;
         }),
         recoded("load", "tile-lane-empty", "a lane without weights and with bits", |tiles| {
-            tiles[1].excess[empty] += 1
+            tiles[1].excess[empty] += 1;
         }),
         odd_unit(),
     ]
@@ -407,7 +409,7 @@ fn for_verification() -> Vec<Vector> {
             *arrays.bitstream.last_mut().unwrap() |= 0x80;
         }),
         changed("verify", "tile-hash", "other weights than the hash says", |arrays| {
-            arrays.plane[100] ^= 0x80
+            arrays.plane[100] ^= 0x80;
         }),
     ]
 }
