@@ -120,11 +120,7 @@ impl Chunks {
 }
 
 /// The weights of each strip of a group.
-fn strips<'w>(
-    geometry: Geometry,
-    strips: Range<u64>,
-    weights: &'w [u8],
-) -> impl Iterator<Item = (u64, &'w [u8])> {
+fn strips(geometry: Geometry, strips: Range<u64>, weights: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
 }
 
