@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use df11::{
     Dtype, constants as c,
+    encoding::tile::{Geometry, Sizes},
     format::{
         Header,
         records::{
@@ -134,4 +135,47 @@ fn gap_parameters() {
     assert_eq!(of("codebook"), codebook);
     assert_eq!(of("output_offsets"), [c::OUTPUT_OFFSET_BYTES as u64, 1]);
     assert_eq!(of("gaps"), [c::GAP_THREADS_PER_BYTE]);
+}
+
+/// The numbers of the tables of 6.4, by what geometry and sizes allow.
+#[test]
+fn tile_parameters() {
+    let table = rows("### 6.4 tile");
+    let of = |name: &str| {
+        let row = table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
+        numbers(row.last().unwrap())
+    };
+    for tile_columns in 0..10_000 {
+        let columns = if tile_columns == 8192 { 40 * 264 } else { 264 };
+        let geometry = Geometry::new(tile_columns, columns, 40 * 264);
+        assert_eq!(geometry.is_ok(), of("tile_columns").contains(&tile_columns), "{tile_columns}");
+    }
+    let geometry = Geometry::new(256, 264, 40 * 264).unwrap();
+    let [head, value, least, most] = of("codebook")[..] else { panic!("codebook") };
+    for (bytes, right) in [
+        (head + value * least, true),
+        (head + value * most, true),
+        (head - value, false),
+        (head + value * most + value, false),
+        (head + 1, false),
+    ] {
+        assert_eq!(Sizes::new(geometry, 1 << 14, bytes).is_ok(), right, "{bytes} bytes of codebook");
+    }
+    let [unit, pairs, two, exponent] = of("bit_count")[..] else { panic!("bit_count") };
+    assert_eq!((pairs, two.pow(exponent as u32)), (2, 1 << 48));
+    for (bit_count, right) in [
+        (geometry.elements() / pairs, true),
+        (geometry.elements() / pairs - unit, false),
+        (1 << 14, true),
+        ((1 << 14) + unit / 2, false),
+        (1 << exponent, false),
+    ] {
+        assert_eq!(Sizes::new(geometry, bit_count, head).is_ok(), right, "{bit_count} bits");
+    }
+    let sizes = Sizes::new(geometry, (1 << 14) + unit, head).unwrap();
+    let [bytes, more] = of("records")[..] else { panic!("records") };
+    assert_eq!(sizes.records_bytes(), bytes * (geometry.tile_count() + more));
+    let [bytes, bits] = of("bitstream")[..] else { panic!("bitstream") };
+    assert_eq!(sizes.bitstream_bytes(), bytes * sizes.bit_count().div_ceil(bits));
+    assert_eq!(sizes.plane_bytes(), geometry.elements());
 }

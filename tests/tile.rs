@@ -162,6 +162,9 @@ fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
     assert!(Oracle::new(&tensor).decode() == weights, "{geometry:?}");
     assert!(tensor.decode(0..geometry.elements()).unwrap() == weights, "{geometry:?}");
     let sizes = tensor.sizes;
+    let arrays = [&tensor.codebook, &tensor.records, &tensor.bitstream, &tensor.plane].map(Vec::as_slice);
+    let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
+    assert!(df11_reference::decode_tile(arrays, parameters).unwrap() == weights, "{geometry:?}");
     assert_eq!(tensor.records.len() as u64, sizes.records_bytes());
     assert_eq!(tensor.bitstream.len() as u64, sizes.bitstream_bytes());
     assert_eq!(tensor.plane.len() as u64, sizes.plane_bytes());

@@ -1,4 +1,4 @@
-// Prototype of the kernel of the `tile` layout (spec/drafts/tile.md): BF16 out of Huffman-coded pairs of exponents and raw
+// Prototype of the kernel of the `tile` layout (spec/format.md, 6.4, but tiles begin at any bit here): BF16 out of Huffman-coded pairs of exponents and raw
 // sign/mantissa bytes; any set of tensors, or rectangles of them, in one launch. Bench and checks: tile_bench.cu.
 //
 //   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each with its own stretch of bits

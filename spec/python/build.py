@@ -41,6 +41,7 @@ class Source:
     data: bytes
     block: str = "b0"
     gap: tuple[int, int] | None = None  # bytes_per_thread, threads_per_block
+    tile: tuple[list[tuple[int, bytes]], list[int]] | None = None  # arrays and parameters, of build_tile.py
     alias: str | None = None
     file: str = "model.safetensors"
 
@@ -69,7 +70,7 @@ class Draft:
         directory, offset = self._directory(), len(out)
         out += directory + bytes(-len(directory) % 256)
         fields = {
-            "magic": MAGIC, "major": 1, "minor": 0, "state": 1, "incompatible": 0, "compatible": 0,
+            "magic": MAGIC, "major": 1, "minor": int(any(t["encoding"] == 3 for t in self.tensors)), "state": 1, "incompatible": 0, "compatible": 0,
             "file_length": len(out) + 64, "offset": offset, "length": len(directory), "checksum": crc32(directory),
         }
         fields.update(self.header)
@@ -102,12 +103,17 @@ class Draft:
 
 
 def code_lengths(counts: dict[int, int], limit: int = 16) -> bytes:
+    """Optimal code lengths of exponents."""
+    lengths = code_lengths_of(counts, limit)
+    return bytes(lengths.get(e, 0) for e in range(256))
+
+
+def code_lengths_of(counts: dict[int, int], limit: int) -> dict[int, int]:
     """Optimal code lengths of at most `limit` bits, by package-merge."""
     leaves = sorted((n, (e,)) for e, n in counts.items())
-    lengths = bytearray(256)
     if len(leaves) == 1:
-        lengths[leaves[0][1][0]] = 1
-        return bytes(lengths)
+        return {leaves[0][1][0]: 1}
+    lengths = dict.fromkeys(counts, 0)
     packages: list[tuple[int, tuple[int, ...]]] = []
     for _ in range(limit):
         merged = sorted(leaves + packages)
@@ -115,7 +121,7 @@ def code_lengths(counts: dict[int, int], limit: int = 16) -> bytes:
     for _, members in packages[: len(leaves) - 1]:
         for e in members:
             lengths[e] += 1
-    return bytes(lengths)
+    return lengths
 
 
 def codes(lengths: bytes) -> dict[int, str]:
@@ -222,6 +228,11 @@ def draft(sources: list[Source], side: dict[str, bytes] | None = None, block_nam
             encoding, parameters = 2, [*s.gap, bit_count, 0]
             for kind, data in arrays:
                 store(block, kind, data)
+        elif s.tile:
+            arrays, parameters = s.tile
+            encoding = 3
+            for kind, data in arrays:
+                store(block, kind, bytes(data))
         elif s.data:
             store(block, 5, s.data)
         d.tensors.append(dict(

@@ -26,7 +26,8 @@ MAX_CODE_LENGTH = 16
 
 WEIGHTS, SIDE_FILE = 0, 1
 CODEBOOK, INDEX, BITSTREAM, PLANE, RAW, PREFIX, SIDE = range(1, 8)
-ALIAS, STORED_RAW, GAP = 0, 1, 2
+ALIAS, STORED_RAW, GAP, TILE = 0, 1, 2, 3
+ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE)
 BF16 = 15
 # Section 5: bits of an element by dtype.
 BITS = dict(enumerate([8, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64, 64, 64], start=1))
@@ -36,6 +37,7 @@ NAMES = dict(enumerate((
 ).split(), start=1))
 # Section 6: kinds of the sections that hold the arrays of each encoding, in order.
 GAP_KINDS = (CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE)
+TILE_KINDS = (CODEBOOK, INDEX, BITSTREAM, PLANE)
 
 
 class FormatError(Exception):
@@ -413,7 +415,7 @@ class Directory:
     def _check_encoding(self, i: int) -> None:
         """Section 6, as far as the directory tells. An unknown dtype or encoding is met when the tensor is loaded."""
         t, place = self.tensors[i], f"tensors[{i}]"
-        if t.dtype not in BITS or t.encoding not in (ALIAS, STORED_RAW, GAP):
+        if t.dtype not in BITS or t.encoding not in ENCODINGS:
             return
         if t.encoding == ALIAS:
             self._check_parameters(t, place, 1)
@@ -425,7 +427,7 @@ class Directory:
             self._check_layout(t, place, *(((RAW,), (size,)) if size else ((), ())))
         else:
             self._check_parameters(t, place, 3)
-            self._check_gap(t, place)
+            (self._check_gap if t.encoding == GAP else self._check_tile)(t, place)
 
     def _check_parameters(self, t: Tensor, place: str, named: int) -> None:
         if any(t.parameters[named:]):
@@ -469,6 +471,28 @@ class Directory:
         offsets = 8 * (ceil_div(threads, block_threads) + 1)
         lengths = (codebook, ceil_div(threads, 2), offsets, thread_bytes * threads, elements)
         self._check_layout(t, place, GAP_KINDS, lengths)
+
+    def _check_tile(self, t: Tensor, place: str) -> None:
+        """Section 6.4: parameters, and the lengths that follow from them."""
+        tile_columns, columns, bit_count, _ = t.parameters
+        elements = self._elements(t)
+        if t.dtype != BF16 or elements == 0:
+            raise Corrupt(f"{place}.encoding", t.at + 20, "tile is for BF16 tensors with elements")
+        if tile_columns not in (256, 8192):
+            raise Corrupt(f"{place}.tile_columns", t.at + 136, f"{tile_columns}")
+        matrix = columns >= 8 and columns % 8 == 0 and elements % columns == 0
+        if not (matrix if tile_columns == 256 else columns == elements):
+            raise Corrupt(f"{place}.columns", t.at + 144, f"{columns}")
+        if bit_count % 8 or not ceil_div(elements, 2) <= bit_count < 2**48:
+            raise Corrupt(f"{place}.bit_count", t.at + 152, f"{bit_count}")
+        tiles = ceil_div(columns, tile_columns) * ceil_div(elements // columns, 8192 // tile_columns)
+        if tiles > 2**32 - 1:
+            raise Corrupt(f"{place}.columns", t.at + 144, f"{tiles} tiles")
+        codebook = self._arrays(t)[0].length if t.array_count else 0
+        if codebook % 2 or not 0 <= (codebook - 26) // 2 <= 4096:
+            raise Corrupt(f"{place}: codebook", t.at + 120, f"{codebook} bytes")
+        lengths = (codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), elements)
+        self._check_layout(t, place, TILE_KINDS, lengths)
 
     def _check_checksum_count(self) -> None:
         """Section 4."""

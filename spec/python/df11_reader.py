@@ -1,4 +1,4 @@
-"""A reader of the df11 container, version 1.0, in plain Python.
+"""A reader of the df11 container, version 1.1, in plain Python.
 
 Written from spec/format.md alone, to find out whether that text suffices; section numbers in comments are those of that text.
 It is slow and meant to be read. The words are those of spec/terms.md.
@@ -18,10 +18,12 @@ from df11_directory import (
     ALIAS,
     BITS,
     CHECKSUM_CHUNK_BYTES,
+    ENCODINGS,
     GAP,
     MAX_CODE_LENGTH,
     NAMES,
     STORED_RAW,
+    TILE,
     WEIGHTS,
     Array,
     Corrupt,
@@ -33,6 +35,7 @@ from df11_directory import (
     ceil_div,
     row_size,
 )
+from df11_tile import RECORD_BYTES, Matrix, PairCode, Record, TileBits
 
 __all__ = ["Container", "Corrupt", "FormatError", "Limit", "Unsupported"]
 
@@ -135,7 +138,7 @@ class Container(Directory):
     def _supported(self, t: Tensor) -> None:
         if t.dtype not in BITS:
             raise Unsupported("tensor.dtype", t.at + 16, f"dtype {t.dtype}")
-        if t.encoding not in (ALIAS, STORED_RAW, GAP):
+        if t.encoding not in ENCODINGS:
             raise Unsupported("tensor.encoding", t.at + 20, f"encoding {t.encoding}")
 
     def _array_at(self, a: Array) -> int:
@@ -161,11 +164,14 @@ class Container(Directory):
         t = self._resolve(name)
         if t.encoding == STORED_RAW:
             return b"".join(self._read_array(a) for a in self._arrays(t))
+        if t.encoding == TILE:
+            return self._decode_strips(t, 0, self._elements(t))
         index = self._gap_index(t)
         return self._decode(t, index, 0, len(index.offsets) - 1)
 
     def rows(self, name: str, first: int, count: int) -> bytes:
-        """The decoded bytes of some rows; of a gap tensor, only the thread blocks that hold them are decoded."""
+        """The decoded bytes of some rows; of a gap or tile tensor, only the thread blocks or strips that hold them
+        are decoded."""
         t = self._resolve(name)
         rows, per_row = row_size(t.shape[: t.dimension_count])
         if first < 0 or count < 0 or first + count > rows:
@@ -178,6 +184,8 @@ class Container(Directory):
             if start * bits % 8 or end * bits % 8:
                 raise ValueError("the rows do not fill whole bytes")
             return self._read_array(self._arrays(t)[0], start * bits // 8, end * bits // 8)
+        if t.encoding == TILE:
+            return self._decode_strips(t, start, end)
         index = self._gap_index(t)
         low, high = bisect_right(index.offsets, start) - 1, bisect_left(index.offsets, end)
         base = index.offsets[low]
@@ -222,6 +230,44 @@ class Container(Directory):
         for i, (e, s) in enumerate(zip(b"".join(parts), signs)):
             out[2 * i], out[2 * i + 1] = (e & 1) << 7 | s & 0x7F, s & 0x80 | e >> 1
         return bytes(out)
+
+    def _decode_strips(self, t: Tensor, start: int, end: int, verify: bool = False) -> bytes:
+        """The weights from element `start` to `end` of a tile tensor, of which only the strips that hold them are read (6.4)."""
+        codebook, records, bitstream, plane = self._arrays(t)
+        tile_columns, columns, bit_count, _ = t.parameters
+        m = Matrix(tile_columns, columns, self._elements(t))
+        code = PairCode(self._read_array(codebook), self._array_at(codebook))
+        low, high = start // m.strip_elements, ceil_div(end, m.strip_elements)
+        first, last = low * m.strip_tiles, min(high * m.strip_tiles, m.tile_count)
+        table = self._tile_records(records, first, last, m.tile_count, bit_count)
+        origin = table[0].offset
+        data = self._read_array(bitstream, origin // 8, ceil_div(table[-1].offset, 8))
+        base, at = low * m.strip_elements, self._array_at(bitstream) + origin // 8
+        out = bytearray(2 * (m.plane_start(last) - base))
+        for i, record in zip(range(first, last), table):
+            units = list(m.units(i))
+            tile = TileBits(units, code, record, data, origin, at)
+            if verify:
+                tile.verify()
+            signs = iter(self._read_array(plane, m.plane_start(i), m.plane_start(i + 1)))
+            for unit in units:
+                for k, (e, s) in enumerate(zip(tile.exponents[unit.element], signs), start=unit.element - base):
+                    out[2 * k], out[2 * k + 1] = (e & 1) << 7 | s & 0x7F, s & 0x80 | e >> 1
+        return bytes(out[2 * (start - base) : 2 * (end - base)])
+
+    def _tile_records(self, records: Array, first: int, last: int, count: int, bit_count: int) -> list[Record]:
+        """The records of tiles `first` to `last`, and the one after them, checked (6.4, Decoding)."""
+        data, at = self._read_array(records, RECORD_BYTES * first, RECORD_BYTES * (last + 1)), self._array_at(records)
+        table = [Record.read(data[i : i + RECORD_BYTES]) for i in range(0, len(data), RECORD_BYTES)]
+        for i, record in enumerate(table, start=first):
+            if record.offset % 8 or record.offset > bit_count or i == 0 and record.offset:
+                raise Corrupt(f"records[{i}]", at + RECORD_BYTES * i, f"offset {record.offset}")
+        for i, (record, after) in enumerate(zip(table, table[1:]), start=first):
+            if record.end() != after.offset:
+                raise Corrupt(f"records[{i}]", at + RECORD_BYTES * i, "does not end where the next one starts")
+        if last == count and int.from_bytes(data[-RECORD_BYTES:], "little") != bit_count:
+            raise Corrupt(f"records[{count}]", at + RECORD_BYTES * count, "not bit_count and zeros")
+        return table
 
     # --- files ------------------------------------------------------------------------------------------------------------
 
@@ -303,6 +349,8 @@ class Container(Directory):
         data = self.tensor(name)
         if t.encoding == GAP:
             self._verify_gap(t, data)
+        elif t.encoding == TILE:
+            self._verify_tile(t)
         self._hash(data, t.hash, f"tensor {name}", t.at + 168, max_hash_bytes, skipped)
 
     def _verify_gap(self, t: Tensor, data: bytes) -> None:
@@ -324,6 +372,13 @@ class Container(Directory):
         tail = self._read_array(bitstream, g.bit_count // 8)
         if int.from_bytes(tail, "little") >> g.bit_count % 8:
             raise Corrupt("bitstream", self._array_at(bitstream) + g.bit_count // 8, "not zero from bit_count on")
+
+    def _verify_tile(self, t: Tensor) -> None:
+        """6.4: what decoding does not find."""
+        self._decode_strips(t, 0, self._elements(t), verify=True)
+        bitstream, end = self._arrays(t)[2], t.parameters[2] // 8
+        if self._read_array(bitstream, end).strip(b"\0"):
+            raise Corrupt("bitstream", self._array_at(bitstream) + end, "not zero from bit_count on")
 
     def _verify_file(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
         f, path = self.files[i], self.paths[i]

@@ -162,7 +162,7 @@ class RoundTrip(unittest.TestCase):
         self.assertEqual(c.verify(), [])
 
     def test_unknown_dtype_and_encoding_spoil_one_tensor(self) -> None:
-        for key, value in (("dtype", 99), ("encoding", 3)):
+        for key, value in (("dtype", 99), ("encoding", 77)):
             d = draft(model())
             d.tensors[3][key] = value
             c = Container(d.pack())
@@ -173,7 +173,7 @@ class RoundTrip(unittest.TestCase):
 
     def test_alias_of_an_unsupported_tensor(self) -> None:
         d = draft(model())
-        d.tensors[0]["encoding"] = 3
+        d.tensors[0]["encoding"] = 77
         with self.assertRaises(Unsupported):
             Container(d.pack()).tensor("b.head")
 

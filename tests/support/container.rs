@@ -4,6 +4,9 @@
 //! breaks one rule and no other.
 #![allow(dead_code, reason = "each user needs another part")]
 
+#[path = "tile_arrays.rs"]
+pub(crate) mod tile_arrays;
+
 use std::collections::BTreeMap;
 
 use df11::{
@@ -31,6 +34,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) enum Store {
     Raw,
     Gap(u32, u32),
+    /// In tiles, as encoded.
+    Encoded(tile_arrays::Arrays),
     /// Columns of a tile, and of the matrix.
     Tile(u64, u64),
     Alias(String),
@@ -67,6 +72,23 @@ impl Item {
     /// Weights, coded with bytes a thread and threads a block.
     pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
         Self { store: Store::Gap(geometry.0, geometry.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
+    }
+
+    /// Weights in tiles with these `tile_columns` and `columns`; pairs that occur at least `least` times have codes.
+    pub(crate) fn in_tiles(
+        name: &str,
+        shape: &[u64],
+        weights: Vec<u8>,
+        parameters: (u64, u64),
+        least: u64,
+    ) -> Self {
+        let arrays = tile_arrays::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
+        Self::encoded(name, shape, weights, arrays)
+    }
+
+    /// Weights in tiles, encoded.
+    pub(crate) fn encoded(name: &str, shape: &[u64], weights: Vec<u8>, arrays: tile_arrays::Arrays) -> Self {
+        Self { store: Store::Encoded(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
     /// Weights in tiles, by the columns of a tile and of the matrix.
@@ -179,6 +201,14 @@ pub(crate) fn encode(
 }
 
 /// The four arrays of `tile`, and its parameters.
+fn in_sections(arrays: &tile_arrays::Arrays) -> (Vec<Stored>, [u64; 4]) {
+    let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE];
+    let [tile_columns, columns, bit_count] = arrays.parameters;
+    let arrays = kinds.into_iter().zip(arrays.list()).map(|(kind, array)| (kind, array.to_vec()));
+    (arrays.collect(), [tile_columns, columns, bit_count, 0])
+}
+
+/// The same, by the encoder of the crate.
 pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> (Vec<Stored>, [u64; 4]) {
     let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
     let encoded = tile::encode_tensor(weights, geometry).unwrap();
@@ -226,6 +256,7 @@ impl Model {
                 Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
+                Store::Encoded(arrays) => (ENCODING_TILE, in_sections(arrays)),
                 &Store::Tile(tile_columns, columns) => {
                     (ENCODING_TILE, encode_tile(&item.data, tile_columns, columns))
                 }

@@ -10,9 +10,11 @@
 mod gap;
 mod open;
 mod record;
+mod tile;
 
 pub use gap::{canonical_codes, decode_gap, luts};
 pub use open::{Container, TensorInfo};
+pub use tile::decode_tile;
 
 /// What is wrong with a file (1, *How a reader reports a problem*). An overflow is Corrupt here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::Kind::{Corrupt, Limit, Unsupported};
 use crate::record::{Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice};
-use crate::{Result, crc32, gap};
+use crate::{Result, crc32, gap, tile};
 
 const MAGIC: [u8; 8] = [0xDF, 0x44, 0x46, 0x31, 0x31, 0x0D, 0x0A, 0x1A];
 const HEAD_BYTES: u64 = 4096;
@@ -29,6 +29,7 @@ const SIDE_FILES: u32 = 7;
 const ALIAS: u32 = 0;
 const RAW: u32 = 1;
 const GAP: u32 = 2;
+const TILE: u32 = 3;
 const BF16: u32 = 15;
 
 /// A container that passed the checks of level *open*.
@@ -119,7 +120,7 @@ impl<'a> Container<'a> {
         let t = item(&self.directory.tensors, index as u64)?;
         Unsupported.unless(t.size()?.is_some(), "3, Tensor: dtype")?;
         let t = if t.encoding == ALIAS { item(&self.directory.tensors, t.parameters[0])? } else { t };
-        Unsupported.unless([RAW, GAP].contains(&t.encoding), "3, Tensor: encoding")?;
+        Unsupported.unless([RAW, GAP, TILE].contains(&t.encoding), "3, Tensor: encoding")?;
         let mut stored = [&[] as &[u8]; 5];
         let mut chunks = BTreeSet::new();
         for (bytes, a) in stored.iter_mut().zip(self.directory.arrays_of(t.first_array, t.array_count)) {
@@ -129,7 +130,13 @@ impl<'a> Container<'a> {
             chunks.extend(range.map(|chunk| (a.section, chunk)));
         }
         chunks.into_iter().try_for_each(|(section, chunk)| self.check_chunk(section, chunk))?;
-        if t.encoding == RAW { Ok(stored[0].to_vec()) } else { gap::decode_gap(stored, t.gap_parameters()) }
+        match (t.encoding, stored) {
+            (GAP, arrays) => gap::decode_gap(arrays, t.three_parameters()),
+            (TILE, [codebook, records, bitstream, plane, _]) => {
+                tile::decode_tile([codebook, records, bitstream, plane], t.three_parameters())
+            }
+            (_, [data, ..]) => Ok(data.to_vec()),
+        }
     }
 
     /// The checksum of a chunk (4).
@@ -270,7 +277,7 @@ impl Directory {
 
     /// 6. An encoding that it does not name makes the tensor Unsupported when it is decoded.
     fn check_encoding(&self, t: &Tensor, arrays: &[Array], elements: u64, bytes: u64) -> Result<()> {
-        let named = [1, 0, 3].get(t.encoding as usize).map_or(4, |&count| count);
+        let named = [1, 0, 3, 3].get(t.encoding as usize).map_or(4, |&count| count);
         Corrupt.unless(t.parameters[named..].iter().all(|&unused| unused == 0), "6: unused parameters")?;
         match t.encoding {
             ALIAS => {
@@ -284,12 +291,23 @@ impl Directory {
             GAP => {
                 Corrupt.unless(t.dtype == BF16, "6.3: dtype")?;
                 let codebook = arrays.first().map_or(0, |a| a.length);
-                let lengths = gap::array_lengths(codebook, elements, t.gap_parameters())?;
+                let lengths = gap::array_lengths(codebook, elements, t.three_parameters())?;
                 let kinds = [CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE];
                 self.check_stored(
                     arrays,
                     t.block,
                     &std::array::from_fn::<_, 5, _>(|i| (kinds[i], lengths[i])),
+                )
+            }
+            TILE => {
+                Corrupt.unless(t.dtype == BF16, "6.4: dtype")?;
+                let codebook = arrays.first().map_or(0, |a| a.length);
+                let lengths = tile::array_lengths(codebook, elements, t.three_parameters())?;
+                let kinds = [CODEBOOK, INDEX, BITSTREAM, PLANE];
+                self.check_stored(
+                    arrays,
+                    t.block,
+                    &std::array::from_fn::<_, 4, _>(|i| (kinds[i], lengths[i])),
                 )
             }
             _ => Ok(()),
@@ -308,8 +326,8 @@ impl Tensor {
         slice(&self.shape, 0, self.dimension_count).unwrap_or_default()
     }
 
-    /// `bytes_per_thread`, `threads_per_block` and `bit_count` (6.3).
-    fn gap_parameters(&self) -> [u64; 3] {
+    /// `bytes_per_thread`, `threads_per_block` and `bit_count` (6.3), or `tile_columns`, `columns` and `bit_count` (6.4).
+    fn three_parameters(&self) -> [u64; 3] {
         std::array::from_fn(|i| self.parameters[i])
     }
 

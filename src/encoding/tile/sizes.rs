@@ -27,8 +27,8 @@ impl Sizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where no codebook has this size, where the bit count is no multiple of 8, none
-    /// or reaches 2^48.
+    /// [`Error::Corrupt`] where no codebook has this size, where the bit count is no multiple of 8, less than
+    /// the number of pairs or reaches 2^48.
     pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let values = codebook_bytes.checked_sub(HEAD_BYTES as u64);
@@ -37,9 +37,11 @@ impl Sizes {
         }) {
             return corrupt(format!("a codebook of {codebook_bytes} bytes"));
         }
-        if bit_count == 0 || !bit_count.is_multiple_of(8) || bit_count >= BIT_COUNT_END {
+        // Only the last pair of a tensor can have one weight.
+        let pairs = geometry.elements().div_ceil(2);
+        if bit_count < pairs || !bit_count.is_multiple_of(8) || bit_count >= BIT_COUNT_END {
             return corrupt(format!(
-                "{bit_count} bits where a multiple of 8 from 8 to below 2^48 is allowed"
+                "{bit_count} bits where a multiple of 8 from {pairs} to below 2^48 is allowed"
             ));
         }
         Ok(Self { geometry, bit_count, codebook_bytes })

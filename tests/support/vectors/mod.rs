@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "test and example each need another part")]
 
 mod invalid;
+mod tile;
 mod valid;
 
 use std::{collections::BTreeMap, fmt::Write, io::Read, path::Path};
@@ -147,13 +148,14 @@ pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
 /// All vectors, made afresh.
 pub(crate) fn all() -> Vec<Vector> {
     let mut vectors = valid::vectors();
+    vectors.extend(tile::vectors());
     vectors.extend(invalid::vectors());
     vectors
 }
 
 pub(crate) fn manifest(vectors: &[Vector]) -> String {
     let manifest = Manifest {
-        version: "1.0".into(),
+        version: "1.1".into(),
         vectors: vectors.iter().map(|vector| vector.row.clone()).collect(),
     };
     serde_json::to_string_pretty(&manifest).unwrap() + "\n"

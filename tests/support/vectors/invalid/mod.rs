@@ -6,6 +6,7 @@ mod frame;
 mod names;
 mod sections;
 mod tensors;
+mod tile;
 
 use df11::Dtype;
 
@@ -27,6 +28,7 @@ pub(super) fn vectors() -> Vec<Vector> {
         encodings::codes(),
         content::content(),
         content::weights_files(),
+        tile::vectors(),
     ]
     .into_iter()
     .flatten()
