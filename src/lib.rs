@@ -22,7 +22,9 @@ pub use error::{Error, Result};
 pub use open::{Block, BlockLayout, Encoding, Level, Model, OpenOptions, Tensor, open};
 pub use progress::{Observer, Stage};
 pub use source::Source;
-pub use write::{CompressOptions, DecompressOptions, Layout, Report, compress, decompress, estimate};
+pub use write::{
+    CompressOptions, DecompressOptions, Layout, Report, compress, convert, decompress, estimate,
+};
 
 /// The examples of the README are tests too.
 #[cfg(doctest)]

@@ -521,12 +521,14 @@ impl Frame {
             let checksum = |chunk: &[u8]| if repair { crc32fast::hash(chunk) } else { 0 };
             directory.checksums.extend(chunks.map(|chunk| U32::new(checksum(chunk))));
         }
+        let version_minor = directory.version_minor();
         let mut directory = directory.to_bytes();
         for (at, value) in self.directory {
             let length = directory.len();
             directory[usize::from(at) % length] ^= value;
         }
-        let mut header = Header::complete(contents.len() as u64, &directory).expect("a small directory");
+        let header = Header::complete(contents.len() as u64, &directory).expect("a small directory");
+        let mut header = header.with_minor(version_minor);
         for (field, how) in self.header {
             change_field(header.as_mut_bytes(), field, &mut Bytes(&how));
         }

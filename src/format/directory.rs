@@ -12,7 +12,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use super::records::{ArrayRecord, BlockRecord, FileRecord, SectionRecord, TensorRecord};
+use super::records::{ArrayRecord, BlockRecord, ENCODING_TILE, FileRecord, SectionRecord, TensorRecord};
 use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES};
 
 /// The fixed-width start of the directory.
@@ -145,6 +145,11 @@ impl Directory {
         put_list(&mut bytes, &self.checksums);
         put_list(&mut bytes, &self.text);
         bytes
+    }
+
+    /// The smallest minor version that has all that the container uses.
+    pub fn version_minor(&self) -> u16 {
+        u16::from(self.tensors.iter().any(|tensor| tensor.encoding == ENCODING_TILE))
     }
 
     /// A path or name in text. Right for the fields of a validated directory; empty for others.

@@ -12,9 +12,9 @@ pub const FILE_WEIGHTS: u32 = 0;
 /// `kind` of a [`FileRecord`]: any other file.
 pub const FILE_SIDE: u32 = 1;
 
-/// `kind` of a [`SectionRecord`]: code lengths and LUTs.
+/// `kind` of a [`SectionRecord`]: codes, with the LUTs of `gap`.
 pub const SECTION_CODEBOOK: u32 = 1;
-/// `kind` of a [`SectionRecord`]: gap arrays and output offsets.
+/// `kind` of a [`SectionRecord`]: gap arrays and output offsets, records of tiles.
 pub const SECTION_INDEX: u32 = 2;
 /// `kind` of a [`SectionRecord`]: codes.
 pub const SECTION_BITSTREAM: u32 = 3;
@@ -35,6 +35,8 @@ pub const ENCODING_ALIAS: u32 = 0;
 pub const ENCODING_RAW: u32 = 1;
 /// `encoding` of a [`TensorRecord`]: Huffman-coded exponents with a gap array.
 pub const ENCODING_GAP: u32 = 2;
+/// `encoding` of a [`TensorRecord`]: Huffman-coded pairs of exponents, in tiles.
+pub const ENCODING_TILE: u32 = 3;
 
 /// The name of a section kind of this version, or `None`.
 pub const fn section_name(kind: u32) -> Option<&'static str> {
@@ -56,6 +58,7 @@ pub const fn encoding_name(encoding: u32) -> Option<&'static str> {
         ENCODING_ALIAS => "alias",
         ENCODING_RAW => "raw",
         ENCODING_GAP => "gap",
+        ENCODING_TILE => "tile",
         _ => return None,
     })
 }

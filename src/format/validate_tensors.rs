@@ -4,8 +4,8 @@ use zerocopy::little_endian::U64;
 
 use super::{
     records::{
-        ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_WEIGHTS, SECTION_BITSTREAM, SECTION_CODEBOOK,
-        SECTION_INDEX, SECTION_PLANE, SECTION_RAW, TensorRecord,
+        ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, SECTION_BITSTREAM,
+        SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_RAW, TensorRecord,
     },
     validate::Check,
 };
@@ -13,7 +13,10 @@ use crate::{
     Dtype, Error, Result,
     constants::MAX_DIMENSIONS,
     dtype::elements,
-    encoding::gap::{Geometry, Layout},
+    encoding::{
+        gap::{Geometry, Layout},
+        tile,
+    },
 };
 
 impl Check<'_> {
@@ -63,6 +66,7 @@ impl Check<'_> {
             ENCODING_ALIAS => self.alias(i, tensor),
             ENCODING_RAW => self.raw(i, tensor, bytes),
             ENCODING_GAP => self.gap(i, tensor, dtype, elements(&shape)?),
+            ENCODING_TILE => self.tile(i, tensor, dtype, elements(&shape)?),
             _ => Ok(()),
         }
     }
@@ -116,6 +120,32 @@ impl Check<'_> {
                 layout.bitstream_bytes(),
                 layout.plane_bytes(),
             ],
+        )
+    }
+
+    fn tile(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
+        self.parameters(i, tensor, 3)?;
+        if dtype != Dtype::BF16 || count == 0 {
+            return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be stored in tiles"));
+        }
+        let [tile_columns, columns, bit_count, _] = tensor.parameters.map(U64::get);
+        let arrays = &self.directory.arrays[tensor.array_range()];
+        // The plane first: once it is known to be there, no other size can be large for nothing.
+        if arrays.get(3).is_none_or(|plane| plane.length != count) {
+            return Err(self.tensor_corrupt(i, "its arrays are not those of its encoding"));
+        }
+        let codebook = arrays[0].length.get();
+        let sizes = tile::Geometry::new(tile_columns, columns, count)
+            .and_then(|geometry| tile::Sizes::new(geometry, bit_count, codebook))
+            .map_err(|error| match error {
+                limit @ Error::Limit { .. } => limit,
+                error => self.tensor_corrupt(i, error),
+            })?;
+        self.array_kinds(
+            i,
+            tensor,
+            &[SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM, SECTION_PLANE],
+            &[codebook, sizes.records_bytes(), sizes.bitstream_bytes(), sizes.plane_bytes()],
         )
     }
 

@@ -87,6 +87,11 @@ impl Stored {
         let tensor = model.tensor_at(id);
         match tensor.encoding() {
             Encoding::Gap => StoredGap::read(&tensor, id, validate).map(|gap| Self::Gap(Box::new(gap))),
+            Encoding::Tile => {
+                let error =
+                    Error::unsupported("the encoding tile on a GPU", "decode on the CPU, or convert to gap");
+                Err(tensor.locate(error))
+            }
             _ if tensor.byte_length()? == 0 => Ok(Self::Empty),
             _ => Ok(Self::Raw(ArrayPlace::of(&tensor, id.0, 0))),
         }

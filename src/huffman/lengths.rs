@@ -40,7 +40,9 @@ impl CodeLengths {
                 "allow 8 to 16 bits",
             ));
         }
-        Ok(Self { lengths: package_merge::code_lengths(histogram.counts(), limit) })
+        // Sums of up to 16 × 256 counts: beyond u64 for counts that no tensor has, but exact all the same.
+        let lengths = package_merge::code_lengths(&histogram.counts().map(u128::from), limit);
+        Ok(Self { lengths: lengths.try_into().expect("a length for each count") })
     }
 
     /// Reads and checks stored lengths, one byte an exponent.

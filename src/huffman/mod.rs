@@ -9,7 +9,7 @@ mod codes;
 mod histogram;
 mod lengths;
 mod lut;
-mod package_merge;
+pub(crate) mod package_merge;
 mod symbol_table;
 
 pub use codes::{Code, Codes};

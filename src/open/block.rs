@@ -109,7 +109,9 @@ impl<'m> Block<'m> {
             padding.fill(0);
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
             let length = out.len() as u64;
-            parts.extend(pieces(0..length, out).into_iter().map(|(range, out)| (tensor, range, out)));
+            parts.extend(
+                pieces(0..length, tensor.unit(), out).into_iter().map(|(range, out)| (tensor, range, out)),
+            );
             (rest, position) = (after, range.end);
         }
         parts.into_par_iter().try_for_each(|(tensor, range, out)| tensor.read(range, out))

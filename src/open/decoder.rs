@@ -33,6 +33,12 @@ pub trait Decoder: Debug + Send + Sync {
 
 /// A tensor from which any number of threads read at once.
 pub trait PreparedTensor: Send + Sync {
+    /// Bytes of the tensor that are decoded together: parts that are cut at multiples of it decode nothing twice. Any other range can be
+    /// read too. More than some MiB only for matrices with rows of some 10,000 weights in the `tile` encoding.
+    fn unit(&self) -> u64 {
+        2
+    }
+
     /// Decodes a range of the tensor's bytes, which begins and ends between elements, into `out`, which is as long.
     ///
     /// # Errors
@@ -57,6 +63,10 @@ impl Decoder for Cpu {
 }
 
 impl PreparedTensor for TensorReader<'_> {
+    fn unit(&self) -> u64 {
+        TensorReader::unit(self)
+    }
+
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
         TensorReader::read(self, range, out)
     }
@@ -66,14 +76,62 @@ impl PreparedTensor for TensorReader<'_> {
     }
 }
 
-/// Cuts a range into pieces, each for one thread.
-pub(super) fn pieces(range: Range<u64>, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
-    let starts = (range.start..range.end).step_by(PIECE_BYTES as usize);
-    let pieces = out.chunks_mut(PIECE_BYTES as usize);
-    starts.zip(pieces).map(|(start, piece)| (start..start + piece.len() as u64, piece)).collect()
+/// Where a piece for one thread ends that begins at `start`: behind about [`PIECE_BYTES`], at a multiple of `unit` where it does not end
+/// with the range.
+pub(super) fn piece_end(start: u64, end: u64, unit: u64) -> u64 {
+    let cut = start.saturating_add(PIECE_BYTES) / unit * unit;
+    // A unit may be longer than a piece.
+    let cut = if cut > start { cut } else { (start / unit + 1).saturating_mul(unit) };
+    cut.min(end)
+}
+
+/// Cuts a range into those of pieces, each for one thread.
+pub(super) fn ranges(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let end = piece_end(start, range.end, unit);
+        let piece = start..end;
+        start = end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// Cuts a range, and the bytes that it decodes to, into pieces.
+pub(super) fn pieces(range: Range<u64>, unit: u64, mut out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
+    let mut pieces = Vec::with_capacity(out.len() / PIECE_BYTES as usize + 2);
+    for range in ranges(range, unit) {
+        let piece;
+        (piece, out) = out.split_at_mut((range.end - range.start) as usize);
+        pieces.push((range, piece));
+    }
+    pieces
 }
 
 /// Decodes a range of the tensor's bytes on all threads.
 pub(super) fn read_parallel(tensor: &dyn PreparedTensor, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-    pieces(range, out).into_par_iter().try_for_each(|(range, out)| tensor.read(range, out))
+    let pieces = pieces(range, tensor.unit(), out);
+    pieces.into_par_iter().try_for_each(|(range, out)| tensor.read(range, out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_follow_each_other_and_end_at_units() {
+        let length = 5 * PIECE_BYTES + 1234;
+        for unit in [2, 96, 300_000, PIECE_BYTES, 3 * PIECE_BYTES, 10 * PIECE_BYTES] {
+            for start in [0, 2, 299_998, PIECE_BYTES + 2] {
+                let mut out = vec![0; (length - start) as usize];
+                let mut end = start;
+                for (range, out) in pieces(start..length, unit, &mut out) {
+                    assert_eq!((range.start, range.end - range.start), (end, out.len() as u64));
+                    assert!(range.end == length || range.end.is_multiple_of(unit), "{range:?} of {unit}");
+                    assert!(!out.is_empty() && out.len() as u64 <= unit.max(PIECE_BYTES));
+                    end = range.end;
+                }
+                assert_eq!(end, length);
+            }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 mod block;
 mod decoder;
 mod model;
+mod original;
 mod pieces;
 mod reader;
 mod shard;
@@ -17,6 +18,7 @@ use std::{
 pub use block::{Block, BlockLayout};
 pub use decoder::{Cpu, Decoder, PreparedTensor};
 pub use model::Model;
+pub(crate) use original::original;
 pub(crate) use pieces::FilePieces;
 #[cfg(feature = "cuda")]
 pub(crate) use reader::PIECE_BYTES;

@@ -98,9 +98,7 @@ impl Model {
 
     /// The tensor with this name. The cost grows with the logarithm of the number of tensors.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
-        self.shards
-            .iter()
-            .find_map(|shard| shard.directory().find_tensor(name).map(|index| Tensor::new(shard, index)))
+        self.shards.iter().find_map(|shard| shard.tensor(name))
     }
 }
 

@@ -4,7 +4,7 @@ use std::{mem, ops::Range, sync::Arc};
 
 use rayon::prelude::*;
 
-use super::{Decoder, PreparedTensor, Shard, Tensor, reader::PIECE_BYTES};
+use super::{Decoder, PreparedTensor, Shard, Tensor, decoder::piece_end, reader::PIECE_BYTES};
 use crate::{Error, Result, format::records::FileRecord};
 
 /// Decodes a weights file, some MiB at a time.
@@ -114,28 +114,38 @@ impl<'m> FilePieces<'m> {
         }
     }
 
-    /// The parts of the next batch: together as many bytes as there are threads, times a piece.
+    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or a unit where that is more.
     fn take_parts(&mut self) -> Result<Vec<Part<'m>>> {
-        let mut room = PIECE_BYTES * rayon::current_num_threads() as u64;
-        let mut parts = Vec::new();
+        let threads = rayon::current_num_threads() as u64;
+        let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {
             let (index, start) = self.next;
-            let rest = tensor.byte_length()? - start;
-            // A cut goes between elements.
-            let length = rest.min(PIECE_BYTES).min(if rest <= room { rest } else { room & !1 });
-            if length == 0 {
+            let prepared = self.prepare(index, tensor)?;
+            let (length, unit) = (tensor.byte_length()?, prepared.unit());
+            let room = (PIECE_BYTES.max(unit) * threads).saturating_sub(taken);
+            let mut end = piece_end(start, length, unit);
+            if end - start > room {
+                // A cut goes between units, and so between elements.
+                end = (start + room) / unit * unit;
+            }
+            if end <= start {
                 break;
             }
-            let prepared = match &self.prepared {
-                Some((of, prepared)) if *of == index => Arc::clone(prepared),
-                _ => self.decoder.prepare(tensor)?.into(),
-            };
-            self.prepared = Some((index, Arc::clone(&prepared)));
-            parts.push(Part { tensor, range: start..start + length, prepared });
-            room -= length;
-            self.next = if length == rest { (index + 1, 0) } else { (index, start + length) };
+            parts.push(Part { tensor, range: start..end, prepared });
+            taken += end - start;
+            self.next = if end == length { (index + 1, 0) } else { (index, end) };
         }
         Ok(parts)
+    }
+
+    /// Prepares a tensor, or finds that it is.
+    fn prepare(&mut self, index: usize, tensor: Tensor<'m>) -> Result<Arc<dyn PreparedTensor + 'm>> {
+        if let Some((_, prepared)) = self.prepared.as_ref().filter(|(of, _)| *of == index) {
+            return Ok(Arc::clone(prepared));
+        }
+        let prepared: Arc<dyn PreparedTensor + 'm> = self.decoder.prepare(tensor)?.into();
+        self.prepared = Some((index, Arc::clone(&prepared)));
+        Ok(prepared)
     }
 }
 

@@ -5,23 +5,41 @@ use std::{borrow::Cow, cell::RefCell, ops::Range};
 use super::{Encoding, Shard, Tensor};
 use crate::{
     Error, Result,
-    encoding::gap::{Decoder, Geometry, Layout, Span},
+    encoding::{
+        gap::{Decoder, Geometry, Layout, Span},
+        tile::{self, Sizes},
+    },
     huffman,
 };
 
 /// Decoded bytes that one thread makes in one go: large enough to hide the start of a thread block, small enough for a cache.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 
-/// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index, some 4 MiB.
+/// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index, some 4 MiB. Strips of more than a MiB need more,
+/// which is given back.
 #[derive(Default)]
 struct Scratch {
-    gaps: Vec<u8>,
+    /// Gaps, or records of tiles.
+    index: Vec<u8>,
     bitstream: Vec<u8>,
     plane: Vec<u8>,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// What a thread keeps of each buffer.
+const KEPT_BYTES: usize = 4 << 20;
+
+impl Scratch {
+    fn give_back(&mut self) {
+        for buffer in [&mut self.index, &mut self.bitstream, &mut self.plane] {
+            if buffer.capacity() > KEPT_BYTES {
+                *buffer = Vec::new();
+            }
+        }
+    }
 }
 
 /// A tensor prepared for decoding; share it between threads.
@@ -37,6 +55,7 @@ enum Stored<'m> {
     Empty,
     Raw { array: usize },
     Gap { first_array: usize, decoder: Box<Decoder>, layout: Layout, output_offsets: Cow<'m, [u8]> },
+    Tile { first_array: usize, decoder: Box<tile::Decoder>, sizes: Sizes },
 }
 
 impl<'m> TensorReader<'m> {
@@ -49,10 +68,19 @@ impl<'m> TensorReader<'m> {
             Encoding::Raw if length == 0 => Stored::Empty,
             Encoding::Raw => Stored::Raw { array: target.record().array_range().start },
             Encoding::Gap => gap(&target).map_err(|error| target.locate(error))?,
+            Encoding::Tile => tile(&target).map_err(|error| target.locate(error))?,
             // The target of an alias is none, and `check_known` refused what is unknown.
             Encoding::Alias | Encoding::Unknown(_) => unreachable!("neither alias nor unknown"),
         };
         Ok(Self { shard: tensor.shard(), name: tensor.name(), length, stored })
+    }
+
+    /// Bytes that are decoded together.
+    pub(super) fn unit(&self) -> u64 {
+        match &self.stored {
+            Stored::Tile { sizes, .. } => 2 * sizes.geometry().strip_elements(),
+            _ => 2,
+        }
     }
 
     /// Decodes a range of the tensor's bytes, on this thread.
@@ -67,12 +95,18 @@ impl<'m> TensorReader<'m> {
                 out.copy_from_slice(self.shard.read_array_with(*array, range, &mut scratch.plane)?);
                 Ok(())
             }),
-            Stored::Gap { .. } if range.is_empty() => Ok(()),
+            Stored::Gap { .. } | Stored::Tile { .. } if range.is_empty() => Ok(()),
             Stored::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
                 self.with_span(*first_array, layout, output_offsets, &elements, |span, scratch| {
                     let plane = self.shard.read_array_with(first_array + 4, elements.clone(), scratch)?;
                     decoder.decode(span, elements.clone(), plane, out)
+                })
+            }
+            Stored::Tile { first_array, decoder, sizes } => {
+                let elements = range.start / 2..range.end / 2;
+                self.with_strips(*first_array, sizes, &elements, |span| {
+                    decoder.decode_strips(span, elements.clone(), out)
                 })
             }
         }
@@ -86,6 +120,10 @@ impl<'m> TensorReader<'m> {
                 self.with_span(*first_array, layout, output_offsets, &elements, |span, _| {
                     decoder.verify_index(span)
                 })
+            }
+            Stored::Tile { first_array, decoder, sizes } if !range.is_empty() => {
+                let elements = range.start / 2..range.end / 2;
+                self.with_strips(*first_array, sizes, &elements, |span| decoder.verify_strips(span))
             }
             _ => Ok(()),
         }
@@ -104,12 +142,37 @@ impl<'m> TensorReader<'m> {
             |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
         let thread_blocks = layout.thread_blocks_of(output_offsets, elements).map_err(locate)?;
         let offsets = layout.output_offsets_of(&thread_blocks)?;
-        SCRATCH.with_borrow_mut(|Scratch { gaps, bitstream, plane }| {
-            let gaps = self.shard.read_array_with(first_array + 1, layout.gaps_of(&thread_blocks)?, gaps)?;
+        SCRATCH.with_borrow_mut(|Scratch { index, bitstream, plane }| {
+            let gaps = self.shard.read_array_with(first_array + 1, layout.gaps_of(&thread_blocks)?, index)?;
             let range = layout.bitstream_of(&thread_blocks)?;
             let bitstream = self.shard.read_array_with(first_array + 3, range, bitstream)?;
             let output_offsets = &output_offsets[offsets.start as usize..offsets.end as usize];
             work(&Span { thread_blocks, gaps, output_offsets, bitstream }, plane).map_err(locate)
+        })
+    }
+}
+
+impl TensorReader<'_> {
+    /// Fetches the span of strips that hold these elements. Records are read with it, so that a tensor's are never all in memory.
+    fn with_strips(
+        &self,
+        first_array: usize,
+        sizes: &Sizes,
+        elements: &Range<u64>,
+        work: impl FnOnce(&tile::Span<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let locate =
+            |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
+        let strips = sizes.strips_of(elements)?;
+        SCRATCH.with_borrow_mut(|scratch| {
+            let Scratch { index, bitstream, plane } = scratch;
+            let records = self.shard.read_array_with(first_array + 1, sizes.records_of(&strips)?, index)?;
+            let range = sizes.bitstream_of(records, &strips).map_err(locate)?;
+            let bitstream = self.shard.read_array_with(first_array + 2, range, bitstream)?;
+            let plane = self.shard.read_array_with(first_array + 3, sizes.plane_of(&strips)?, plane)?;
+            let result = work(&tile::Span { strips, records, bitstream, plane }).map_err(locate);
+            scratch.give_back();
+            result
         })
     }
 }
@@ -152,4 +215,36 @@ fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
     layout.check_output_offsets(&output_offsets)?;
     let decoder = Box::new(Decoder::new(&lengths, &layout));
     Ok(Stored::Gap { first_array, decoder, layout, output_offsets })
+}
+
+/// The codebook of a `tile` tensor, not validated, and what its record says.
+pub(crate) struct TileIndex<'m> {
+    pub(crate) codebook: Cow<'m, [u8]>,
+    pub(crate) sizes: Sizes,
+}
+
+/// Reads the codebook of a tensor whose record the directory's validation accepted.
+pub(super) fn tile_index<'m>(tensor: &Tensor<'m>) -> Result<TileIndex<'m>> {
+    let shard = tensor.shard();
+    let first_array = tensor.record().array_range().start;
+    let codebook = shard.read_array(first_array, 0..shard.directory().arrays[first_array].length.get())?;
+    let sizes = tile_sizes(tensor)?;
+    Ok(TileIndex { codebook, sizes })
+}
+
+/// The sizes of a tensor in the `tile` encoding.
+pub(super) fn tile_sizes(tensor: &Tensor<'_>) -> Result<Sizes> {
+    let record = tensor.record();
+    let codebook = tensor.shard().directory().arrays[record.array_range().start].length.get();
+    let [tile_columns, columns, bit_count, _] = record.parameters.map(zerocopy::little_endian::U64::get);
+    let geometry = tile::Geometry::new(tile_columns, columns, tensor.elements())?;
+    Sizes::new(geometry, bit_count, codebook)
+}
+
+/// Prepares a tensor.
+fn tile<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
+    let TileIndex { codebook, sizes } = tile_index(tensor)?;
+    let codebook = tile::Codebook::from_bytes(&codebook)?;
+    let decoder = Box::new(tile::Decoder::new(&codebook, &sizes));
+    Ok(Stored::Tile { first_array: tensor.record().array_range().start, decoder, sizes })
 }

@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use super::Tensor;
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
@@ -105,6 +106,11 @@ impl Shard {
     /// The validated directory.
     pub fn directory(&self) -> &Directory {
         &self.directory
+    }
+
+    /// The tensor with this name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        self.directory.find_tensor(name).map(|index| Tensor::new(self, index))
     }
 
     /// The tensors that came from a file, by index, ascending by name.

@@ -8,12 +8,12 @@ use zerocopy::IntoBytes;
 
 use super::{
     Shard,
-    decoder::read_parallel,
-    reader::{PIECE_BYTES, TensorReader},
+    decoder::{ranges, read_parallel},
+    reader::TensorReader,
 };
 use crate::{
     Dtype, Error, Result, dtype,
-    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, TensorRecord},
+    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
     huffman::{self, CodeLengths, Histogram},
 };
 
@@ -27,6 +27,8 @@ pub enum Encoding {
     Raw,
     /// Huffman-coded exponents with a gap array.
     Gap,
+    /// Huffman-coded pairs of exponents, in tiles.
+    Tile,
     /// In a way that this version does not know; the tensor cannot be decoded.
     Unknown(u32),
 }
@@ -37,6 +39,7 @@ impl Encoding {
             ENCODING_ALIAS => Self::Alias,
             ENCODING_RAW => Self::Raw,
             ENCODING_GAP => Self::Gap,
+            ENCODING_TILE => Self::Tile,
             id => Self::Unknown(id),
         }
     }
@@ -47,6 +50,7 @@ impl Encoding {
             Self::Alias => "alias",
             Self::Raw => "raw",
             Self::Gap => "gap",
+            Self::Tile => "tile",
             Self::Unknown(_) => "unknown",
         }
     }
@@ -179,7 +183,7 @@ impl<'m> Tensor<'m> {
         blake3::Hash::from_bytes(self.record().hash)
     }
 
-    /// The code lengths of its exponents, for an encoding that has them.
+    /// The code lengths of its exponents, for the `gap` encoding; other encodings have no code for single exponents.
     ///
     /// # Errors
     /// [`Error::Corrupt`] or [`Error::Io`].
@@ -201,11 +205,9 @@ impl<'m> Tensor<'m> {
     pub fn histogram(&self) -> Result<Histogram> {
         self.require_bf16()?;
         let reader = TensorReader::new(self)?;
-        let length = self.byte_length()?;
-        (0..length.div_ceil(PIECE_BYTES))
-            .into_par_iter()
-            .map(|piece| {
-                let range = piece * PIECE_BYTES..length.min((piece + 1) * PIECE_BYTES);
+        ranges(0..self.byte_length()?, reader.unit())
+            .par_bridge()
+            .map(|range| {
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 reader.read(range, &mut bytes)?;
                 Ok(Histogram::of(&bytes))
@@ -243,7 +245,7 @@ impl<'m> Tensor<'m> {
     }
 
     /// Rows of a BF16 tensor: all weights whose index in the first dimension lies in `rows`. A vector's rows are its elements. Only
-    /// the thread blocks that hold them are decoded.
+    /// the thread blocks, or the tiles (of 32 rows, or of 8192 weights), that hold them are decoded.
     ///
     /// # Errors
     /// As [`Tensor::decode_into`], and [`Error::Parameter`] for rows that do not exist.
@@ -286,6 +288,14 @@ impl<'m> Tensor<'m> {
     /// The range of bytes of a range of rows.
     fn row_bytes(&self, rows: Range<u64>) -> Result<Range<u64>> {
         row_bytes(self.name(), &self.shape(), self.byte_length()?, rows)
+    }
+
+    /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the least.
+    pub(crate) fn unit(&self) -> u64 {
+        let target = self.target();
+        let sizes =
+            (target.encoding() == Encoding::Tile).then(|| super::reader::tile_sizes(&target).ok()).flatten();
+        sizes.map_or(2, |sizes| 2 * sizes.geometry().strip_elements())
     }
 
     /// What the GPU needs to decode it, of a tensor in the `gap` encoding.

@@ -1,22 +1,25 @@
 //! Verification (spec/format.md, section 9): structure, checksums, or everything.
 
-use std::{io, ops::Range, sync::Arc};
+use std::ops::Range;
 
 use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    Cpu, Decoder, Encoding, FilePieces, Model, Shard, Tensor, decoder::read_parallel, pieces::Part,
-    reader::gap_index, shard::check_zero,
+    Cpu, Decoder, Encoding, FilePieces, Model, Shard, Tensor,
+    decoder::read_parallel,
+    original::{original, wrong_prefix},
+    pieces::Part,
+    reader::{gap_index, tile_index},
+    shard::check_zero,
 };
 use crate::{
     Dtype, Error, Result,
     constants::HEAD_BYTES,
+    encoding::tile::Codebook,
     format::{self, records::FILE_WEIGHTS},
     huffman,
-    io::ReadAt,
     progress::{Observer, advance},
-    source::WeightsFile,
 };
 
 /// How much is verified.
@@ -198,59 +201,15 @@ impl Verify<'_, '_> {
     /// The JSON header of a weights file describes the same tensors as the directory (section 7).
     fn prefix(&mut self, file: usize) -> Result<()> {
         let directory = self.shard.directory();
-        let record = &directory.files[file];
-        let path = directory.file_path(record);
-        let array = record.array_range().start;
-        let length = directory.arrays[array].length.get();
-        let bytes = self.shard.read_array(array, 0..length)?.into_owned();
-        let reader = Arc::new(PrefixReader { bytes, length: record.length.get() });
-        let wrong =
-            |problem: String| Error::corrupt("prefix section", directory.arrays[array].offset.get(), problem);
-        let tensors = self.shard.tensors_of(file);
-        let header = match WeightsFile::parse(path, reader) {
-            Ok(header) => header,
+        let is_newer = |&index: &usize| Dtype::from_id(directory.tensors[index].dtype.get()).is_none();
+        match original(self.shard, file) {
             // A header that names a dtype of a later version, as the directory does.
-            Err(Error::Unsupported { what, .. })
-                if tensors
-                    .iter()
-                    .any(|&index| Dtype::from_id(directory.tensors[index].dtype.get()).is_none()) =>
-            {
+            Err(Error::Unsupported { what, .. }) if self.shard.tensors_of(file).iter().any(is_newer) => {
                 self.found.unchecked.push(what);
-                return Ok(());
+                Ok(())
             }
-            Err(error) => return Err(wrong(error.to_string())),
-        };
-        if header.prefix.len() as u64 != length {
-            return Err(wrong(format!(
-                "the prefix of {path:?} has {} bytes, not {length}",
-                header.prefix.len()
-            )));
-        }
-        for tensor in &header.tensors {
-            let same = directory
-                .find_tensor(&tensor.name)
-                .map(|index| &directory.tensors[index])
-                .is_some_and(|record| {
-                    record.file.get() == file as u64
-                        && record.dtype.get() == tensor.dtype.id()
-                        && record.dimensions() == tensor.shape
-                        && record.file_offset.get() == tensor.offset
-                });
-            if !same {
-                return Err(wrong(format!(
-                    "directory and header of {path:?} differ in tensor {:?}",
-                    tensor.name
-                )));
-            }
-        }
-        if tensors.len() == header.tensors.len() {
-            Ok(())
-        } else {
-            Err(wrong(format!(
-                "the header of {path:?} has {} tensors, the directory {}",
-                header.tensors.len(),
-                tensors.len()
-            )))
+            Err(error @ Error::Unsupported { .. }) => Err(wrong_prefix(self.shard, file, error)),
+            found => found.map(drop),
         }
     }
 
@@ -261,7 +220,7 @@ impl Verify<'_, '_> {
         }
     }
 
-    /// Code lengths, LUTs, and what of the gaps no thread reads.
+    /// Code lengths, LUTs, and what of the gaps no thread reads; codes of pairs.
     fn codebooks(&self) -> Result<()> {
         for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap) {
             let index = gap_index(&tensor)?;
@@ -269,6 +228,11 @@ impl Verify<'_, '_> {
             let last_gaps = self.shard.read_array(index.gaps_array(), end - 1..end)?;
             huffman::verify_codebook(&index.codebook)
                 .and_then(|()| index.layout.check_unused_gap(last_gaps[0]))
+                .map_err(|error| tensor.locate(error))?;
+        }
+        for tensor in self.tensors().filter(|tensor| tensor.encoding() == Encoding::Tile) {
+            tile_index(&tensor)
+                .and_then(|index| Codebook::from_bytes(&index.codebook))
                 .map_err(|error| tensor.locate(error))?;
         }
         Ok(())
@@ -389,20 +353,4 @@ fn compare(hasher: &Hasher, expected: &[u8; 32], what: impl Fn() -> String) -> R
     let problem =
         "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
     Err(Error::corrupt(what(), 0, problem))
-}
-
-/// A weights file of which only the prefix is there.
-struct PrefixReader {
-    bytes: Vec<u8>,
-    length: u64,
-}
-
-impl ReadAt for PrefixReader {
-    fn size(&self) -> u64 {
-        self.length
-    }
-
-    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.bytes.read_exact_at(offset, buf)
-    }
 }

@@ -7,6 +7,7 @@ mod safetensors;
 mod unique;
 mod walk;
 
+pub(crate) use folder::side_files;
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};

@@ -3,30 +3,25 @@
 //!
 //! ```text
 //! file    | prefix | tensor 0            | tensor 1     | ...
-//! chunks           |0     |1     |2      |0     |1      |      one histogram each: where each chunk's codes start
-//! batches |   |   |   |   |   |   |   |   |   |   |   |        read, counted and hashed while in the cache
+//! pieces           |0 |1 |2 |3 |4 |5 |6  |0 |1 |2 |3 |4 |
+//! batches |        |           |         |        |     |     read, counted and hashed while in the cache
 //! ```
-//! Q: Why chunks with histograms of their own? Once the code is known, a chunk's histogram gives the bits of its codes, so
-//! that the second pass can encode all chunks at the same time, each to its final place.
 
 use blake3::Hasher;
 use rayon::prelude::*;
 
+use super::{Layout, coding::Coding, gap, input::Weights, tile};
 use crate::{
-    Dtype, Error, Result,
-    encoding::gap::{Geometry, Layout},
-    huffman::{CodeLengths, Histogram},
-    open::hash,
-    progress::Observer,
-    source::{SourceTensor, WeightsFile},
+    Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, progress::Observer,
+    source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
-/// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them; larger tensors have larger chunks.
-pub(super) const MIN_CHUNK_BYTES: u64 = 1 << 20;
-/// Bounds the histograms of one tensor to 8 MiB, whatever its size.
-const MAX_CHUNKS: u64 = 4096;
+
+/// Smaller tensors are stored raw: norms and biases would save a few KiB each, and on a GPU one warp would decode such a tensor for longer
+/// than all others take for the matrices of the block.
+const MIN_CODED_BYTES: u64 = 32 << 10;
 
 /// What the first pass found out about a weights file.
 #[derive(Debug)]
@@ -41,34 +36,12 @@ pub(super) struct FileAnalysis {
 pub(super) struct TensorAnalysis {
     /// Hash of its bytes.
     pub(super) hash: [u8; 32],
-    /// How its exponents would be coded; `None` for other dtypes and for tensors without elements.
+    /// How it would be coded; `None` where it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
 }
 
-/// A tensor's code, and where each chunk's codes go.
-#[derive(Debug)]
-pub(super) struct Coding {
-    pub(super) lengths: CodeLengths,
-    pub(super) layout: Layout,
-    pub(super) histogram: Histogram,
-    /// Bytes of a chunk but the last.
-    pub(super) chunk_bytes: u64,
-    /// The first bit of each chunk's codes, and `bit_count`.
-    pub(super) chunk_bits: Vec<u64>,
-}
-
-/// Bytes of each chunk of a tensor of `length` bytes, but the last.
-fn chunk_bytes(length: u64) -> u64 {
-    length.div_ceil(MAX_CHUNKS).next_power_of_two().max(MIN_CHUNK_BYTES)
-}
-
-/// Histograms of a tensor's chunks while they are being counted.
-struct Counting {
-    chunk_bytes: u64,
-    histograms: Vec<Histogram>,
-}
-
 /// Part of a tensor that lies in the current batch.
+#[derive(Clone, Copy)]
 struct Piece {
     tensor: usize,
     /// Where it starts in its tensor, in bytes.
@@ -76,151 +49,214 @@ struct Piece {
     /// Where it starts in the file, in bytes.
     offset: u64,
     length: u64,
+    work: Work,
+}
+
+/// What is to be done with a piece, but for hashing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Work {
+    /// Nothing.
+    None,
+    /// Count its exponents.
+    Exponents,
+    /// It is a whole tensor: count pairs, and measure strips.
+    Whole,
+    /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a batch become one.
+    Pairs,
+}
+
+/// What was found in a piece.
+enum Found {
+    Nothing,
+    Exponents(Histogram),
+    Whole(Option<tile::Coding>),
 }
 
 /// Makes the first pass over one file.
-pub(super) fn analyse(
-    file: &WeightsFile,
-    geometry: Geometry,
-    observer: &dyn Observer,
-) -> Result<FileAnalysis> {
+pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observer) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
-    file_hasher.update(&file.prefix);
-    let mut progress = TensorProgress::default();
-    let mut analyses = Vec::with_capacity(file.tensors.len());
+    file_hasher.update(&file.file.prefix);
+    let pass = Pass { file, layout, observer };
+    let mut progress = Progress::new();
     let mut buffer = Vec::new();
-    let threads = rayon::current_num_threads();
-    for batch in batches(pieces(&file.tensors), if threads == 1 { 1 } else { 4 * threads }) {
+    for batch in batches(pass.pieces(), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        let histograms = read_batch(file, &batch, &mut buffer)?;
-        rayon::join(
-            || hash(&mut file_hasher, &buffer),
-            || progress.take(&file.tensors, &batch, &buffer, histograms, geometry, &mut analyses),
-        )
-        .1?;
+        let found = pass.read_batch(&batch, &progress.pairs, &mut buffer)?;
+        rayon::join(|| hash(&mut file_hasher, &buffer), || progress.take(&pass, &batch, &buffer, found)).1?;
         observer.advance(buffer.len() as u64);
     }
-    progress.finish_until(&file.tensors, file.tensors.len(), geometry, &mut analyses)?;
-    Ok(FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: analyses })
+    progress.finish_until(&pass, file.file.tensors.len())?;
+    let analysis = FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: progress.analyses };
+    let hashes: Vec<_> = analysis.tensors.iter().map(|tensor| &tensor.hash).collect();
+    file.check_hashes(&analysis.hash, &hashes)?;
+    Ok(analysis)
 }
 
-/// All pieces of a file, in its order.
-fn pieces(tensors: &[SourceTensor]) -> impl Iterator<Item = Piece> {
-    tensors.iter().enumerate().flat_map(|(index, tensor)| {
-        (0..tensor.length).step_by(PIECE_BYTES as usize).map(move |start| Piece {
-            tensor: index,
-            start,
-            offset: tensor.offset + start,
-            length: PIECE_BYTES.min(tensor.length - start),
-        })
-    })
-}
-
-/// Consecutive pieces of up to `count` times the size of one; tensors are contiguous in their file, and so is a batch.
-fn batches(pieces: impl Iterator<Item = Piece>, count: usize) -> impl Iterator<Item = Vec<Piece>> {
+/// Consecutive pieces for all threads; tensors are contiguous in their file, and so is a batch.
+fn batches(pieces: impl Iterator<Item = Piece>, threads: u64) -> impl Iterator<Item = Vec<Piece>> {
     let mut pieces = pieces.peekable();
     std::iter::from_fn(move || {
-        let first = pieces.peek()?.offset;
-        let mut batch = Vec::with_capacity(count);
-        while let Some(piece) =
-            pieces.next_if(|piece| piece.offset + piece.length <= first + PIECE_BYTES * count as u64)
-        {
+        let first = pieces.next()?;
+        let each = match first.work {
+            _ if threads == 1 => PIECE_BYTES,
+            // Each thread is to have a tensor.
+            Work::Whole => tile::WHOLE_BYTES,
+            _ => first.length.max(4 * PIECE_BYTES),
+        };
+        let shared = |piece: &Piece| piece.work != Work::Pairs && first.work != Work::Pairs;
+        let end = first.offset + each * threads;
+        let mut batch = vec![first];
+        while let Some(piece) = pieces.next_if(|piece| {
+            piece.offset + piece.length <= end && (piece.tensor == first.tensor || shared(piece))
+        }) {
             batch.push(piece);
         }
         Some(batch)
     })
 }
 
-/// Reads a batch into `buffer`, and counts the exponents of its BF16 pieces.
-fn read_batch(file: &WeightsFile, batch: &[Piece], buffer: &mut Vec<u8>) -> Result<Vec<Option<Histogram>>> {
-    let length: u64 = batch.iter().map(|piece| piece.length).sum();
-    buffer.resize(length as usize, 0);
-    let mut parts = Vec::with_capacity(batch.len());
-    let mut rest = &mut buffer[..];
-    for piece in batch {
-        let part;
-        (part, rest) = rest.split_at_mut(piece.length as usize);
-        parts.push((piece, part));
+struct Pass<'a> {
+    file: &'a Weights<'a>,
+    layout: Layout,
+    observer: &'a dyn Observer,
+}
+
+impl Pass<'_> {
+    fn tensor(&self, index: usize) -> &SourceTensor {
+        &self.file.file.tensors[index]
     }
-    parts
-        .into_par_iter()
-        .map(|(piece, part)| {
-            file.read_exact_at(piece.offset, part)?;
-            Ok((file.tensors[piece.tensor].dtype == Dtype::BF16).then(|| Histogram::of(part)))
+
+    /// What is to be done with a tensor.
+    fn work(&self, tensor: &SourceTensor) -> Work {
+        match self.layout {
+            _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => Work::None,
+            Layout::Raw => Work::None,
+            Layout::Gap(_) => Work::Exponents,
+            Layout::Tile if tensor.length <= tile::WHOLE_BYTES => Work::Whole,
+            Layout::Tile => Work::Pairs,
+        }
+    }
+
+    /// Bytes of a tensor's pieces, but for the last one: whole units of where they are read from.
+    fn piece_bytes(&self, index: usize) -> u64 {
+        let unit = self.file.unit(index);
+        (PIECE_BYTES / unit * unit).max(unit)
+    }
+
+    /// All pieces of the file, in its order.
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.file.file.tensors.iter().enumerate().flat_map(|(index, tensor)| {
+            let work = self.work(tensor);
+            let most = if work == Work::Whole { tensor.length } else { self.piece_bytes(index) };
+            (0..tensor.length).step_by(most.max(1) as usize).map(move |start| Piece {
+                tensor: index,
+                start,
+                offset: tensor.offset + start,
+                length: most.min(tensor.length - start),
+                work,
+            })
         })
-        .collect()
+    }
+
+    /// Reads a batch into `buffer`, and does the work of its pieces.
+    fn read_batch(&self, batch: &[Piece], pairs: &tile::Counts, buffer: &mut Vec<u8>) -> Result<Vec<Found>> {
+        let length: u64 = batch.iter().map(|piece| piece.length).sum();
+        buffer.resize(length as usize, 0);
+        let mut parts = Vec::with_capacity(batch.len());
+        let mut rest = &mut buffer[..];
+        for piece in batch {
+            let part;
+            (part, rest) = rest.split_at_mut(piece.length as usize);
+            parts.push((piece, part));
+        }
+        let found = parts.into_par_iter().map(|(piece, part)| {
+            self.file.read(piece.offset, part)?;
+            match piece.work {
+                Work::None => {}
+                Work::Exponents => return Ok(Found::Exponents(Histogram::of(part))),
+                Work::Whole => return self.whole(self.tensor(piece.tensor), part).map(Found::Whole),
+                Work::Pairs => pairs.add(part),
+            }
+            Ok(Found::Nothing)
+        });
+        found.collect()
+    }
+
+    /// Counts and measures a tensor that is in memory.
+    fn whole(&self, tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::Coding>> {
+        let mut histogram = PairHistogram::new();
+        histogram.add(weights);
+        let geometry = tile::geometry(&tensor.shape)?;
+        tile::Coding::of_whole(geometry, &histogram, weights)
+    }
+
+    /// Measures a tensor whose pairs are counted.
+    fn measure(&self, tensor: &SourceTensor, histogram: &PairHistogram) -> Result<Option<tile::Coding>> {
+        let geometry = tile::geometry(&tensor.shape)?;
+        let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
+            weights.resize((range.end - range.start) as usize, 0);
+            self.file.read(tensor.offset + range.start, weights)
+        };
+        tile::Coding::of_read(geometry, histogram, &read, self.observer)
+    }
 }
 
-/// The tensor that the pass is in.
-#[derive(Default)]
-struct TensorProgress {
+/// The tensor that the pass is in, and those before.
+struct Progress {
     hasher: Hasher,
-    counting: Option<Counting>,
+    exponents: Option<gap::Counting>,
+    pairs: tile::Counts,
+    coding: Option<Coding>,
+    analyses: Vec<TensorAnalysis>,
 }
 
-impl TensorProgress {
-    fn take(
-        &mut self,
-        tensors: &[SourceTensor],
-        batch: &[Piece],
-        bytes: &[u8],
-        histograms: Vec<Option<Histogram>>,
-        geometry: Geometry,
-        analyses: &mut Vec<TensorAnalysis>,
-    ) -> Result<()> {
+impl Progress {
+    fn new() -> Self {
+        Self {
+            hasher: Hasher::new(),
+            exponents: None,
+            pairs: tile::Counts::new(),
+            coding: None,
+            analyses: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, pass: &Pass<'_>, batch: &[Piece], bytes: &[u8], found: Vec<Found>) -> Result<()> {
         let base = batch[0].offset;
-        for (piece, histogram) in batch.iter().zip(histograms) {
-            self.finish_until(tensors, piece.tensor, geometry, analyses)?;
+        for (piece, found) in batch.iter().zip(found) {
+            self.finish_until(pass, piece.tensor)?;
             let start = (piece.offset - base) as usize;
             hash(&mut self.hasher, &bytes[start..start + piece.length as usize]);
-            if let Some(histogram) = histogram {
-                let chunk_bytes = chunk_bytes(tensors[piece.tensor].length);
-                let counting =
-                    self.counting.get_or_insert_with(|| Counting { chunk_bytes, histograms: Vec::new() });
-                if piece.start.is_multiple_of(chunk_bytes) {
-                    counting.histograms.push(histogram);
-                } else {
-                    counting.histograms.last_mut().expect("a chunk has begun").merge(&histogram);
-                }
+            let tensor = pass.tensor(piece.tensor);
+            match (found, pass.layout) {
+                (Found::Exponents(histogram), Layout::Gap(geometry)) => self
+                    .exponents
+                    .get_or_insert_with(|| {
+                        gap::Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor))
+                    })
+                    .add(piece.start, histogram),
+                (Found::Whole(coding), _) => self.coding = coding.map(Coding::Tile),
+                _ => {}
+            }
+            if piece.work == Work::Pairs && piece.start + piece.length == tensor.length {
+                self.coding = pass.measure(tensor, &self.pairs.take())?.map(Coding::Tile);
             }
         }
         Ok(())
     }
 
     /// Completes the tensors before `index`; those without bytes have no pieces and are completed on the way.
-    fn finish_until(
-        &mut self,
-        tensors: &[SourceTensor],
-        index: usize,
-        geometry: Geometry,
-        analyses: &mut Vec<TensorAnalysis>,
-    ) -> Result<()> {
-        while analyses.len() < index.min(tensors.len()) {
+    fn finish_until(&mut self, pass: &Pass<'_>, index: usize) -> Result<()> {
+        while self.analyses.len() < index.min(pass.file.file.tensors.len()) {
             let hash = *self.hasher.finalize().as_bytes();
-            let coding = self.counting.take().map(|counting| counting.finish(geometry)).transpose()?;
-            analyses.push(TensorAnalysis { hash, coding });
+            if let Some(counting) = self.exponents.take() {
+                self.coding = Some(Coding::Gap(counting.finish()?));
+            }
+            self.analyses.push(TensorAnalysis { hash, coding: self.coding.take() });
             self.hasher.reset();
         }
         Ok(())
-    }
-}
-
-impl Counting {
-    fn finish(self, geometry: Geometry) -> Result<Coding> {
-        let mut histogram = Histogram::default();
-        for chunk in &self.histograms {
-            histogram.merge(chunk);
-        }
-        let lengths = CodeLengths::from_histogram(&histogram)?;
-        let layout = Layout::plan(&lengths, &histogram, geometry)?;
-        let mut chunk_bits = vec![0];
-        let mut bits = 0;
-        for chunk in &self.histograms {
-            bits += lengths.bits(chunk)?;
-            chunk_bits.push(bits);
-        }
-        Ok(Coding { lengths, layout, histogram, chunk_bytes: self.chunk_bytes, chunk_bits })
     }
 }

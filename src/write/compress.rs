@@ -6,17 +6,18 @@ use super::{
     analysis::{self, FileAnalysis},
     encode,
     folder::OutputFolder,
+    input::{Input, Side},
     output::Output,
     plan::{Contents, Plan},
     report::Report,
 };
 use crate::{
-    Error, OpenOptions, Result,
+    Error, Model, OpenOptions, Result,
     encoding::gap::Geometry,
     format,
     open::{Cpu, Level},
     progress::{Observer, Stage},
-    source::{self, SideFile, Source, WeightsFile},
+    source::{self, Source, WeightsFile},
 };
 
 /// Decoded bytes from which on a block stands for itself; no layer of a model that is worth compressing is smaller.
@@ -28,6 +29,8 @@ const MIN_BLOCK_BYTES: u64 = 64 << 10;
 pub enum Layout {
     /// Huffman-coded exponents with a gap array (spec, section 6.3), where that is smaller than raw.
     Gap(Geometry),
+    /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), where that is smaller than raw.
+    Tile,
     /// As they are.
     Raw,
 }
@@ -87,9 +90,51 @@ pub fn compress(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
+    write(&Input::of_source(source), out, options, observer)
+}
+
+/// Writes what another layout would have made of the same checkpoint: the same files, names and hashes, byte for byte what [`compress`] makes of
+/// what [`decompress`](super::decompress) gives, without those files in between. `out` is as for [`compress`]; side files go into the container or
+/// beside it as its form asks for, whatever the form of `model`.
+///
+/// Weights are decoded where compression reads them, three times (with [`Layout::Tile`] large tensors four times), and what is decoded is compared
+/// with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for decoding.
+///
+/// # Errors
+/// As [`compress`], [`Error::Corrupt`] where the model is damaged, and [`Error::Parameter`] where shards are missing.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::demo::tiny_container(folder.path())?;
+/// let mut options = df11::CompressOptions::default();
+/// options.layout = df11::Layout::Tile;
+/// let (tile, back) = (folder.path().join("tile.df11"), folder.path().join("back.df11"));
+/// df11::convert(&df11::open(&path)?, &tile, &options, &())?;
+/// df11::convert(&df11::open(&tile)?, &back, &df11::CompressOptions::default(), &())?;
+/// assert!(std::fs::read(path).unwrap() == std::fs::read(back).unwrap());
+/// # Ok(())
+/// # }
+/// ```
+pub fn convert(
+    model: &Model,
+    out: &Path,
+    options: &CompressOptions,
+    observer: &dyn Observer,
+) -> Result<Report> {
+    check_absent(out, options.overwrite)?;
+    write(&Input::of_model(model)?, out, options, observer)
+}
+
+fn write(
+    input: &Input<'_>,
+    out: &Path,
+    options: &CompressOptions,
+    observer: &dyn Observer,
+) -> Result<Report> {
     let passes = if options.verify { 3 } else { 2 };
-    observer.begin(passes * tensor_bytes(source));
-    let compressor = Compressor::new(source, options.layout, observer);
+    observer.begin(passes * input.tensor_bytes());
+    let compressor = Compressor::new(input, options.layout, observer);
     if is_single(out) { compressor.single(out, options) } else { compressor.folder(out, options) }
 }
 
@@ -98,9 +143,10 @@ pub fn compress(
 /// # Errors
 /// As [`compress`], but for writing.
 pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Report> {
-    observer.begin(tensor_bytes(source));
-    let compressor = Compressor::new(source, layout, observer);
-    let mut report = Report::new(source);
+    let input = Input::of_source(source);
+    observer.begin(input.tensor_bytes());
+    let compressor = Compressor::new(&input, layout, observer);
+    let mut report = Report::new(&input);
     for shard in compressor.shards(is_single(out)) {
         let analyses = compressor.analyse(&shard)?;
         let plan = Plan::new(&compressor.contents(&shard, &analyses)?)?;
@@ -135,10 +181,6 @@ fn is_single(out: &Path) -> bool {
     out.extension().is_some_and(|extension| extension == "df11")
 }
 
-fn tensor_bytes(source: &Source) -> u64 {
-    source.weights.iter().flat_map(|file| &file.tensors).map(|tensor| tensor.length).sum()
-}
-
 /// Refuses an output that exists.
 pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
     if !overwrite && out.symlink_metadata().is_ok() {
@@ -151,11 +193,11 @@ pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
 /// The weights files, by index, and the side files of one container.
 struct ShardSource<'a> {
     weights: Vec<usize>,
-    side: &'a [SideFile],
+    side: &'a [Side<'a>],
 }
 
 struct Compressor<'a> {
-    source: &'a Source,
+    input: &'a Input<'a>,
     layout: Layout,
     observer: &'a dyn Observer,
     /// For each weights file, the block of each tensor.
@@ -164,20 +206,18 @@ struct Compressor<'a> {
 }
 
 impl<'a> Compressor<'a> {
-    fn new(source: &'a Source, layout: Layout, observer: &'a dyn Observer) -> Self {
-        let tensors: Vec<_> = source
-            .weights
+    fn new(input: &'a Input<'a>, layout: Layout, observer: &'a dyn Observer) -> Self {
+        let files: Vec<&WeightsFile> = input.weights.iter().map(|weights| &*weights.file).collect();
+        let tensors: Vec<_> = files
             .iter()
             .enumerate()
             .flat_map(|(file, weights)| (0..weights.tensors.len()).map(move |tensor| (file, tensor)))
             .collect();
-        let items: Vec<_> = tensors
-            .iter()
-            .map(|&(file, tensor)| source::Item::from(&source.weights[file].tensors[tensor]))
-            .collect();
+        let items: Vec<_> =
+            tensors.iter().map(|&(file, tensor)| source::Item::from(&files[file].tensors[tensor])).collect();
         let groups = join_small(source::group(&items), &items);
         let mut blocks: Vec<Vec<usize>> =
-            source.weights.iter().map(|weights| vec![0; weights.tensors.len()]).collect();
+            files.iter().map(|weights| vec![0; weights.tensors.len()]).collect();
         let mut block_names = Vec::with_capacity(groups.len());
         for (block, group) in groups.into_iter().enumerate() {
             for index in group.tensors {
@@ -186,40 +226,32 @@ impl<'a> Compressor<'a> {
             }
             block_names.push(group.name);
         }
-        Self { source, layout, observer, blocks, block_names }
+        Self { input, layout, observer, blocks, block_names }
     }
 
     fn shards(&self, single: bool) -> Vec<ShardSource<'a>> {
-        let files = 0..self.source.weights.len();
+        let files = 0..self.input.weights.len();
         if single {
-            vec![ShardSource { weights: files.collect(), side: &self.source.side }]
+            vec![ShardSource { weights: files.collect(), side: &self.input.side }]
         } else {
             files.map(|file| ShardSource { weights: vec![file], side: &[] }).collect()
         }
     }
 
-    fn geometry(&self) -> Geometry {
-        match self.layout {
-            Layout::Gap(geometry) => geometry,
-            Layout::Raw => Geometry::default(),
-        }
-    }
-
     fn analyse(&self, shard: &ShardSource<'_>) -> Result<Vec<FileAnalysis>> {
         self.observer.enter(Stage::Analyse);
-        let weights = shard.weights.iter().map(|&file| &self.source.weights[file]);
-        weights.map(|file| analysis::analyse(file, self.geometry(), self.observer)).collect()
+        let weights = shard.weights.iter().map(|&file| &self.input.weights[file]);
+        weights.map(|file| analysis::analyse(file, self.layout, self.observer)).collect()
     }
 
     fn contents<'b>(&'b self, shard: &ShardSource<'b>, analyses: &'b [FileAnalysis]) -> Result<Contents<'b>> {
-        let files = shard.weights.iter().map(|&file| &self.source.weights[file]);
-        let side = shard.side.iter().map(|file| Ok((file, super::folder::hash_file(&file.file)?)));
+        let files = shard.weights.iter().map(|&file| &self.input.weights[file]);
+        let side = shard.side.iter().map(|file| Ok((file, file.hash()?)));
         Ok(Contents {
             weights: files.zip(analyses).collect(),
             side: side.collect::<Result<_>>()?,
             blocks: shard.weights.iter().map(|&file| self.blocks[file].clone()).collect(),
             block_names: &self.block_names,
-            raw: self.layout == Layout::Raw,
         })
     }
 
@@ -236,7 +268,7 @@ impl<'a> Compressor<'a> {
     }
 
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let mut report = Report::new(self.source);
+        let mut report = Report::new(self.input);
         let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
         let identity = format::identity(output.weights());
         output.seal(0, 1, identity)?;
@@ -248,11 +280,11 @@ impl<'a> Compressor<'a> {
     }
 
     fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let mut report = Report::new(self.source);
+        let mut report = Report::new(self.input);
         let folder = OutputFolder::create(out)?;
         let mut outputs = Vec::new();
-        for (shard, file) in self.shards(false).iter().zip(&self.source.weights) {
-            outputs.push(self.write(shard, &folder.path_of(&shard_path(file))?, &mut report)?);
+        for (shard, file) in self.shards(false).iter().zip(&self.input.weights) {
+            outputs.push(self.write(shard, &folder.path_of(&shard_path(&file.file))?, &mut report)?);
         }
         let identity = format::identity(outputs.iter().flat_map(Output::weights));
         let count = outputs.len() as u64;
@@ -260,8 +292,8 @@ impl<'a> Compressor<'a> {
             output.seal(index as u64, count, identity)?;
             output.finish()?;
         }
-        for file in &self.source.side {
-            folder.copy(&file.file, &file.path)?;
+        for file in &self.input.side {
+            file.write_into(&folder)?;
         }
         if options.verify {
             self.verify(folder.path())?;

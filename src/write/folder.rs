@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -110,18 +110,4 @@ pub(super) fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
 /// The folder that holds `path`.
 pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// The hash of a file.
-pub(super) fn hash_file(path: &Path) -> Result<[u8; 32]> {
-    let reading = |error| Error::io("reading", path, error);
-    let mut file = File::open(path).map_err(reading)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match file.read(&mut buffer).map_err(reading)? {
-            0 => return Ok(*hasher.finalize().as_bytes()),
-            count => hasher.update(&buffer[..count]),
-        };
-    }
 }

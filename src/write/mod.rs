@@ -2,14 +2,18 @@
 
 mod analysis;
 mod arrays;
+mod coding;
 mod compress;
 mod encode;
 mod folder;
+mod gap;
+mod input;
 mod output;
 mod plan;
 mod report;
 mod restore;
+mod tile;
 
-pub use compress::{CompressOptions, Layout, compress, estimate};
+pub use compress::{CompressOptions, Layout, compress, convert, estimate};
 pub use report::Report;
 pub use restore::{DecompressOptions, decompress};

@@ -88,7 +88,8 @@ impl Output {
             );
         }
         let bytes = self.directory.to_bytes();
-        let header = Header::complete(self.directory_offset, &bytes)?;
+        let header =
+            Header::complete(self.directory_offset, &bytes)?.with_minor(self.directory.version_minor());
         self.write_at(self.directory_offset, &bytes)?;
         self.write_at(header.footer_offset(), header.as_bytes())?;
         self.sync()?;

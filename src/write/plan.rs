@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    analysis::{Coding, FileAnalysis, TensorAnalysis},
+    analysis::{FileAnalysis, TensorAnalysis},
     arrays::ArrayLayout,
+    coding::Coding,
+    input::{Side, Weights},
 };
 use crate::{
     Dtype, Error, Result,
@@ -14,34 +16,26 @@ use crate::{
         Directory,
         directory::{ShardRecord, chunk_count},
         records::{
-            BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS, FileRecord,
-            SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW,
-            SECTION_SIDE, TensorRecord,
+            BlockRecord, ENCODING_ALIAS, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_PREFIX,
+            SECTION_RAW, SECTION_SIDE, TensorRecord,
         },
     },
-    huffman,
-    source::{SideFile, SourceTensor, WeightsFile},
+    source::SourceTensor,
 };
 
 /// Smaller tensors are stored again where they occur again: an alias would save little and tie their blocks together.
 const MIN_ALIAS_BYTES: u64 = 64 << 10;
 
-/// Smaller tensors are stored raw: norms and biases would save a few KiB each, and on a GPU one warp would decode such a tensor for longer
-/// than all others take for the matrices of the block.
-const MIN_CODED_BYTES: u64 = 32 << 10;
-
 /// What goes into one container.
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path, each with what the first pass found.
-    pub(super) weights: Vec<(&'a WeightsFile, &'a FileAnalysis)>,
+    pub(super) weights: Vec<(&'a Weights<'a>, &'a FileAnalysis)>,
     /// Side files, ascending by path, each with its hash.
-    pub(super) side: Vec<(&'a SideFile, [u8; 32])>,
+    pub(super) side: Vec<(&'a Side<'a>, [u8; 32])>,
     /// For each weights file and each of its tensors, the index of its block in `block_names`.
     pub(super) blocks: Vec<Vec<usize>>,
     /// Names of all blocks of the model, in order.
     pub(super) block_names: &'a [String],
-    /// Store every tensor raw.
-    pub(super) raw: bool,
 }
 
 /// Where everything goes.
@@ -61,15 +55,15 @@ pub(super) enum Job<'a> {
     /// Bytes that are known already.
     Bytes { array: usize, bytes: Vec<u8> },
     /// The prefix of a weights file.
-    Prefix { array: usize, file: &'a WeightsFile },
+    Prefix { array: usize, file: &'a Weights<'a> },
     /// A piece of a tensor that is stored raw; offset and length count from the tensor's start.
-    Raw { array: usize, file: &'a WeightsFile, tensor: &'a SourceTensor, offset: u64, length: u64 },
+    Raw { array: usize, file: &'a Weights<'a>, tensor: &'a SourceTensor, offset: u64, length: u64 },
     /// A side file.
-    Side { array: usize, file: &'a SideFile },
-    /// A chunk of a tensor that is coded; its five arrays start at `first_array`.
+    Side { array: usize, file: &'a Side<'a> },
+    /// A chunk of a tensor that is coded; its arrays start at `first_array`.
     Chunk {
         first_array: usize,
-        file: &'a WeightsFile,
+        file: &'a Weights<'a>,
         tensor: &'a SourceTensor,
         coding: &'a Coding,
         chunk: usize,
@@ -84,13 +78,13 @@ enum Encoding<'a> {
     /// Of the tensor at this index.
     Alias(usize),
     Raw,
-    Gap(&'a Coding),
+    Coded(&'a Coding),
 }
 
 struct PlannedTensor<'a> {
     name: &'a str,
     file_index: usize,
-    file: &'a WeightsFile,
+    file: &'a Weights<'a>,
     tensor: &'a SourceTensor,
     analysis: &'a TensorAnalysis,
     /// Index in the model's block names.
@@ -162,35 +156,32 @@ fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
         .zip(&contents.blocks)
         .enumerate()
         .flat_map(|(file_index, (&(file, analysis), blocks))| {
-            file.tensors.iter().zip(&analysis.tensors).zip(blocks).map(move |((tensor, analysis), &block)| {
-                PlannedTensor {
+            file.file.tensors.iter().zip(&analysis.tensors).zip(blocks).map(
+                move |((tensor, analysis), &block)| PlannedTensor {
                     name: &tensor.name,
                     file_index,
                     file,
                     tensor,
                     analysis,
                     block,
-                    encoding: choose(tensor, analysis, contents.raw),
-                }
-            })
+                    encoding: choose(tensor, analysis),
+                },
+            )
         })
         .collect();
     tensors.sort_unstable_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
     tensors
 }
 
-/// Coded, where the tensor is large enough and coding makes it smaller, with all its alignment.
-fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis, raw: bool) -> Encoding<'a> {
+/// Coded, where that makes the tensor smaller, with all its alignment.
+fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> Encoding<'a> {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
     match &analysis.coding {
-        Some(coding) if !raw && tensor.length >= MIN_CODED_BYTES => {
-            let layout = &coding.layout;
-            let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
-            let coded = aligned(layout.codebook_bytes())
-                + aligned(layout.gaps_bytes())
-                + aligned(layout.output_offsets_bytes())
-                + aligned(layout.bitstream_bytes())
-                + aligned(layout.plane_bytes());
-            if coded < aligned(tensor.length) { Encoding::Gap(coding) } else { Encoding::Raw }
+        Some(coding)
+            if coding.arrays().iter().map(|&(_, bytes)| aligned(bytes)).sum::<u64>()
+                < aligned(tensor.length) =>
+        {
+            Encoding::Coded(coding)
         }
         _ => Encoding::Raw,
     }
@@ -267,6 +258,7 @@ fn file_records(contents: &Contents<'_>, layout: &mut ArrayLayout, text: &mut Ve
         });
     };
     for (file, analysis) in &contents.weights {
+        let file = &file.file;
         add(FILE_WEIGHTS, &file.path, file.length, analysis.hash, file.prefix.len() as u64);
     }
     for (file, hash) in &contents.side {
@@ -324,7 +316,7 @@ impl<'a> PlannedTensor<'a> {
 
     fn entropy_bits(&self) -> f64 {
         match self.encoding {
-            Encoding::Gap(coding) => coding.histogram.entropy() * coding.layout.elements() as f64,
+            Encoding::Coded(coding) => coding.entropy_bits(),
             _ => 0.0,
         }
     }
@@ -335,13 +327,7 @@ impl<'a> PlannedTensor<'a> {
             Encoding::Alias(_) => Vec::new(),
             Encoding::Raw if self.tensor.length == 0 => Vec::new(),
             Encoding::Raw => vec![(SECTION_RAW, self.tensor.length)],
-            Encoding::Gap(coding) => vec![
-                (SECTION_CODEBOOK, coding.layout.codebook_bytes()),
-                (SECTION_INDEX, coding.layout.gaps_bytes()),
-                (SECTION_INDEX, coding.layout.output_offsets_bytes()),
-                (SECTION_BITSTREAM, coding.layout.bitstream_bytes()),
-                (SECTION_PLANE, coding.layout.plane_bytes()),
-            ],
+            Encoding::Coded(coding) => coding.arrays(),
         }
     }
 
@@ -349,16 +335,7 @@ impl<'a> PlannedTensor<'a> {
         match self.encoding {
             Encoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0]),
             Encoding::Raw => (ENCODING_RAW, [0; 4]),
-            Encoding::Gap(coding) => {
-                let geometry = coding.layout.geometry();
-                let parameters = [
-                    u64::from(geometry.bytes_per_thread()),
-                    u64::from(geometry.threads_per_block()),
-                    coding.layout.bit_count(),
-                    0,
-                ];
-                (ENCODING_GAP, parameters)
-            }
+            Encoding::Coded(coding) => coding.parameters(),
         }
     }
 
@@ -374,9 +351,9 @@ impl<'a> PlannedTensor<'a> {
                     offset += length;
                 }
             }
-            Encoding::Gap(coding) => {
-                jobs.push(Job::Bytes { array: first_array, bytes: huffman::codebook(&coding.lengths) });
-                let chunks = 0..coding.chunk_bits.len() - 1;
+            Encoding::Coded(coding) => {
+                jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
+                let chunks = 0..coding.chunk_count();
                 jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, file, tensor, coding, chunk }));
             }
         }

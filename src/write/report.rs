@@ -1,10 +1,10 @@
 //! What compression came to.
 
-use super::plan::Plan;
+use super::{input::Input, plan::Plan};
 use crate::{
     constants::ARRAY_ALIGNMENT,
-    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW},
-    source::{LeftOut, Source},
+    format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE},
+    source::LeftOut,
 };
 
 /// Sizes before and after.
@@ -38,11 +38,11 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(source: &Source) -> Self {
+    pub(super) fn new(input: &Input<'_>) -> Self {
         Self {
-            source_bytes: source.weights.iter().map(|file| file.length).sum(),
-            side_bytes: source.side.iter().map(|file| file.length).sum(),
-            left_out: source.left_out.clone(),
+            source_bytes: input.weights.iter().map(|weights| weights.file.length).sum(),
+            side_bytes: input.side.iter().map(|file| file.length).sum(),
+            left_out: input.left_out.clone(),
             ..Self::default()
         }
     }
@@ -57,7 +57,7 @@ impl Report {
             match tensor.encoding.get() {
                 ENCODING_ALIAS => self.alias_tensors += 1,
                 ENCODING_RAW => self.raw_tensors += 1,
-                ENCODING_GAP => {
+                ENCODING_GAP | ENCODING_TILE => {
                     let arrays = &directory.arrays[tensor.array_range()];
                     self.coded_tensors += 1;
                     self.coded_weights += tensor.dimensions().iter().product::<u64>();

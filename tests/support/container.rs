@@ -431,7 +431,7 @@ impl Draft {
     pub(crate) fn pack_with(&self, edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut directory = self.directory.to_bytes();
         edit(&mut directory);
-        seal(&self.contents, &directory)
+        seal(&self.contents, &directory, self.directory.version_minor())
     }
 }
 
@@ -440,14 +440,14 @@ fn pad(bytes: &mut Vec<u8>, alignment: u64) {
 }
 
 /// Head, sections, directory and footer around these bytes.
-pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8]) -> Vec<u8> {
+pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8], version_minor: u16) -> Vec<u8> {
     let mut bytes = vec![0; HEAD_BYTES as usize];
     for content in contents {
         pad(&mut bytes, SECTION_ALIGNMENT);
         bytes.extend(content);
     }
     pad(&mut bytes, SECTION_ALIGNMENT);
-    let header = Header::complete(bytes.len() as u64, directory).unwrap();
+    let header = Header::complete(bytes.len() as u64, directory).unwrap().with_minor(version_minor);
     bytes.extend(directory);
     pad(&mut bytes, ARRAY_ALIGNMENT);
     bytes.extend(header.as_bytes());

@@ -1,0 +1,242 @@
+//! How a tensor is cut into strips, tiles, lanes and units.
+
+use super::{LANES, TILE_COLUMNS, TILE_ELEMENTS, UNIT};
+use crate::{Error, Result};
+
+/// Lanes that share a row of a narrow tile.
+pub(super) const ROW_LANES: usize = 4;
+/// Rows of a block, the rows that the 32 lanes of a narrow tile have side by side.
+const BLOCK_ROWS: usize = LANES / ROW_LANES;
+/// Tensors have fewer weights.
+const MAX_ELEMENTS: u64 = (1 << 45) - 1;
+const MAX_TILES: u64 = u32::MAX as u64;
+/// Matrices with fewer columns or rows are cut as vectors: their tiles would be partial ones, mostly.
+const LEAST_COLUMNS: u64 = 128;
+const LEAST_ROWS: u64 = 16;
+
+/// The matrix that a tensor is taken for, and the shape of its tiles; every place follows.
+///
+/// Always consistent: no method overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    tile_columns: u64,
+    columns: u64,
+    elements: u64,
+}
+
+impl Geometry {
+    /// The geometry that the directory of a file states.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where `tile_columns` is neither 256 nor 8192, where `columns` does not suit it or the
+    /// number of elements, and where there are no elements; [`Error::Limit`] from 2^45 elements or 2^32 tiles on.
+    pub fn new(tile_columns: u64, columns: u64, elements: u64) -> Result<Self> {
+        let corrupt = |problem: String| Err(Error::corrupt("tile geometry", 0, problem));
+        if !TILE_COLUMNS.contains(&tile_columns) {
+            return corrupt(format!("tiles of {tile_columns} columns where 256 and 8192 are allowed"));
+        }
+        if elements == 0 {
+            return corrupt("a tensor without elements must be raw".into());
+        }
+        if elements > MAX_ELEMENTS {
+            return Err(Error::limit("the element count of a tile tensor", elements, MAX_ELEMENTS));
+        }
+        let unit = UNIT as u64;
+        let suits = if tile_columns == TILE_ELEMENTS {
+            columns == elements
+        } else {
+            columns >= unit && columns.is_multiple_of(unit) && elements.is_multiple_of(columns)
+        };
+        if !suits {
+            return corrupt(format!(
+                "{columns} columns suit neither {elements} elements nor tiles of {tile_columns}"
+            ));
+        }
+        let geometry = Self { tile_columns, columns, elements };
+        if geometry.tile_count() > MAX_TILES {
+            return Err(Error::limit("the tile count of a tensor", geometry.tile_count(), MAX_TILES));
+        }
+        Ok(geometry)
+    }
+
+    /// The geometry that a writer gives a tensor of this shape: narrow tiles over its last dimension (over all
+    /// but the first one of four or more), unless it is narrow, odd or low; then tiles of a vector.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a shape without elements; [`Error::Limit`] as [`new`](Self::new).
+    pub fn choose(shape: &[u64]) -> Result<Self> {
+        let product = |dimensions: &[u64]| dimensions.iter().fold(1, |a: u64, &b| a.saturating_mul(b));
+        let elements = product(shape);
+        if elements == 0 {
+            return Err(Error::parameter("a tensor without elements has no tiles", "store it raw"));
+        }
+        let row = if shape.len() >= 4 { 1 } else { shape.len().saturating_sub(1) };
+        let columns = product(&shape[row..]);
+        let narrow = columns.is_multiple_of(UNIT as u64)
+            && columns >= LEAST_COLUMNS
+            && elements / columns >= LEAST_ROWS;
+        if narrow { Self::new(TILE_COLUMNS[0], columns, elements) } else { Self::vector(elements) }
+    }
+
+    /// The geometry of a vector.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn vector(elements: u64) -> Result<Self> {
+        Self::new(TILE_ELEMENTS, elements, elements)
+    }
+
+    /// Columns of a whole tile, 256 or 8192.
+    pub const fn tile_columns(&self) -> u64 {
+        self.tile_columns
+    }
+
+    /// Rows of a whole tile, 32 or 1.
+    pub const fn tile_rows(&self) -> u64 {
+        TILE_ELEMENTS / self.tile_columns
+    }
+
+    /// Columns of the matrix.
+    pub const fn columns(&self) -> u64 {
+        self.columns
+    }
+
+    /// Rows of the matrix.
+    pub const fn rows(&self) -> u64 {
+        self.elements / self.columns
+    }
+
+    /// The number of weights.
+    pub const fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    /// The number of tiles.
+    pub const fn tile_count(&self) -> u64 {
+        self.columns.div_ceil(self.tile_columns) * self.rows().div_ceil(self.tile_rows())
+    }
+
+    /// The number of strips.
+    pub const fn strip_count(&self) -> u64 {
+        self.elements.div_ceil(self.strip_elements())
+    }
+
+    /// Weights of a strip; the last one may have fewer.
+    pub const fn strip_elements(&self) -> u64 {
+        if self.is_vector() { TILE_ELEMENTS } else { self.tile_rows() * self.columns }
+    }
+
+    /// Tiles of a strip.
+    pub const fn strip_tiles(&self) -> u64 {
+        if self.is_vector() { 1 } else { self.columns.div_ceil(self.tile_columns) }
+    }
+
+    const fn is_vector(&self) -> bool {
+        self.tile_columns == TILE_ELEMENTS
+    }
+
+    /// The tiles of a strip that exists, in order.
+    pub(super) fn tiles(&self, strip: u64) -> impl Iterator<Item = Tile> + use<> {
+        let elements = self.strip_elements().min(self.elements - strip * self.strip_elements()) as usize;
+        let (is_vector, tile_columns) = (self.is_vector(), self.tile_columns as usize);
+        let columns = if is_vector { elements } else { self.columns as usize };
+        let height = elements / columns;
+        (0..self.strip_tiles() as usize).map(move |index| {
+            let first = index * tile_columns;
+            let width = tile_columns.min(columns - first);
+            Tile { is_vector, width, height, stride: columns, first, plane: first * height }
+        })
+    }
+}
+
+/// A tile, and where its weights lie in its strip.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile {
+    is_vector: bool,
+    pub(super) width: usize,
+    pub(super) height: usize,
+    /// Weights from one row to the next.
+    pub(super) stride: usize,
+    /// The tile's first weight, counted from that of the strip.
+    pub(super) first: usize,
+    /// The first byte of its plane, counted from that of the strip.
+    pub(super) plane: usize,
+}
+
+/// Eight neighbouring weights of a row, or the fewer ones that exist of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unit {
+    /// The first weight, counted from that of the tile, in rows of the tile's stride.
+    pub(super) at: usize,
+    /// The number of weights, 1..=8.
+    pub(super) count: usize,
+}
+
+impl Tile {
+    /// The number of weights.
+    pub(super) const fn elements(&self) -> usize {
+        self.width * self.height
+    }
+
+    /// Units `j` of a block, in pairs as the plane has them: `(block, k)` stands for `j = 2k` and `2k + 1`.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (blocks, pairs) = if self.is_vector { (1, 16) } else { (BLOCK_ROWS / 2, 4) };
+        (0..blocks).flat_map(move |block| (0..pairs).map(move |k| (block, k)))
+    }
+
+    /// Unit `j` of a block in a lane, where it exists.
+    pub(super) const fn unit(&self, block: usize, j: usize, lane: usize) -> Option<Unit> {
+        let (row, column) = if self.is_vector {
+            (0, LANES * UNIT * j + UNIT * lane)
+        } else {
+            (BLOCK_ROWS * block + lane / ROW_LANES, ROW_LANES * UNIT * j + UNIT * (lane % ROW_LANES))
+        };
+        if row >= self.height || column >= self.width {
+            return None;
+        }
+        let rest = self.width - column;
+        Some(Unit { at: row * self.stride + column, count: if rest < UNIT { rest } else { UNIT } })
+    }
+
+    /// The places of a tile in which every lane has the same number of units, an even one in each block.
+    pub(super) const fn places(&self) -> Option<Places> {
+        let pair = if self.is_vector { 2 * LANES * UNIT } else { 2 * ROW_LANES * UNIT };
+        if !self.width.is_multiple_of(pair) {
+            return None;
+        }
+        let pairs = self.width / pair;
+        if self.is_vector {
+            return Some(Places { blocks: 1, pairs, pair, block: 0, group: ROW_LANES * UNIT });
+        }
+        if !self.height.is_multiple_of(BLOCK_ROWS) {
+            return None;
+        }
+        let block = BLOCK_ROWS * self.stride;
+        Some(Places { blocks: self.height / BLOCK_ROWS, pairs, pair, block, group: self.stride })
+    }
+}
+
+/// Where the units of a regular tile lie: unit `2k` of block `b` and lane `4g + q` at
+/// `b × block + k × pair + g × group + 8q`, the one after it half a pair later.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    pub(super) blocks: usize,
+    /// Pairs of units in a block of a lane.
+    pub(super) pairs: usize,
+    pub(super) pair: usize,
+    pub(super) block: usize,
+    pub(super) group: usize,
+}
+
+impl Places {
+    /// Pairs of units of a lane.
+    pub(super) const fn steps(&self) -> usize {
+        self.blocks * self.pairs
+    }
+
+    /// The weights of the first lane of each step's first units, in the order of the plane.
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..self.blocks)
+            .flat_map(move |block| (0..self.pairs).map(move |k| block * self.block + k * self.pair))
+    }
+}

@@ -1,0 +1,55 @@
+//! The `tile` encoding (spec/format.md, "Encoding tile"): made for warps that decode a tile into registers.
+//!
+//! A tensor is a matrix, cut into *tiles* of 32 rows × 256 columns, or a vector, cut into tiles of 8192 weights.
+//! A tile has 32 *lanes*, as a warp has; each lane has its own stretch of bits and, of a whole tile, 256
+//! weights in 32 *units* of 8 neighbours. A code stands for a *pair* of neighbouring exponents. A *strip* is
+//! the smallest run of consecutive weights that is made of whole tiles; its parts of all arrays are
+//! consecutive, so strips are encoded and decoded alone and in any order.
+//!
+//! ```text
+//! tile, first 8 of 32 rows         record of the tile (32 bytes)
+//! row 0  l0 l1 l2 l3 | l0 l1 ...    offset | least | shift | excess of lane 0 .. 31
+//! row 1  l4 l5 l6 l7 | l4 l5 ...    bitstream of the tile
+//! ...                               lane 0 | 00 | lane 1 | 0 | ... | lane 31 | 000
+//! ```
+
+mod choice;
+mod codebook;
+mod decode;
+mod encode;
+mod geometry;
+mod histogram;
+mod record;
+mod sizes;
+mod whole;
+
+pub use codebook::Codebook;
+pub use decode::{Decoder, Span};
+pub use encode::{EncodedStrips, Encoder};
+pub use geometry::Geometry;
+pub use histogram::PairHistogram;
+pub use sizes::Sizes;
+pub use whole::{EncodedTensor, encode_tensor};
+
+/// Weights of a whole tile.
+pub(crate) const TILE_ELEMENTS: u64 = 8192;
+/// The two widths of a tile.
+pub(crate) const TILE_COLUMNS: [u64; 2] = [256, TILE_ELEMENTS];
+/// Weights of a whole unit.
+const UNIT: usize = 8;
+/// Lanes of a tile.
+const LANES: usize = 32;
+/// Weights of a lane of a whole tile.
+const LANE_ELEMENTS: usize = TILE_ELEMENTS as usize / LANES;
+/// Bytes of a record.
+pub(crate) const RECORD_BYTES: usize = 32;
+/// The longest code, in bits.
+const MAX_CODE_BITS: u8 = 12;
+/// Bits of a value behind the code of the escape.
+const VALUE_BITS: u8 = 16;
+/// The most bits of a pair.
+const MAX_PAIR_BITS: usize = (MAX_CODE_BITS + VALUE_BITS) as usize;
+/// The most bits that a lane's pairs have.
+const MAX_LANE_BITS: usize = LANE_ELEMENTS / 2 * MAX_PAIR_BITS;
+/// The number of different pairs.
+const PAIRS: usize = 1 << 16;

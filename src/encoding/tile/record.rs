@@ -1,0 +1,89 @@
+//! The record of a tile: where its bits start, and the length of each lane.
+//!
+//! ```text
+//! bytes 0..8   offset, 48 bits; least, 13 bits; shift, 3 bits
+//! bytes 8..32  excess of lane 0 .. 31, 6 bits each: four lanes in three bytes
+//! ```
+
+use super::{LANES, MAX_LANE_BITS, RECORD_BYTES};
+
+const OFFSET_BITS: u32 = 48;
+const LEAST_BITS: u32 = 13;
+const SHIFT_BITS: u32 = 3;
+const EXCESS_BITS: u32 = 6;
+const MAX_EXCESS: usize = (1 << EXCESS_BITS) - 1;
+const _: () = assert!(OFFSET_BITS + LEAST_BITS + SHIFT_BITS == u64::BITS);
+const _: () = assert!(MAX_LANE_BITS < 1 << LEAST_BITS);
+/// A lane is longer than its pairs by at most this many bits.
+pub(super) const MAX_SLACK: usize = (1 << ((1 << SHIFT_BITS) - 1)) - 1;
+
+/// Where the tile's bits start.
+pub(super) fn offset(record: &[u8; RECORD_BYTES]) -> u64 {
+    head(record) % (1 << OFFSET_BITS)
+}
+
+fn head(record: &[u8; RECORD_BYTES]) -> u64 {
+    let mut head = [0; 8];
+    head.copy_from_slice(&record[..8]);
+    u64::from_le_bytes(head)
+}
+
+/// The lengths of a tile's lanes, as its record states them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    least: u16,
+    shift: u8,
+    excess: [u8; LANES],
+}
+
+impl Lengths {
+    /// The writer's rule: the shortest lane's bits, and the least shift with which all lengths can be written.
+    pub(super) fn of(bits: &[usize; LANES]) -> Self {
+        let least = bits.iter().copied().min().unwrap_or(0);
+        let most = bits.iter().copied().max().unwrap_or(0) - least;
+        let shift = (0..1 << SHIFT_BITS).find(|&shift| most.div_ceil(1 << shift) <= MAX_EXCESS).unwrap_or(0);
+        let excess = bits.map(|bits| (bits - least).div_ceil(1 << shift) as u8);
+        Self { least: least as u16, shift, excess }
+    }
+
+    /// Reads the lengths of a record.
+    pub(super) fn read(record: &[u8; RECORD_BYTES]) -> Self {
+        let head = head(record);
+        let mut excess = [0; LANES];
+        for (four, bytes) in excess.as_chunks_mut::<4>().0.iter_mut().zip(record[8..].as_chunks::<3>().0) {
+            let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
+            *four = [0, 1, 2, 3].map(|lane| (bits >> (EXCESS_BITS * lane)) as u8 & MAX_EXCESS as u8);
+        }
+        let least = (head >> OFFSET_BITS) as u16 % (1 << LEAST_BITS);
+        Self { least, shift: (head >> (OFFSET_BITS + LEAST_BITS)) as u8, excess }
+    }
+
+    /// The record with these lengths.
+    pub(super) fn write(&self, offset: u64) -> [u8; RECORD_BYTES] {
+        let mut record = [0; RECORD_BYTES];
+        let head = offset
+            | u64::from(self.least) << OFFSET_BITS
+            | u64::from(self.shift) << (OFFSET_BITS + LEAST_BITS);
+        record[..8].copy_from_slice(&head.to_le_bytes());
+        for (four, bytes) in self.excess.as_chunks::<4>().0.iter().zip(record[8..].as_chunks_mut::<3>().0) {
+            let bits = four.iter().rev().fold(0, |bits, &excess| bits << EXCESS_BITS | u32::from(excess));
+            bytes.copy_from_slice(&bits.to_le_bytes()[..3]);
+        }
+        record
+    }
+
+    /// The bits of each lane.
+    pub(super) fn lanes(&self) -> [usize; LANES] {
+        self.excess.map(|excess| usize::from(self.least) + (usize::from(excess) << self.shift))
+    }
+
+    /// A lane is longer than its pairs by fewer bits than this.
+    pub(super) const fn step(&self) -> usize {
+        1 << self.shift
+    }
+}
+
+/// The record behind the last tile.
+pub(super) fn last(bit_count: u64) -> [u8; RECORD_BYTES] {
+    Lengths { least: 0, shift: 0, excess: [0; LANES] }.write(bit_count)
+}

@@ -1,0 +1,191 @@
+//! The numbers of a `tile` tensor, and from them the length of each of its arrays and the parts of strips.
+
+use std::ops::Range;
+
+use super::codebook::{HEAD_BYTES, VALUE_BYTES};
+use super::{Geometry, LANES, MAX_PAIR_BITS, RECORD_BYTES, record};
+use crate::{Error, Result};
+
+/// The most bits of a tensor, and one.
+const BIT_COUNT_END: u64 = 1 << 48;
+/// The most pairs with codes.
+const MAX_CODES: u64 = 4096;
+/// The bitstream is stored in multiples of this many bytes.
+const STREAM_ALIGNMENT: u64 = 16;
+
+/// How many weights, bits, tiles and strips a tensor has; every size follows.
+///
+/// Always consistent: no method overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    geometry: Geometry,
+    bit_count: u64,
+    codebook_bytes: u64,
+}
+
+impl Sizes {
+    /// The sizes that the directory of a file states.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where no codebook has this size, where the bit count is no multiple of 8, reaches 2^48
+    /// or is none that the lanes of these tiles add up to.
+    pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
+        let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
+        let values = codebook_bytes.checked_sub(HEAD_BYTES as u64);
+        if !values.is_some_and(|bytes| {
+            bytes.is_multiple_of(VALUE_BYTES as u64) && bytes / VALUE_BYTES as u64 <= MAX_CODES
+        }) {
+            return corrupt(format!("a codebook of {codebook_bytes} bytes"));
+        }
+        if !bit_count.is_multiple_of(8) || bit_count >= BIT_COUNT_END {
+            return corrupt(format!("{bit_count} bits are no multiple of 8 below 2^48"));
+        }
+        // Units have an even number of weights but for the last, so only one pair is half a pair.
+        let pairs = geometry.elements().div_ceil(2);
+        let slack = (LANES * record::MAX_SLACK + 7) as u64;
+        if !(pairs..=pairs * MAX_PAIR_BITS as u64 + geometry.tile_count() * slack).contains(&bit_count) {
+            return corrupt(format!(
+                "{pairs} pairs of 1..={MAX_PAIR_BITS} bits cannot take {bit_count} bits"
+            ));
+        }
+        Ok(Self { geometry, bit_count, codebook_bytes })
+    }
+
+    /// Tiles and strips.
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The number of weights.
+    pub const fn elements(&self) -> u64 {
+        self.geometry.elements()
+    }
+
+    /// The bits of all tiles, a multiple of 8.
+    pub const fn bit_count(&self) -> u64 {
+        self.bit_count
+    }
+
+    /// The number of tiles.
+    pub const fn tile_count(&self) -> u64 {
+        self.geometry.tile_count()
+    }
+
+    /// The number of strips.
+    pub const fn strip_count(&self) -> u64 {
+        self.geometry.strip_count()
+    }
+
+    /// The size of the codebook array, in bytes.
+    pub const fn codebook_bytes(&self) -> u64 {
+        self.codebook_bytes
+    }
+
+    /// The size of the records, in bytes: 32 a tile and 32 more.
+    pub const fn records_bytes(&self) -> u64 {
+        RECORD_BYTES as u64 * (self.tile_count() + 1)
+    }
+
+    /// The size of the bitstream, in bytes, a multiple of 16.
+    pub const fn bitstream_bytes(&self) -> u64 {
+        self.bit_count.div_ceil(8 * STREAM_ALIGNMENT) * STREAM_ALIGNMENT
+    }
+
+    /// The size of the sign/mantissa plane, in bytes: one a weight.
+    pub const fn plane_bytes(&self) -> u64 {
+        self.elements()
+    }
+
+    /// The size of all four arrays, in bytes, without alignment.
+    pub const fn encoded_bytes(&self) -> u64 {
+        self.codebook_bytes() + self.records_bytes() + self.bitstream_bytes() + self.plane_bytes()
+    }
+
+    /// The strip that holds a weight.
+    pub const fn strip_of(&self, element: u64) -> u64 {
+        element / self.geometry.strip_elements()
+    }
+
+    /// The strips that hold a range of weights.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor.
+    pub fn strips_of(&self, elements: &Range<u64>) -> Result<Range<u64>> {
+        if elements.start >= elements.end || elements.end > self.elements() {
+            return Err(Error::parameter(
+                format!("elements {}..{} of {}", elements.start, elements.end, self.elements()),
+                "ask for one or more elements that exist",
+            ));
+        }
+        Ok(self.strip_of(elements.start)..self.strip_of(elements.end - 1) + 1)
+    }
+
+    /// The weights of some strips.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the strips are none or reach beyond the tensor; so for the other three.
+    pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
+        if strips.start >= strips.end || strips.end > self.strip_count() {
+            return Err(Error::parameter(
+                format!("strips {}..{} of {}", strips.start, strips.end, self.strip_count()),
+                "ask for one or more strips that exist",
+            ));
+        }
+        let each = self.geometry.strip_elements();
+        Ok(strips.start * each..(strips.end * each).min(self.elements()))
+    }
+
+    /// The bytes of the records that some strips need: those of their tiles and the one behind.
+    ///
+    /// # Errors
+    /// As [`elements_of`](Self::elements_of).
+    pub fn records_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
+        self.elements_of(strips)?;
+        let (tiles, record) = (self.geometry.strip_tiles(), RECORD_BYTES as u64);
+        Ok(strips.start * tiles * record..(strips.end * tiles + 1) * record)
+    }
+
+    /// The bytes of the plane that some strips need.
+    ///
+    /// # Errors
+    /// As [`elements_of`](Self::elements_of).
+    pub fn plane_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
+        self.elements_of(strips)
+    }
+
+    /// The bytes of the bitstream that some strips need, by their records: those of their tiles, with the last
+    /// strip all to the end of the array.
+    ///
+    /// # Errors
+    /// As [`elements_of`](Self::elements_of), and where the records have another size;
+    /// [`Error::Corrupt`] where the offsets of the first tile and of the end contradict each other or the bit
+    /// count.
+    pub fn bitstream_of(&self, records: &[u8], strips: &Range<u64>) -> Result<Range<u64>> {
+        let bytes = self.records_of(strips)?;
+        let (records_of, rest) = records.as_chunks::<RECORD_BYTES>();
+        let (Some(first), Some(last), true) = (
+            records_of.first(),
+            records_of.last(),
+            rest.is_empty() && records.len() as u64 == bytes.end - bytes.start,
+        ) else {
+            return Err(Error::parameter(
+                "the records are not those of the strips",
+                "pass the part that they name",
+            ));
+        };
+        let corrupt = |at, problem: &str| Err(Error::corrupt("records", at, problem));
+        let (start, end) = (record::offset(first), record::offset(last));
+        if !start.is_multiple_of(8) || (strips.start == 0 && start != 0) {
+            return corrupt(bytes.start, "offsets must start at 0 and be multiples of 8");
+        }
+        let is_last = strips.end == self.strip_count();
+        if !end.is_multiple_of(8) || start > end || end > self.bit_count || (is_last && end != self.bit_count)
+        {
+            return corrupt(
+                bytes.end - RECORD_BYTES as u64,
+                "offsets must ascend to the bit count, by whole bytes",
+            );
+        }
+        Ok(start / 8..if is_last { self.bitstream_bytes() } else { end / 8 })
+    }
+}

@@ -1,0 +1,71 @@
+//! A tensor on its way into the `gap` encoding: what the first pass counts, and the sizes that follow.
+//!
+//! Q: Why chunks with histograms of their own? Once the code is known, a chunk's histogram gives the bits of its codes, so
+//! that the second pass can encode all chunks at the same time, each to its final place.
+
+use crate::{
+    Result,
+    encoding::gap::{Geometry, Layout},
+    huffman::{CodeLengths, Histogram},
+};
+
+/// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them; larger tensors have larger chunks.
+pub(super) const MIN_CHUNK_BYTES: u64 = 1 << 20;
+/// Bounds the histograms of one tensor to 8 MiB, whatever its size.
+const MAX_CHUNKS: u64 = 4096;
+
+/// Histograms of a tensor's chunks while they are being counted.
+pub(super) struct Counting {
+    geometry: Geometry,
+    piece_bytes: u64,
+    chunk_bytes: u64,
+    histograms: Vec<Histogram>,
+}
+
+/// A tensor's code, and where each chunk's codes go.
+#[derive(Debug)]
+pub(super) struct Coding {
+    pub(super) lengths: CodeLengths,
+    pub(super) layout: Layout,
+    pub(super) histogram: Histogram,
+    /// Bytes that are best read together.
+    pub(super) piece_bytes: u64,
+    /// Bytes of a chunk but the last, a multiple of them.
+    pub(super) chunk_bytes: u64,
+    /// The first bit of each chunk's codes, and `bit_count`.
+    pub(super) chunk_bits: Vec<u64>,
+}
+
+impl Counting {
+    /// Prepares for a tensor of `length` bytes that is counted in pieces of `piece_bytes`.
+    pub(super) fn new(geometry: Geometry, length: u64, piece_bytes: u64) -> Self {
+        let chunk_bytes = MIN_CHUNK_BYTES.max(length.div_ceil(MAX_CHUNKS)).next_multiple_of(piece_bytes);
+        Self { geometry, piece_bytes, chunk_bytes, histograms: Vec::new() }
+    }
+
+    /// Takes the histogram of the next piece, which starts at this byte of the tensor.
+    pub(super) fn add(&mut self, start: u64, histogram: Histogram) {
+        if start.is_multiple_of(self.chunk_bytes) {
+            self.histograms.push(histogram);
+        } else {
+            self.histograms.last_mut().expect("a chunk has begun").merge(&histogram);
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<Coding> {
+        let mut histogram = Histogram::default();
+        for chunk in &self.histograms {
+            histogram.merge(chunk);
+        }
+        let lengths = CodeLengths::from_histogram(&histogram)?;
+        let layout = Layout::plan(&lengths, &histogram, self.geometry)?;
+        let mut chunk_bits = vec![0];
+        let mut bits = 0;
+        for chunk in &self.histograms {
+            bits += lengths.bits(chunk)?;
+            chunk_bits.push(bits);
+        }
+        let Self { piece_bytes, chunk_bytes, .. } = self;
+        Ok(Coding { lengths, layout, histogram, piece_bytes, chunk_bytes, chunk_bits })
+    }
+}

@@ -1,0 +1,270 @@
+//! A tensor on its way into the `tile` encoding: pairs are counted, then strips are measured, and all sizes follow.
+//!
+//! ```text
+//! strips  | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
+//! chunks  |0          |1          |2  |     where each chunk's bits start, in bytes
+//! ```
+//! Q: Why measured, and not computed as in `gap`? The bits of a strip depend on how its weights fall on lanes, which no histogram tells.
+//! So the weights are looked at once more when the code is known, before anything is written. Tensors of up to [`WHOLE_BYTES`] are still
+//! in memory then; larger ones are read again, from the system's cache more often than not.
+
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    Error, Result,
+    encoding::tile::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes},
+    parallel,
+    progress::Observer,
+};
+
+/// Tensors of up to so many bytes are counted and measured at once, by one thread.
+pub(super) const WHOLE_BYTES: u64 = 4 << 20;
+/// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them, and of the strips that are read in one go.
+const MIN_CHUNK_BYTES: u64 = 1 << 20;
+/// Bounds the list of chunks of one tensor to 32 KiB, whatever its size.
+const MAX_CHUNKS: u64 = 4096;
+/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of 262,144 weights is none of a matrix of
+/// today's models.
+const MAX_STRIP_BYTES: u64 = 16 << 20;
+
+/// A tensor's code, and where each chunk's bits go.
+#[derive(Debug)]
+pub(super) struct Coding {
+    pub(super) sizes: Sizes,
+    /// As stored; a tensor's share of the memory of a plan.
+    pub(super) codebook: Vec<u8>,
+    /// Of the exponents, in bits.
+    pub(super) entropy_bits: f64,
+    chunks: Chunks,
+    /// The first byte of each chunk's bits, and the byte behind the last one's.
+    chunk_starts: Vec<u64>,
+}
+
+/// How a tensor is cut into chunks of strips.
+#[derive(Clone, Copy, Debug)]
+struct Chunks {
+    geometry: Geometry,
+    /// Of a chunk but the last.
+    strips: u64,
+}
+
+/// Counts pairs, in a histogram for each thread.
+pub(super) struct Counts(Vec<Mutex<Option<PairHistogram>>>);
+
+impl Counts {
+    pub(super) fn new() -> Self {
+        Self((0..rayon::current_num_threads()).map(|_| Mutex::default()).collect())
+    }
+
+    /// Counts consecutive weights of a tensor, from an even element on.
+    pub(super) fn add(&self, weights: &[u8]) {
+        let slot = rayon::current_thread_index().unwrap_or(0) % self.0.len();
+        let mut histogram = self.0[slot].lock().unwrap_or_else(PoisonError::into_inner);
+        histogram.get_or_insert_default().add(weights);
+    }
+
+    /// What was counted since the last time.
+    pub(super) fn take(&mut self) -> PairHistogram {
+        let histograms = self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut counted = histograms.filter_map(Option::take);
+        let mut sum = counted.next().unwrap_or_default();
+        counted.for_each(|histogram| sum.merge(&histogram));
+        sum
+    }
+}
+
+/// The geometry of a tensor.
+pub(super) fn geometry(shape: &[u64]) -> Result<Geometry> {
+    let geometry = Geometry::choose(shape)?;
+    if 2 * geometry.strip_elements() <= MAX_STRIP_BYTES {
+        Ok(geometry)
+    } else {
+        Geometry::vector(geometry.elements())
+    }
+}
+
+impl Chunks {
+    fn new(geometry: Geometry) -> Self {
+        let strips = geometry.strip_count().div_ceil(MAX_CHUNKS).max(Self::group(geometry));
+        Self { geometry, strips }
+    }
+
+    /// The strips that are read in one go.
+    fn group(geometry: Geometry) -> u64 {
+        (MIN_CHUNK_BYTES / (2 * geometry.strip_elements())).max(1)
+    }
+
+    fn count(&self) -> usize {
+        self.geometry.strip_count().div_ceil(self.strips) as usize
+    }
+
+    /// The strips of a chunk, in groups, each with the bytes of its weights in the tensor.
+    fn groups(&self, chunk: usize) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + use<> {
+        let (geometry, group) = (self.geometry, Self::group(self.geometry));
+        let first = chunk as u64 * self.strips;
+        let end = geometry.strip_count().min(first + self.strips);
+        (first..end).step_by(group as usize).map(move |start| {
+            let strips = start..end.min(start + group);
+            let byte = |strip: u64| 2 * geometry.elements().min(strip * geometry.strip_elements());
+            (strips.clone(), byte(strips.start)..byte(strips.end))
+        })
+    }
+}
+
+/// The weights of each strip of a group.
+fn strips<'w>(
+    geometry: Geometry,
+    strips: Range<u64>,
+    weights: &'w [u8],
+) -> impl Iterator<Item = (u64, &'w [u8])> {
+    strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
+}
+
+/// Reads a range of a tensor's bytes.
+pub(super) type Read<'a> = &'a (dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync);
+
+/// A code, and what measuring with it needs.
+struct Measuring {
+    codebook: Codebook,
+    encoder: Encoder,
+    chunks: Chunks,
+}
+
+impl Measuring {
+    /// Makes the code of a tensor; `None` where coding makes it no smaller anyway.
+    fn new(geometry: Geometry, histogram: &PairHistogram) -> Result<Option<Self>> {
+        let codebook = Codebook::from_histogram(histogram)?;
+        let bits = codebook.expected_bits(histogram);
+        if bits.is_none_or(|bits| bits >= 8 * geometry.elements()) {
+            return Ok(None);
+        }
+        let encoder = Encoder::new(&codebook, geometry);
+        Ok(Some(Self { codebook, encoder, chunks: Chunks::new(geometry) }))
+    }
+
+    /// The bytes that the bits of a group take.
+    fn group(&self, group: Range<u64>, weights: &[u8]) -> Result<u64> {
+        strips(self.chunks.geometry, group, weights)
+            .try_fold(0, |sum, (strip, weights)| Ok(sum + self.encoder.strip_bytes(strip, weights)?))
+    }
+
+    fn finish(self, histogram: &PairHistogram, chunk_bytes: impl Iterator<Item = u64>) -> Result<Coding> {
+        let mut chunk_starts = vec![0];
+        let mut end = 0;
+        for bytes in chunk_bytes {
+            end += bytes;
+            chunk_starts.push(end);
+        }
+        let (codebook, geometry) = (self.codebook.to_bytes(), self.chunks.geometry);
+        Ok(Coding {
+            sizes: Sizes::new(geometry, 8 * end, codebook.len() as u64)?,
+            codebook,
+            entropy_bits: histogram.exponents().entropy() * geometry.elements() as f64,
+            chunks: self.chunks,
+            chunk_starts,
+        })
+    }
+}
+
+impl Coding {
+    /// Measures a tensor that is in memory, on this thread.
+    pub(super) fn of_whole(
+        geometry: Geometry,
+        histogram: &PairHistogram,
+        weights: &[u8],
+    ) -> Result<Option<Self>> {
+        let Some(measuring) = Measuring::new(geometry, histogram)? else { return Ok(None) };
+        let mut bytes = vec![0; measuring.chunks.count()];
+        for (chunk, bytes) in bytes.iter_mut().enumerate() {
+            for (group, range) in measuring.chunks.groups(chunk) {
+                *bytes += measuring.group(group, &weights[range.start as usize..range.end as usize])?;
+            }
+        }
+        measuring.finish(histogram, bytes.into_iter()).map(Some)
+    }
+
+    /// Measures a tensor of any size, on all threads.
+    pub(super) fn of_read(
+        geometry: Geometry,
+        histogram: &PairHistogram,
+        read: Read<'_>,
+        observer: &dyn Observer,
+    ) -> Result<Option<Self>> {
+        let Some(measuring) = Measuring::new(geometry, histogram)? else { return Ok(None) };
+        let chunks = measuring.chunks;
+        let bytes: Vec<AtomicU64> = (0..chunks.count()).map(|_| AtomicU64::new(0)).collect();
+        parallel::for_each(bytes.len(), Vec::new, |weights, chunk| {
+            for (group, range) in chunks.groups(chunk) {
+                if observer.is_cancelled() {
+                    return Err(Error::Cancelled);
+                }
+                read(range, weights)?;
+                bytes[chunk].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
+            }
+            Ok(())
+        })?;
+        measuring.finish(histogram, bytes.into_iter().map(AtomicU64::into_inner)).map(Some)
+    }
+
+    /// The number of chunks.
+    pub(super) fn chunk_count(&self) -> usize {
+        self.chunks.count()
+    }
+
+    /// The encoder of its strips.
+    pub(super) fn encoder(&self) -> Result<Encoder> {
+        Ok(Encoder::new(&Codebook::from_bytes(&self.codebook)?, self.sizes.geometry()))
+    }
+
+    /// Encodes a chunk, a group of strips at a time: `read` brings their weights, `write` takes what they add to the arrays, at these bytes
+    /// of records, bitstream and plane.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the weights are not those that were measured, and what `read` and `write` answer.
+    pub(super) fn encode_chunk(
+        &self,
+        encoder: &Encoder,
+        chunk: usize,
+        scratch: &mut Scratch,
+        read: Read<'_>,
+        write: &mut dyn FnMut([u64; 3], &EncodedStrips) -> Result<()>,
+    ) -> Result<()> {
+        let Scratch { weights, output } = scratch;
+        let mut byte = self.chunk_starts[chunk];
+        let end = self.chunk_starts[chunk + 1];
+        for (group, range) in self.chunks.groups(chunk) {
+            output.clear();
+            read(range, weights)?;
+            for (strip, weights) in strips(self.chunks.geometry, group.clone(), weights) {
+                encoder.encode_strip(strip, weights, byte + output.bitstream.len() as u64, output)?;
+            }
+            let last = group.end == self.sizes.strip_count();
+            let limit = if last { self.sizes.bitstream_bytes() } else { end };
+            if byte + output.bitstream.len() as u64 > limit {
+                return Err(changed());
+            }
+            write([self.sizes.records_of(&group)?.start, byte, self.sizes.plane_of(&group)?.start], output)?;
+            byte += output.bitstream.len() as u64;
+        }
+        let is_last = chunk + 1 == self.chunk_count();
+        if byte == if is_last { self.sizes.bitstream_bytes() } else { end } { Ok(()) } else { Err(changed()) }
+    }
+}
+
+/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become, about 2 MiB; more for matrices whose strips
+/// are longer.
+#[derive(Default)]
+pub(super) struct Scratch {
+    weights: Vec<u8>,
+    output: EncodedStrips,
+}
+
+fn changed() -> Error {
+    Error::parameter("strips take other bits than were measured", "leave the source alone")
+}
