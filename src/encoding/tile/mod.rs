@@ -21,6 +21,8 @@ mod geometry;
 mod histogram;
 mod record;
 mod sizes;
+#[cfg(feature = "cuda")]
+mod staging;
 mod whole;
 
 pub use codebook::Codebook;
@@ -29,6 +31,8 @@ pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
+#[cfg(feature = "cuda")]
+pub(crate) use staging::{check_offsets, staged_bytes};
 pub use whole::{EncodedTensor, encode_tensor};
 
 /// Weights of a whole tile.
