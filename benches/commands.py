@@ -76,10 +76,10 @@ def remove(path: pathlib.Path) -> None:
 
 
 class Bench:
-    def __init__(self, df11: str, source: pathlib.Path, threads: list[int]) -> None:
-        self.df11, self.source, self.threads = df11, source, threads
+    def __init__(self, df11: str, source: pathlib.Path, threads: list[int], layouts: list[str]) -> None:
+        self.df11, self.source, self.threads, self.layouts = df11, source, threads, layouts
         self.size = source.stat().st_size
-        self.container = source.with_suffix(".df11")
+        self.containers = {layout: source.with_suffix(f".{layout}.df11") for layout in layouts}
         self.restored = source.with_name(source.stem + "-restored.safetensors")
         self.zipped = source.with_suffix(".znn")
         self.rows: list[dict] = []
@@ -90,16 +90,16 @@ class Bench:
 
     def round(self, zipnn: bool) -> None:
         for threads in self.threads:
-            remove(self.container)
-            options = ["-q", "--threads", str(threads)]
-            command = [self.df11, "compress", str(self.source), "-o", str(self.container), "--no-verify", *options]
-            self.note(f"df11 compress, {threads} threads", *run(command)[:3])
-            remove(self.restored)
-            command = [self.df11, "decompress", str(self.container), "-o", str(self.restored), *options]
-            self.note(f"df11 decompress, {threads} threads", *run(command)[:3])
-            self.note(
-                f"df11 verify, {threads} threads", *run([self.df11, "verify", str(self.container), *options])[:3]
-            )
+            for layout, container in self.containers.items():
+                remove(container)
+                what = f"{layout}, {threads} threads"
+                options = ["-q", "--threads", str(threads)]
+                command = [self.df11, "compress", str(self.source), "-o", str(container), "--no-verify", *options]
+                self.note(f"df11 compress {what}", *run([*command, "--layout", layout])[:3])
+                remove(self.restored)
+                command = [self.df11, "decompress", str(container), "-o", str(self.restored), *options]
+                self.note(f"df11 decompress {what}", *run(command)[:3])
+                self.note(f"df11 verify {what}", *run([self.df11, "verify", str(container), *options])[:3])
         remove(self.restored)
         self.note("cp, the cost of the files alone", *run(["cp", str(self.source), str(self.restored)])[:3])
         if zipnn:
@@ -141,12 +141,14 @@ def main() -> None:
     parser.add_argument("sources", nargs="+", type=pathlib.Path)
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--layout", default="gap", help="one or more, with commas; the first is compared with zipnn")
     parser.add_argument("--threads", default="1," + str(os.cpu_count()))
     parser.add_argument("--no-zipnn", action="store_true")
     parser.add_argument("--json", type=pathlib.Path, help="write all rows here")
     arguments = parser.parse_args()
     threads = [int(count) for count in arguments.threads.split(",")]
-    benches = [Bench(arguments.df11, source, threads) for source in arguments.sources]
+    layouts = arguments.layout.split(",")
+    benches = [Bench(arguments.df11, source, threads, layouts) for source in arguments.sources]
     for round_ in range(arguments.runs + 1):
         for bench in benches:
             bench.round(not arguments.no_zipnn)
@@ -155,9 +157,10 @@ def main() -> None:
     about = machine()
     summary = []
     for bench in benches:
-        container = bench.container.stat().st_size
         zipped = bench.zipped.stat().st_size if bench.zipped.exists() else 0
-        print(f"{bench.source.name}: {bench.size} bytes; df11 {16 * container / bench.size:.4f} bits a weight", end="")
+        print(f"{bench.source.name}: {bench.size} bytes; bits a weight:", end="")
+        for layout, container in bench.containers.items():
+            print(f" {layout} {16 * container.stat().st_size / bench.size:.4f}", end="")
         print(f", zipnn {16 * zipped / bench.size:.4f}" if zipped else "")
         for row in bench.table():
             summary.append(row)
@@ -167,7 +170,7 @@ def main() -> None:
             )
         pairs = [(verb, other) for other in ("the call", "with files") for verb in ("compress", "decompress")]
         for verb, other in [] if arguments.no_zipnn else pairs:
-            ratio = bench.ratio(f"df11 {verb}, 1 threads", f"zipnn {verb}, {other}")
+            ratio = bench.ratio(f"df11 {verb} {layouts[0]}, 1 threads", f"zipnn {verb}, {other}")
             print(f"  df11 {verb} / zipnn {verb}, {other}: {ratio:.2f} times the rate, CPU time, median of rounds")
     if arguments.json:
         rows = [row for bench in benches for row in bench.rows]

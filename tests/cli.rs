@@ -149,9 +149,60 @@ fn layouts_are_choices() {
         json(&all)["stored_bytes"].as_u64().unwrap()
     };
     assert!(size(&["--layout", "raw"]) > size(&["--layout", "gap"]));
+    assert!(size(&["--layout", "raw"]) > size(&["--layout", "tile"]));
     assert!(size(&["--bytes-per-thread", "8"]) > size(&["--bytes-per-thread", "32"]));
     let bad = [OsStr::new("estimate"), fixture.model.as_ref(), "--bytes-per-thread=7".as_ref()];
     fails(&bad, 2, &["7 bytes a thread", "choose from"]);
+}
+
+#[test]
+fn tiles_are_estimated_compressed_and_shown() {
+    let fixture = Fixture::new();
+    let (model, out) = (fixture.model.to_str().unwrap(), fixture.path("tile.df11"));
+    let out = out.to_str().unwrap();
+    let estimate = json(&["estimate", model, "--layout", "tile"]);
+    let report = json(&["compress", model, "-o", out, "--layout", "tile"]);
+    assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
+    assert_eq!(fs::metadata(out).unwrap().len(), report["stored_bytes"].as_u64().unwrap());
+    assert_eq!(estimate["entropy_bits_per_weight"], json(&["estimate", model])["entropy_bits_per_weight"]);
+    let found = json(&["inspect", out, "--tensors"]);
+    assert!(found.to_string().contains(r#""encoding":"tile""#), "{found}");
+    assert!(good(&["inspect", out, "--tensors"]).contains("  tile  "));
+    assert_eq!(json(&["verify", out, "--device", "cpu"])["good"], true);
+}
+
+#[test]
+fn conversion_gives_what_compression_gives() {
+    let fixture = Fixture::new();
+    let (model, container) = (fixture.model.to_str().unwrap(), fixture.container.to_str().unwrap());
+    let [tile, converted, back, folder] = ["tile.df11", "converted.df11", "back.df11", "folder"]
+        .map(|name| fixture.path(name).to_str().unwrap().to_owned());
+    json(&["compress", model, "-o", &tile, "--layout", "tile"]);
+    let report = json(&["convert", container, &converted, "--layout", "tile"]);
+    assert_eq!((&report["command"], &report["verified"]), (&"convert".into(), &true.into()));
+    assert!(fs::read(&converted).unwrap() == fs::read(&tile).unwrap());
+    let said = good(&["convert", &converted, &back, "--threads", "1"]);
+    assert!(said.contains("verified bit for bit"), "{said}");
+    assert!(fs::read(&back).unwrap() == fs::read(container).unwrap());
+    // The side files move out of the container.
+    good(&["convert", &converted, &folder, "--layout=raw"]);
+    let side =
+        |names: Vec<String>| names.into_iter().filter(|name| name.ends_with(".json")).collect::<Vec<_>>();
+    assert_eq!(side(names(Path::new(&folder))), side(names(&fixture.model)));
+
+    fails(&["convert", container, &back], 2, &["exists", "--force"]);
+    fails(&["convert", &folder, &folder, "--force"], 2, &["is the source"]);
+    fails(&["convert", "nowhere.df11", "out.df11"], 2, &["check the path"]);
+    let mut damaged = fs::read(container).unwrap();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 4;
+    fs::write(container, damaged).unwrap();
+    let before = fixture.names();
+    let out = fixture.path("out.df11");
+    fails(&["convert", container, out.to_str().unwrap(), "--layout=tile"], 1, &["model.df11", "damaged"]);
+    fs::remove_file(Path::new(&folder).join("model-00002-of-00002.df11")).unwrap();
+    fails(&["convert", &folder, out.to_str().unwrap()], 2, &["open the folder that holds all"]);
+    assert_eq!(fixture.names(), before);
 }
 
 #[test]

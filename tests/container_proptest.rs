@@ -6,7 +6,7 @@ mod container;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use container::{Item, normal_weights, prefix};
-use df11::{CompressOptions, DecompressOptions, Dtype, Layout, Level, Source, compress, decompress};
+use df11::{CompressOptions, DecompressOptions, Dtype, Layout, Level, Source, compress, convert, decompress};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 #[derive(Clone, Debug)]
@@ -15,7 +15,9 @@ struct Case {
     side: Vec<(String, Vec<u8>)>,
     single: bool,
     threads: usize,
-    bytes_per_thread: u32,
+    layout: Layout,
+    /// The layout of a container in between.
+    other: Layout,
 }
 
 /// What the bytes of a tensor look like.
@@ -48,6 +50,8 @@ fn content(kind: Content, length: usize, seed: u64) -> Vec<u8> {
 fn shape() -> impl Strategy<Value = Vec<u64>> {
     prop_oneof![
         8 => vec(prop_oneof![9 => 1..40u64, 1 => Just(0)], 0..4),
+        // Enough rows and columns for tiles of 32 rows.
+        2 => (1..50u64, 16..40u64).prop_map(|(rows, columns)| vec![rows, 8 * columns]),
         // Large enough for several pieces and for an alias.
         1 => (200..300u64, 150..300u64).prop_map(|(rows, columns)| vec![rows, columns]),
     ]
@@ -74,13 +78,18 @@ fn item() -> impl Strategy<Value = Item> {
     )
 }
 
+fn layout() -> impl Strategy<Value = Layout> {
+    let gap = |bytes| Layout::Gap(df11::encoding::gap::Geometry::new(bytes, 64).unwrap());
+    prop_oneof![2 => select(vec![8, 16, 32, 64]).prop_map(gap), 3 => Just(Layout::Tile), 1 => Just(Layout::Raw)]
+}
+
 fn case() -> impl Strategy<Value = Case> {
     let side = vec(("[a-z]{1,6}\\.json", vec(any::<u8>(), 0..300)), 0..3);
-    (vec(item(), 1..8), side, any::<bool>(), 1..5usize, select(vec![8, 16, 32, 64])).prop_map(
-        |(items, side, single, threads, bytes_per_thread)| {
+    (vec(item(), 1..8), side, any::<bool>(), 1..5usize, layout(), layout()).prop_map(
+        |(items, side, single, threads, layout, other)| {
             let by_name: BTreeMap<String, Item> =
                 items.into_iter().map(|item| (item.name.clone(), item)).collect();
-            Case { items: by_name.into_values().collect(), side, single, threads, bytes_per_thread }
+            Case { items: by_name.into_values().collect(), side, single, threads, layout, other }
         },
     )
 }
@@ -124,7 +133,7 @@ fn check(case: &Case) {
     let files = write(case, &source);
     let out = folder.path().join(if case.single { "model.df11" } else { "model" });
     let mut options = CompressOptions::default();
-    options.layout = Layout::Gap(df11::encoding::gap::Geometry::new(case.bytes_per_thread, 64).unwrap());
+    options.layout = case.layout;
     compress(&Source::open(&source).unwrap(), &out, &options, &()).unwrap();
     let model = df11::open(&out).unwrap();
     assert!(model.verify(Level::Full, &()).unwrap().unchecked.is_empty());
@@ -139,10 +148,31 @@ fn check(case: &Case) {
             assert!(buffer[range.start as usize..range.end as usize] == item.data);
         }
     }
+    convert_there_and_back(case, &model, folder.path(), &out);
     let restored = folder.path().join("restored");
     decompress(&model, &restored, &DecompressOptions::default(), &()).unwrap();
     for (path, content) in files {
         assert!(fs::read(restored.join(&path)).unwrap() == content, "{path}");
+    }
+}
+
+/// Through the other layout, and the other form, to the same bytes.
+fn convert_there_and_back(case: &Case, model: &df11::Model, folder: &Path, original: &Path) {
+    let (there, back) = if case.single { ("there", "back.df11") } else { ("there.df11", "back") };
+    let (there, back) = (folder.join(there), folder.join(back));
+    let mut options = CompressOptions::default();
+    options.layout = case.other;
+    convert(model, &there, &options, &()).unwrap();
+    options.layout = case.layout;
+    convert(&df11::open(&there).unwrap(), &back, &options, &()).unwrap();
+    let containers: Vec<String> = model
+        .shards()
+        .iter()
+        .map(|shard| shard.path().strip_prefix(original).unwrap().to_str().unwrap().to_owned())
+        .collect();
+    for path in containers.iter().chain(case.side.iter().map(|(path, _)| path).filter(|_| !case.single)) {
+        let at = |root: &Path| if path.is_empty() { root.to_owned() } else { root.join(path) };
+        assert!(fs::read(at(original)).unwrap() == fs::read(at(&back)).unwrap(), "{path}");
     }
 }
 

@@ -1,5 +1,8 @@
 //! A checkpoint goes in and comes out, byte for byte, in every form of output and for any number of threads.
 
+#[path = "support/container.rs"]
+mod container;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -8,8 +11,8 @@ use std::{
 };
 
 use df11::{
-    CompressOptions, DecompressOptions, Encoding, Level, Model, Observer, OpenOptions, Source, compress,
-    decompress, demo,
+    CompressOptions, DecompressOptions, Encoding, Layout, Level, Model, Observer, OpenOptions, Source,
+    compress, convert, decompress, demo,
 };
 
 use safetensors::{
@@ -38,9 +41,20 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-fn compressed(source: &Path, out: &Path, threads: usize) -> Model {
+/// All layouts that code.
+fn layouts() -> [Layout; 2] {
+    [Layout::default(), Layout::Tile]
+}
+
+fn options(layout: Layout) -> CompressOptions {
+    let mut options = CompressOptions::default();
+    options.layout = layout;
+    options
+}
+
+fn compressed(source: &Path, out: &Path, layout: Layout, threads: usize) -> Model {
     with_threads(threads, || {
-        compress(&Source::open(source).unwrap(), out, &CompressOptions::default(), &()).unwrap();
+        compress(&Source::open(source).unwrap(), out, &options(layout), &()).unwrap();
     });
     df11::open(out).unwrap()
 }
@@ -50,9 +64,13 @@ fn a_checkpoint_comes_back_byte_for_byte() {
     let folder = tempfile::tempdir().unwrap();
     let source = demo::tiny_checkpoint(folder.path()).unwrap();
     let original = files(&source);
-    for out in ["model.df11", "folder"] {
-        let out = folder.path().join(out);
-        let model = compressed(&source, &out, 2);
+    for (out, layout) in layouts().into_iter().flat_map(|layout| [("model.df11", layout), ("folder", layout)])
+    {
+        let out = folder.path().join(format!("{layout:?}")).join(out);
+        fs::create_dir_all(out.parent().unwrap()).unwrap();
+        let model = compressed(&source, &out, layout, 2);
+        let encoding = if layout == Layout::Tile { Encoding::Tile } else { Encoding::Gap };
+        assert_eq!(model.tensor("model.layers.1.mlp.up_proj.weight").unwrap().encoding(), encoding);
         let found = model.verify(Level::Full, &()).unwrap();
         assert!(found.unchecked.is_empty());
         let restored = folder.path().join("restored");
@@ -66,12 +84,149 @@ fn a_checkpoint_comes_back_byte_for_byte() {
 fn the_number_of_threads_does_not_show() {
     let folder = tempfile::tempdir().unwrap();
     let source = demo::tiny_checkpoint(folder.path()).unwrap();
-    let outputs = [1, 2, 8].map(|threads| {
+    for layout in layouts() {
+        let outputs = [1, 2, 8].map(|threads| {
+            let out = folder.path().join(format!("{threads}{layout:?}.df11"));
+            compressed(&source, &out, layout, threads);
+            fs::read(out).unwrap()
+        });
+        assert!(outputs[0] == outputs[1] && outputs[0] == outputs[2], "{layout:?}");
+    }
+}
+
+/// Tensors that are larger than what one thread counts and measures alone, in matrices, vectors and what is left of them.
+#[test]
+fn large_tensors_go_through_tiles_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let shapes: [&[usize]; 5] = [&[3000, 1000], &[2_500_001], &[40, 65_536], &[6, 700, 8, 80], &[17, 136]];
+    let weights: Vec<Vec<u8>> = (1..)
+        .zip(shapes)
+        .map(|(seed, shape)| container::normal_weights(shape.iter().product(), seed))
+        .collect();
+    let views = weights.iter().zip(shapes).map(|(weights, shape)| {
+        (format!("{shape:?}"), TensorView::new(Dtype::BF16, shape.to_vec(), weights).unwrap())
+    });
+    let source = folder.path().join("large.safetensors");
+    serialize_to_file(views, None, &source).unwrap();
+    let outputs = [1, 3].map(|threads| {
         let out = folder.path().join(format!("{threads}.df11"));
-        compressed(&source, &out, threads);
+        let model = compressed(&source, &out, Layout::Tile, threads);
+        assert!(with_threads(threads, || model.verify(Level::Full, &())).unwrap().unchecked.is_empty());
+        for (expected, shape) in weights.iter().zip(shapes) {
+            let tensor = model.tensor(&format!("{shape:?}")).unwrap();
+            let large = expected.len() > 32 << 10;
+            assert_eq!(tensor.encoding(), if large { Encoding::Tile } else { Encoding::Raw });
+            assert_eq!(tensor.histogram().unwrap().total(), tensor.elements());
+            assert!(tensor.decode_bytes().unwrap() == *expected);
+            let row = expected.len() / shape[0];
+            for rows in [0..1, shape[0] as u64 - 1..shape[0] as u64, shape[0] as u64 / 3..shape[0] as u64 / 2]
+            {
+                let range = rows.start as usize * row..rows.end as usize * row;
+                let mut out = vec![0xAA; range.len()];
+                tensor.decode_row_bytes(rows.clone(), &mut out).unwrap();
+                assert!(out == expected[range], "rows {rows:?} of {shape:?}");
+            }
+        }
         fs::read(out).unwrap()
     });
-    assert!(outputs[0] == outputs[1] && outputs[0] == outputs[2]);
+    assert!(outputs[0] == outputs[1]);
+}
+
+/// The minor version says what a reader must know.
+#[test]
+fn the_version_is_the_least_that_has_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = demo::tiny_checkpoint(folder.path()).unwrap();
+    for (layout, minor) in [(Layout::default(), 0), (Layout::Tile, 1), (Layout::Raw, 0)] {
+        let out = folder.path().join(format!("{minor}{layout:?}.df11"));
+        compressed(&source, &out, layout, 2);
+        assert_eq!(container::header(&fs::read(out).unwrap()).version_minor.get(), minor);
+    }
+}
+
+#[test]
+fn conversion_there_and_back_changes_no_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = demo::tiny_checkpoint(folder.path()).unwrap();
+    let every: Vec<Layout> = layouts().into_iter().chain([Layout::Raw]).collect();
+    let path = |kind: &str, layout: &Layout| folder.path().join(format!("{layout:?}{kind}"));
+    for layout in &every {
+        for kind in [".df11", "-folder"] {
+            compressed(&source, &path(kind, layout), *layout, 2);
+        }
+    }
+    let content =
+        |path: &Path| if path.is_dir() { files(path) } else { [("".into(), fs::read(path).unwrap())].into() };
+    for from in &every {
+        for to in &every {
+            for (from_kind, to_kind) in
+                [(".df11", ".df11"), (".df11", "-folder"), ("-folder", ".df11"), ("-folder", "-folder")]
+            {
+                let out = folder.path().join(format!("converted{to_kind}"));
+                for memory_map in [true, false] {
+                    let model =
+                        OpenOptions::new().memory_map(memory_map).open(path(from_kind, from)).unwrap();
+                    let mut options = options(*to);
+                    options.overwrite = true;
+                    with_threads(3, || convert(&model, &out, &options, &())).unwrap();
+                    assert!(
+                        content(&out) == content(&path(to_kind, to)),
+                        "{from:?}{from_kind} to {to:?}{to_kind}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Strips that do not fit the pieces of the other layout.
+#[test]
+fn large_tensors_are_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("large.safetensors");
+    let weights: Vec<Vec<u8>> = (1..4).map(|seed| container::normal_weights(700 * 5000, seed)).collect();
+    let shapes = [vec![700, 5000], vec![3_500_000], vec![25, 140_000]];
+    let views = weights.iter().zip(shapes).map(|(weights, shape)| {
+        (format!("{shape:?}"), TensorView::new(Dtype::BF16, shape, weights).unwrap())
+    });
+    serialize_to_file(views, None, &source).unwrap();
+    let [gap, tile] = layouts().map(|layout| {
+        let out = folder.path().join(format!("{layout:?}.df11"));
+        compressed(&source, &out, layout, 2);
+        out
+    });
+    for (from, to, layout) in [(&gap, &tile, Layout::Tile), (&tile, &gap, Layout::default())] {
+        let out = folder.path().join("converted.df11");
+        let mut options = options(layout);
+        options.overwrite = true;
+        convert(&df11::open(from).unwrap(), &out, &options, &()).unwrap();
+        assert!(fs::read(out).unwrap() == fs::read(to).unwrap());
+    }
+}
+
+#[test]
+fn a_damaged_model_is_not_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    for layout in layouts() {
+        let source = demo::tiny_checkpoint(folder.path()).unwrap();
+        let path = folder.path().join("model.df11");
+        compressed(&source, &path, layout, 2);
+        let mut draft = container::parse(&fs::read(&path).unwrap());
+        let section = draft.directory.sections.iter().position(|section| section.kind == 4).unwrap();
+        draft.contents[section][77] ^= 1;
+        draft.repair_checksums();
+        fs::write(&path, draft.pack()).unwrap();
+        let mut options = options(Layout::Raw);
+        options.verify = false;
+        let out = folder.path().join("out.df11");
+        let error = convert(&df11::open(&path).unwrap(), &out, &options, &()).unwrap_err();
+        assert!(
+            matches!(error, df11::Error::Corrupt { .. }) && error.to_string().contains("hash"),
+            "{error}"
+        );
+        assert!(!out.exists());
+        fs::remove_file(&path).unwrap();
+    }
 }
 
 #[test]
@@ -79,9 +234,10 @@ fn tensors_rows_and_blocks_decode_to_the_original_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = demo::tiny_checkpoint(folder.path()).unwrap();
     let source = Source::open(&checkpoint).unwrap();
-    compressed(&checkpoint, &folder.path().join("model.df11"), 2);
-    for memory_map in [true, false] {
-        let model = OpenOptions::new().memory_map(memory_map).open(folder.path().join("model.df11")).unwrap();
+    for (layout, memory_map) in layouts().into_iter().flat_map(|layout| [(layout, true), (layout, false)]) {
+        let path = folder.path().join(format!("{layout:?}{memory_map}.df11"));
+        compressed(&checkpoint, &path, layout, 2);
+        let model = OpenOptions::new().memory_map(memory_map).open(path).unwrap();
         for file in &source.weights {
             for expected in &file.tensors {
                 let mut bytes = vec![0; expected.length as usize];
@@ -137,7 +293,7 @@ fn tiny_modules_do_not_pad_the_container() {
         .collect();
     let source = folder.path().join("tiny.safetensors");
     serialize_to_file(tensors, None, &source).unwrap();
-    let model = compressed(&source, &folder.path().join("tiny.df11"), 2);
+    let model = compressed(&source, &folder.path().join("tiny.df11"), Layout::default(), 2);
     let (before, after) = (fs::metadata(&source).unwrap().len(), model.shards()[0].file_length());
     // The directory takes 300 bytes a tensor, here more than half of the tensor itself.
     let directory = model.shards()[0].directory_range();
@@ -185,10 +341,10 @@ fn work_can_be_watched_and_stopped_at_every_stage() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = demo::tiny_checkpoint(folder.path()).unwrap();
     let source = Source::open(&checkpoint).unwrap();
-    for out in ["out.df11", "out"] {
+    for (out, layout) in [("out.df11", layouts()[0]), ("out", layouts()[0]), ("out.df11", layouts()[1])] {
         let out = folder.path().join(out);
         let watch = Watch::new(u64::MAX);
-        compress(&source, &out, &CompressOptions::default(), &watch).unwrap();
+        compress(&source, &out, &options(layout), &watch).unwrap();
         let total = watch.done.into_inner();
         // Verification also counts the prefixes, which are no tensor data.
         let announced = watch.announced.into_inner();
@@ -200,7 +356,7 @@ fn work_can_be_watched_and_stopped_at_every_stage() {
         let before = files(folder.path());
         for part in 0..8 {
             let watch = Watch::new(total * part / 8);
-            let result = compress(&source, &out, &CompressOptions::default(), &watch);
+            let result = compress(&source, &out, &options(layout), &watch);
             assert!(matches!(result, Err(df11::Error::Cancelled)), "part {part}: {result:?}");
             assert_eq!(files(folder.path()), before, "part {part} left something");
         }

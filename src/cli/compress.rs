@@ -49,13 +49,19 @@ pub(super) struct Compress {
 }
 
 #[derive(Args)]
-struct Verification {
+pub(super) struct Verification {
     /// Decode everything again and compare all hashes before the output gets its name (the default)
     #[arg(long, overrides_with = "no_verify")]
     verify: bool,
     /// Trust the encoder
     #[arg(long, overrides_with = "verify")]
     no_verify: bool,
+}
+
+impl Verification {
+    pub(super) const fn is_wanted(&self) -> bool {
+        !self.no_verify
+    }
 }
 
 #[derive(Args, Clone, Copy)]
@@ -75,6 +81,8 @@ pub(super) struct LayoutArgs {
 enum LayoutName {
     /// Huffman-coded exponents with a gap array, where that is smaller
     Gap,
+    /// Huffman-coded pairs of exponents in tiles, where that is smaller
+    Tile,
     /// As they are
     Raw,
 }
@@ -84,6 +92,7 @@ impl LayoutArgs {
         let geometry = Geometry::new(self.bytes_per_thread, self.threads_per_block)?;
         Ok(match self.layout {
             LayoutName::Gap => Layout::Gap(geometry),
+            LayoutName::Tile => Layout::Tile,
             LayoutName::Raw => Layout::Raw,
         })
     }
@@ -97,7 +106,7 @@ impl Compress {
         let mut options = CompressOptions::default();
         options.layout = self.layout.layout()?;
         options.overwrite = self.force;
-        options.verify = !self.verification.no_verify;
+        options.verify = self.verification.is_wanted();
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let start = Instant::now();
         let source = Source::open(&self.source).map_err(Failure::Other)?;
@@ -115,7 +124,7 @@ impl Compress {
     }
 }
 
-fn result_text(out: &Path, report: &Report, seconds: f64, verified: bool) -> String {
+pub(super) fn result_text(out: &Path, report: &Report, seconds: f64, verified: bool) -> String {
     format!(
         "{}\n{}\n  time      {}, {}{}",
         text::printable(&out.display().to_string()),

@@ -16,6 +16,7 @@ use super::{
 const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
+  df11 estimate --layout tile Llama-3.1-8B
   df11 estimate --layout gap --bytes-per-thread 8 model.safetensors";
 
 /// Tell the exact sizes that compress would give, and write nothing

@@ -3,6 +3,7 @@
 mod answer;
 mod bench;
 mod compress;
+mod convert;
 mod decompress;
 mod demo;
 mod device;
@@ -59,6 +60,7 @@ struct Cli {
 enum Verb {
     Compress(compress::Compress),
     Estimate(estimate::Estimate),
+    Convert(convert::Convert),
     Decompress(decompress::Decompress),
     Verify(verify::Verify),
     Inspect(inspect::Inspect),
@@ -72,6 +74,7 @@ impl Verb {
         match self {
             Self::Compress(verb) => verb.run(session),
             Self::Estimate(verb) => verb.run(session),
+            Self::Convert(verb) => verb.run(session),
             Self::Decompress(verb) => verb.run(session),
             Self::Verify(verb) => verb.run(session),
             Self::Inspect(verb) => verb.run(session),

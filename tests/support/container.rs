@@ -9,15 +9,18 @@ use std::collections::BTreeMap;
 use df11::{
     Dtype,
     constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE, SECTION_ALIGNMENT},
-    encoding::gap::{Geometry, encode_tensor},
+    encoding::{
+        gap::{Geometry, encode_tensor},
+        tile,
+    },
     format::{
         Directory, Header,
         directory::ShardRecord,
         identity,
         records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS,
-            FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
-            SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_SIDE,
+            FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
+            SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
         },
     },
 };
@@ -28,6 +31,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) enum Store {
     Raw,
     Gap(u32, u32),
+    /// Columns of a tile, and of the matrix.
+    Tile(u64, u64),
     Alias(String),
 }
 
@@ -62,6 +67,11 @@ impl Item {
     /// Weights, coded with bytes a thread and threads a block.
     pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
         Self { store: Store::Gap(geometry.0, geometry.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
+    }
+
+    /// Weights in tiles, by the columns of a tile and of the matrix.
+    pub(crate) fn tile(name: &str, shape: &[u64], weights: Vec<u8>, columns: (u64, u64)) -> Self {
+        Self { store: Store::Tile(columns.0, columns.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
     /// The same bytes again, under another name.
@@ -168,6 +178,19 @@ pub(crate) fn encode(
     (arrays, parameters)
 }
 
+/// The four arrays of `tile`, and its parameters.
+pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> (Vec<Stored>, [u64; 4]) {
+    let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
+    let encoded = tile::encode_tensor(weights, geometry).unwrap();
+    let arrays = vec![
+        (SECTION_CODEBOOK, encoded.codebook),
+        (SECTION_INDEX, encoded.records),
+        (SECTION_BITSTREAM, encoded.bitstream),
+        (SECTION_PLANE, encoded.plane),
+    ];
+    (arrays, [tile_columns, columns, encoded.sizes.bit_count(), 0])
+}
+
 impl Model {
     /// A whole model in one container: files by path, blocks as they come, tensors by name.
     pub(crate) fn new(items: &[Item], side: &[(&str, &[u8])]) -> Self {
@@ -203,6 +226,9 @@ impl Model {
                 Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
+                &Store::Tile(tile_columns, columns) => {
+                    (ENCODING_TILE, encode_tile(&item.data, tile_columns, columns))
+                }
             };
             Tensor {
                 name: item.name.clone().into_bytes(),
