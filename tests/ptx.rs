@@ -148,7 +148,11 @@ fn ptx_holds_what_the_crate_launches_for_every_gpu_since_ampere() {
         // PTX 8.0 is what drivers of CUDA 12.0 load.
         assert!(ptx.contains("\n.version 8.0\n"), "{}", renew("needs newer drivers"));
         for entry in entries {
-            assert!(ptx.contains(&format!("\n.visible .entry {entry}(\n")), "{}", renew(&format!("lacks {entry}")));
+            assert!(
+                ptx.contains(&format!("\n.visible .entry {entry}(\n")),
+                "{}",
+                renew(&format!("lacks {entry}"))
+            );
         }
         assert_eq!(manifest().modules[module].entries, entries);
     }

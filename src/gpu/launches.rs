@@ -9,8 +9,8 @@ use cudarc::driver::{
 
 use super::{
     Device, Status,
-    fault::OrFault,
     coding::KERNELS,
+    fault::OrFault,
     module::Launch,
     stored::{Addresses, Stored},
     task::Task,

@@ -12,8 +12,8 @@ use cudarc::{
 };
 
 use super::{
-    fault::{OrFault, gpu},
     coding::{CODINGS, Coding, KERNELS},
+    fault::{OrFault, gpu},
     fit::{Demand, Fit, LANES},
     memory::Buffer,
     task::{TableTask, Task},

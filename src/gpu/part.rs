@@ -6,9 +6,9 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::{
     Device,
+    coding::{CODINGS, Coding},
     host_section::HostSection,
     memory::Buffer,
-    coding::{CODINGS, Coding},
     needs::{Needs, SectionId, TensorId, section_bytes},
     placement::{Plan, SLOTS},
     stored::{Addresses, Stored},

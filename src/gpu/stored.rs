@@ -246,8 +246,8 @@ impl StoredTile {
         // Not kept: the tiles of a range follow from its numbers.
         let records = tensor.shard().read_array(array, 0..sizes.records_bytes())?;
         if validate {
-            let checked = Codebook::from_bytes(&index.codebook)
-                .and_then(|_| tile::check_offsets(&sizes, &records));
+            let checked =
+                Codebook::from_bytes(&index.codebook).and_then(|_| tile::check_offsets(&sizes, &records));
             checked.map_err(|error| tensor.locate(error))?;
         }
         let [records_place, bitstream, plane] = [1, 2, 3].map(|array| ArrayPlace::of(tensor, id.0, array));

@@ -6,7 +6,8 @@ use crate::{Error, Result};
 /// A GPU copies so many bytes at once, from multiples of as many.
 const COPY_BYTES: u64 = 16;
 /// The most bytes of the bitstream that a tile touches, in copies of 16.
-const MAX_STAGED: u64 = ((LANES * (MAX_LANE_BITS + record::MAX_SLACK)) as u64 / 8).next_multiple_of(COPY_BYTES) + COPY_BYTES;
+const MAX_STAGED: u64 =
+    ((LANES * (MAX_LANE_BITS + record::MAX_SLACK)) as u64 / 8).next_multiple_of(COPY_BYTES) + COPY_BYTES;
 
 /// The most bytes of its bitstream that a tile of the tensor takes, from the 16 bytes that hold its first bit to those with its last one. Of
 /// records that contradict themselves some number that no valid ones exceed.
@@ -26,7 +27,8 @@ pub(crate) fn staged_bytes(records: &[u8]) -> u64 {
 /// [`Error::Corrupt`] where they do not ascend from 0 to the bit count by whole bytes, where a tile has more bits than any has, or
 /// the last record has another bit.
 pub(crate) fn check_offsets(sizes: &Sizes, records: &[u8]) -> Result<()> {
-    let corrupt = |at: usize, problem: &str| Err(Error::corrupt("records", (at * RECORD_BYTES) as u64, problem));
+    let corrupt =
+        |at: usize, problem: &str| Err(Error::corrupt("records", (at * RECORD_BYTES) as u64, problem));
     let (records, rest) = records.as_chunks::<RECORD_BYTES>();
     if !rest.is_empty() || records.len() as u64 != sizes.tile_count() + 1 {
         return corrupt(records.len(), "must be one a tile, and one more");
