@@ -20,7 +20,15 @@
 //
 //   shared memory: a stage a warp, 2.8 KiB on common weights, 14.2 KiB at most; a block 33 KiB: two tables and the round
 //
-// Budget: TODO
+// Budget (kernels/ptx/tile.sm_90.cubin: 80 registers, 8 bytes spilled at the start of a round), BF16 out / copy rate, H200, L2 cold
+// (benches/record/2026-11-20-tile-kernel-h200.md):
+//   warps x blocks an SM   218 M weights, 7 tensors, one launch    4096 x 4096 alone
+//   8 x 3                  0.509   205.9 us, 2,119 of 4,166 GB/s    0.345   23.4 us
+//   12 x 2; 24 x 1         0.507; 0.509                             0.344; 0.338
+// A block may have any number of warps up to 24. The host takes the number of which most run at once, as near to 8 as possible
+// (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1 on 8.6, 8.9 and 12.0; fewer where a tile of the launch has many bits.
+// A kernel that only streams the same bytes makes 0.49. Where the rest goes (ncu, the prototype): L2 81 % busy, DRAM 74 %, issue slots 35 %,
+// data pipe 19 %; half of all warp time waits for the plane. The chip is not short of instructions, but of order among its memory accesses.
 // Rejected, each against the version of its day (0.50 to 0.52):
 //   8 rows x 64 bytes a store, stored as decoded (16 x 64 steps)      0.30 to 0.40; with st.cs 0.45
 //   4 rows x 128 bytes; 8 x 256 bytes, four stores together          0.45; 0.48

@@ -5,9 +5,12 @@ use crate::{Error, Result};
 
 /// A GPU copies so many bytes at once, from multiples of as many.
 const COPY_BYTES: u64 = 16;
+/// A lane is longer than its pairs by at most this many bits: a step of 2^7, less one.
+const MAX_SLACK: usize = 127;
+/// The most bits of a tile, padding included.
+const MAX_TILE_BITS: u64 = (LANES * (MAX_LANE_BITS + MAX_SLACK)).next_multiple_of(8) as u64;
 /// The most bytes of the bitstream that a tile touches, in copies of 16.
-const MAX_STAGED: u64 =
-    ((LANES * (MAX_LANE_BITS + record::MAX_SLACK)) as u64 / 8).next_multiple_of(COPY_BYTES) + COPY_BYTES;
+const MAX_STAGED: u64 = (MAX_TILE_BITS / 8).next_multiple_of(COPY_BYTES) + COPY_BYTES;
 
 /// The most bytes of its bitstream that a tile of the tensor takes, from the 16 bytes that hold its first bit to those with its last one. Of
 /// records that contradict themselves some number that no valid ones exceed.
@@ -38,8 +41,7 @@ pub(crate) fn check_offsets(sizes: &Sizes, records: &[u8]) -> Result<()> {
     }
     for (at, pair) in records.windows(2).enumerate() {
         let (start, end) = (record::offset(&pair[0]), record::offset(&pair[1]));
-        let most = (LANES * (MAX_LANE_BITS + record::MAX_SLACK)) as u64 + 7;
-        if !end.is_multiple_of(8) || end < start || end - start > most {
+        if !end.is_multiple_of(8) || end < start || end - start > MAX_TILE_BITS {
             return corrupt(at + 1, "offsets must ascend by whole bytes, and by no more than a tile's bits");
         }
     }
