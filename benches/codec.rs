@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use df11::encoding::gap::{ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, encode_tensor};
+use df11::encoding::tile;
 use df11::huffman::{Histogram, read_codebook};
 
 #[path = "support/normal.rs"]
@@ -20,7 +21,62 @@ fn codec(criterion: &mut Criterion) {
     ];
     for (name, weights) in &sets {
         bench(criterion, name, weights);
+        bench_tile(criterion, name, weights);
     }
+}
+
+fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
+    let mut group = criterion.benchmark_group("tile");
+    group.throughput(Throughput::Bytes(weights.len() as u64)).sample_size(20);
+    let mut histogram = tile::PairHistogram::new();
+    histogram.add(weights);
+    group.bench_function(BenchmarkId::new("histogram", name), |bencher| {
+        bencher.iter(|| {
+            let mut histogram = tile::PairHistogram::new();
+            histogram.add(black_box(weights));
+            histogram
+        });
+    });
+    let codebook = tile::Codebook::from_histogram(&histogram).expect("there are weights");
+    group.bench_function(BenchmarkId::new("codebook", name), |bencher| {
+        bencher.iter(|| tile::Codebook::from_histogram(black_box(&histogram)));
+    });
+
+    let geometry = tile::Geometry::choose(&[ROWS as u64, COLUMNS as u64]).expect("there are weights");
+    let encoder = tile::Encoder::new(&codebook, geometry);
+    let strips: Vec<&[u8]> = weights.chunks(2 * geometry.strip_elements() as usize).collect();
+    let sizes = |strip: usize| encoder.strip_bytes(strip as u64, strips[strip]).expect("every pair has bits");
+    group.bench_function(BenchmarkId::new("strip_bytes", name), |bencher| {
+        bencher.iter(|| (0..strips.len()).map(sizes).sum::<u64>());
+    });
+    let mut output = tile::EncodedStrips::default();
+    group.bench_function(BenchmarkId::new("encode", name), |bencher| {
+        bencher.iter(|| {
+            let mut first_byte = 0;
+            for strip in 0..strips.len() {
+                output.clear();
+                let encoded = encoder.encode_strip(strip as u64, strips[strip], first_byte, &mut output);
+                encoded.expect("the strip encodes");
+                black_box(&output);
+                first_byte += output.bitstream.len() as u64;
+            }
+        });
+    });
+
+    let tensor = tile::encode_tensor(weights, geometry).expect("the weights encode");
+    let decoder = tile::Decoder::new(&codebook, &tensor.sizes);
+    let span = tensor.span(0..tensor.sizes.strip_count()).expect("the span exists");
+    let mut output = vec![0; weights.len()];
+    decoder.decode_strips(&span, 0..tensor.sizes.elements(), &mut output).expect("it decodes");
+    assert!(output == weights);
+    group.bench_function(BenchmarkId::new("decode", name), |bencher| {
+        bencher.iter(|| {
+            decoder.decode_strips(&span, 0..tensor.sizes.elements(), &mut output).expect("it decodes");
+        });
+    });
+    group.bench_function(BenchmarkId::new("verify", name), |bencher| {
+        bencher.iter(|| decoder.verify_strips(&span).expect("it is valid"));
+    });
 }
 
 fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {

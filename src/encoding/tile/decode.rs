@@ -1,9 +1,14 @@
 //! Decoding spans of strips.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{Codebook, Sizes};
-use crate::Result;
+use super::coded::Coded;
+use super::lanes::{Lookup, READ_BYTES};
+use super::record::{self, Lengths};
+use super::{Codebook, LANES, RECORD_BYTES, Sizes, TILE_ELEMENTS};
+use crate::huffman::bits::is_zero_from;
+use crate::{Error, Result};
 
 /// Consecutive strips of a tensor, with just the bytes that decoding them needs.
 #[derive(Clone, Debug)]
@@ -24,13 +29,14 @@ pub struct Span<'a> {
 /// consumes a bit or more.
 #[derive(Clone, Debug)]
 pub struct Decoder {
+    lookup: Lookup,
     sizes: Sizes,
 }
 
 impl Decoder {
     /// Derives the table of a tensor: some microseconds.
-    pub fn new(_codebook: &Codebook, sizes: &Sizes) -> Self {
-        Self { sizes: *sizes }
+    pub fn new(codebook: &Codebook, sizes: &Sizes) -> Self {
+        Self { lookup: Lookup::new(codebook), sizes: *sizes }
     }
 
     /// Decodes a range of weights of the span's strips into little-endian BF16, two bytes each.
@@ -38,12 +44,44 @@ impl Decoder {
     /// Tiles that hold none of them are not decoded; the cost is that of the others.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the records contradict themselves or the codes, or a code
-    /// is none; then `weights` holds anything. [`Error::Parameter`](crate::Error::Parameter) where a slice has
-    /// another size than the range or the span asks for.
+    /// [`Error::Corrupt`] where the records contradict themselves or the codes, or a code is none; then `weights`
+    /// holds anything. [`Error::Parameter`] where a slice has another size than the range or the span asks for.
     pub fn decode_strips(&self, span: &Span<'_>, elements: Range<u64>, weights: &mut [u8]) -> Result<()> {
-        let _ = (span, elements, weights, self.sizes);
-        todo!()
+        let held = self.sizes.elements_of(&span.strips)?;
+        if elements.start > elements.end
+            || elements.start < held.start
+            || elements.end > held.end
+            || weights.len() as u64 != 2 * (elements.end - elements.start)
+        {
+            return Err(Error::parameter(
+                "the span or the output does not fit the range of weights",
+                "pass the strips of the range, and 2n bytes",
+            ));
+        }
+        let each = self.sizes.geometry().strip_elements();
+        self.walk(span, &elements, |strip, coded, plane| {
+            let strip_start = strip * each;
+            let end = (strip_start + each).min(held.end);
+            if elements.start <= strip_start && end <= elements.end {
+                let at = 2 * (strip_start - elements.start) as usize + 2 * coded.tile.first;
+                return coded.decode(&self.lookup, plane, &mut weights[at..]);
+            }
+            // Some of its weights are wanted: decode them all, copy those row by row.
+            let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
+            let (first, stride) = (strip_start + coded.tile.first as u64, coded.tile.stride as u64);
+            coded.alone().decode(&self.lookup, plane, &mut buffer)?;
+            let width = coded.tile.width;
+            for (row, decoded) in (0..).zip(buffer.chunks(2 * width).take(coded.tile.height)) {
+                let start = first + row * stride;
+                let (from, to) = (start.max(elements.start), (start + width as u64).min(elements.end));
+                if from < to {
+                    let decoded = &decoded[2 * (from - start) as usize..2 * (to - start) as usize];
+                    let at = 2 * (from - elements.start) as usize;
+                    weights[at..at + decoded.len()].copy_from_slice(decoded);
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Checks everything about a span's strips that the specification demands, with what
@@ -52,7 +90,84 @@ impl Decoder {
     /// # Errors
     /// As [`decode_strips`](Self::decode_strips).
     pub fn verify_strips(&self, span: &Span<'_>) -> Result<()> {
-        let _ = span;
-        todo!()
+        let held = self.sizes.elements_of(&span.strips)?;
+        self.walk(span, &held, |_, coded, _| coded.verify(&self.lookup))?;
+        let bytes = self.sizes.bitstream_of(span.records, &span.strips)?;
+        let end = self.sizes.bit_count() / 8;
+        let behind = 8 * end.saturating_sub(bytes.start) as usize;
+        if span.strips.end == self.sizes.strip_count() && !is_zero_from(span.bitstream, behind) {
+            return Err(Error::corrupt("bitstream", end, "the bits behind the last tile are not zero"));
+        }
+        Ok(())
+    }
+
+    /// Hands on the tiles of a span that hold wanted weights, each with its strip and its part of the plane, once
+    /// their records are found to be right.
+    fn walk(
+        &self,
+        span: &Span<'_>,
+        elements: &Range<u64>,
+        mut hand: impl FnMut(u64, &Coded<'_>, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.check(span)?;
+        let geometry = self.sizes.geometry();
+        let (records, _) = span.records.as_chunks::<RECORD_BYTES>();
+        let first_byte = record::offset(&records[0]) / 8;
+        let mut pairs = (span.strips.start * geometry.strip_tiles()..).zip(records.windows(2));
+        let strips =
+            span.strips.clone().flat_map(|strip| geometry.tiles(strip).map(move |tile| (strip, tile)));
+        for ((strip, tile), (index, pair)) in strips.zip(&mut pairs) {
+            let first = strip * geometry.strip_elements() + tile.first as u64;
+            let last = first + ((tile.height - 1) * tile.stride + tile.width) as u64;
+            if last <= elements.start || first >= elements.end {
+                continue;
+            }
+            let (start, end) = (record::offset(&pair[0]), record::offset(&pair[1]));
+            let lengths = Lengths::read(&pair[0]);
+            let mut starts = [0; LANES + 1];
+            for (lane, length) in lengths.lanes().into_iter().enumerate() {
+                starts[lane + 1] = starts[lane] + length;
+            }
+            let bytes = starts[LANES].div_ceil(8);
+            let byte = start / 8;
+            let corrupt = |problem| Error::corrupt("records", index * RECORD_BYTES as u64, problem);
+            if start % 8 != 0 || end.checked_sub(start) != Some(8 * bytes as u64) {
+                return Err(corrupt("the lanes do not add up to the distance of two offsets"));
+            }
+            let from = byte.checked_sub(first_byte).and_then(|from| usize::try_from(from).ok());
+            let rest = from.and_then(|from| span.bitstream.get(from..)).filter(|rest| bytes <= rest.len());
+            let rest = rest.ok_or_else(|| corrupt("an offset is not within the strips"))?;
+            let stream = if bytes + READ_BYTES <= rest.len() {
+                Cow::Borrowed(rest)
+            } else {
+                let mut padded = Vec::with_capacity(bytes + READ_BYTES);
+                padded.extend_from_slice(&rest[..bytes]);
+                padded.resize(bytes + READ_BYTES, 0);
+                Cow::Owned(padded)
+            };
+            let strip_plane = ((strip - span.strips.start) * geometry.strip_elements()) as usize + tile.plane;
+            let plane = &span.plane[strip_plane..strip_plane + tile.elements()];
+            hand(strip, &Coded { tile, lengths, starts, stream, index, byte }, plane)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the arrays have the sizes that they should, and the last record.
+    fn check(&self, span: &Span<'_>) -> Result<()> {
+        let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
+        let bitstream = self.sizes.bitstream_of(span.records, &span.strips)?;
+        if !fits(span.bitstream, bitstream) || !fits(span.plane, self.sizes.plane_of(&span.strips)?) {
+            return Err(Error::parameter(
+                "the arrays of a span have other sizes than its strips",
+                "pass the parts that they name",
+            ));
+        }
+        let last = span.records.last_chunk::<RECORD_BYTES>();
+        if span.strips.end == self.sizes.strip_count() && last != Some(&record::last(self.sizes.bit_count()))
+        {
+            let at = self.sizes.records_bytes() - RECORD_BYTES as u64;
+            return Err(Error::corrupt("records", at, "the last record must be the bit count alone"));
+        }
+        Ok(())
     }
 }

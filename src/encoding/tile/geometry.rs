@@ -5,10 +5,9 @@ use crate::{Error, Result};
 
 /// Lanes that share a row of a narrow tile.
 pub(super) const ROW_LANES: usize = 4;
-/// Rows of a block, the rows that the 32 lanes of a narrow tile have side by side.
-const BLOCK_ROWS: usize = LANES / ROW_LANES;
-/// Tensors have fewer weights.
-const MAX_ELEMENTS: u64 = (1 << 45) - 1;
+/// Rows of a band, the rows that the 32 lanes of a narrow tile have side by side.
+const BAND_ROWS: usize = LANES / ROW_LANES;
+/// The most tiles, so less than 2^45 weights.
 const MAX_TILES: u64 = u32::MAX as u64;
 /// Matrices with fewer columns or rows are cut as vectors: their tiles would be partial ones, mostly.
 const LEAST_COLUMNS: u64 = 128;
@@ -29,7 +28,7 @@ impl Geometry {
     ///
     /// # Errors
     /// [`Error::Corrupt`] where `tile_columns` is neither 256 nor 8192, where `columns` does not suit it or the
-    /// number of elements, and where there are no elements; [`Error::Limit`] from 2^45 elements or 2^32 tiles on.
+    /// number of elements, where there are no elements, and from 2^32 tiles on.
     pub fn new(tile_columns: u64, columns: u64, elements: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile geometry", 0, problem));
         if !TILE_COLUMNS.contains(&tile_columns) {
@@ -37,9 +36,6 @@ impl Geometry {
         }
         if elements == 0 {
             return corrupt("a tensor without elements must be raw".into());
-        }
-        if elements > MAX_ELEMENTS {
-            return Err(Error::limit("the element count of a tile tensor", elements, MAX_ELEMENTS));
         }
         let unit = UNIT as u64;
         let suits = if tile_columns == TILE_ELEMENTS {
@@ -54,7 +50,7 @@ impl Geometry {
         }
         let geometry = Self { tile_columns, columns, elements };
         if geometry.tile_count() > MAX_TILES {
-            return Err(Error::limit("the tile count of a tensor", geometry.tile_count(), MAX_TILES));
+            return corrupt(format!("{} tiles where at most {MAX_TILES} are allowed", geometry.tile_count()));
         }
         Ok(geometry)
     }
@@ -63,7 +59,7 @@ impl Geometry {
     /// but the first one of four or more), unless it is narrow, odd or low; then tiles of a vector.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a shape without elements; [`Error::Limit`] as [`new`](Self::new).
+    /// [`Error::Parameter`] for a shape without elements or with too many.
     pub fn choose(shape: &[u64]) -> Result<Self> {
         let product = |dimensions: &[u64]| dimensions.iter().fold(1, |a: u64, &b| a.saturating_mul(b));
         let elements = product(shape);
@@ -75,7 +71,10 @@ impl Geometry {
         let narrow = columns.is_multiple_of(UNIT as u64)
             && columns >= LEAST_COLUMNS
             && elements / columns >= LEAST_ROWS;
-        if narrow { Self::new(TILE_COLUMNS[0], columns, elements) } else { Self::vector(elements) }
+        let geometry =
+            if narrow { Self::new(TILE_COLUMNS[0], columns, elements) } else { Self::vector(elements) };
+        geometry
+            .map_err(|_| Error::parameter("a tensor has too many weights for tiles", "store it otherwise"))
     }
 
     /// The geometry of a vector.
@@ -152,7 +151,7 @@ impl Geometry {
 /// A tile, and where its weights lie in its strip.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
-    is_vector: bool,
+    pub(super) is_vector: bool,
     pub(super) width: usize,
     pub(super) height: usize,
     /// Weights from one row to the next.
@@ -178,18 +177,18 @@ impl Tile {
         self.width * self.height
     }
 
-    /// Units `j` of a block, in pairs as the plane has them: `(block, k)` stands for `j = 2k` and `2k + 1`.
+    /// Units `j` of a band, in pairs as the plane has them: `(band, k)` stands for `j = 2k` and `2k + 1`.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (blocks, pairs) = if self.is_vector { (1, 16) } else { (BLOCK_ROWS / 2, 4) };
-        (0..blocks).flat_map(move |block| (0..pairs).map(move |k| (block, k)))
+        let (bands, pairs) = if self.is_vector { (1, 16) } else { (BAND_ROWS / 2, 4) };
+        (0..bands).flat_map(move |band| (0..pairs).map(move |k| (band, k)))
     }
 
-    /// Unit `j` of a block in a lane, where it exists.
-    pub(super) const fn unit(&self, block: usize, j: usize, lane: usize) -> Option<Unit> {
+    /// Unit `j` of a band in a lane, where it exists.
+    pub(super) const fn unit(&self, band: usize, j: usize, lane: usize) -> Option<Unit> {
         let (row, column) = if self.is_vector {
             (0, LANES * UNIT * j + UNIT * lane)
         } else {
-            (BLOCK_ROWS * block + lane / ROW_LANES, ROW_LANES * UNIT * j + UNIT * (lane % ROW_LANES))
+            (BAND_ROWS * band + lane / ROW_LANES, ROW_LANES * UNIT * j + UNIT * (lane % ROW_LANES))
         };
         if row >= self.height || column >= self.width {
             return None;
@@ -198,7 +197,7 @@ impl Tile {
         Some(Unit { at: row * self.stride + column, count: if rest < UNIT { rest } else { UNIT } })
     }
 
-    /// The places of a tile in which every lane has the same number of units, an even one in each block.
+    /// The places of a tile in which every lane has the same number of units, an even one in each band.
     pub(super) const fn places(&self) -> Option<Places> {
         let pair = if self.is_vector { 2 * LANES * UNIT } else { 2 * ROW_LANES * UNIT };
         if !self.width.is_multiple_of(pair) {
@@ -206,37 +205,36 @@ impl Tile {
         }
         let pairs = self.width / pair;
         if self.is_vector {
-            return Some(Places { blocks: 1, pairs, pair, block: 0, group: ROW_LANES * UNIT });
+            return Some(Places { bands: 1, pairs, pair, band: 0, group: ROW_LANES * UNIT });
         }
-        if !self.height.is_multiple_of(BLOCK_ROWS) {
+        if !self.height.is_multiple_of(BAND_ROWS) {
             return None;
         }
-        let block = BLOCK_ROWS * self.stride;
-        Some(Places { blocks: self.height / BLOCK_ROWS, pairs, pair, block, group: self.stride })
+        let band = BAND_ROWS * self.stride;
+        Some(Places { bands: self.height / BAND_ROWS, pairs, pair, band, group: self.stride })
     }
 }
 
-/// Where the units of a regular tile lie: unit `2k` of block `b` and lane `4g + q` at
-/// `b × block + k × pair + g × group + 8q`, the one after it half a pair later.
+/// Where the units of a regular tile lie: unit `2k` of band `b` and lane `4g + q` at
+/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    pub(super) blocks: usize,
-    /// Pairs of units in a block of a lane.
+    pub(super) bands: usize,
+    /// Pairs of units in a band of a lane.
     pub(super) pairs: usize,
     pub(super) pair: usize,
-    pub(super) block: usize,
+    pub(super) band: usize,
     pub(super) group: usize,
 }
 
 impl Places {
     /// Pairs of units of a lane.
     pub(super) const fn steps(&self) -> usize {
-        self.blocks * self.pairs
+        self.bands * self.pairs
     }
 
     /// The weights of the first lane of each step's first units, in the order of the plane.
     pub(super) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..self.blocks)
-            .flat_map(move |block| (0..self.pairs).map(move |k| block * self.block + k * self.pair))
+        (0..self.bands).flat_map(move |band| (0..self.pairs).map(move |k| band * self.band + k * self.pair))
     }
 }

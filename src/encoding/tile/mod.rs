@@ -15,15 +15,20 @@
 
 mod choice;
 mod codebook;
+mod coded;
 mod decode;
 mod encode;
+mod exponents;
 mod geometry;
 mod histogram;
+mod lanes;
 mod record;
 mod sizes;
 #[cfg(feature = "cuda")]
 mod staging;
+mod table;
 mod whole;
+mod writer;
 
 pub use codebook::Codebook;
 pub use decode::{Decoder, Span};
@@ -45,6 +50,8 @@ const UNIT: usize = 8;
 const LANES: usize = 32;
 /// Weights of a lane of a whole tile.
 const LANE_ELEMENTS: usize = TILE_ELEMENTS as usize / LANES;
+/// Units of a lane of a whole tile.
+const LANE_UNITS: usize = LANE_ELEMENTS / UNIT;
 /// Bytes of a record.
 pub(crate) const RECORD_BYTES: usize = 32;
 /// The longest code, in bits.

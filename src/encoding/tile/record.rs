@@ -14,8 +14,6 @@ const EXCESS_BITS: u32 = 6;
 const MAX_EXCESS: usize = (1 << EXCESS_BITS) - 1;
 const _: () = assert!(OFFSET_BITS + LEAST_BITS + SHIFT_BITS == u64::BITS);
 const _: () = assert!(MAX_LANE_BITS < 1 << LEAST_BITS);
-/// A lane is longer than its pairs by at most this many bits.
-pub(super) const MAX_SLACK: usize = (1 << ((1 << SHIFT_BITS) - 1)) - 1;
 
 /// Where the tile's bits start.
 pub(super) fn offset(record: &[u8; RECORD_BYTES]) -> u64 {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::codebook::{HEAD_BYTES, VALUE_BYTES};
-use super::{Geometry, LANES, MAX_PAIR_BITS, RECORD_BYTES, record};
+use super::{Geometry, RECORD_BYTES, record};
 use crate::{Error, Result};
 
 /// The most bits of a tensor, and one.
@@ -27,8 +27,8 @@ impl Sizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where no codebook has this size, where the bit count is no multiple of 8, reaches 2^48
-    /// or is none that the lanes of these tiles add up to.
+    /// [`Error::Corrupt`] where no codebook has this size, where the bit count is no multiple of 8, none
+    /// or reaches 2^48.
     pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let values = codebook_bytes.checked_sub(HEAD_BYTES as u64);
@@ -37,15 +37,9 @@ impl Sizes {
         }) {
             return corrupt(format!("a codebook of {codebook_bytes} bytes"));
         }
-        if !bit_count.is_multiple_of(8) || bit_count >= BIT_COUNT_END {
-            return corrupt(format!("{bit_count} bits are no multiple of 8 below 2^48"));
-        }
-        // Units have an even number of weights but for the last, so only one pair is half a pair.
-        let pairs = geometry.elements().div_ceil(2);
-        let slack = (LANES * record::MAX_SLACK + 7) as u64;
-        if !(pairs..=pairs * MAX_PAIR_BITS as u64 + geometry.tile_count() * slack).contains(&bit_count) {
+        if bit_count == 0 || !bit_count.is_multiple_of(8) || bit_count >= BIT_COUNT_END {
             return corrupt(format!(
-                "{pairs} pairs of 1..={MAX_PAIR_BITS} bits cannot take {bit_count} bits"
+                "{bit_count} bits where a multiple of 8 from 8 to below 2^48 is allowed"
             ));
         }
         Ok(Self { geometry, bit_count, codebook_bytes })
