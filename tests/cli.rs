@@ -186,8 +186,12 @@ fn conversion_gives_what_compression_gives() {
     assert!(fs::read(&back).unwrap() == fs::read(container).unwrap());
     // The side files move out of the container.
     good(&["convert", &converted, &folder, "--layout=raw"]);
-    let side =
-        |names: Vec<String>| names.into_iter().filter(|name| name.ends_with(".json")).collect::<Vec<_>>();
+    let side = |names: Vec<String>| {
+        names
+            .into_iter()
+            .filter(|name| Path::new(name).extension() == Some(OsStr::new("json")))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(side(names(Path::new(&folder))), side(names(&fixture.model)));
 
     fails(&["convert", container, &back], 2, &["exists", "--force"]);

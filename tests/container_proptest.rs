@@ -51,7 +51,7 @@ fn shape() -> impl Strategy<Value = Vec<u64>> {
     prop_oneof![
         8 => vec(prop_oneof![9 => 1..40u64, 1 => Just(0)], 0..4),
         // Enough rows and columns for tiles of 32 rows.
-        2 => (1..50u64, 16..40u64).prop_map(|(rows, columns)| vec![rows, 8 * columns]),
+        2 => (1..200u64, 16..60u64).prop_map(|(rows, columns)| vec![rows, 8 * columns]),
         // Large enough for several pieces and for an alias.
         1 => (200..300u64, 150..300u64).prop_map(|(rows, columns)| vec![rows, columns]),
     ]

@@ -15,7 +15,7 @@ fn samples() -> [Model; 2] {
     let gap = Item::gap("coded", &[70, 10], normal_weights(700, 3), (8, 64));
     let matrix = Item::tile("coded", &[70, 16], normal_weights(70 * 16, 3), (256, 16));
     let vector = Item::tile("vector", &[77], normal_weights(77, 5), (8192, 77));
-    [model(gap, None), model(matrix, Some(vector))]
+    [model(&gap, None), model(&matrix, Some(vector))]
 }
 
 fn sample() -> Model {
@@ -23,7 +23,7 @@ fn sample() -> Model {
     gap
 }
 
-fn model(coded: Item, other: Option<Item>) -> Model {
+fn model(coded: &Item, other: Option<Item>) -> Model {
     let raw = Item::raw("raw", Dtype::F32, &[2, 3], (0..24).collect());
     let none = Item::raw("none", Dtype::BF16, &[7, 0], vec![]);
     let items: Vec<Item> = [coded.clone(), coded.alias("tied"), raw, none].into_iter().chain(other).collect();
@@ -157,7 +157,9 @@ fn forge_content(original: &Model) {
 /// the reference decoder agree on what opens.
 #[test]
 fn forged_directories_never_panic() {
-    samples().iter().for_each(|sample| forge_directory(&sample.draft()));
+    for sample in samples() {
+        forge_directory(&sample.draft());
+    }
 }
 
 fn forge_directory(draft: &Draft) {

@@ -273,7 +273,7 @@ impl Draft {
                 alias.record.parameters = [(index as u64).into(), 0.into(), 0.into(), 0.into()];
                 self.tensors.insert(index + 1, alias);
             }
-            // What an encoding or dtype of a later version may look like.
+            // What an encoding or dtype of a later version may look like, or one of tiles without arrays of tiles.
             _ => {
                 let Some(tensor) = at(&mut self.tensors, choice) else { return };
                 tensor.record.encoding = (3 + u32::from(bytes.u8() % 2)).into();

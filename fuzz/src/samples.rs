@@ -57,7 +57,12 @@ fn containers() -> Vec<Vec<u8>> {
     fs::write(root.join("config.json"), "{}").expect("a side file");
     fs::write(root.join("empty"), "").expect("a side file");
     let one = folder.path().join("one.safetensors");
-    write_safetensors(&one, &[sample("w", Dtype::BF16, &[4000], weights(4000, 1))], false);
+    // Smaller tensors are stored raw.
+    write_safetensors(&one, &[sample("w", Dtype::BF16, &[17_000], weights(17_000, 1))], false);
+    let matrices = folder.path().join("matrices.safetensors");
+    let matrix = sample("m", Dtype::BF16, &[68, 264], weights(68 * 264, 2));
+    let vector = sample("v", Dtype::BF16, &[16_385], weights(16_385, 3));
+    write_safetensors(&matrices, &[matrix, vector], false);
     let small = folder.path().join("small.safetensors");
     write_safetensors(&small, &[sample("w", Dtype::U8, &[5], vec![5; 5])], false);
     let wide = Layout::Gap(Geometry::new(8, 64).expect("a geometry"));
@@ -72,11 +77,13 @@ fn containers() -> Vec<Vec<u8>> {
     let read = |path| fs::read(path).expect("a container");
     let shards = compressed(&root, "shards", Layout::default());
     vec![
-        read(compressed(&root, "all.df11", wide)),
-        read(compressed(&one, "one.df11", Layout::default())),
+        read(compressed(&root, "all.df11", Layout::default())),
+        read(compressed(&one, "one.df11", wide)),
         read(compressed(&small, "small.df11", Layout::default())),
         read(shards.join("a.df11")),
         read(shards.join("b.df11")),
         read(compressed(&root, "raw.df11", Layout::Raw)),
+        read(compressed(&matrices, "matrices.df11", Layout::Tile)),
+        read(compressed(&one, "vector.df11", Layout::Tile)),
     ]
 }

@@ -6,7 +6,11 @@ use crate::bytes::{Bytes, Random};
 
 /// A geometry from one byte.
 pub fn geometry(bytes: &mut Bytes<'_>) -> Geometry {
-    let choice = bytes.u8();
+    geometry_of(bytes.u8())
+}
+
+/// A geometry by its number.
+pub fn geometry_of(choice: u8) -> Geometry {
     let (per_thread, per_block) = ([8, 16, 32, 64][usize::from(choice % 4)], 64 << (choice / 4 % 5));
     Geometry::new(per_thread, per_block).expect("one of the geometries of the format")
 }

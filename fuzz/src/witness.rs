@@ -1,12 +1,12 @@
 //! What verification must find, written anew from spec/format.md: slow, and on top of the reference decoder. It knows neither
-//! hashes nor JSON.
+//! hashes nor JSON, nor yet what is in tiles.
 
 use df11::{
     Dtype,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES},
     format::{
         Directory,
-        records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, FILE_WEIGHTS, TensorRecord},
+        records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, TensorRecord},
     },
 };
 
@@ -93,7 +93,8 @@ pub fn verify(container: &[u8], directory: &Directory) -> Result {
 }
 
 fn is_known(directory: &Directory, tensor: &TensorRecord) -> bool {
-    let known = |tensor: &TensorRecord| tensor.encoding == ENCODING_RAW || tensor.encoding == ENCODING_GAP;
+    let known =
+        |tensor: &TensorRecord| [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE].contains(&tensor.encoding.get());
     Dtype::from_id(tensor.dtype.get()).is_some()
         && match tensor.encoding.get() {
             ENCODING_ALIAS => known(&directory.tensors[tensor.parameters[0].get() as usize]),

@@ -68,7 +68,7 @@ enum Work {
 /// What was found in a piece.
 enum Found {
     Nothing,
-    Exponents(Histogram),
+    Exponents(Box<Histogram>),
     Whole(Option<tile::Coding>),
 }
 
@@ -175,21 +175,13 @@ impl Pass<'_> {
             self.file.read(piece.offset, part)?;
             match piece.work {
                 Work::None => {}
-                Work::Exponents => return Ok(Found::Exponents(Histogram::of(part))),
-                Work::Whole => return self.whole(self.tensor(piece.tensor), part).map(Found::Whole),
+                Work::Exponents => return Ok(Found::Exponents(Histogram::of(part).into())),
+                Work::Whole => return whole(self.tensor(piece.tensor), part).map(Found::Whole),
                 Work::Pairs => pairs.add(part),
             }
             Ok(Found::Nothing)
         });
         found.collect()
-    }
-
-    /// Counts and measures a tensor that is in memory.
-    fn whole(&self, tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::Coding>> {
-        let mut histogram = PairHistogram::new();
-        histogram.add(weights);
-        let geometry = tile::geometry(&tensor.shape)?;
-        tile::Coding::of_whole(geometry, &histogram, weights)
     }
 
     /// Measures a tensor whose pairs are counted.
@@ -201,6 +193,14 @@ impl Pass<'_> {
         };
         tile::Coding::of_read(geometry, histogram, &read, self.observer)
     }
+}
+
+/// Counts and measures a tensor that is in memory.
+fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::Coding>> {
+    let mut histogram = PairHistogram::new();
+    histogram.add(weights);
+    let geometry = tile::geometry(&tensor.shape)?;
+    tile::Coding::of_whole(geometry, &histogram, weights)
 }
 
 /// The tensor that the pass is in, and those before.
@@ -236,7 +236,7 @@ impl Progress {
                     .get_or_insert_with(|| {
                         gap::Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor))
                     })
-                    .add(piece.start, histogram),
+                    .add(piece.start, &histogram),
                 (Found::Whole(coding), _) => self.coding = coding.map(Coding::Tile),
                 _ => {}
             }
@@ -252,7 +252,7 @@ impl Progress {
         while self.analyses.len() < index.min(pass.file.file.tensors.len()) {
             let hash = *self.hasher.finalize().as_bytes();
             if let Some(counting) = self.exponents.take() {
-                self.coding = Some(Coding::Gap(counting.finish()?));
+                self.coding = Some(Coding::Gap(counting.finish()?.into()));
             }
             self.analyses.push(TensorAnalysis { hash, coding: self.coding.take() });
             self.hasher.reset();

@@ -11,7 +11,7 @@ use crate::{
 /// How a tensor would be coded, with the size of everything and the place of each chunk.
 #[derive(Debug)]
 pub(super) enum Coding {
-    Gap(gap::Coding),
+    Gap(Box<gap::Coding>),
     Tile(tile::Coding),
 }
 
@@ -69,7 +69,7 @@ impl Coding {
     /// Entropy of the single exponents, in bits.
     pub(super) fn entropy_bits(&self) -> f64 {
         match self {
-            Self::Gap(coding) => coding.histogram.entropy() * coding.layout.elements() as f64,
+            Self::Gap(coding) => coding.entropy_bits,
             Self::Tile(coding) => coding.entropy_bits,
         }
     }

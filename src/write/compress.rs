@@ -64,7 +64,9 @@ impl Default for CompressOptions {
 /// in a row that are all smaller than 64 KiB, several become one.
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them. Memory is at most 32 MiB, 6 MiB a
-/// thread, and 0.02 % of the model (the work list and the directory), whatever the size of its tensors.
+/// thread, and 0.02 % of the model (the work list and the directory), whatever the size of its tensors. With [`Layout::Tile`] a thread also holds
+/// strips of 32 rows: 0.25 KiB for each column of the widest matrix if that is more (32 MiB where it has 131,072; with more than 262,144 columns a
+/// matrix is cut as a vector).
 /// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors

@@ -27,7 +27,8 @@ pub(super) struct Counting {
 pub(super) struct Coding {
     pub(super) lengths: CodeLengths,
     pub(super) layout: Layout,
-    pub(super) histogram: Histogram,
+    /// Of the exponents, in bits.
+    pub(super) entropy_bits: f64,
     /// Bytes that are best read together.
     pub(super) piece_bytes: u64,
     /// Bytes of a chunk but the last, a multiple of them.
@@ -44,11 +45,11 @@ impl Counting {
     }
 
     /// Takes the histogram of the next piece, which starts at this byte of the tensor.
-    pub(super) fn add(&mut self, start: u64, histogram: Histogram) {
+    pub(super) fn add(&mut self, start: u64, histogram: &Histogram) {
         if start.is_multiple_of(self.chunk_bytes) {
-            self.histograms.push(histogram);
+            self.histograms.push(histogram.clone());
         } else {
-            self.histograms.last_mut().expect("a chunk has begun").merge(&histogram);
+            self.histograms.last_mut().expect("a chunk has begun").merge(histogram);
         }
     }
 
@@ -66,6 +67,7 @@ impl Counting {
             chunk_bits.push(bits);
         }
         let Self { piece_bytes, chunk_bytes, .. } = self;
-        Ok(Coding { lengths, layout, histogram, piece_bytes, chunk_bytes, chunk_bits })
+        let entropy_bits = histogram.entropy() * layout.elements() as f64;
+        Ok(Coding { lengths, layout, entropy_bits, piece_bytes, chunk_bytes, chunk_bits })
     }
 }

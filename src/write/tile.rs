@@ -25,8 +25,10 @@ use crate::{
 
 /// Tensors of up to so many bytes are counted and measured at once, by one thread.
 pub(super) const WHOLE_BYTES: u64 = 4 << 20;
-/// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them, and of the strips that are read in one go.
+/// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
+/// Bytes of the strips that are read, measured or encoded in one go; small enough for the second-level cache.
+const GROUP_BYTES: u64 = 256 << 10;
 /// Bounds the list of chunks of one tensor to 32 KiB, whatever its size.
 const MAX_CHUNKS: u64 = 4096;
 /// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of 262,144 weights is none of a matrix of
@@ -91,13 +93,13 @@ pub(super) fn geometry(shape: &[u64]) -> Result<Geometry> {
 
 impl Chunks {
     fn new(geometry: Geometry) -> Self {
-        let strips = geometry.strip_count().div_ceil(MAX_CHUNKS).max(Self::group(geometry));
-        Self { geometry, strips }
+        let least = MIN_CHUNK_BYTES.div_ceil(2 * geometry.strip_elements());
+        Self { geometry, strips: geometry.strip_count().div_ceil(MAX_CHUNKS).max(least) }
     }
 
     /// The strips that are read in one go.
     fn group(geometry: Geometry) -> u64 {
-        (MIN_CHUNK_BYTES / (2 * geometry.strip_elements())).max(1)
+        (GROUP_BYTES / (2 * geometry.strip_elements())).max(1)
     }
 
     fn count(&self) -> usize {
@@ -118,11 +120,7 @@ impl Chunks {
 }
 
 /// The weights of each strip of a group.
-fn strips<'w>(
-    geometry: Geometry,
-    strips: Range<u64>,
-    weights: &'w [u8],
-) -> impl Iterator<Item = (u64, &'w [u8])> {
+fn strips(geometry: Geometry, strips: Range<u64>, weights: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
 }
 
@@ -257,7 +255,7 @@ impl Coding {
     }
 }
 
-/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become, about 2 MiB; more for matrices whose strips
+/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become, about 1 MiB; more for matrices whose strips
 /// are longer.
 #[derive(Default)]
 pub(super) struct Scratch {
