@@ -273,7 +273,8 @@ fn a_failure_of_any_function_is_told_in_one_line() {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
             // What is free is asked for only where memory does not suffice, and how a kernel fits where it is launched.
-            let minor = ["Occupancy", "GetInfo", "Error", "Free", "Destroy", "Unload", "Unregister", "Release"];
+            let minor =
+                ["Occupancy", "GetInfo", "Error", "Free", "Destroy", "Unload", "Unregister", "Release"];
             assert!(minor.iter().any(|part| function.contains(part)), "{function}: {output:?}");
             assert_eq!(text(&output.stderr), "", "{function}");
         } else {

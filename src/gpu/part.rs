@@ -136,7 +136,9 @@ impl Part {
                 codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
             }
             let codebooks = Buffer::of(stream, &codebooks)?;
-            tasks.iter_mut().for_each(|task| task.codebook += codebooks.pointer());
+            for task in &mut tasks {
+                task.codebook += codebooks.pointer();
+            }
             let tasks = Buffer::of(stream, &tasks)?;
             self.device.kernels().build_tables(coding, stream, &tasks)?;
         }
