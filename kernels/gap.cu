@@ -42,7 +42,7 @@
 // A tensor has at most 2^32 thread blocks (2 TiB of bitstream).
 #include "block.cuh"
 #include "gap_task.cuh"
-#include "thread.cuh"
+#include "gap_thread.cuh"
 #include "warp.cuh"
 
 #ifndef DF11_WARPS
@@ -420,12 +420,6 @@ GAP_KERNEL(16)
 GAP_KERNEL(32)
 GAP_KERNEL(64)
 
-// Where to find the code lengths of a tensor and where its table goes.
-struct GapTableTask {
-    const u8* lengths;
-    GapTable* table;
-};
-
 // Finds the code at the start of `valid` bits; its length, 0 if there is none.
 __device__ inline u32 find_code(const GapTable& table, u32 bits, u32 valid, u32& symbol) {
     u32 code = __brev(bits) >> 16;
@@ -437,12 +431,12 @@ __device__ inline u32 find_code(const GapTable& table, u32 bits, u32 valid, u32&
     return 0;
 }
 
-// Derives decode tables from code lengths, one block of any number of threads each. Once, when a tensor is loaded.
-extern "C" __global__ void df11_gap_tables(const GapTableTask* tasks) {
+// Derives decode tables from code lengths, the first 256 bytes of each codebook, one block of any number of threads each. Once, when a tensor is loaded.
+extern "C" __global__ void df11_gap_tables(const TableTask* tasks) {
     __shared__ u8 lengths[SYMBOLS];
-    GapTable& table = *tasks[blockIdx.x].table;
+    GapTable& table = *static_cast<GapTable*>(tasks[blockIdx.x].table);
     for (u32 symbol = threadIdx.x; symbol < SYMBOLS; symbol += blockDim.x) {
-        lengths[symbol] = tasks[blockIdx.x].lengths[symbol];
+        lengths[symbol] = tasks[blockIdx.x].codebook[symbol];
         table.symbols[symbol] = 0;
     }
     __syncthreads();
@@ -475,7 +469,7 @@ extern "C" __global__ void df11_gap_tables(const GapTableTask* tasks) {
 
 // What the host must know; build.py copies it into the manifest.
 __constant__ u32 gap_constants[] = {
-    sizeof(GapTask), sizeof(GapTable), sizeof(GapTableTask), TABLE_BITS,
+    sizeof(GapTask), sizeof(GapTable), sizeof(TableTask), TABLE_BITS,
     // For each T: bytes of shared memory a warp, and the most warps a block.
     sizeof(WarpMemory<8>), sizeof(WarpMemory<16>), sizeof(WarpMemory<32>), sizeof(WarpMemory<64>),
     Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps, Shape<64>::max_warps,

@@ -1,11 +1,7 @@
 // What the host hands to the gap kernels. Rust mirrors this file: src/gpu/ (sizes and constants are read back from
 // `df11_gap_constants` and compared by a test).
 #pragma once
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "task.cuh"
 
 // Bits that index the pair table.
 #ifndef DF11_TABLE_BITS
@@ -62,8 +58,7 @@ struct alignas(16) GapTask {
     u64 reserved2[2];
 };
 
-// Bits of the status word; 0 is success. The kernels only set bits.
-constexpr u32 STATUS_NO_CODE = 1;       // bits that are no code
+// Bits of the status word.
 constexpr u32 STATUS_THREAD_END = 2;    // a thread does not end where the next one starts
 constexpr u32 STATUS_BLOCK_END = 4;     // a thread block's codes are not as many as its output offsets say
 constexpr u32 STATUS_OFFSETS = 8;       // output offsets do not start at 0 or do not end at the number of elements

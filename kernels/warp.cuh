@@ -1,6 +1,6 @@
 // What a warp does together.
 #pragma once
-#include "gap_task.cuh"
+#include "task.cuh"
 
 constexpr u32 LANES = 32;
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;

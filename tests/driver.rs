@@ -19,8 +19,11 @@ const SOURCE: &str = include_str!("support/driver.c");
 const BINARY: &str = env!("CARGO_BIN_EXE_df11");
 /// By the first of them the library is looked for; a machine with a GPU has its own under the second.
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// What `df11_gap_constants` says: the sizes of the structures that both sides know, and of the rest some.
-const CONSTANTS: (&str, &str) = ("df11_gap_constants", "128,16880,16,1,1,1,1,1,1,1,1,1");
+/// What the kernels of constants say: the sizes of the structures that both sides know, and of the rest some.
+const CONSTANTS: [(&str, &str); 2] = [
+    ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1,1"),
+    ("df11_tile_constants", "128,16384,24,1,1,1,1"),
+];
 
 /// How the stand-in answers.
 type Answers<'a> = &'a [(&'a str, &'a str)];
@@ -73,7 +76,7 @@ impl Driver {
         let mut command = Command::new(BINARY);
         command.args(arguments).stdin(Stdio::null()).env("LD_LIBRARY_PATH", self.folder.path());
         command.env_remove("CUDA_VISIBLE_DEVICES");
-        for &(name, answer) in [CONSTANTS].iter().chain(answers) {
+        for &(name, answer) in CONSTANTS.iter().chain(answers) {
             let name =
                 if name == "CUDA_VISIBLE_DEVICES" { name.to_owned() } else { format!("DRIVER_{name}") };
             command.env(name, answer);
@@ -240,8 +243,10 @@ fn a_gpu_that_does_not_open_is_refused() {
     for (answer, parts) in cases {
         driver.refuses(&[answer], parts);
     }
-    let other = [("df11_gap_constants", "128,1,16")];
-    driver.refuses(&other, &["the kernels' structures have [128, 1, 16] bytes", "build df11 again"]);
+    for (kernel, _) in CONSTANTS {
+        let other = [(kernel, "128,1,16")];
+        driver.refuses(&other, &["the kernels' structures have [128, 1, 16] bytes", "build df11 again"]);
+    }
 }
 
 #[test]
@@ -267,8 +272,9 @@ fn a_failure_of_any_function_is_told_in_one_line() {
     for function in functions() {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
-            // What is free is asked for only where memory does not suffice.
-            let minor = ["GetInfo", "Error", "Free", "Destroy", "Unload", "Unregister", "Release"];
+            // What is free is asked for only where memory does not suffice, and how a kernel fits where it is launched.
+            let minor =
+                ["Occupancy", "GetInfo", "Error", "Free", "Destroy", "Unload", "Unregister", "Release"];
             assert!(minor.iter().any(|part| function.contains(part)), "{function}: {output:?}");
             assert_eq!(text(&output.stderr), "", "{function}");
         } else {

@@ -20,6 +20,7 @@ use std::{
 use container::{Draft, Item, Model, normal_weights, parse, weights};
 use df11::{
     DecompressOptions, Dtype, Error, Level, OpenOptions,
+    format::records::ENCODING_TILE,
     gpu::{
         Device, GpuDecoder, GpuModel, LoadOptions, Status,
         cudarc::{
@@ -56,17 +57,31 @@ fn gpu() -> Option<&'static Device> {
     }
 }
 
-/// Shared memory of a block: all that the GPU has; what those of compute capability 8.6, 8.9 and 12.0 have; so little that blocks have
-/// one to eleven warps, of which not all make a group.
-const ROOMS: [u32; 3] = [u32::MAX, 99 << 10, 40_000];
+/// An encoding: ways to cut its tensors, and the GPUs that it is tested on.
+struct Family {
+    cuts: &'static [Cut],
+    /// Shared memory of a block: all that the GPU has; what those of compute capability 8.6, 8.9 and 12.0 have; and so little that blocks
+    /// have few warps (of `gap` one to eleven, of which not all make a group; of `tile` one where tiles are as large as they can be).
+    rooms: [u32; 3],
+}
 
-/// The first GPU as it is and as smaller ones are; none where there is none.
-fn gpus() -> &'static [Device] {
-    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let open = |room| Device::open_with_shared_memory(0, room).unwrap();
-        gpu().map_or_else(Vec::new, |_| ROOMS.map(open).into())
-    })
+const FAMILIES: [Family; 2] = [
+    Family { cuts: &GAPS, rooms: [u32::MAX, 99 << 10, 40_000] },
+    Family { cuts: &TILES, rooms: [u32::MAX, 99 << 10, 49_000] },
+];
+
+impl Family {
+    /// The first GPU as it is and as smaller ones are; none where there is none.
+    fn gpus(&self) -> Vec<Device> {
+        static DEVICES: Mutex<BTreeMap<u32, Device>> = Mutex::new(BTreeMap::new());
+        let mut devices = DEVICES.lock().unwrap();
+        let mut open = |room| {
+            let device =
+                devices.entry(room).or_insert_with(|| Device::open_with_shared_memory(0, room).unwrap());
+            device.clone()
+        };
+        gpu().map_or_else(Vec::new, |_| self.rooms.map(&mut open).into())
+    }
 }
 
 fn open(bytes: Vec<u8>) -> df11::Model {
@@ -121,12 +136,6 @@ fn check_model(device: &Device, bytes: &[u8]) {
     }
 }
 
-fn check_on_all_gpus(bytes: &[u8]) {
-    for device in gpus() {
-        check_model(device, bytes);
-    }
-}
-
 /// A generator of test data.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -147,20 +156,53 @@ fn distribution(kind: usize, count: usize) -> Vec<u8> {
     }
 }
 
-const GEOMETRIES: [(u32, u32); 12] = [
-    (8, 64),
-    (8, 128),
-    (8, 1024),
-    (16, 64),
-    (16, 256),
-    (16, 512),
-    (32, 64),
-    (32, 128),
-    (32, 1024),
-    (64, 64),
-    (64, 128),
-    (64, 256),
+/// How a tensor is cut.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// Into thread blocks: bytes a thread, threads a block.
+    Gap(u32, u32),
+    /// Into tiles of 256 columns, by the columns of the matrix.
+    Matrix(u64),
+    /// Into tiles of 8192 weights in a row.
+    Vector,
+}
+
+const GAPS: [Cut; 12] = [
+    Cut::Gap(8, 64),
+    Cut::Gap(8, 128),
+    Cut::Gap(8, 1024),
+    Cut::Gap(16, 64),
+    Cut::Gap(16, 256),
+    Cut::Gap(16, 512),
+    Cut::Gap(32, 64),
+    Cut::Gap(32, 128),
+    Cut::Gap(32, 1024),
+    Cut::Gap(64, 64),
+    Cut::Gap(64, 128),
+    Cut::Gap(64, 256),
 ];
+/// The last column of tiles whole, of one unit, of several; no whole tile.
+const TILES: [Cut; 6] =
+    [Cut::Vector, Cut::Matrix(256), Cut::Matrix(264), Cut::Matrix(1000), Cut::Matrix(8), Cut::Matrix(512)];
+
+impl Cut {
+    /// As many weights, or the next number that fills a matrix.
+    fn count(self, count: usize) -> usize {
+        match self {
+            Self::Matrix(columns) => count.next_multiple_of(columns as usize),
+            _ => count,
+        }
+    }
+
+    fn item(self, name: &str, shape: &[u64], weights: Vec<u8>) -> Item {
+        let elements = weights.len() as u64 / 2;
+        match self {
+            Self::Gap(bytes, threads) => Item::gap(name, shape, weights, (bytes, threads)),
+            Self::Matrix(columns) => Item::tile(name, shape, weights, (256, columns)),
+            Self::Vector => Item::tile(name, shape, weights, (8192, elements)),
+        }
+    }
+}
 
 #[test]
 fn probing_never_panics() {
@@ -174,40 +216,52 @@ fn probing_never_panics() {
 
 #[test]
 fn edge_shapes_decode_as_on_the_cpu() {
-    // Around a store, a warp's round, a thread block, and several of each.
-    let counts = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 4095, 4097, 65_537, 200_003];
-    for kind in 0..4 {
-        let mut items = Vec::new();
-        for (at, geometry) in GEOMETRIES.into_iter().enumerate() {
-            for count in counts {
-                let name = format!("{at}.{count}");
-                let item = Item::gap(&name, &[count as u64], distribution(kind, count), geometry);
-                items.push(item.in_block(&format!("block {}", at % 5)));
+    // Around a store, a warp's round, a thread block, a tile, and several of each.
+    let counts = [
+        1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 4095, 4097, 8191, 8192, 8193, 65_537, 200_003,
+    ];
+    for family in &FAMILIES {
+        for kind in 0..4 {
+            let mut items = Vec::new();
+            for (at, cut) in family.cuts.iter().enumerate() {
+                for count in counts {
+                    let (name, length) = (format!("{at}.{count}"), cut.count(count));
+                    let item = cut.item(&name, &[length as u64], distribution(kind, length));
+                    items.push(item.in_block(&format!("block {}", at % 5)));
+                }
             }
+            let bytes = Model::new(&items, &[]).build();
+            family.gpus().iter().for_each(|device| check_model(device, &bytes));
         }
-        let bytes = Model::new(&items, &[]).build();
-        check_on_all_gpus(&bytes);
     }
 }
 
 #[test]
 fn all_patterns_survive() {
     let all: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
-    let items =
-        GEOMETRIES.map(|geometry| Item::gap(&format!("{geometry:?}"), &[256, 256], all.clone(), geometry));
-    let bytes = Model::new(&items, &[]).build();
-    check_on_all_gpus(&bytes);
+    for family in &FAMILIES {
+        let cuts = family.cuts.iter().filter(|cut| cut.count(1 << 16) == 1 << 16);
+        let items: Vec<Item> =
+            cuts.map(|cut| cut.item(&format!("{cut:?}"), &[256, 256], all.clone())).collect();
+        let bytes = Model::new(&items, &[]).build();
+        family.gpus().iter().for_each(|device| check_model(device, &bytes));
+    }
 }
 
 /// All encodings, in two blocks.
 fn mixed(seed: u64) -> Vec<u8> {
     let coded = Item::gap("coded", &[300, 70], normal_weights(21_000, seed), (32, 128));
     let other = Item::gap("other", &[501, 9], normal_weights(4509, seed + 1), (16, 64));
+    let tiles = Item::tile("tiles", &[300, 520], normal_weights(156_000, seed + 2), (256, 520));
+    let vector = Item::tile("vector", &[501, 33], normal_weights(16_533, seed + 3), (8192, 16_533));
     let raw = Item::raw("raw", Dtype::F32, &[2, 3], (0..24).collect());
     let odd = Item::raw("odd", Dtype::U8, &[333], (0..333u32).map(|at| at as u8).collect());
     let items = [
         coded.clone(),
         coded.alias("tied"),
+        tiles.clone(),
+        tiles.alias("tied tiles"),
+        vector.in_block("second"),
         raw,
         odd.in_block("second"),
         other.in_block("second"),
@@ -245,7 +299,7 @@ fn rows_decode_alone() {
     let stream = device.context().new_stream().unwrap();
     let status = Status::new(device).unwrap();
     let mut state = 1;
-    for name in ["coded", "tied", "other", "raw", "odd"] {
+    for name in ["coded", "tied", "tiles", "vector", "other", "raw", "odd"] {
         let tensor = original.tensor(name).unwrap();
         let count = tensor.shape()[0];
         let all = tensor.decode_bytes().unwrap();
@@ -342,40 +396,46 @@ fn impossible_outputs_are_refused() {
     refused(block.decode_into(&mut output.as_view_mut(), &other, &status));
 }
 
-/// Tensors of all geometries, in one block.
-fn victims() -> Model {
-    let items: Vec<Item> = GEOMETRIES
-        .into_iter()
-        .enumerate()
-        .map(|(at, geometry)| {
-            let weights = distribution(at % 4, 3000 + 777 * at);
-            Item::gap(&format!("{at:02}"), &[weights.len() as u64 / 2], weights, geometry)
-        })
-        .collect();
-    Model::new(&items, &[])
+/// Tensors of all cuts of an encoding, in one block.
+fn victims(family: &Family) -> Model {
+    let items = family.cuts.iter().enumerate().map(|(at, cut)| {
+        let count = cut.count(3000 + 777 * at);
+        cut.item(&format!("{at:02}"), &[count as u64], distribution(at % 4, count))
+    });
+    Model::new(&items.collect::<Vec<_>>(), &[])
 }
 
-/// Which of a tensor's five arrays to change: codebook, gaps, output offsets, bitstream, plane; all of them, or none but the bit
-/// count.
+/// Which of a tensor's four or five arrays to change: of `gap` codebook, gaps, output offsets, bitstream, plane; of `tile` codebook,
+/// records, bitstream, plane; 5 is all of them, 6 none but the bit count.
 const KINDS: usize = 7;
 
+/// Whether a change of this kind can only be another valid stream where it changes nothing.
+fn is_index(tile: bool, kind: usize) -> bool {
+    kind == 6 || if tile { kind == 1 } else { [1, 2].contains(&kind) }
+}
+
 fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
-    let first = draft.directory.tensors[tensor].first_array.get() as usize;
-    if kind == 6 {
-        let record = &mut draft.directory.tensors[tensor];
+    let record = &mut draft.directory.tensors[tensor];
+    let (first, count) = (record.first_array.get() as usize, record.array_count.get() as usize);
+    let tile = record.encoding == ENCODING_TILE;
+    if kind == 6 && tile {
+        // As many words of 16 bytes.
+        let end = record.parameters[2].get().div_ceil(128) * 128;
+        record.parameters[2] = (end - 8 * (random(state) % 16)).into();
+    } else if kind == 6 {
         let thread_bits = 8 * record.parameters[0].get();
         let threads = record.parameters[2].get().div_ceil(thread_bits);
         let elements = record.shape[0].get();
         let bits = (threads - 1) * thread_bits + 1 + random(state) % thread_bits;
         record.parameters[2] = bits.clamp(elements, 16 * elements).into();
     }
-    for array in 0..5 {
+    for array in 0..count {
         if array != kind && kind != 5 {
             continue;
         }
         let bytes = draft.array(first + array);
-        // Of the codebook only the code lengths are read.
-        let length = if array == 0 { 256 } else { bytes.len() };
+        // Of the codebook of `gap` only the code lengths are read.
+        let length = if array == 0 && !tile { 256 } else { bytes.len() };
         let bytes = &mut bytes[..length];
         match random(state) % 3 {
             0 => bytes.iter_mut().for_each(|byte| *byte = random(state) as u8),
@@ -387,16 +447,18 @@ fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
 
 #[test]
 fn hostile_streams_stay_inside_their_outputs() {
-    gpus().iter().for_each(decode_hostile_streams);
+    for family in &FAMILIES {
+        family.gpus().iter().for_each(|device| decode_hostile_streams(family, device));
+    }
 }
 
-/// Rounds of hostile streams, twelve each; `DF11_HOSTILE_ROUNDS` for tools that run kernels a hundred times slower.
+/// Rounds of hostile streams, one of each cut; `DF11_HOSTILE_ROUNDS` for tools that run kernels a hundred times slower.
 fn hostile_rounds() -> usize {
     std::env::var("DF11_HOSTILE_ROUNDS").map_or(140, |rounds| rounds.parse().unwrap())
 }
 
-fn decode_hostile_streams(device: &Device) {
-    let original = victims();
+fn decode_hostile_streams(family: &Family, device: &Device) {
+    let original = victims(family);
     let valid = original.build();
     let stream = device.context().new_stream().unwrap();
     let (mut state, mut streams, mut noticed) = (1, 0, 0);
@@ -423,14 +485,15 @@ fn decode_hostile_streams(device: &Device) {
             assert!(result[tensor.data.len()..].iter().all(|&byte| byte == POISON), "the guard stands");
             // A changed index is always found; other bits or codes may be another valid stream.
             let same = result[..tensor.data.len()] == tensor.data;
-            assert!(word != 0 || same || ![1, 2, 6].contains(&kind), "round {round}, tensor {name}");
+            let tile = tensor.encoding == ENCODING_TILE;
+            assert!(word != 0 || same || !is_index(tile, kind), "round {round}, tensor {name}");
             streams += 1;
             noticed += usize::from(word != 0);
         }
         decode(device, &stream, &model, "block");
     }
     say(&format!("{streams} hostile streams reached the kernels, {noticed} set the status"));
-    assert!(streams == hostile_rounds() * GEOMETRIES.len() && noticed > streams / 3);
+    assert!(streams == hostile_rounds() * family.cuts.len() && noticed > streams / 3);
     check_model(device, &valid);
 }
 
@@ -438,12 +501,15 @@ fn decode_hostile_streams(device: &Device) {
 fn hostile_indexes_and_damage_are_refused_by_the_host() {
     let Some(device) = gpu() else { return };
     let bytes = mixed(21);
-    let mut draft = parse(&bytes);
-    let array = draft.first_array("coded") + 2;
-    draft.array(array)[0] = 1;
-    draft.repair_checksums();
-    let problem = open(draft.pack()).load(device, &LoadOptions::new()).unwrap_err();
-    assert!(matches!(problem, Error::Corrupt { .. }), "{problem:?}");
+    // The first output offset, the first tile's, and the number of codes of a bit.
+    for (name, array, byte) in [("coded", 2, 0), ("tiles", 1, 0), ("vector", 0, 2)] {
+        let mut draft = parse(&bytes);
+        let array = draft.first_array(name) + array;
+        draft.array(array)[byte] ^= 8;
+        draft.repair_checksums();
+        let problem = open(draft.pack()).load(device, &LoadOptions::new()).unwrap_err();
+        assert!(matches!(problem, Error::Corrupt { .. }), "{name}: {problem:?}");
+    }
     let mut draft = parse(&bytes);
     let array = draft.first_array("coded") + 4;
     draft.array(array)[100] ^= 1;
@@ -492,14 +558,16 @@ fn verifying_and_restoring_on_the_gpu_give_what_they_give_on_the_cpu() {
     let mut items: Vec<Item> = (0..40)
         .map(|at| {
             let count = 1000 + 997 * at;
-            let item = Item::gap(&format!("{at:02}"), &[count as u64], normal_weights(count, 3), (16, 64));
+            let cut = [Cut::Gap(16, 64), Cut::Vector][at % 2];
+            let item = cut.item(&format!("{at:02}"), &[count as u64], normal_weights(count, 3));
             item.in_block(&format!("block {}", at % 5))
         })
         .collect();
     items
         .push(Item::gap("large", &[3000, 1001], normal_weights(3_003_000, 8), (32, 256)).in_block("block 2"));
     items.push(Item::raw("raw", Dtype::U8, &[2_100_001], vec![7; 2_100_001]).in_file("other.safetensors"));
-    let samples = [Model::new(&items, &[("config.json", b"{}")]).build(), mixed(31), victims().build()];
+    let mut samples = vec![Model::new(&items, &[("config.json", b"{}")]).build(), mixed(31)];
+    samples.extend(FAMILIES.map(|family| victims(&family).build()));
     for bytes in samples {
         let model = open(bytes);
         let decoder = GpuDecoder::load(&model, device, &LoadOptions::new()).unwrap();
@@ -533,7 +601,11 @@ fn a_decoder_refuses_tensors_of_another_model() {
 #[test]
 fn damage_is_found_on_the_gpu_as_on_the_cpu() {
     let Some(device) = gpu() else { return };
-    let original = victims();
+    FAMILIES.iter().for_each(|family| find_damage(family, device));
+}
+
+fn find_damage(family: &Family, device: &Device) {
+    let original = victims(family);
     let valid = original.build();
     let (mut state, mut found) = (99, 0);
     for round in 0..20 * KINDS {
@@ -601,18 +673,12 @@ fn a_gpu_too_small_for_a_kernel_is_an_error_that_says_so() {
     let Some(device) = gpu() else { return };
     // Room for one warp of the kernel of 8 bytes a thread, and for no other kernel.
     let small = Device::open_with_shared_memory(device.info().ordinal, 20_000).unwrap();
-    let model = |bytes_per_thread| {
-        let item = Item::gap("coded", &[3000], normal_weights(3000, 1), (bytes_per_thread, 128));
-        Model::new(&[item], &[]).build()
-    };
-    check_model(&small, &model(8));
-    for bytes_per_thread in [16, 32, 64] {
-        let loaded = open(model(bytes_per_thread)).load(&small, &LoadOptions::new());
+    let model = |cut: Cut| Model::new(&[cut.item("coded", &[3000], normal_weights(3000, 1))], &[]).build();
+    check_model(&small, &model(Cut::Gap(8, 128)));
+    for cut in [Cut::Gap(16, 128), Cut::Gap(32, 128), Cut::Gap(64, 128), Cut::Vector] {
+        let loaded = open(model(cut)).load(&small, &LoadOptions::new());
         let planned = loaded.and_then(|model| model.rows("coded", 0..3000).map(drop));
-        assert!(
-            planned.is_err_and(|error| error.to_string().contains("shared memory")),
-            "{bytes_per_thread}"
-        );
+        assert!(planned.is_err_and(|error| error.to_string().contains("shared memory")), "{cut:?}");
     }
 }
 
@@ -622,20 +688,26 @@ fn kernels_have_the_constants_of_the_manifest() {
     let Some(device) = gpu() else { return };
     let manifest = include_str!("../kernels/ptx/manifest.json");
     let manifest: serde_json::Value = serde_json::from_str(manifest).unwrap();
-    let constants = manifest["modules"]["gap.ptx"]["constants"].as_array().unwrap();
-    let expected: Vec<u32> = constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
-    let mut codes = vec![Ptx::from_src(include_str!("../kernels/ptx/gap.ptx"))];
-    if device.info().compute_capability == (9, 0) {
-        codes.push(Ptx::from_binary(include_bytes!("../kernels/ptx/gap.sm_90.cubin").to_vec()));
-    }
     let stream = device.context().new_stream().unwrap();
-    for code in codes {
-        let module = device.context().load_module(code).unwrap();
-        let function = module.load_function("df11_gap_constants").unwrap();
-        let mut words = stream.alloc_zeros::<u32>(expected.len()).unwrap();
-        let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the kernel writes as many words as the manifest lists, for which there is room.
-        unsafe { stream.launch_builder(&function).arg(&mut words).launch(one) }.unwrap();
-        assert_eq!(stream.clone_dtoh(&words).unwrap(), expected);
+    let modules: [(_, _, &[u8]); 2] = [
+        ("gap", include_str!("../kernels/ptx/gap.ptx"), include_bytes!("../kernels/ptx/gap.sm_90.cubin")),
+        ("tile", include_str!("../kernels/ptx/tile.ptx"), include_bytes!("../kernels/ptx/tile.sm_90.cubin")),
+    ];
+    for (name, ptx, sm_90) in modules {
+        let constants = manifest["modules"][format!("{name}.ptx")]["constants"].as_array().unwrap();
+        let expected: Vec<u32> = constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
+        let mut codes = vec![Ptx::from_src(ptx)];
+        if device.info().compute_capability == (9, 0) {
+            codes.push(Ptx::from_binary(sm_90.to_vec()));
+        }
+        for code in codes {
+            let module = device.context().load_module(code).unwrap();
+            let function = module.load_function(&format!("df11_{name}_constants")).unwrap();
+            let mut words = stream.alloc_zeros::<u32>(expected.len()).unwrap();
+            let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: the kernel writes as many words as the manifest lists, for which there is room.
+            unsafe { stream.launch_builder(&function).arg(&mut words).launch(one) }.unwrap();
+            assert_eq!(stream.clone_dtoh(&words).unwrap(), expected);
+        }
     }
 }

@@ -12,14 +12,20 @@ use sha2::{Digest as _, Sha256};
 
 const COMMAND: &str = "just ptx";
 
-/// What the crate launches.
-const ENTRIES: [&str; 6] = [
-    "df11_gap_constants",
-    "df11_gap_decode_16",
-    "df11_gap_decode_32",
-    "df11_gap_decode_64",
-    "df11_gap_decode_8",
-    "df11_gap_tables",
+/// What the crate launches, by module.
+const ENTRIES: [(&str, &[&str]); 2] = [
+    (
+        "gap.ptx",
+        &[
+            "df11_gap_constants",
+            "df11_gap_decode_16",
+            "df11_gap_decode_32",
+            "df11_gap_decode_64",
+            "df11_gap_decode_8",
+            "df11_gap_tables",
+        ],
+    ),
+    ("tile.ptx", &["df11_tile_constants", "df11_tile_decode", "df11_tile_tables"]),
 ];
 
 #[derive(Deserialize)]
@@ -31,7 +37,7 @@ struct Manifest {
 struct Module {
     sha256: String,
     entries: Vec<String>,
-    /// What `df11_gap_constants` writes.
+    /// What its kernel of constants writes.
     constants: Vec<u64>,
     /// By target and kernel.
     resources: BTreeMap<String, BTreeMap<String, Resources>>,
@@ -134,43 +140,55 @@ fn every_source_belongs_to_a_module() {
 
 #[test]
 fn ptx_holds_what_the_crate_launches_for_every_gpu_since_ampere() {
-    let ptx = read("ptx/gap.ptx");
-    assert!(ptx.contains("\n.target sm_80\n"), "kernels/ptx/gap.ptx is not for sm_80; `{COMMAND}` renews it");
-    // PTX 8.0 is what drivers of CUDA 12.0 load.
-    assert!(
-        ptx.contains("\n.version 8.0\n"),
-        "kernels/ptx/gap.ptx needs newer drivers; `{COMMAND}` renews it"
-    );
-    for entry in ENTRIES {
-        assert!(
-            ptx.contains(&format!("\n.visible .entry {entry}(\n")),
-            "kernels/ptx/gap.ptx lacks {entry}; `{COMMAND}` renews it"
-        );
+    assert_eq!(manifest().modules.len(), ENTRIES.len());
+    for (module, entries) in ENTRIES {
+        let ptx = read(&format!("ptx/{module}"));
+        let renew = |problem: &str| format!("kernels/ptx/{module} {problem}; `{COMMAND}` renews it");
+        assert!(ptx.contains("\n.target sm_80\n"), "{}", renew("is not for sm_80"));
+        // PTX 8.0 is what drivers of CUDA 12.0 load.
+        assert!(ptx.contains("\n.version 8.0\n"), "{}", renew("needs newer drivers"));
+        for entry in entries {
+            assert!(
+                ptx.contains(&format!("\n.visible .entry {entry}(\n")),
+                "{}",
+                renew(&format!("lacks {entry}"))
+            );
+        }
+        assert_eq!(manifest().modules[module].entries, entries);
     }
-    assert_eq!(manifest().modules["gap.ptx"].entries, ENTRIES);
 }
 
 /// Shared memory that a block may have on the smallest GPUs, those of compute capability 8.6, 8.9 and 12.0.
 const SMALLEST_ROOM: u64 = 99 << 10;
 
+/// The most that a tile takes of shared memory (spec/format.md 6.4): 32 lanes of 3584 bits and up to 127 more, in copies of 16 bytes.
+const LARGEST_TILE: u64 = 32 * (3584 + 127) / 8 + 32;
+
+fn check_fit(module: &Module, kernel: &str, [warp, most_warps, least_warps]: [u64; 3]) {
+    for (target, kernels) in &module.resources {
+        let taken = &kernels[kernel];
+        assert!(
+            most_warps >= least_warps && taken.static_shared + least_warps * warp <= SMALLEST_ROOM,
+            "{target}, {kernel}"
+        );
+        // A multiprocessor has 64 Ki registers.
+        assert!(most_warps * 32 * taken.registers <= 65_536, "{target}, {kernel}");
+        assert!(taken.spill_stores <= 32, "{target}, {kernel}: see ALLOWED_SPILLS in kernels/build.py");
+    }
+}
+
 #[test]
 fn every_decode_kernel_fits_the_smallest_gpus() {
-    let module = manifest().modules.remove("gap.ptx").unwrap();
-    for (target, kernels) in &module.resources {
-        for (at, bytes) in [8, 16, 32, 64].into_iter().enumerate() {
-            let taken = &kernels[&format!("df11_gap_decode_{bytes}")];
-            let (warp, most_warps) = (module.constants[4 + at], module.constants[8 + at]);
-            // Four warps share thread blocks; fewer would leave most of a multiprocessor idle.
-            assert!(
-                most_warps >= 4 && taken.static_shared + 4 * warp <= SMALLEST_ROOM,
-                "{target}, T = {bytes}"
-            );
-            // A multiprocessor has 64 Ki registers.
-            assert!(most_warps * 32 * taken.registers <= 65_536, "{target}, T = {bytes}");
-            assert!(
-                taken.spill_stores <= 32,
-                "{target}, T = {bytes}: see ALLOWED_SPILLS in kernels/build.py"
-            );
-        }
+    let modules = manifest().modules;
+    let gap = &modules["gap.ptx"];
+    for (at, bytes) in [8, 16, 32, 64].into_iter().enumerate() {
+        let [warp, most_warps] = [4, 8].map(|group| gap.constants[group + at]);
+        // Four warps share thread blocks; fewer would leave most of a multiprocessor idle.
+        check_fit(gap, &format!("df11_gap_decode_{bytes}"), [warp, most_warps, 4]);
     }
+    let tile = &modules["tile.ptx"];
+    let [besides, most_warps] = [4, 5].map(|at| tile.constants[at]);
+    check_fit(tile, "df11_tile_decode", [besides + LARGEST_TILE, most_warps, 4]);
+    // Common weights: all the warps that registers allow.
+    check_fit(tile, "df11_tile_decode", [besides + 2704, most_warps, most_warps]);
 }

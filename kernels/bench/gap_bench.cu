@@ -1,49 +1,13 @@
 // Bench, check and hostile streams of the gap kernels: see README.md.
 #include <algorithm>
-#include <chrono>
-#include <cuda_runtime.h>
 #include <random>
 
 #include "../gap.cu"
+#include "bench.hpp"
 #include "dump.hpp"
-
-#define CUDA(call)                                                                          \
-    do {                                                                                    \
-        cudaError_t e = (call);                                                             \
-        if (e != cudaSuccess) {                                                             \
-            fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e));       \
-            exit(3);                                                                        \
-        }                                                                                   \
-    } while (0)
-
-// Kernels of a file of PTX or machine code, as the crate loads them, instead of those compiled in.
-static cudaLibrary_t library = nullptr;
-
-static const void* kernel_of(const char* name, const void* compiled_in) {
-    if (!library) return compiled_in;
-    cudaKernel_t kernel;
-    CUDA(cudaLibraryGetKernel(&kernel, library, name));
-    return kernel;
-}
-
-static void load_kernels(const char* path) {
-    CUDA(cudaFree(nullptr));
-    auto begin = std::chrono::steady_clock::now();
-    CUDA(cudaLibraryLoadFromFile(&library, path, nullptr, nullptr, 0, nullptr, nullptr, 0));
-    kernel_of("df11_gap_decode_32", nullptr);
-    std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    printf("kernels of %s, loaded in %.3f s\n", path, took.count());
-}
 
 // Instead of the shape with which the kernels fill this GPU, if not 0: warps of a block, and blocks of a multiprocessor.
 static u32 forced_warps = 0, forced_blocks = 0;
-
-static u8* upload(const Bytes& bytes) {
-    u8* to;
-    CUDA(cudaMalloc(&to, std::max<size_t>(bytes.size(), 1)));
-    CUDA(cudaMemcpy(to, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
-    return to;
-}
 
 // A tensor on the device, every array an allocation of its exact size, so that memcheck sees each step outside.
 struct Resident {
@@ -55,13 +19,7 @@ struct Resident {
         lengths = upload(d.lengths), gaps = upload(d.gaps), offsets = upload(d.offsets);
         bitstream = upload(d.bitstream), plane = upload(d.plane);
         CUDA(cudaMalloc(&table, sizeof(GapTable)));
-        GapTableTask task = {lengths, table}, *on_device;
-        CUDA(cudaMalloc(&on_device, sizeof task));
-        CUDA(cudaMemcpy(on_device, &task, sizeof task, cudaMemcpyHostToDevice));
-        void* arguments[] = {&on_device};
-        CUDA(cudaLaunchKernel(kernel_of("df11_gap_tables", (const void*)df11_gap_tables), 1, 256, arguments, 0, nullptr));
-        CUDA(cudaDeviceSynchronize());
-        CUDA(cudaFree(on_device));
+        build_table("df11_gap_tables", (const void*)df11_gap_tables, {lengths, table, d.lengths.size()});
     }
     void free() {
         for (void* p : {(void*)lengths, (void*)gaps, (void*)offsets, (void*)bitstream, (void*)plane, (void*)table}) CUDA(cudaFree(p));
@@ -84,12 +42,6 @@ struct Resident {
         return t;
     }
 };
-
-static int sm_count() {
-    int count;
-    CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-    return count;
-}
 
 // All tasks, of one T, in one launch.
 struct Launch {
@@ -279,12 +231,6 @@ static int hostile(const std::string& path, int count, u64 seed) {
     return index_missed != 0;
 }
 
-__global__ void differences(const u32* a, const u32* b, u64 count, u64* sum) {
-    u64 mine = 0;
-    for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) mine += a[i] != b[i];
-    if (mine) atomicAdd(sum, mine);
-}
-
 template <class F>
 static double median_seconds(const char* what, int repeats, void* flush, size_t flush_bytes, F run) {
     cudaEvent_t from, to;
@@ -359,7 +305,7 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
 }
 
 int main(int argc, char** argv) {
-    if (argc > 2 && std::string(argv[1]) == "--kernels") load_kernels(argv[2]), argc -= 2, argv += 2;
+    if (argc > 2 && std::string(argv[1]) == "--kernels") load_kernels(argv[2], "df11_gap_decode_32"), argc -= 2, argv += 2;
     if (argc > 3 && std::string(argv[1]) == "--shape") forced_warps = atoi(argv[2]), forced_blocks = atoi(argv[3]), argc -= 3, argv += 3;
     std::string mode = argc > 2 ? argv[1] : "";
     if (mode == "check") return check(argv[2], argc > 3 ? atoi(argv[3]) : 4);

@@ -1,4 +1,4 @@
-// Host side of tile_bench.cu: weights, codes, bits.
+// Host side of tile_bench.cu: weights, codes, bits. Loaded after the kernel, for its types.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -12,10 +12,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-typedef uint8_t u8;
-typedef uint16_t u16;
-typedef uint32_t u32;
-typedef uint64_t u64;
 
 inline int cpu_threads() { return std::max(1u, std::thread::hardware_concurrency()); }
 inline void parallel(size_t n, const std::function<void(size_t)>& f) {

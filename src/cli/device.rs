@@ -124,7 +124,7 @@ fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>,
 
 /// Whether the CPU is sooner done. Nobody then looks for a GPU, which takes time too.
 fn is_small(model: &Model, work: Work) -> bool {
-    let coded = model.tensors().filter(|tensor| tensor.encoding() == Encoding::Gap);
+    let coded = model.tensors().filter(|tensor| matches!(tensor.encoding(), Encoding::Gap | Encoding::Tile));
     let bytes = coded.filter_map(|tensor| tensor.byte_length().ok()).fold(0, u64::saturating_add);
     bytes < work.small_bytes().saturating_mul(rayon::current_num_threads() as u64)
 }

@@ -88,8 +88,8 @@ impl<'m> GpuBlock<'m> {
         &self.entry.layout
     }
 
-    /// Puts the decoding of all its tensors on a stream: one launch for each number of bytes a thread that its tensors have (usually
-    /// one), and a copy for each tensor that is stored as it is.
+    /// Puts the decoding of all its tensors on a stream: one launch for each encoding, and number of bytes a thread, that its tensors
+    /// have (usually one), and a copy for each tensor that is stored as it is.
     ///
     /// Neither allocates nor waits. The first [`BlockLayout::bytes`] of `output` get the tensors, as [`GpuBlock::layout`] says; bytes
     /// between tensors stay as they are. A malformed stream sets `status`, and the output then holds anything; the call itself cannot

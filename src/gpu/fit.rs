@@ -1,6 +1,8 @@
 //! How the blocks of a decode kernel fill a multiprocessor: GPUs differ in shared memory, so that the number of a block's warps is
 //! chosen when the kernels are loaded.
 
+use std::cmp::Reverse;
+
 use crate::Result;
 
 /// Threads of a warp.
@@ -14,6 +16,8 @@ pub(super) struct Demand {
     pub(super) warp: u32,
     /// The most warps of a block.
     pub(super) most_warps: u32,
+    /// Of what fits equally well, blocks of about so many warps are best.
+    pub(super) good_warps: u32,
 }
 
 /// How a decode kernel fills a multiprocessor.
@@ -31,7 +35,7 @@ impl Demand {
         self.block + warps * self.warp
     }
 
-    /// The fit with most warps at once; of equal ones that with the largest blocks, which keep fewer tables. None where no warp fits.
+    /// The fit with most warps at once; of equal ones that with about as many a block as are good. None where no warp fits.
     ///
     /// `room` is the shared memory that a block may have, `resident` tells how many blocks of so many warps a multiprocessor runs at once.
     pub(super) fn fill(self, room: u32, resident: impl Fn(u32) -> Result<u32>) -> Result<Option<Fit>> {
@@ -41,7 +45,9 @@ impl Demand {
             Ok(Fit { warps, blocks })
         });
         let fits = fits.collect::<Result<Vec<_>>>()?;
-        Ok(fits.into_iter().filter(|fit| fit.blocks > 0).max_by_key(|fit| fit.warps * fit.blocks))
+        let best =
+            |fit: &Fit| (fit.warps * fit.blocks, Reverse(fit.warps.abs_diff(self.good_warps)), fit.warps);
+        Ok(fits.into_iter().filter(|fit| fit.blocks > 0).max_by_key(best))
     }
 }
 
@@ -50,12 +56,15 @@ mod tests {
     use serde_json::Value;
 
     use super::{Demand, Fit, LANES};
-    use crate::constants::GAP_BYTES_PER_THREAD;
+    use crate::{constants::GAP_BYTES_PER_THREAD, gpu::coding::KERNELS};
 
-    /// What kernels/build.py noted of the module that is loaded.
-    fn manifest() -> Value {
+    /// Bytes of its bitstream that the largest tile of common weights takes.
+    const STAGED: u32 = 2704;
+
+    /// What kernels/build.py noted of a module that is loaded.
+    fn manifest(module: &str) -> Value {
         let text = include_str!("../../kernels/ptx/manifest.json");
-        serde_json::from_str::<Value>(text).unwrap()["modules"]["gap.ptx"].clone()
+        serde_json::from_str::<Value>(text).unwrap()["modules"][module].clone()
     }
 
     fn number(value: &Value) -> u32 {
@@ -70,44 +79,52 @@ mod tests {
         warps: u32,
     }
 
-    /// How the kernels fit, by the rules of the occupancy calculator.
-    fn fits(processor: &Processor) -> [Option<Fit>; GAP_BYTES_PER_THREAD.len()] {
-        let manifest = manifest();
-        let mut index = 4;
-        GAP_BYTES_PER_THREAD.map(|bytes| {
-            let taken = &manifest["resources"][processor.target][format!("df11_gap_decode_{bytes}")];
-            let [warp, most_warps] = [index, index + 4].map(|at| number(&manifest["constants"][at]));
-            index += 1;
-            let needs = Demand { block: number(&taken["static_shared"]), warp, most_warps };
-            let registers = number(&taken["registers"]).next_multiple_of(8) * LANES;
-            let resident = |warps| {
-                let shared = (processor.room + 1024) / (needs.with(warps) + 1024).next_multiple_of(128);
-                Ok(shared.min(65_536 / (warps * registers)).min(processor.warps / warps))
-            };
-            needs.fill(processor.room, resident).unwrap()
-        })
+    /// How a kernel fits, by the rules of the occupancy calculator.
+    fn fit(processor: &Processor, taken: &Value, [warp, most_warps, good_warps]: [u32; 3]) -> Option<Fit> {
+        let needs = Demand { block: number(&taken["static_shared"]), warp, most_warps, good_warps };
+        let registers = number(&taken["registers"]).next_multiple_of(8) * LANES;
+        let resident = |warps| {
+            let shared = (processor.room + 1024) / (needs.with(warps) + 1024).next_multiple_of(128);
+            Ok(shared.min(65_536 / (warps * registers)).min(processor.warps / warps))
+        };
+        needs.fill(processor.room, resident).unwrap()
     }
 
-    fn expected(fits: [(u32, u32); 4]) -> [Option<Fit>; 4] {
+    /// How all kernels fit.
+    fn fits(processor: &Processor) -> [Option<Fit>; KERNELS] {
+        let [gap, tile] = ["gap.ptx", "tile.ptx"].map(manifest);
+        let mut fits = [None; KERNELS];
+        for (at, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
+            let [warp, most_warps] = [4 + at, 8 + at].map(|at| number(&gap["constants"][at]));
+            let taken = &gap["resources"][processor.target][format!("df11_gap_decode_{bytes}")];
+            fits[at] = fit(processor, taken, [warp, most_warps, most_warps]);
+        }
+        let [warp, most_warps, good_warps] = [4, 5, 6].map(|at| number(&tile["constants"][at]));
+        let taken = &tile["resources"][processor.target]["df11_tile_decode"];
+        fits[KERNELS - 1] = fit(processor, taken, [warp + STAGED, most_warps, good_warps]);
+        fits
+    }
+
+    fn expected(fits: [(u32, u32); KERNELS]) -> [Option<Fit>; KERNELS] {
         fits.map(|(warps, blocks)| Some(Fit { warps, blocks }))
     }
 
     #[test]
     fn every_kernel_fits_every_gpu_since_ampere() {
-        // Compute capability 9.0, the figures of kernels/gap.cu.
+        // Compute capability 9.0, the figures of kernels/*.cu.
         let hopper = Processor { target: "sm_90", room: 227 << 10, warps: 64 };
-        assert_eq!(fits(&hopper), expected([(16, 2), (16, 2), (12, 2), (12, 1)]));
+        assert_eq!(fits(&hopper), expected([(16, 2), (16, 2), (12, 2), (12, 1), (8, 3)]));
         // 8.0.
         let ampere = Processor { target: "sm_80", room: 163 << 10, warps: 64 };
-        assert_eq!(fits(&ampere), expected([(16, 2), (16, 2), (8, 2), (9, 1)]));
+        assert_eq!(fits(&ampere), expected([(16, 2), (16, 2), (8, 2), (9, 1), (12, 2)]));
         // 8.6, 8.9 and 12.0.
         let consumer = Processor { target: "sm_80", room: 99 << 10, warps: 48 };
-        assert_eq!(fits(&consumer), expected([(16, 2), (16, 1), (10, 1), (5, 1)]));
+        assert_eq!(fits(&consumer), expected([(16, 2), (16, 1), (10, 1), (5, 1), (24, 1)]));
     }
 
     #[test]
     fn a_kernel_that_fits_nowhere_has_no_fit() {
         let tiny = Processor { target: "sm_80", room: 20_000, warps: 48 };
-        assert_eq!(fits(&tiny), [Some(Fit { warps: 1, blocks: 1 }), None, None, None]);
+        assert_eq!(fits(&tiny), [Some(Fit { warps: 1, blocks: 1 }), None, None, None, None]);
     }
 }

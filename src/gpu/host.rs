@@ -15,8 +15,8 @@ use cudarc::driver::CudaStream;
 
 use super::{Device, GpuModel, LoadOptions, Status, fault::OrFault, memory::Buffer, pinned::Pinned};
 use crate::{
-    Error, Model, Result, Tensor,
-    open::{Decoder, PIECE_BYTES, PreparedTensor},
+    Encoding, Error, Model, Result, Tensor,
+    open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor},
 };
 
 /// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
@@ -30,7 +30,8 @@ const OUTPUTS: usize = 2;
 ///
 /// Every byte that it hands out was decoded by the GPU, or copied there where it is stored as it is, and the kernels found neither bits
 /// that are no code, nor a gap or an output offset that contradicts the codes, in its whole block. So a full verification with it proves
-/// that the GPU's decoding has the hashes of the originals and that the whole index is right; it says nothing of the CPU's decoding.
+/// that the GPU's decoding has the hashes of the originals and that the whole index is right; it says nothing of the CPU's decoding. Of tensors
+/// in `tile` the CPU checks the records and the bits between codes in full verifications.
 #[derive(Debug)]
 pub struct GpuDecoder<'m> {
     original: &'m Model,
@@ -169,7 +170,10 @@ impl Decoder for GpuDecoder<'_> {
         let mine = self.original.shards().iter().any(|shard| std::ptr::eq(shard, tensor.shard()));
         match self.places.get(tensor.name()) {
             Some((block, place)) if mine => {
-                Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block: *block, place: place.clone() }))
+                let place = place.clone();
+                let cpu = tensor.target().encoding() == Encoding::Tile;
+                let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
+                Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block: *block, place, cpu }))
             }
             _ => {
                 let problem = format!("tensor {:?} is of another model than the GPU holds", tensor.name());
@@ -184,6 +188,8 @@ struct PreparedOnGpu<'a> {
     tensor: Tensor<'a>,
     block: usize,
     place: Range<u64>,
+    /// For tiles, whose padding and records the kernels do not verify.
+    cpu: Option<Box<dyn PreparedTensor + 'a>>,
 }
 
 impl PreparedTensor for PreparedOnGpu<'_> {
@@ -200,9 +206,13 @@ impl PreparedTensor for PreparedOnGpu<'_> {
         self.decoder.read(self.block, start, out).map_err(|error| error.in_file(self.tensor.shard().path()))
     }
 
-    /// Nothing is left: each GPU thread starts at its gap, and the status word says where one does not end at the next one's, or where a
-    /// thread block's codes are not as many as its output offsets say.
-    fn verify_index(&self, _: Range<u64>) -> Result<()> {
-        Ok(())
+    fn unit(&self) -> u64 {
+        self.cpu.as_ref().map_or(2, |cpu| cpu.unit())
+    }
+
+    /// Of `gap` nothing is left: each GPU thread starts at its gap, and the status word says where one does not end at the next one's, or
+    /// where a thread block's codes are not as many as its output offsets say.
+    fn verify_index(&self, range: Range<u64>) -> Result<()> {
+        self.cpu.as_ref().map_or(Ok(()), |cpu| cpu.verify_index(range))
     }
 }

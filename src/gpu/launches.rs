@@ -9,12 +9,13 @@ use cudarc::driver::{
 
 use super::{
     Device, Status,
+    coding::KERNELS,
     fault::OrFault,
     module::Launch,
     stored::{Addresses, Stored},
-    task::GapTask,
+    task::Task,
 };
-use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD};
+use crate::{Error, Result};
 
 /// The output's alignment that the kernels need.
 const OUTPUT_ALIGNMENT: u64 = 16;
@@ -22,10 +23,19 @@ const OUTPUT_ALIGNMENT: u64 = 16;
 /// The tasks of some launches, still on the host.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
-    /// For each of [`GAP_BYTES_PER_THREAD`].
-    tasks: [Vec<GapTask>; GAP_BYTES_PER_THREAD.len()],
+    /// For each decode kernel.
+    parts: [DraftLaunch; KERNELS],
     copies: Vec<Copy>,
     bytes: u64,
+}
+
+/// What one launch decodes.
+#[derive(Debug, Default)]
+struct DraftLaunch {
+    tasks: Vec<Task>,
+    units: u64,
+    /// Shared memory that a warp needs for some task, besides what it always takes.
+    staged_bytes: u32,
 }
 
 /// Stored bytes that are decoded by copying.
@@ -53,26 +63,30 @@ impl Draft {
                 let from = array.address(addresses) + range.start;
                 self.copies.push(Copy { from, to, bytes: range.end - range.start });
             }
-            Stored::Gap(gap) => {
-                let mut task = gap.task(&(range.start / 2..range.end / 2), to, addresses)?;
-                let tasks = &mut self.tasks[gap.kernel()];
-                task.first_unit = tasks.last().map_or(0, |last| last.first_unit + last.thread_blocks);
-                tasks.push(task);
+            Stored::Coded(coded) => {
+                let part = &mut self.parts[coded.kernel()];
+                let elements = range.start / 2..range.end / 2;
+                let (task, units) = coded.task(&elements, to, part.units, addresses)?;
+                part.tasks.push(task);
+                part.units += units;
+                part.staged_bytes = part.staged_bytes.max(coded.staged_bytes());
             }
         }
         Ok(())
     }
 
     /// Appends the tasks to those that go to the device together.
-    pub(super) fn finish(self, device: &Device, tasks: &mut Vec<GapTask>) -> Result<Launches> {
+    pub(super) fn finish(self, device: &Device, tasks: &mut Vec<Task>) -> Result<Launches> {
         let mut kernels = Vec::new();
-        for (kernel, part) in self.tasks.iter().enumerate() {
-            let Some(last) = part.last() else { continue };
-            device.kernels().check(kernel)?;
-            let unit_count = last.first_unit + last.thread_blocks;
-            let first_task = tasks.len() as u64;
-            kernels.push(Launch { kernel, first_task, task_count: part.len() as u32, unit_count });
-            tasks.extend(part);
+        for (kernel, part) in self.parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty()) {
+            kernels.push(Launch {
+                kernel,
+                shape: device.kernels().shape(kernel, part.staged_bytes)?,
+                first_task: tasks.len() as u64,
+                task_count: part.tasks.len() as u32,
+                unit_count: part.units,
+            });
+            tasks.extend(part.tasks);
         }
         Ok(Launches { kernels, copies: self.copies, bytes: self.bytes })
     }
@@ -132,10 +146,14 @@ impl Launches {
 mod tests {
     use cudarc::driver::sys::CUdeviceptr;
 
+    use zerocopy::transmute;
+
     use super::{Addresses, Draft, Stored};
     use crate::gpu::{
+        coding::TILE_KERNEL,
         needs::{SectionId, TensorId},
-        stored::StoredGap,
+        stored::{StoredGap, StoredTile},
+        task::{GapTask, TileTask},
     };
 
     struct Flat;
@@ -154,23 +172,35 @@ mod tests {
     fn tasks_of_one_kernel_share_its_units_in_order() {
         let weights: Vec<u8> =
             (0..60_000u32).flat_map(|at| ((at * at % 65_521) as u16).to_le_bytes()).collect();
-        let coded = |bytes_per_thread| Stored::Gap(Box::new(StoredGap::of(&weights, bytes_per_thread)));
+        let coded = |bytes_per_thread| Stored::Coded(Box::new(StoredGap::of(&weights, bytes_per_thread)));
+        let tiles = Stored::Coded(Box::new(StoredTile::of(&weights)));
         let bytes = weights.len() as u64;
         let mut draft = Draft::default();
         draft.add(&coded(8), &(0..bytes), 0, &Flat).unwrap();
-        draft.add(&StoredGap::raw_at(1, 0), &(8..24), bytes, &Flat).unwrap();
+        draft.add(&Stored::raw_at(1, 0), &(8..24), bytes, &Flat).unwrap();
         draft.add(&coded(32), &(0..bytes), bytes + 256, &Flat).unwrap();
         draft.add(&coded(8), &(40_000..50_000), 2 * bytes + 256, &Flat).unwrap();
         draft.add(&coded(8), &(70..70), 0, &Flat).unwrap();
+        draft.add(&tiles, &(0..bytes), 0, &Flat).unwrap();
+        draft.add(&tiles, &(40_000..50_000), 0, &Flat).unwrap();
         draft.add(&Stored::Empty, &(0..0), 0, &Flat).unwrap();
         assert_eq!(draft.bytes, 2 * bytes + 10_256);
-        assert_eq!(draft.tasks.each_ref().map(Vec::len), [2, 0, 1, 0]);
-        let [whole, part] = draft.tasks[0][..] else { unreachable!() };
+        assert_eq!(draft.parts.each_ref().map(|part| part.tasks.len()), [2, 0, 1, 0, 2]);
+        let [whole, part] = draft.parts[0].tasks[..] else { unreachable!() };
+        let [whole, part]: [GapTask; 2] = [transmute!(whole), transmute!(part)];
         assert_eq!((whole.first_unit, part.first_unit), (0, whole.thread_blocks));
         assert_eq!((whole.gaps, whole.output_offsets), (256, 4096 + 256));
         assert_eq!((whole.bitstream, whole.plane, whole.table), (2 * 4096 + 256, 3 * 4096 + 256, 77));
         assert_eq!((part.element_begin, part.element_end), (20_000, 25_000));
         assert!(part.first_thread_block > 0 && part.thread_blocks < whole.thread_blocks);
+        let tiles = &draft.parts[TILE_KERNEL];
+        let [whole, part] = tiles.tasks[..] else { unreachable!() };
+        let [whole, part]: [TileTask; 2] = [transmute!(whole), transmute!(part)];
+        assert_eq!((whole.tiles, part.first_unit, tiles.units), (8, 8, 10));
+        assert_eq!((whole.records, whole.bits, whole.plane), (256, 4096 + 256, 2 * 4096 + 256));
+        assert_eq!((part.first_tile, part.tiles, part.tiles_across, part.linear), (2, 2, 8, 1));
+        assert_eq!((part.element_begin, part.element_end, part.columns), (20_000, 25_000, 60_000));
+        assert!(tiles.staged_bytes > 1000);
         assert_eq!((draft.copies[0].from, draft.copies[0].to, draft.copies[0].bytes), (4104, bytes, 16));
     }
 }

@@ -21,7 +21,7 @@ use super::{
     needs::{self, Needs, SectionId, TensorId, foreign_plan, target_of},
     part::Part,
     stored::{self, Addresses, Stored},
-    task::GapTask,
+    task::Task,
     upload::{self, default_readers, first_cause},
 };
 use crate::{Error, Model, Result};
@@ -67,7 +67,7 @@ impl LoadOptions {
         self
     }
 
-    /// Leaves out the host's validation of codebooks and output offsets, so that tests bring hostile streams to the kernels, which
+    /// Leaves out the host's validation of codebooks, output offsets and offsets of tiles, so that tests bring hostile streams to the kernels, which
     /// must bear them.
     #[doc(hidden)]
     #[must_use]
@@ -100,7 +100,7 @@ impl LoadOptions {
 impl Model {
     /// Loads the blocks onto a GPU, where they stay compressed.
     ///
-    /// Codebooks and output offsets are validated; checksums are checked while the sections pass through pinned memory, unless the model
+    /// Codebooks, output offsets and offsets of tiles are validated; checksums are checked while the sections pass through pinned memory, unless the model
     /// was [opened without](crate::OpenOptions::checksums). Returns when everything is in place. Host memory: the pinned buffers of
     /// [`LoadOptions::readers`], and what [`GpuModel`] holds.
     ///
@@ -192,7 +192,7 @@ impl<'m> Loader<'m> {
     }
 
     fn finish(self, tensors: &Tensors, host: &HostSections) -> Result<GpuModel> {
-        let mut tasks: Vec<Vec<GapTask>> = vec![Vec::new(); self.parts.len()];
+        let mut tasks: Vec<Vec<Task>> = vec![Vec::new(); self.parts.len()];
         let mut blocks = Vec::with_capacity(self.needs.len());
         let mut entries = HashMap::new();
         for (index, block) in self.model.blocks().enumerate() {
@@ -226,7 +226,7 @@ impl<'m> Loader<'m> {
         index: usize,
         tensors: &Tensors,
         ranges: &[std::ops::Range<u64>],
-        tasks: &mut Vec<GapTask>,
+        tasks: &mut Vec<Task>,
     ) -> Result<Program> {
         let part = &self.parts[self.plan.placements()[index].device];
         let block = self.model.blocks().nth(index).expect("a block of the model");

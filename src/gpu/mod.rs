@@ -29,6 +29,7 @@
 //! ```
 
 mod block;
+mod coding;
 mod device;
 mod driver;
 mod fault;

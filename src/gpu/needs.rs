@@ -1,7 +1,8 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
+use super::coding::Coding;
 use crate::{
-    Block, Encoding, Error, Model, Result, Tensor,
+    Block, Error, Model, Result, Tensor,
     constants::{SECTION_ALIGNMENT, align},
 };
 
@@ -18,7 +19,7 @@ pub(super) struct Needs {
     /// Their bytes in device memory.
     pub(super) section_bytes: u64,
     /// Its coded tensors, which need a decode table each.
-    pub(super) coded: Vec<TensorId>,
+    pub(super) coded: Vec<(TensorId, Coding)>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,
     /// Bytes of the block when it is decoded.
@@ -57,11 +58,11 @@ impl Needs {
         let mut sections: Vec<SectionId> = arrays.collect();
         sections.sort_unstable();
         sections.dedup();
-        let is_coded = |id: &TensorId| model.tensor_at(*id).encoding() == Encoding::Gap;
+        let coded = |&id: &TensorId| Coding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding));
         Ok(Self {
             section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
             sections,
-            coded: ids.iter().copied().filter(is_coded).collect(),
+            coded: ids.iter().filter_map(coded).collect(),
             tensors: ids.len() as u64,
             decoded_bytes: block.layout()?.bytes,
         })
@@ -71,7 +72,7 @@ impl Needs {
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block (spec/format.md, section 6).
 fn arrays_of(tensor: &Tensor<'_>) -> std::ops::Range<usize> {
     let arrays = tensor.record().array_range();
-    if tensor.encoding() == Encoding::Gap { arrays.start + 1..arrays.end } else { arrays }
+    if Coding::of(tensor.encoding()).is_some() { arrays.start + 1..arrays.end } else { arrays }
 }
 
 /// An error for a plan that is not the model's.

@@ -6,16 +6,20 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::{
     Device,
+    coding::{CODINGS, Coding},
     host_section::HostSection,
     memory::Buffer,
     needs::{Needs, SectionId, TensorId, section_bytes},
     placement::{Plan, SLOTS},
     stored::{Addresses, Stored},
     streamer::{Streamer, Transfer},
-    task::{GapTableTask, TABLE_BYTES},
+    task::TableTask,
     upload::Delivery,
 };
-use crate::{Model, Result, constants::CODE_LENGTHS_BYTES};
+use crate::{Model, Result};
+
+/// Where a codebook begins, while tables are made.
+const CODEBOOK_ALIGNMENT: usize = 16;
 
 /// Sections and decode tables of one GPU.
 #[derive(Debug)]
@@ -79,18 +83,25 @@ impl Part {
             .collect();
         let streamed = mine().filter(|(_, (place, _))| place.streamed).map(|(block, _)| block);
         let turns = streamed.enumerate().map(|(turn, block)| (block, turn)).collect();
-        let coded: Vec<TensorId> = mine().flat_map(|(_, (_, block))| block.coded.iter().copied()).collect();
+        let coded: Vec<(TensorId, Coding)> =
+            mine().flat_map(|(_, (_, block))| block.coded.iter().copied()).collect();
         let bytes = resident.iter().map(|&section| section_bytes(model, section)).sum();
         let sections = device.allocate(bytes, "the model")?;
-        let tables = device.allocate(coded.len() as u64 * TABLE_BYTES, "the model's decode tables")?;
+        let tables = device.allocate(
+            coded.iter().map(|(_, coding)| coding.table_bytes()).sum(),
+            "the model's decode tables",
+        )?;
         let mut addresses = Map::default();
         let mut next = sections.pointer();
         for section in resident {
             addresses.sections.insert(section, next);
             next += section_bytes(model, section);
         }
-        let table = |at| tables.pointer() + at as u64 * TABLE_BYTES;
-        addresses.tables = coded.into_iter().enumerate().map(|(at, tensor)| (tensor, table(at))).collect();
+        let mut next = tables.pointer();
+        for (tensor, coding) in coded {
+            addresses.tables.insert(tensor, next);
+            next += coding.table_bytes();
+        }
         Ok(Self { device: device.clone(), turns, streamer: None, sections, tables, addresses })
     }
 
@@ -111,21 +122,27 @@ impl Part {
 
     /// Builds the decode tables, and waits.
     pub(super) fn build_tables(&self, stored: &HashMap<TensorId, Arc<Stored>>) -> Result<()> {
-        let tensors = &self.addresses.tables;
-        let mut lengths: Vec<u8> = Vec::with_capacity(tensors.len() * CODE_LENGTHS_BYTES);
-        for tensor in tensors.keys() {
-            lengths.extend(stored[tensor].code_lengths().expect("coded tensors have tables"));
-        }
         let stream = self.device.copies();
-        let lengths = Buffer::of(stream, &lengths)?;
-        let address = |at| lengths.pointer() + (at * CODE_LENGTHS_BYTES) as u64;
-        let tasks: Vec<GapTableTask> = tensors
-            .values()
-            .enumerate()
-            .map(|(at, &table)| GapTableTask { lengths: address(at), table })
-            .collect();
-        let tasks = Buffer::of(stream, &tasks)?;
-        self.device.kernels().build_tables(stream, &tasks)
+        for coding in CODINGS {
+            let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
+            for (tensor, &table) in &self.addresses.tables {
+                let coded = stored[tensor].coded().expect("coded tensors have tables");
+                if coded.coding() != coding {
+                    continue;
+                }
+                let (codebook, bytes) = (codebooks.len() as u64, coded.codebook().len() as u64);
+                tasks.push(TableTask { codebook, table, codebook_bytes: bytes });
+                codebooks.extend(coded.codebook());
+                codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
+            }
+            let codebooks = Buffer::of(stream, &codebooks)?;
+            for task in &mut tasks {
+                task.codebook += codebooks.pointer();
+            }
+            let tasks = Buffer::of(stream, &tasks)?;
+            self.device.kernels().build_tables(coding, stream, &tasks)?;
+        }
+        Ok(())
     }
 
     /// Makes the slots for its streamed blocks, which come from these sections.

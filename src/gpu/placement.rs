@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     needs::{self, Needs},
-    task::{GapTask, TABLE_BYTES},
+    task::Task,
 };
 use crate::{Error, Model, Result};
 
@@ -130,7 +130,7 @@ struct Tally {
     /// Of the largest streamed block.
     slot_bytes: u64,
     streamed: usize,
-    tables: u64,
+    table_bytes: u64,
     tasks: u64,
     output_bytes: u64,
 }
@@ -145,13 +145,13 @@ impl Tally {
         }
         // A streamed block is decoded from each slot, or in place.
         self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
-        self.tables += block.coded.len() as u64;
+        self.table_bytes += block.coded.iter().map(|(_, coding)| coding.table_bytes()).sum::<u64>();
         self.output_bytes = self.output_bytes.max(block.decoded_bytes);
     }
 
     fn bytes(&self) -> u64 {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
-        let decoding = self.tables * TABLE_BYTES + self.tasks * size_of::<GapTask>() as u64;
+        let decoding = self.table_bytes + self.tasks * size_of::<Task>() as u64;
         // Sizes of decoded tensors are whatever the directory says.
         (self.section_bytes + slots + decoding).saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
     }

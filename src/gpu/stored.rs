@@ -6,13 +6,17 @@ use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::{
+    coding::{Coding, TILE_KERNEL},
     needs::{SectionId, TensorId},
-    task::GapTask,
+    task::{GapTask, Task, TileTask},
 };
 use crate::{
     Encoding, Error, Model, Result, Tensor,
     constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD},
-    encoding::gap::Layout,
+    encoding::{
+        gap::Layout,
+        tile::{self, Codebook, Sizes},
+    },
     huffman,
 };
 
@@ -51,8 +55,33 @@ pub(super) enum Stored {
     Empty,
     /// The bytes themselves.
     Raw(ArrayPlace),
-    /// The arrays of the `gap` encoding.
-    Gap(Box<StoredGap>),
+    /// The arrays of an encoding with kernels.
+    Coded(Box<dyn Coded>),
+}
+
+/// A tensor that a kernel decodes.
+pub(super) trait Coded: std::fmt::Debug + Send + Sync {
+    fn coding(&self) -> Coding;
+
+    /// Which of the decode kernels.
+    fn kernel(&self) -> usize;
+
+    /// What its decode table is made of.
+    fn codebook(&self) -> &[u8];
+
+    /// Shared memory that each warp of its kernel needs for it, in bytes, besides what it always takes.
+    fn staged_bytes(&self) -> u32 {
+        0
+    }
+
+    /// The task that decodes a range of elements to `output`, behind others of so many units, and its own units.
+    fn task(
+        &self,
+        elements: &Range<u64>,
+        output: u64,
+        first_unit: u64,
+        addresses: &dyn Addresses,
+    ) -> Result<(Task, u64)>;
 }
 
 #[derive(Debug)]
@@ -68,7 +97,19 @@ pub(super) struct StoredGap {
     code_lengths: Box<[u8; CODE_LENGTHS_BYTES]>,
 }
 
-/// All tensors that are no aliases, by shard and index. Codebooks and output offsets are validated, unless a test wants none of that.
+#[derive(Debug)]
+pub(super) struct StoredTile {
+    id: TensorId,
+    sizes: Sizes,
+    records: ArrayPlace,
+    bitstream: ArrayPlace,
+    plane: ArrayPlace,
+    codebook: Box<[u8]>,
+    staged_bytes: u32,
+}
+
+/// All tensors that are no aliases, by shard and index. Codebooks, output offsets and the records' offsets are validated, unless a test
+/// wants none of that.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where one is malformed; [`Error::Io`].
@@ -86,21 +127,22 @@ impl Stored {
     fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = model.tensor_at(id);
         match tensor.encoding() {
-            Encoding::Gap => StoredGap::read(&tensor, id, validate).map(|gap| Self::Gap(Box::new(gap))),
-            Encoding::Tile => {
-                let error =
-                    Error::unsupported("the encoding tile on a GPU", "decode on the CPU, or convert to gap");
-                Err(tensor.locate(error))
-            }
+            Encoding::Gap => Ok(Self::Coded(Box::new(StoredGap::read(&tensor, id, validate)?))),
+            Encoding::Tile => Ok(Self::Coded(Box::new(StoredTile::read(&tensor, id, validate)?))),
             _ if tensor.byte_length()? == 0 => Ok(Self::Empty),
             _ => Ok(Self::Raw(ArrayPlace::of(&tensor, id.0, 0))),
         }
     }
 
-    /// The code lengths of its codebook, if it is coded.
-    pub(super) fn code_lengths(&self) -> Option<&[u8; CODE_LENGTHS_BYTES]> {
+    #[cfg(test)]
+    pub(super) fn raw_at(section: usize, offset: u64) -> Self {
+        Self::Raw(ArrayPlace { section: (0, section), offset })
+    }
+
+    /// For a kernel, if it is coded.
+    pub(super) fn coded(&self) -> Option<&dyn Coded> {
         match self {
-            Self::Gap(gap) => Some(&gap.code_lengths),
+            Self::Coded(coded) => Some(&**coded),
             _ => None,
         }
     }
@@ -129,42 +171,6 @@ impl StoredGap {
         })
     }
 
-    /// Which of [`GAP_BYTES_PER_THREAD`] it has.
-    pub(super) fn kernel(&self) -> usize {
-        let bytes = self.layout.geometry().bytes_per_thread();
-        GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes).expect("geometries are checked")
-    }
-
-    /// The task that decodes a range of elements to `output`, but for its place among others.
-    pub(super) fn task(
-        &self,
-        elements: &Range<u64>,
-        output: u64,
-        addresses: &dyn Addresses,
-    ) -> Result<GapTask> {
-        let thread_blocks = self.layout.thread_blocks_of(&self.host_offsets, elements)?;
-        if thread_blocks.end > u64::from(u32::MAX) {
-            let count = thread_blocks.end;
-            return Err(Error::limit("thread blocks of a tensor on the GPU", count, u32::MAX.into()));
-        }
-        Ok(GapTask {
-            gaps: self.gaps.address(addresses),
-            output_offsets: self.output_offsets.address(addresses),
-            bitstream: self.bitstream.address(addresses),
-            plane: self.plane.address(addresses),
-            table: addresses.table(self.id),
-            output,
-            elements: self.layout.elements(),
-            bit_count: self.layout.bit_count(),
-            element_begin: elements.start,
-            element_end: elements.end,
-            first_thread_block: thread_blocks.start,
-            thread_blocks: thread_blocks.end - thread_blocks.start,
-            threads_per_block: self.layout.geometry().threads_per_block(),
-            ..GapTask::default()
-        })
-    }
-
     /// A tensor of one block with these weights, whose arrays lie in as many sections.
     #[cfg(test)]
     pub(super) fn of(weights: &[u8], bytes_per_thread: u32) -> Self {
@@ -182,9 +188,150 @@ impl StoredGap {
             code_lengths: Box::new([0; CODE_LENGTHS_BYTES]),
         }
     }
+}
 
+impl Coded for StoredGap {
+    fn coding(&self) -> Coding {
+        Coding::Gap
+    }
+
+    fn kernel(&self) -> usize {
+        let bytes = self.layout.geometry().bytes_per_thread();
+        GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes).expect("geometries are checked")
+    }
+
+    fn codebook(&self) -> &[u8] {
+        &*self.code_lengths
+    }
+
+    fn task(
+        &self,
+        elements: &Range<u64>,
+        output: u64,
+        first_unit: u64,
+        addresses: &dyn Addresses,
+    ) -> Result<(Task, u64)> {
+        let thread_blocks = self.layout.thread_blocks_of(&self.host_offsets, elements)?;
+        if thread_blocks.end > u64::from(u32::MAX) {
+            let count = thread_blocks.end;
+            return Err(Error::limit("thread blocks of a tensor on the GPU", count, u32::MAX.into()));
+        }
+        let units = thread_blocks.end - thread_blocks.start;
+        let task = GapTask {
+            gaps: self.gaps.address(addresses),
+            output_offsets: self.output_offsets.address(addresses),
+            bitstream: self.bitstream.address(addresses),
+            plane: self.plane.address(addresses),
+            table: addresses.table(self.id),
+            output,
+            elements: self.layout.elements(),
+            bit_count: self.layout.bit_count(),
+            element_begin: elements.start,
+            element_end: elements.end,
+            first_thread_block: thread_blocks.start,
+            thread_blocks: units,
+            first_unit,
+            threads_per_block: self.layout.geometry().threads_per_block(),
+            ..GapTask::default()
+        };
+        Ok((task.into(), units))
+    }
+}
+
+impl StoredTile {
+    fn read(tensor: &Tensor<'_>, id: TensorId, validate: bool) -> Result<Self> {
+        let index = tensor.tile_index()?;
+        let sizes = index.sizes;
+        let array = tensor.record().array_range().start + 1;
+        // Not kept: the tiles of a range follow from its numbers.
+        let records = tensor.shard().read_array(array, 0..sizes.records_bytes())?;
+        if validate {
+            let checked =
+                Codebook::from_bytes(&index.codebook).and_then(|_| tile::check_offsets(&sizes, &records));
+            checked.map_err(|error| tensor.locate(error))?;
+        }
+        let [records_place, bitstream, plane] = [1, 2, 3].map(|array| ArrayPlace::of(tensor, id.0, array));
+        Ok(Self {
+            id,
+            sizes,
+            records: records_place,
+            bitstream,
+            plane,
+            staged_bytes: tile::staged_bytes(&records) as u32,
+            codebook: index.codebook.into_owned().into(),
+        })
+    }
+
+    /// As [`StoredGap::of`], of one row of tiles.
     #[cfg(test)]
-    pub(super) fn raw_at(section: usize, offset: u64) -> Stored {
-        Stored::Raw(ArrayPlace { section: (0, section), offset })
+    pub(super) fn of(weights: &[u8]) -> Self {
+        let geometry = tile::Geometry::vector(weights.len() as u64 / 2).unwrap();
+        let tensor = tile::encode_tensor(weights, geometry).unwrap();
+        let place = |section| ArrayPlace { section: (0, section), offset: 256 };
+        Self {
+            id: (0, 1),
+            sizes: tensor.sizes,
+            records: place(0),
+            bitstream: place(1),
+            plane: place(2),
+            staged_bytes: tile::staged_bytes(&tensor.records) as u32,
+            codebook: tensor.codebook.into(),
+        }
+    }
+}
+
+impl Coded for StoredTile {
+    fn coding(&self) -> Coding {
+        Coding::Tile
+    }
+
+    fn kernel(&self) -> usize {
+        TILE_KERNEL
+    }
+
+    fn codebook(&self) -> &[u8] {
+        &self.codebook
+    }
+
+    fn staged_bytes(&self) -> u32 {
+        self.staged_bytes
+    }
+
+    fn task(
+        &self,
+        elements: &Range<u64>,
+        output: u64,
+        first_unit: u64,
+        addresses: &dyn Addresses,
+    ) -> Result<(Task, u64)> {
+        let (geometry, strips) = (self.sizes.geometry(), self.sizes.strips_of(elements)?);
+        let tiles_across = geometry.strip_tiles();
+        let units = (strips.end - strips.start) * tiles_across;
+        let most = u64::from(u32::MAX);
+        if first_unit + units > most {
+            return Err(Error::limit("tiles of one launch on the GPU", first_unit + units, most));
+        }
+        // Tiles of one row are all in one row of tiles.
+        let linear = geometry.tile_rows() == 1;
+        // No truncation: a tensor has fewer than 2^32 tiles.
+        let task = TileTask {
+            bits: self.bitstream.address(addresses),
+            records: self.records.address(addresses),
+            plane: self.plane.address(addresses),
+            table: addresses.table(self.id),
+            output,
+            bits_bytes: self.sizes.bitstream_bytes(),
+            rows: geometry.rows(),
+            columns: geometry.columns(),
+            element_begin: elements.start,
+            element_end: elements.end,
+            first_unit,
+            first_tile: (strips.start * tiles_across) as u32,
+            tiles: units as u32,
+            tiles_across: if linear { geometry.tile_count() } else { tiles_across } as u32,
+            linear: linear.into(),
+            ..TileTask::default()
+        };
+        Ok((task.into(), units))
     }
 }

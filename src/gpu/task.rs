@@ -1,9 +1,27 @@
-//! What the host hands to the kernels: the mirror of `kernels/gap_task.cuh`. Sizes are compared with the kernels' when they are loaded.
+//! What the host hands to the kernels: the mirror of `kernels/task.cuh` and of each encoding's own. Sizes are compared with the kernels'
+//! when they are loaded.
 
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
-/// One tensor, or a range of its elements, to decode. Pointers are device addresses.
-#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+/// A task of any encoding, as it lies in device memory.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Task([u64; 16]);
+
+impl From<GapTask> for Task {
+    fn from(task: GapTask) -> Self {
+        transmute!(task)
+    }
+}
+
+impl From<TileTask> for Task {
+    fn from(task: TileTask) -> Self {
+        transmute!(task)
+    }
+}
+
+/// One tensor in the `gap` encoding, or a range of its elements, to decode. Pointers are device addresses.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct GapTask {
     pub(super) gaps: u64,
@@ -25,21 +43,45 @@ pub(super) struct GapTask {
     pub(super) reserved2: [u64; 2],
 }
 
-/// Where the code lengths of a tensor are and where its decode table goes.
-#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+/// One tensor in the `tile` encoding, or a range of its elements, to decode. Pointers are device addresses.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct GapTableTask {
-    pub(super) lengths: u64,
+pub(super) struct TileTask {
+    pub(super) bits: u64,
+    pub(super) records: u64,
+    pub(super) plane: u64,
     pub(super) table: u64,
+    /// Of `element_begin`, counted from the launch's output.
+    pub(super) output: u64,
+    pub(super) bits_bytes: u64,
+    pub(super) rows: u64,
+    pub(super) columns: u64,
+    pub(super) element_begin: u64,
+    pub(super) element_end: u64,
+    pub(super) first_unit: u64,
+    pub(super) first_tile: u32,
+    pub(super) tiles: u32,
+    pub(super) tiles_across: u32,
+    pub(super) linear: u32,
+    pub(super) reserved: [u64; 3],
 }
 
-/// Bytes of a decode table.
-pub(super) const TABLE_BYTES: u64 = 16_880;
+/// Where the codebook of a tensor is and where its decode table goes.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct TableTask {
+    pub(super) codebook: u64,
+    pub(super) table: u64,
+    pub(super) codebook_bytes: u64,
+}
 
 /// The bits of the status word, with what they say.
-pub(super) const PROBLEMS: [(u32, &str); 4] = [
+pub(super) const PROBLEMS: [(u32, &str); 7] = [
     (1, "bits that are no code"),
     (2, "a thread that does not end where the next one starts"),
     (4, "a thread block with another number of codes than its output offsets say"),
     (8, "output offsets that do not hold the elements asked for"),
+    (16, "a lane whose codes have not as many bits as its tile's record says"),
+    (32, "a tile whose lanes have not the bits between its offset and the next one"),
+    (64, "a pair of one weight with two exponents"),
 ];

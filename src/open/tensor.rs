@@ -304,6 +304,12 @@ impl<'m> Tensor<'m> {
         super::reader::gap_index(self).map_err(|error| self.locate(error))
     }
 
+    /// What the GPU needs to decode it, of a tensor in the `tile` encoding.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tile_index(&self) -> Result<super::reader::TileIndex<'m>> {
+        super::reader::tile_index(self).map_err(|error| self.locate(error))
+    }
+
     fn read_into(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
         let length = range.end - range.start;
         if out.len() as u64 != length {

@@ -22,7 +22,7 @@ use super::{
 
 const BLOCKS: usize = 7;
 
-/// Seven blocks of two coded tensors and a raw one, and aliases in two of them.
+/// Seven blocks of three coded tensors, one of them in `gap`, and a raw one, and aliases in two of them.
 fn layers() -> Vec<u8> {
     let mut items = Vec::new();
     for block in 0..BLOCKS {
@@ -36,13 +36,14 @@ fn layers() -> Vec<u8> {
         );
         let items_of_block = [
             first,
-            Item::gap(&name("second"), &[1000, 33], normal_weights(33_000, seed + 9), (32, 128)),
+            Item::tile(&name("second"), &[1000, 33], normal_weights(33_000, seed + 9), (8192, 33_000)),
+            Item::tile(&name("third"), &[96, 264], normal_weights(25_344, seed + 5), (256, 264)),
             Item::raw(&name("raw"), df11::Dtype::U8, &[777], (0..777).map(|at| (at * block) as u8).collect()),
         ];
         items.extend(items_of_block.map(|item| item.in_block(&format!("layer {block}"))));
     }
     items.push(items[0].alias("tied"));
-    items.push(items[10].alias("also tied"));
+    items.push(items[13].alias("also tied"));
     Model::new(&items, &[]).build()
 }
 

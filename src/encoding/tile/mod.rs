@@ -24,6 +24,8 @@ mod histogram;
 mod lanes;
 mod record;
 mod sizes;
+#[cfg(feature = "cuda")]
+mod staging;
 mod table;
 mod whole;
 mod writer;
@@ -34,6 +36,8 @@ pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
+#[cfg(feature = "cuda")]
+pub(crate) use staging::{check_offsets, staged_bytes};
 pub use whole::{EncodedTensor, encode_tensor};
 
 /// Weights of a whole tile.

@@ -1,6 +1,6 @@
-// What one thread does alone: a window on its bits, look-ups, and weights out of exponents.
+// What one thread of the gap kernels does alone: a window on its bits, look-ups, and weights out of exponents.
 #pragma once
-#include "shared.cuh"
+#include "gap_shared.cuh"
 
 // Rows of a warp's bits: word j of lane l is in bits[(j + 1) * 32 + l], so that lanes never meet in a bank. Row 0 is never
 // decoded, and exists because positions are counted from two bits before the word: a window shifted by two is an index

@@ -1,0 +1,86 @@
+// What one thread of the tile kernel does alone: a window on its bits, look-ups, and weights out of exponents.
+#pragma once
+#include "tile_shared.cuh"
+
+// Positions count from 30 bits before the first staged one, so that a window shifted by two is an index times the four bytes of an entry.
+constexpr u32 POSITION_OF_BIT_0 = 30, WINDOW_BITS = 62;
+constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
+// Of an entry.
+constexpr u32 EXPONENTS = 0x7F807F80u, LENGTH_MASK = 63, NO_CODE = 31, FLAG = 0x80000000u;
+
+// A warp's staged bits, by shared address.
+struct Bits {
+    u32 stage, stage_bytes;
+    __device__ u32 room() const { return stage_bytes - STAGE_BEFORE - STAGE_AFTER; }
+    // Three words from a position on; none behind the stage.
+    __device__ void words(u32 position, u32& w0, u32& w1, u32& w2) const {
+        u32 a = stage + min((position >> 5) * 4, room());
+        w0 = load_shared(a + STAGE_BEFORE - 4), w1 = load_shared(a + STAGE_BEFORE), w2 = load_shared(a + STAGE_BEFORE + 4);
+    }
+};
+
+// `table`: the bytes to the task's table from shared_tables.
+__device__ inline u32 entry_of(u32 table, u32 window) {
+    return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(shared_tables) + (window & INDEX_MASK | table));
+}
+
+// The entry of an escape, from the bits behind its code; still flagged where the bits are no code.
+__device__ inline u32 escaped(u32 entry, u32 raw) {
+    const u32 kept = entry >> 15 == (0x10000 | NO_CODE) ? FLAG | LENGTH_MASK : LENGTH_MASK;
+    return (entry & kept) | (raw & 255) << 7 | (raw << 15 & 0x7F800000u);
+}
+
+// One pair, wherever it ends.
+__device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
+    u32 w0, w1, w2;
+    bits.words(position, w0, w1, w2);
+    u32 e = entry_of(table, __funnelshift_r(w0, w1, position));
+    if (int(e) < 0) {
+        u32 at = (position & 31) + 2 + (e >> 15 & 31);
+        e = escaped(e, __funnelshift_r(at < 32 ? w0 : w1, at < 32 ? w1 : w2, at));
+    }
+    return e;
+}
+
+// Four pairs. Entries of escapes hold their whole length, so four look-ups find their codes without a branch. Afterwards escapes
+// are decoded again by themselves, for their exponents; and everything is, one by one, where the four do not fit the window.
+__device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u32 (&e)[4], u32& problems) {
+    u32 w0, w1, w2;
+    bits.words(position, w0, w1, w2);
+    u32 low = __funnelshift_r(w0, w1, position), high = __funnelshift_r(w1, w2, position);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        e[i] = entry_of(table, low);
+        low = __funnelshift_r(low, high, e[i]), high = __funnelshift_r(high, 0, e[i]);
+    }
+    u32 total = (e[0] + e[1] + e[2] + e[3]) & 127;
+    if (int(e[0] | e[1] | e[2] | e[3]) < 0) {
+        const bool all = total > WINDOW_BITS;
+        total = 0;
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) {
+            u32 one = e[0];
+            if (all || int(one) < 0) one = decode_pair(table, bits, position + total);
+            total += one & LENGTH_MASK;
+            e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = one;
+        }
+        if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
+    }
+    position += total;
+}
+
+// A pair of weights: the entry's exponents and two plane bytes, each twice.
+__device__ inline u32 merge(u32 entry, u32 twice) { return (twice & ~EXPONENTS) | (entry & EXPONENTS); }
+__device__ inline uint4 merge_unit(const u32 (&e)[4], u32 p0, u32 p1) {
+    return make_uint4(merge(e[0], __byte_perm(p0, 0, 0x1100)), merge(e[1], __byte_perm(p0, 0, 0x3322)),
+                      merge(e[2], __byte_perm(p1, 0, 0x1100)), merge(e[3], __byte_perm(p1, 0, 0x3322)));
+}
+__device__ inline u16 merge_one(u32 exponent, u32 plane) { return u16((plane & 0x80) << 8 | exponent << 7 | plane & 0x7F); }
+
+// 16 plane bytes, which nobody reads again.
+__device__ inline uint4 load_plane(const u8* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+__device__ inline void prefetch_l2(const u8* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -1,0 +1,37 @@
+//! The encodings that kernels decode, by number: which decode tables they take, and which kernels.
+
+use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
+
+/// An encoding with kernels of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Coding {
+    Gap,
+    Tile,
+}
+
+/// All of them.
+pub(super) const CODINGS: [Coding; 2] = [Coding::Gap, Coding::Tile];
+
+/// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
+pub(super) const KERNELS: usize = GAP_BYTES_PER_THREAD.len() + 1;
+/// The number of the decode kernel of `tile`.
+pub(super) const TILE_KERNEL: usize = KERNELS - 1;
+
+impl Coding {
+    /// `None` for tensors that no kernel decodes.
+    pub(super) fn of(encoding: Encoding) -> Option<Self> {
+        match encoding {
+            Encoding::Gap => Some(Self::Gap),
+            Encoding::Tile => Some(Self::Tile),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a decode table, a multiple of 16.
+    pub(super) const fn table_bytes(self) -> u64 {
+        match self {
+            Self::Gap => 16_880,
+            Self::Tile => 16_384,
+        }
+    }
+}
