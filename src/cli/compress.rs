@@ -126,8 +126,10 @@ impl Compress {
 
 /// Whether an error lies in the source; what else is corrupt is the container.
 fn is_of(error: &Error, source: &Source) -> bool {
-    let place = if let Error::Corrupt { place, .. } = error { place } else { return true };
-    source.weights.iter().any(|file| place.starts_with(&file.path))
+    let Error::Corrupt { place, .. } = error else { return true };
+    source.weights.iter().any(|file| {
+        place.strip_prefix(&file.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
+    })
 }
 
 fn result_text(out: &Path, report: &Report, seconds: f64, verified: bool) -> String {

@@ -103,7 +103,8 @@ impl WeightsFile {
     /// its [`std::io::Error`], as one does that decodes what it is asked for.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.reader.read_exact_at(offset, buf).map_err(|source| {
-            source.downcast::<Error>().unwrap_or_else(|source| Error::io("read", &self.path, source))
+            let known = source.downcast::<Error>().map(|error| error.in_file(&self.path));
+            known.unwrap_or_else(|source| Error::io("read", &self.path, source))
         })
     }
 }

@@ -51,21 +51,21 @@ impl Coded {
         let mut bytes = vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
         luts.read(0, &mut bytes)?;
         let table = table::Table::new(&luts.path, &bytes)?;
-        let coded = Self { codes, plane, positions, gaps, table, threads_per_block };
-        let blocks = coded.blocks();
+        let block = Self { codes, plane, positions, gaps, table, threads_per_block };
+        let blocks = block.blocks();
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
-        if coded.gaps.length != gap_bytes {
+        if block.gaps.length != gap_bytes {
             let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks; {AGAIN}");
-            return Err(Error::corrupt(&coded.gaps.path, coded.gaps.length, problem));
+            return Err(Error::corrupt(&block.gaps.path, block.gaps.length, problem));
         }
         let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
-        if !allowed.contains(&coded.positions.length) {
+        if !allowed.contains(&block.positions.length) {
             let problem =
                 format!("must be {} or {} bytes for {blocks} thread blocks; {AGAIN}", allowed[0], allowed[1]);
-            return Err(Error::corrupt(&coded.positions.path, coded.positions.length, problem));
+            return Err(Error::corrupt(&block.positions.path, block.positions.length, problem));
         }
-        coded.check_positions()?;
-        Ok(coded)
+        block.check_positions()?;
+        Ok(block)
     }
 
     /// The number of weights.

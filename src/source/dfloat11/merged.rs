@@ -88,7 +88,9 @@ impl Merged {
         let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
         prefix.extend(json);
         let start = prefix.len() as u64;
-        segments.iter_mut().for_each(|segment| segment.start += start);
+        for segment in &mut segments {
+            segment.start += start;
+        }
         let size = end.checked_add(start).ok_or_else(too_large)?;
         Ok(Self { files, coded, prefix, segments, size })
     }

@@ -28,6 +28,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    slice,
     sync::Arc,
 };
 
@@ -42,12 +43,15 @@ use crate::{Dtype, Error, Result};
 
 const CODES: &str = "encoded_exponent";
 const PLANE: &str = "sign_mantissa";
+const POSITIONS: &str = "output_positions";
 const SPLITS: &str = "split_positions";
 /// What makes a block out of tensors, besides [`SPLITS`].
-const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", "output_positions", "gaps"];
+const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", POSITIONS, "gaps"];
 const CONFIG: &str = "config.json";
 /// What a folder's files become where none of them has tensors that are not coded.
 const MERGED: &str = "model.safetensors";
+/// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
+const MAX_SPLIT_BYTES: u64 = 1 << 20;
 const AGAIN: &str = "download the checkpoint again";
 
 /// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint of the package.
@@ -64,31 +68,30 @@ pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
 /// [`Error::Parameter`] where config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] where arrays are missing or
 /// contradict each other; [`Error::Unsupported`]; [`Error::Io`].
 pub(super) fn import(source: &mut Source, root: &Path) -> Result<()> {
-    let folders: BTreeSet<String> = source
-        .weights
-        .iter()
-        .filter(|file| is_coded(file))
-        .map(|file| folder_of(&file.path).to_owned())
-        .collect();
+    let folders: BTreeSet<String> =
+        source.weights.iter().map(|file| folder_of(&file.path).to_owned()).collect();
     for folder in folders {
         let (files, others) = std::mem::take(&mut source.weights)
             .into_iter()
             .partition::<Vec<_>, _>(|file| folder_of(&file.path) == folder);
         source.weights = others;
+        if !is_coded(&files) {
+            source.weights.extend(files);
+            continue;
+        }
         let config = root.join(&folder).join(CONFIG);
         source.weights.push(Import::new(files, config)?.finish(&mut source.notes)?);
-        source.weights.sort_by(|a, b| a.path.cmp(&b.path));
     }
+    source.weights.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(())
 }
 
-/// Whether a file has tensors of both names in one module.
-fn is_coded(file: &WeightsFile) -> bool {
-    let names: BTreeSet<&str> = file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    names
-        .iter()
-        .filter_map(|name| module_of(name, PLANE))
-        .any(|module| names.contains(&*format!("{module}{CODES}")))
+/// Whether files have tensors of both names in one module.
+fn is_coded(files: &[WeightsFile]) -> bool {
+    let names = files.iter().flat_map(|file| &file.tensors).map(|tensor| tensor.name.as_str());
+    let planes: BTreeSet<&str> = names.clone().filter_map(|name| module_of(name, PLANE)).collect();
+    let mut modules = names.filter_map(|name| module_of(name, CODES));
+    modules.any(|module| planes.contains(module))
 }
 
 /// The module of a tensor with this last component, with its trailing dot; empty for the root.
@@ -170,6 +173,16 @@ impl Import {
             Error::corrupt(&file.path, 0, format!("the DFloat11 block has no {full:?}; {AGAIN}"))
         })?;
         let file = &self.files[*file];
+        let dtypes: &[Dtype] = match name {
+            SPLITS => &[Dtype::I64],
+            POSITIONS => &[Dtype::U8, Dtype::U32, Dtype::I32],
+            _ => &[Dtype::U8],
+        };
+        if !dtypes.contains(&tensor.dtype) {
+            let problem =
+                format!("{full:?} must be {}, not {}; {AGAIN}", dtypes[0].name(), tensor.dtype.name());
+            return Err(Error::corrupt(&file.path, tensor.offset, problem));
+        }
         Ok(Piece {
             path: format!("{}: {full}", file.path),
             reader: Arc::clone(&file.reader),
@@ -180,9 +193,9 @@ impl Import {
 
     /// Takes over one block: its matrices become tensors.
     fn module(&mut self, module: &str) -> Result<()> {
-        let [codes, plane, luts, positions, gaps] = ARRAYS.map(|name| self.array(module, name));
+        let [stream, plane, luts, positions, gaps] = ARRAYS.map(|name| self.array(module, name));
         let geometry = self.config.threads_per_block;
-        let coded = Coded::open([codes?, plane?, luts?, positions?, gaps?], geometry)?;
+        let coded = Coded::open([stream?, plane?, luts?, positions?, gaps?], geometry)?;
         let splits = self.splits(module, coded.weights())?;
         let attributes = self.attributes(module, splits.len() - 1)?;
         let index = self.coded.len();
@@ -211,14 +224,17 @@ impl Import {
         let mut splits = vec![0];
         if self.stored.contains_key(&format!("{module}{SPLITS}")) {
             let array = self.array(module, SPLITS)?;
-            // No model has more matrices in a block; the bytes are those of the file, so it is bounded anyway.
+            if array.length > MAX_SPLIT_BYTES {
+                let what = format!("{}: its length in bytes", array.path);
+                return Err(Error::limit(what, array.length, MAX_SPLIT_BYTES));
+            }
             let mut bytes = vec![0; array.length as usize];
             array.read(0, &mut bytes)?;
             splits.extend(
                 bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().expect("8 bytes"))),
             );
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
-            if !ascending || bytes.len() % 8 != 0 {
+            if !ascending || !bytes.len().is_multiple_of(8) {
                 let problem = format!("must be ascending positions among {weights} weights; {AGAIN}");
                 return Err(Error::corrupt(&array.path, 0, problem));
             }
@@ -275,7 +291,7 @@ impl Import {
 
     /// The name of the merged file: that of the only one, or of the one with what is not coded.
     fn path(&self) -> String {
-        let plain: Vec<_> = self.files.iter().filter(|file| !is_coded(file)).collect();
+        let plain: Vec<_> = self.files.iter().filter(|file| !is_coded(slice::from_ref(file))).collect();
         match (&self.files[..], &plain[..]) {
             ([only], _) => only.path.clone(),
             (_, [rest]) => rest.path.clone(),

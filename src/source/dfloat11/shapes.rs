@@ -147,7 +147,7 @@ fn norms<'a>(modules: &[String], tensors: impl Iterator<Item = (&'a str, &'a [u6
     let lengths: BTreeSet<u64> = tensors
         .filter_map(|(name, shape)| {
             let path = name.strip_suffix("norm.weight")?;
-            let module = &path[..path.rfind('.')? + 1];
+            let module = &path[..=path.rfind('.')?];
             match *shape {
                 [length] if modules.iter().any(|coded| coded == module) => Some(length),
                 _ => None,

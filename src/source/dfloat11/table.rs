@@ -79,14 +79,25 @@ impl Table {
             lut
         });
         let mut table = Self { luts: luts.collect(), short: vec![0; 1 << SHORT_BITS] };
-        for index in 0..1u32 << SHORT_BITS {
-            if let Ok((exponent, length)) = table.walk(index << (32 - SHORT_BITS))
-                && u32::from(length) <= SHORT_BITS
-            {
-                table.short[index as usize] = Entry::from(length) << 8 | Entry::from(exponent);
-            }
+        for index in 0..1 << SHORT_BITS {
+            table.short[index] = table.short_entry(index as u32);
         }
         Ok(table)
+    }
+
+    /// The code that streams beginning with these [`SHORT_BITS`] bits begin with, if it is no longer and the same whatever follows. Below a prefix that
+    /// it shares with the package's end mark, which has no entries, remains of another code would answer for some of the streams.
+    fn short_entry(&self, index: u32) -> Entry {
+        let with = |next: u32| self.walk(index << (32 - SHORT_BITS) | next << 16);
+        match with(0) {
+            Ok((exponent, length))
+                if u32::from(length) <= SHORT_BITS
+                    && (1..1 << (16 - SHORT_BITS)).all(|next| with(next) == with(0)) =>
+            {
+                Entry::from(length) << 8 | Entry::from(exponent)
+            }
+            _ => 0,
+        }
     }
 
     /// The exponent and the length of the code, 1..=32, at the start of a stream whose next 32 bits are `bits`.
@@ -143,7 +154,7 @@ mod tests {
 
     /// `0` → 120, `1000_0000 0` → 255, `1000_0000 1` → `rare`.
     fn rows(rare: u8, length: u8) -> Vec<u8> {
-        let mut rows = vec![[120; ENTRIES], [255; ENTRIES], [0; ENTRIES]];
+        let mut rows = [[120; ENTRIES], [255; ENTRIES], [0; ENTRIES]];
         rows[0][128..].fill(255);
         rows[1][128..].fill(rare);
         rows[2][120] = 1;
@@ -158,6 +169,18 @@ mod tests {
         assert_eq!(table.find(0), Ok((120, 1)));
         assert_eq!(table.find(0x8000_0000), Ok((255, 9)));
         assert_eq!(table.find(0x8080_0000), Ok((254, 9)));
+    }
+
+    #[test]
+    fn remains_of_other_codes_do_not_answer() {
+        // 1000_0000 → LUT 1: 0 → 130 (9 bits), 1000 0000 → none (the end mark), 1000 0001 → 131 (16 bits).
+        let mut rows = [[120; ENTRIES], [130; ENTRIES], [0; ENTRIES]];
+        rows[0][128..].fill(255);
+        rows[1][0x81..].fill(131);
+        (rows[2][120], rows[2][130], rows[2][131]) = (1, 9, 16);
+        let table = Table::new("luts", rows.as_flattened()).unwrap();
+        assert_eq!(table.find(0x8070_0000), Ok((130, 9)));
+        assert_eq!(table.find(0x8081_0000), Ok((131, 16)));
     }
 
     #[test]
