@@ -21,8 +21,13 @@ Examples:
   df11 compress Llama-3.1-8B -o Llama-3.1-8B-df11    a folder: a container a shard, side files beside them
   df11 compress model.safetensors -o model.df11 --force
   df11 compress Llama-3.1-8B --dry-run          the sizes alone
+  df11 compress Qwen3-8B-DF11                   a checkpoint of the official DFloat11 package, as its BF16 original
 
-The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.";
+The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.
+
+A checkpoint of the official DFloat11 package is decoded on the way in, and its files become one; config.json must be
+there, beside a single file too. The package stores no shapes: they follow from biases, or from config.json. Matrices
+whose shape nothing tells get one dimension, and a note says which.";
 
 /// Compress a safetensors file or the folder of a model
 #[derive(Args)]
@@ -114,7 +119,11 @@ impl Compress {
             replace::check(&self.source, &out, "df11")?;
         }
         let progress = session.progress();
-        let report = self.threads.run(|| Ok(df11::compress(&source, &out, &options, &progress)?))?;
+        let report = self.threads.run(|| {
+            let compressed = df11::compress(&source, &out, &options, &progress);
+            compressed
+                .map_err(|error| if is_of(&error, &source) { Failure::Other(error) } else { error.into() })
+        })?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
         let mut json = report_json("compress", &self.source, &out, &report, seconds);
@@ -122,6 +131,14 @@ impl Compress {
         json["verified"] = json!(options.verify);
         Ok(Answer { text: result_text(&out, &report, seconds, options.verify), json })
     }
+}
+
+/// Whether an error lies in the source; what else is corrupt is the container.
+fn is_of(error: &Error, source: &Source) -> bool {
+    let Error::Corrupt { place, .. } = error else { return true };
+    source.weights.iter().any(|file| {
+        place.strip_prefix(&file.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
+    })
 }
 
 pub(super) fn result_text(out: &Path, report: &Report, seconds: f64, verified: bool) -> String {
@@ -180,6 +197,7 @@ pub(super) fn report_text(report: &Report) -> String {
     for left_out in &report.left_out {
         lines.push(format!("  left out  {}: {}", text::printable(&left_out.path), left_out.reason));
     }
+    lines.extend(report.notes.iter().map(|note| format!("  note      {}", text::printable(note))));
     lines.join("\n")
 }
 
@@ -209,5 +227,6 @@ pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Rep
         "seconds": seconds,
         "bytes_per_second": text::per_second(report.source_bytes, seconds),
         "left_out": left_out,
+        "notes": report.notes,
     })
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    dfloat11,
     index::{self, Index},
     safetensors::WeightsFile,
     walk::{Found, is_weights, walk},
@@ -27,6 +28,8 @@ pub struct Source {
     pub side: Vec<SideFile>,
     /// What was found and is not part of the source, in bytewise order of the paths.
     pub left_out: Vec<LeftOut>,
+    /// What the user should know of how the weights were read, a sentence each.
+    pub notes: Vec<String>,
 }
 
 /// A small file that travels with the weights: config, tokenizer, README, the sharding index.
@@ -57,13 +60,22 @@ impl Source {
     /// has none, they are all its safetensors files. Every weights file stays open until the source is dropped.
     /// The cost grows with the number of files and the length of their headers.
     ///
+    /// Where a folder holds a checkpoint of the official `DFloat11` package, recognised by its tensors, its files become one: the BF16 file
+    /// that the checkpoint was made from, decoded as it is read. This needs the checkpoint's `config.json`, beside a single file
+    /// too; matrices whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
+    ///
     /// # Errors
     /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, or two files have
     /// a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
     /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("open", path, source))?;
-        let source = if metadata.is_dir() { open_folder(path)? } else { open_file(path)? };
+        let (mut source, root) = if metadata.is_dir() {
+            (open_folder(path)?, path)
+        } else {
+            (open_file(path)?, path.parent().unwrap_or(Path::new("")))
+        };
+        dfloat11::import(&mut source, root)?;
         source.check_names()?;
         Ok(source)
     }
@@ -100,12 +112,15 @@ fn open_file(path: &Path) -> Result<Source> {
         ));
     }
     let weights = vec![WeightsFile::open(path, name)?];
-    Ok(Source { weights, side: Vec::new(), left_out: Vec::new() })
+    Ok(Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() })
 }
 
 fn open_folder(root: &Path) -> Result<Source> {
     let (found, mut left_out) = walk(root)?;
-    let indexes = index::read_all(&found)?;
+    let mut indexes = index::read_all(&found)?;
+    // Their loader takes all files; an index, if there is one, knows only those that were not coded.
+    let imported = dfloat11::folders(&found);
+    indexes.retain(|folder, _| !imported.contains(folder));
     let present = found.iter().map(|file| file.path.as_str()).collect();
     indexes.values().try_for_each(|index| index.check_files(&present))?;
     let named: BTreeSet<&str> =
@@ -113,7 +128,7 @@ fn open_folder(root: &Path) -> Result<Source> {
 
     let (mut weights, mut side) = (Vec::new(), Vec::new());
     for file in &found {
-        match place(file, &named, &indexes) {
+        match place(file, &named, &indexes, &imported) {
             Place::Weights => weights.push(WeightsFile::open(&file.file, &file.path)?),
             Place::Side => {
                 side.push(SideFile { path: file.path.clone(), file: file.file.clone(), length: file.length });
@@ -129,7 +144,7 @@ fn open_folder(root: &Path) -> Result<Source> {
     }
     indexes.values().try_for_each(|index| index.check(&weights))?;
     left_out.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(Source { weights, side, left_out })
+    Ok(Source { weights, side, left_out, notes: Vec::new() })
 }
 
 /// The side files beside the containers of a model, and what is none.
@@ -158,8 +173,15 @@ enum Place {
     LeftOut(String),
 }
 
-fn place(file: &Found, named: &BTreeSet<&str>, indexes: &BTreeMap<String, Index>) -> Place {
-    if named.contains(file.path.as_str()) {
+fn place(
+    file: &Found,
+    named: &BTreeSet<&str>,
+    indexes: &BTreeMap<String, Index>,
+    imported: &BTreeSet<String>,
+) -> Place {
+    if file.path.ends_with(index::SUFFIX) && imported.contains(index::folder_of(&file.path)) {
+        Place::LeftOut("an index of files that become one".to_owned())
+    } else if named.contains(file.path.as_str()) {
         Place::Weights
     } else if is_weights(&file.path) {
         match indexes.get(index::folder_of(&file.path)) {

@@ -1,5 +1,6 @@
-//! What comes in: safetensors files and Hugging Face folders, and their grouping into blocks.
+//! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11 package, and their grouping into blocks.
 
+mod dfloat11;
 mod folder;
 pub mod group;
 mod index;

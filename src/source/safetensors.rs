@@ -99,9 +99,13 @@ impl WeightsFile {
     /// Fills `buf` with the bytes of the file from `offset` on. One positional read.
     ///
     /// # Errors
-    /// [`Error::Io`] naming the file, also where it has shrunk since it was opened.
+    /// [`Error::Io`] naming the file, also where it has shrunk since it was opened; an [`Error`] that the reader put into
+    /// its [`std::io::Error`], as one does that decodes what it is asked for.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.reader.read_exact_at(offset, buf).map_err(|source| Error::io("read", &self.path, source))
+        self.reader.read_exact_at(offset, buf).map_err(|source| {
+            let known = source.downcast::<Error>().map(|error| error.in_file(&self.path));
+            known.unwrap_or_else(|source| Error::io("read", &self.path, source))
+        })
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Input<'a> {
     /// Ascending by path.
     pub(super) side: Vec<Side<'a>>,
     pub(super) left_out: Vec<LeftOut>,
+    /// What the source has to say of itself.
+    pub(super) notes: Vec<String>,
 }
 
 impl<'a> Input<'a> {
@@ -41,7 +43,12 @@ impl<'a> Input<'a> {
             length: file.length,
             place: Place::Disk(file.file.clone()),
         });
-        Self { weights: weights.collect(), side: side.collect(), left_out: source.left_out.clone() }
+        Self {
+            weights: weights.collect(),
+            side: side.collect(),
+            left_out: source.left_out.clone(),
+            notes: source.notes.clone(),
+        }
     }
 
     /// The original files of a model, all of whose shards are open.
@@ -77,7 +84,7 @@ impl<'a> Input<'a> {
             let problem = format!("there are two side files {:?}", pair[0].path);
             return Err(Error::parameter(problem, "take away the one beside the container"));
         }
-        Ok(Self { weights, side, left_out })
+        Ok(Self { weights, side, left_out, notes: Vec::new() })
     }
 
     /// Bytes of all tensors.

@@ -35,6 +35,8 @@ pub struct Report {
     pub entropy_bits: f64,
     /// Files that were found and are not part of the output.
     pub left_out: Vec<LeftOut>,
+    /// What the user should know of how the weights were read, a sentence each.
+    pub notes: Vec<String>,
 }
 
 impl Report {
@@ -43,6 +45,7 @@ impl Report {
             source_bytes: input.weights.iter().map(|weights| weights.file.length).sum(),
             side_bytes: input.side.iter().map(|file| file.length).sum(),
             left_out: input.left_out.clone(),
+            notes: input.notes.clone(),
             ..Self::default()
         }
     }

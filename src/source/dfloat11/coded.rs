@@ -1,0 +1,322 @@
+//! The coded weights of one block, any range of which can be read.
+//!
+//! ```text
+//! encoded_exponent   | thread block 0: threads × 8 bytes                  | thread block 1      | ..  | last: what is left
+//! codes              ccccc|ccc cc|cc..                                  cc|c                                   cccppp
+//!                         ^ a code goes on into the next thread: its gap   ^ and into the next thread block     ^ padding, at most 7 bits
+//! output_positions   0                                                    first weight here                     .. number of weights
+//! ```
+//! Codes have 32 bits at most, so that each thread has a first code and its gap fits 5 bits. Thread blocks in which no code begins have no
+//! position of their own where the padding does not reach them either: positions are as many as thread blocks, or one more.
+//!
+//! A range is decoded from the start of its thread block, whose codes are in order, so nothing but the first gap is needed; all gaps are compared
+//! nevertheless, and each thread block must end where the next begins.
+
+use super::{AGAIN, merged::Piece, table};
+use crate::{Error, Result, bf16};
+
+pub(super) const BYTES_PER_THREAD: u64 = 8;
+const THREAD_BITS: u64 = 8 * BYTES_PER_THREAD;
+const GAP_BITS: u64 = 5;
+const POSITION_BYTES: u64 = 4;
+/// Bytes that one look at the stream takes: a thread's, and what its last code may take of the next.
+const LOOK_BYTES: usize = 16;
+/// Positions that are checked in one go.
+const CHECK_BYTES: u64 = 64 << 10;
+
+/// A block's arrays, whose sizes agree.
+pub(super) struct Coded {
+    codes: Piece,
+    plane: Piece,
+    positions: Piece,
+    gaps: Piece,
+    table: table::Table,
+    threads_per_block: u64,
+}
+
+/// The weights of a thread block.
+#[derive(Clone, Copy)]
+struct ThreadBlock {
+    index: u64,
+    first: u64,
+    /// One behind the last.
+    end: u64,
+}
+
+impl Coded {
+    /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all positions: 4 bytes for some 25 KB of weights.
+    pub(super) fn open(arrays: [Piece; 5], threads_per_block: u64) -> Result<Self> {
+        let [codes, plane, luts, positions, gaps] = arrays;
+        // A LUT for each value that can be a pointer, LUT 0, the lengths; more cannot be used.
+        let mut bytes = vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
+        luts.read(0, &mut bytes)?;
+        let table = table::Table::new(&luts.path, &bytes)?;
+        let block = Self { codes, plane, positions, gaps, table, threads_per_block };
+        let blocks = block.blocks();
+        let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
+        if block.gaps.length != gap_bytes {
+            let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks; {AGAIN}");
+            return Err(Error::corrupt(&block.gaps.path, block.gaps.length, problem));
+        }
+        let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
+        if !allowed.contains(&block.positions.length) {
+            let problem =
+                format!("must be {} or {} bytes for {blocks} thread blocks; {AGAIN}", allowed[0], allowed[1]);
+            return Err(Error::corrupt(&block.positions.path, block.positions.length, problem));
+        }
+        block.check_positions()?;
+        Ok(block)
+    }
+
+    /// The number of weights.
+    pub(super) const fn weights(&self) -> u64 {
+        self.plane.length
+    }
+
+    fn blocks(&self) -> u64 {
+        self.codes.length.div_ceil(self.block_bytes())
+    }
+
+    const fn block_bytes(&self) -> u64 {
+        self.threads_per_block * BYTES_PER_THREAD
+    }
+
+    /// Positions ascend from 0 to the number of weights.
+    fn check_positions(&self) -> Result<()> {
+        let (mut before, mut offset) = (0, 0);
+        let mut bytes = Vec::new();
+        while offset < self.positions.length {
+            bytes.resize(CHECK_BYTES.min(self.positions.length - offset) as usize, 0);
+            self.positions.read(offset, &mut bytes)?;
+            for position in bytes.as_chunks().0 {
+                let position = u64::from(u32::from_le_bytes(*position));
+                let first = offset == 0;
+                if position < before || position > self.weights() || first && position != 0 {
+                    let problem =
+                        format!("must ascend from 0 to {}, and {position} follows {before}", self.weights());
+                    return Err(self.bad_position(offset, &problem));
+                }
+                (before, offset) = (position, offset + POSITION_BYTES);
+            }
+        }
+        if before != self.weights() {
+            let problem = format!("must end with the number of weights, {}", self.weights());
+            return Err(self.bad_position(offset - POSITION_BYTES, &problem));
+        }
+        Ok(())
+    }
+
+    fn bad_position(&self, offset: u64, problem: &str) -> Error {
+        Error::corrupt(&self.positions.path, offset, format!("{problem}; {AGAIN}"))
+    }
+
+    /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
+    pub(super) fn read(&self, from: u64, buf: &mut [u8]) -> Result<()> {
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let end = from + buf.len() as u64;
+        let mut scratch = Scratch::default();
+        let mut block = self.find(from / 2)?;
+        let mut done = 0;
+        loop {
+            let at = from + done as u64;
+            let (first, until) = (at / 2, end.div_ceil(2).min(block.end));
+            let weights = self.decode(block, first, until, &mut scratch)?;
+            let weights = &weights[(at % 2) as usize..];
+            let count = weights.len().min(buf.len() - done);
+            buf[done..done + count].copy_from_slice(&weights[..count]);
+            done += count;
+            if done == buf.len() {
+                return Ok(());
+            }
+            block = self.after(block)?;
+        }
+    }
+
+    /// The thread block of a weight.
+    fn find(&self, weight: u64) -> Result<ThreadBlock> {
+        let (mut low, mut high) = (0, self.positions.length / POSITION_BYTES);
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if self.position(middle)? <= weight { low = middle } else { high = middle }
+        }
+        let block = self.block(low)?;
+        if (block.first..block.end).contains(&weight) { Ok(block) } else { Err(self.not_ascending(low)) }
+    }
+
+    /// The next thread block that has weights.
+    fn after(&self, block: ThreadBlock) -> Result<ThreadBlock> {
+        let mut next = self.block(block.index + 1)?;
+        while next.first == next.end {
+            next = self.block(next.index + 1)?;
+        }
+        if next.first == block.end { Ok(next) } else { Err(self.not_ascending(next.index)) }
+    }
+
+    fn block(&self, index: u64) -> Result<ThreadBlock> {
+        let (first, end) = (self.position(index)?, self.position(index + 1)?);
+        // Each code has a bit at least, so no thread block has more weights; the stream has all thread blocks but empty ones.
+        if first > end || end - first > 8 * self.block_bytes() || index >= self.blocks() {
+            return Err(self.not_ascending(index));
+        }
+        Ok(ThreadBlock { index, first, end })
+    }
+
+    fn not_ascending(&self, index: u64) -> Error {
+        self.bad_position(
+            POSITION_BYTES * index,
+            "the thread block has more weights than bits, or less than none",
+        )
+    }
+
+    fn position(&self, index: u64) -> Result<u64> {
+        let mut bytes = [0; POSITION_BYTES as usize];
+        if POSITION_BYTES * (index + 1) > self.positions.length {
+            return Err(self.not_ascending(index));
+        }
+        self.positions.read(POSITION_BYTES * index, &mut bytes)?;
+        Ok(u64::from(u32::from_le_bytes(bytes)))
+    }
+
+    /// The bytes of weights `first..until` of a thread block.
+    fn decode<'a>(
+        &self,
+        block: ThreadBlock,
+        first: u64,
+        until: u64,
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [u8]> {
+        self.load(block.index, scratch)?;
+        let count = (until - block.first) as usize;
+        scratch.exponents.resize(count, 0);
+        let gaps = Gaps { bytes: &scratch.gaps, skip: GAP_BITS * self.threads_per_block * block.index % 8 };
+        let end = self.decode_codes(block, &scratch.codes, &gaps, &mut scratch.exponents)?;
+        if until == block.end {
+            self.check_end(block, end, &gaps)?;
+        }
+        let count = (until - first) as usize;
+        scratch.plane.resize(count, 0);
+        self.plane.read(first, &mut scratch.plane)?;
+        scratch.weights.resize(2 * count, 0);
+        let skipped = (first - block.first) as usize;
+        bf16::merge(&scratch.exponents[skipped..], &scratch.plane, &mut scratch.weights);
+        Ok(&scratch.weights)
+    }
+
+    /// Reads the codes of a thread block with the bytes that its last code may take, and its gaps with the next one's first.
+    fn load(&self, index: u64, scratch: &mut Scratch) -> Result<()> {
+        let start = index * self.block_bytes();
+        let length = (self.block_bytes() + LOOK_BYTES as u64).min(self.codes.length - start);
+        scratch.codes.clear();
+        scratch.codes.resize(self.block_bytes() as usize + LOOK_BYTES, 0);
+        self.codes.read(start, &mut scratch.codes[..length as usize])?;
+
+        let bits = GAP_BITS * self.threads_per_block;
+        let start = bits * index / 8;
+        let end = (bits * (index + 1) + GAP_BITS).div_ceil(8).min(self.gaps.length);
+        scratch.gaps.clear();
+        scratch.gaps.resize((end - start) as usize, 0);
+        self.gaps.read(start, &mut scratch.gaps)
+    }
+
+    /// Decodes as many codes as there is room for; returns the bit behind the last, counted from the start of the thread block.
+    fn decode_codes(
+        &self,
+        block: ThreadBlock,
+        codes: &[u8],
+        gaps: &Gaps<'_>,
+        exponents: &mut [u8],
+    ) -> Result<u64> {
+        let mut left = exponents.iter_mut();
+        let mut bit = u64::from(gaps.get(0));
+        for thread in 0..self.threads_per_block {
+            if left.len() == 0 {
+                return Ok(bit);
+            }
+            let start = thread * THREAD_BITS;
+            if bit != start + u64::from(gaps.get(thread)) {
+                let problem =
+                    format!("the gap of thread {thread} is not where its first code begins; {AGAIN}");
+                return Err(Error::corrupt(&self.gaps.path, self.gap_byte(block.index, thread), problem));
+            }
+            let look = &codes[(start / 8) as usize..][..LOOK_BYTES];
+            let mut look = u128::from_be_bytes(look.try_into().expect("16 bytes")) << (bit - start);
+            while bit < start + THREAD_BITS {
+                let Some(exponent) = left.next() else { return Ok(bit) };
+                let (value, length) = self
+                    .table
+                    .find((look >> 96) as u32)
+                    .map_err(|no_code| self.no_code(block, bit, &no_code))?;
+                *exponent = value;
+                look <<= length;
+                bit += u64::from(length);
+            }
+        }
+        if left.len() == 0 { Ok(bit) } else { Err(self.wrong_end(block)) }
+    }
+
+    /// A thread block ends where the next one begins, or with the stream.
+    fn check_end(&self, block: ThreadBlock, bit: u64, gaps: &Gaps<'_>) -> Result<()> {
+        let block_bits = 8 * self.block_bytes();
+        let good = if block.end == self.weights() {
+            (8 * self.codes.length)
+                .checked_sub(block.index * block_bits + bit)
+                .is_some_and(|padding| padding < 8)
+        } else {
+            bit.checked_sub(block_bits) == Some(u64::from(gaps.get(self.threads_per_block)))
+        };
+        if good { Ok(()) } else { Err(self.wrong_end(block)) }
+    }
+
+    fn wrong_end(&self, block: ThreadBlock) -> Error {
+        let problem = format!("thread block {} does not end where the next begins; {AGAIN}", block.index);
+        Error::corrupt(&self.codes.path, (block.index + 1) * self.block_bytes(), problem)
+    }
+
+    fn gap_byte(&self, block: u64, thread: u64) -> u64 {
+        GAP_BITS * (block * self.threads_per_block + thread) / 8
+    }
+
+    fn no_code(&self, block: ThreadBlock, bit: u64, no_code: &table::NoCode) -> Error {
+        match no_code {
+            table::NoCode::Unused => {
+                let byte = block.index * self.block_bytes() + bit / 8;
+                Error::corrupt(&self.codes.path, byte, format!("no code begins with these bits; {AGAIN}"))
+            }
+            table::NoCode::Ambiguous => Error::unsupported(
+                format!(
+                    "{}: an exponent of 240 or more that looks like a pointer between the LUTs",
+                    self.codes.path
+                ),
+                "the DFloat11 package has lost such weights; compress the original BF16 files",
+            ),
+        }
+    }
+}
+
+/// The gaps of a thread block, and the first one after it; missing ones are 0.
+struct Gaps<'a> {
+    bytes: &'a [u8],
+    /// Bits before the first.
+    skip: u64,
+}
+
+impl Gaps<'_> {
+    fn get(&self, thread: u64) -> u8 {
+        let bit = self.skip + GAP_BITS * thread;
+        let byte = |at: u64| self.bytes.get(at as usize).copied().unwrap_or(0);
+        let two = u16::from_be_bytes([byte(bit / 8), byte(bit / 8 + 1)]);
+        (two >> (16 - GAP_BITS - bit % 8)) as u8 & 0x1F
+    }
+}
+
+/// Buffers of one read: some 100 KiB.
+#[derive(Default)]
+struct Scratch {
+    codes: Vec<u8>,
+    gaps: Vec<u8>,
+    exponents: Vec<u8>,
+    plane: Vec<u8>,
+    weights: Vec<u8>,
+}

@@ -1,0 +1,91 @@
+//! What config.json says of a checkpoint of the package.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use regex_lite::Regex;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{Error, Result, source::unique::Unique};
+
+/// The longest config.json, in bytes.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// What the package's kernel is made for.
+const BYTES_PER_THREAD: u64 = super::coded::BYTES_PER_THREAD;
+
+/// A config.json with a `dfloat11_config`.
+pub(super) struct Config {
+    /// The version of the package.
+    pub(super) version: Option<String>,
+    /// Threads of a thread block, 1..=1024.
+    pub(super) threads_per_block: u64,
+    /// Names of matrices for each pattern of module names.
+    patterns: Vec<(Regex, Vec<String>)>,
+    /// All of it, for what it says of the model.
+    pub(super) json: Value,
+}
+
+#[derive(Deserialize)]
+struct Json {
+    version: Option<String>,
+    threads_per_block: Threads,
+    bytes_per_thread: u64,
+    pattern_dict: BTreeMap<String, Vec<String>>,
+}
+
+/// CUDA's dimensions, or the first of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Threads {
+    One(u64),
+    List([u64; 1]),
+}
+
+impl Config {
+    /// Reads a config.json; `None` where there is none, or none of the package.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where it is not what the package writes; [`Error::Unsupported`] for a geometry that its kernel does not have, or a
+    /// pattern beyond ours; [`Error::Limit`]; [`Error::Io`].
+    pub(super) fn read(file: &Path) -> Result<Option<Self>> {
+        match fs::metadata(file) {
+            Ok(metadata) if metadata.is_file() && metadata.len() > MAX_CONFIG_BYTES => {
+                let what = format!("{}: its length in bytes", file.display());
+                return Err(Error::limit(what, metadata.len(), MAX_CONFIG_BYTES));
+            }
+            Ok(metadata) if metadata.is_file() => {}
+            _ => return Ok(None),
+        }
+        let bytes = fs::read(file).map_err(|source| Error::io("read", file, source))?;
+        let place = file.display().to_string();
+        let invalid =
+            |error| Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"));
+        serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
+        let json: Value = serde_json::from_slice(&bytes).map_err(invalid)?;
+        let Some(own) = json.get("dfloat11_config") else { return Ok(None) };
+        let own = Json::deserialize(own).map_err(invalid)?;
+        let (Threads::One(threads_per_block) | Threads::List([threads_per_block])) = own.threads_per_block;
+        if own.bytes_per_thread != BYTES_PER_THREAD || !(1..=1024).contains(&threads_per_block) {
+            let what =
+                format!("{place}: {} bytes a thread, {threads_per_block} threads", own.bytes_per_thread);
+            return Err(Error::unsupported(what, "compress the original BF16 files"));
+        }
+        let patterns = own.pattern_dict.into_iter().map(|(pattern, attributes)| {
+            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+                let what = format!("{place}: the pattern {pattern:?} ({error})").replace('\n', " ");
+                Error::unsupported(what, "write it in plain regular expressions")
+            })?;
+            Ok((regex, attributes))
+        });
+        let patterns = patterns.collect::<Result<_>>()?;
+        Ok(Some(Self { version: own.version, threads_per_block, patterns, json }))
+    }
+
+    /// The names of matrices in each pattern that matches this module.
+    pub(super) fn attributes(&self, module: &str) -> impl Iterator<Item = &Vec<String>> {
+        self.patterns
+            .iter()
+            .filter(move |(regex, _)| regex.is_match(module))
+            .map(|(_, attributes)| attributes)
+    }
+}

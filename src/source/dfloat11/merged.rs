@@ -1,0 +1,156 @@
+//! The file that a checkpoint was made from: bytes that lie in its files, or are decoded when they are read.
+
+use std::{io, sync::Arc};
+
+use serde_json::Value;
+
+use super::{Entry, coded::Coded};
+use crate::{Error, Result, io::ReadAt, source::WeightsFile};
+
+/// A range of a file.
+pub(super) struct Piece {
+    /// What it is, for messages.
+    pub(super) path: String,
+    pub(super) reader: Arc<dyn ReadAt>,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+impl Piece {
+    /// Fills `buf` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; also where the piece has fewer bytes.
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let inside = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= self.length);
+        let read = if inside {
+            self.reader.read_exact_at(self.offset + offset, buf)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        };
+        read.map_err(|source| Error::io("read", &self.path, source))
+    }
+}
+
+/// Where a tensor's bytes come from.
+pub(super) enum Part {
+    /// As they are, from this offset of a file.
+    Stored { file: usize, offset: u64 },
+    /// Decoded, from this weight of a block.
+    Coded { coded: usize, first: u64 },
+}
+
+/// The whole file: `length | JSON | tensors`.
+pub(super) struct Merged {
+    files: Vec<WeightsFile>,
+    coded: Vec<Arc<Coded>>,
+    prefix: Vec<u8>,
+    /// In ascending order of their starts; each with bytes.
+    segments: Vec<Segment>,
+    size: u64,
+}
+
+struct Segment {
+    start: u64,
+    length: u64,
+    part: Part,
+}
+
+impl Merged {
+    /// Lays out a file of these tensors, in this order.
+    pub(super) fn new(
+        files: Vec<WeightsFile>,
+        coded: Vec<Arc<Coded>>,
+        entries: Vec<(String, Entry)>,
+    ) -> Result<Self> {
+        let too_large = || Error::limit("the bytes of a checkpoint", u64::MAX, u64::MAX - 1);
+        let mut json = Vec::new();
+        let mut segments = Vec::with_capacity(entries.len());
+        let mut end = 0u64;
+        if let Some(metadata) = metadata(&files) {
+            json.push(format!("\"__metadata__\":{metadata}"));
+        }
+        for (name, entry) in entries {
+            let start = end;
+            end = end.checked_add(entry.bytes).ok_or_else(too_large)?;
+            json.push(format!(
+                "{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{start},{end}]}}",
+                Value::from(name),
+                entry.dtype.name(),
+                Value::from(entry.shape)
+            ));
+            if entry.bytes > 0 {
+                segments.push(Segment { start, length: entry.bytes, part: entry.part });
+            }
+        }
+        let mut json = format!("{{{}}}", json.join(",")).into_bytes();
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
+        prefix.extend(json);
+        let start = prefix.len() as u64;
+        for segment in &mut segments {
+            segment.start += start;
+        }
+        let size = end.checked_add(start).ok_or_else(too_large)?;
+        Ok(Self { files, coded, prefix, segments, size })
+    }
+
+    fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> Result<()> {
+        let mut next = self.segments.partition_point(|segment| segment.start + segment.length <= offset);
+        while !buf.is_empty() {
+            let (from, length) = match self.segments.get(next) {
+                _ if offset < self.prefix.len() as u64 => (offset, self.prefix.len() as u64 - offset),
+                Some(segment) => (offset - segment.start, segment.start + segment.length - offset),
+                None => unreachable!("the range was checked, and segments are contiguous"),
+            };
+            let (part, rest) = buf.split_at_mut(length.min(buf.len() as u64) as usize);
+            let count = part.len() as u64;
+            if offset < self.prefix.len() as u64 {
+                part.copy_from_slice(&self.prefix[from as usize..][..part.len()]);
+            } else {
+                self.segments[next].part.read(self, from, part)?;
+                next += 1;
+            }
+            (offset, buf) = (offset + count, rest);
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    fn read(&self, merged: &Merged, from: u64, buf: &mut [u8]) -> Result<()> {
+        match *self {
+            Self::Stored { file, offset } => merged.files[file].read_exact_at(offset + from, buf),
+            Self::Coded { coded, first } => merged.coded[coded].read(2 * first + from, buf),
+        }
+    }
+}
+
+impl ReadAt for Merged {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Errors of decoding come inside an [`io::Error`]; [`WeightsFile::read_exact_at`] takes them out again.
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.size) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.read(offset, buf).map_err(io::Error::other)
+    }
+}
+
+/// The files' own metadata, as JSON in ascending order of the keys; of equal keys the first counts.
+fn metadata(files: &[WeightsFile]) -> Option<Value> {
+    let mut all: Option<serde_json::Map<String, Value>> = None;
+    for file in files {
+        let header: Option<Value> = serde_json::from_slice(&file.prefix[8..]).ok();
+        if let Some(Value::Object(metadata)) = header.as_ref().and_then(|header| header.get("__metadata__")) {
+            let all = all.get_or_insert_default();
+            metadata.iter().for_each(|(key, value)| {
+                all.entry(key).or_insert_with(|| value.clone());
+            });
+        }
+    }
+    all.map(Value::Object)
+}

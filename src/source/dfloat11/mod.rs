@@ -1,0 +1,323 @@
+//! Checkpoints of the official DFloat11 package (`PyPI` `dfloat11`, up to 0.5.0): read as the BF16 files that they were made from.
+//!
+//! ```text
+//! <block>.luts               u8 [k + 1, 256]   k look-up tables of 256 entries; the last row: the code length of each exponent
+//! <block>.encoded_exponent   u8 [n]            the codes of all weights of the block, most significant bit first
+//! <block>.sign_mantissa      u8 [weights]      the plane
+//! <block>.output_positions   u32 [..] as u8    the first weight of each thread block, and the number of weights
+//! <block>.gaps               u8 [..]           5 bits a thread: where its first code begins in its 8 bytes
+//! <block>.split_positions    i64 [matrices−1]  where each matrix but the first begins
+//! ```
+//! The matrices of a block are concatenated, in the order in which `dfloat11_config.pattern_dict` of config.json lists them; a pattern without
+//! a list is a module whose one `weight` is coded. Shapes are not stored: see [`shapes`].
+//!
+//! A folder's files become one [`WeightsFile`], whose bytes are what the `safetensors` library would have written for the original tensors, and
+//! are decoded where they are read: nobody who reads it can tell. Memory is some 10 KiB a block, and 100 KiB for each
+//! read under way.
+//!
+//! Exponents of 240 and more (infinities, NaN, huge numbers) share their values with pointers between the LUTs, so that the package's own
+//! decoder loses such weights. They come back here, since code lengths tell a pointer from an exponent (see [`table`]).
+
+mod coded;
+mod config;
+mod merged;
+mod shapes;
+mod table;
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    slice,
+    sync::Arc,
+};
+
+use self::{
+    coded::Coded,
+    config::Config,
+    merged::{Merged, Part, Piece},
+    shapes::Geometry,
+};
+use super::{Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
+use crate::{Dtype, Error, Result};
+
+const CODES: &str = "encoded_exponent";
+const PLANE: &str = "sign_mantissa";
+const POSITIONS: &str = "output_positions";
+const SPLITS: &str = "split_positions";
+/// What makes a block out of tensors, besides [`SPLITS`].
+const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", POSITIONS, "gaps"];
+const CONFIG: &str = "config.json";
+/// What a folder's files become where none of them has tensors that are not coded.
+const MERGED: &str = "model.safetensors";
+/// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
+const MAX_SPLIT_BYTES: u64 = 1 << 20;
+const AGAIN: &str = "download the checkpoint again";
+
+/// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint of the package.
+pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
+    let configs = found.iter().filter(|file| file.path == format!("{}{CONFIG}", folder_of(&file.path)));
+    let checkpoints = configs.filter(|file| matches!(Config::read(&file.file), Ok(Some(_))));
+    checkpoints.map(|file| folder_of(&file.path).to_owned()).collect()
+}
+
+/// Replaces the files of each folder that holds a checkpoint of the package by the one file that it was made from, as far as that can be
+/// known. `root` is the source's folder.
+///
+/// # Errors
+/// [`Error::Parameter`] where config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] where arrays are missing or
+/// contradict each other; [`Error::Unsupported`]; [`Error::Io`].
+pub(super) fn import(source: &mut Source, root: &Path) -> Result<()> {
+    let folders: BTreeSet<String> =
+        source.weights.iter().map(|file| folder_of(&file.path).to_owned()).collect();
+    for folder in folders {
+        let (files, others) = std::mem::take(&mut source.weights)
+            .into_iter()
+            .partition::<Vec<_>, _>(|file| folder_of(&file.path) == folder);
+        source.weights = others;
+        if !is_coded(&files) {
+            source.weights.extend(files);
+            continue;
+        }
+        let config = root.join(&folder).join(CONFIG);
+        source.weights.push(Import::new(files, config)?.finish(&mut source.notes)?);
+    }
+    source.weights.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(())
+}
+
+/// Whether files have tensors of both names in one module.
+fn is_coded(files: &[WeightsFile]) -> bool {
+    let names = files.iter().flat_map(|file| &file.tensors).map(|tensor| tensor.name.as_str());
+    let planes: BTreeSet<&str> = names.clone().filter_map(|name| module_of(name, PLANE)).collect();
+    let mut modules = names.filter_map(|name| module_of(name, CODES));
+    modules.any(|module| planes.contains(module))
+}
+
+/// The module of a tensor with this last component, with its trailing dot; empty for the root.
+fn module_of<'a>(name: &'a str, last: &str) -> Option<&'a str> {
+    name.strip_suffix(last).filter(|module| module.is_empty() || module.ends_with('.'))
+}
+
+/// A tensor as it will stand in the merged file.
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    bytes: u64,
+    part: Part,
+}
+
+/// One checkpoint on its way in.
+struct Import {
+    files: Vec<WeightsFile>,
+    config_path: PathBuf,
+    config: Config,
+    /// The tensors as they lie in the files, by name, each with the index of its file.
+    stored: BTreeMap<String, (usize, SourceTensor)>,
+    geometry: Geometry,
+    coded: Vec<Arc<Coded>>,
+    entries: BTreeMap<String, Entry>,
+    /// Names of tensors whose shape nothing tells.
+    flat: Vec<String>,
+}
+
+impl Import {
+    fn new(files: Vec<WeightsFile>, config_path: PathBuf) -> Result<Self> {
+        let config = Config::read(&config_path)?.ok_or_else(|| {
+            Error::parameter(
+                format!("a DFloat11 checkpoint needs {} with its dfloat11_config", config_path.display()),
+                "download the checkpoint's config.json to that place; its pattern_dict names the matrices",
+            )
+        })?;
+        let mut stored = BTreeMap::new();
+        for (index, file) in files.iter().enumerate() {
+            for tensor in &file.tensors {
+                let twice: Option<(usize, _)> = stored.insert(tensor.name.clone(), (index, tensor.clone()));
+                if let Some((other, _)) = twice {
+                    let problem = format!(
+                        "{} and {} both have a tensor {:?}",
+                        files[other].path, file.path, tensor.name
+                    );
+                    return Err(Error::parameter(
+                        problem,
+                        "remove the file that is no part of the checkpoint",
+                    ));
+                }
+            }
+        }
+        let (coded, entries, flat) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let mut import =
+            Self { files, config_path, config, stored, geometry: Geometry::default(), coded, entries, flat };
+        let modules = import.modules();
+        let vectors = import.stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
+        import.geometry = Geometry::new(&import.config.json, &modules, vectors);
+        modules.iter().try_for_each(|module| import.module(module))?;
+        import.copy_others(&modules)?;
+        Ok(import)
+    }
+
+    /// The modules that are coded, with their trailing dots.
+    fn modules(&self) -> Vec<String> {
+        let names = self.stored.keys().filter_map(|name| module_of(name, CODES));
+        names
+            .filter(|module| self.stored.contains_key(&format!("{module}{PLANE}")))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// A block's array of this name: the path of its file, a reader, and the tensor.
+    fn array(&self, module: &str, name: &str) -> Result<Piece> {
+        let full = format!("{module}{name}");
+        let (file, tensor) = self.stored.get(&full).ok_or_else(|| {
+            let file = &self.files[self.stored[&format!("{module}{CODES}")].0];
+            Error::corrupt(&file.path, 0, format!("the DFloat11 block has no {full:?}; {AGAIN}"))
+        })?;
+        let file = &self.files[*file];
+        let dtypes: &[Dtype] = match name {
+            SPLITS => &[Dtype::I64],
+            POSITIONS => &[Dtype::U8, Dtype::U32, Dtype::I32],
+            _ => &[Dtype::U8],
+        };
+        if !dtypes.contains(&tensor.dtype) {
+            let problem =
+                format!("{full:?} must be {}, not {}; {AGAIN}", dtypes[0].name(), tensor.dtype.name());
+            return Err(Error::corrupt(&file.path, tensor.offset, problem));
+        }
+        Ok(Piece {
+            path: format!("{}: {full}", file.path),
+            reader: Arc::clone(&file.reader),
+            offset: tensor.offset,
+            length: tensor.length,
+        })
+    }
+
+    /// Takes over one block: its matrices become tensors.
+    fn module(&mut self, module: &str) -> Result<()> {
+        let [stream, plane, luts, positions, gaps] = ARRAYS.map(|name| self.array(module, name));
+        let geometry = self.config.threads_per_block;
+        let coded = Coded::open([stream?, plane?, luts?, positions?, gaps?], geometry)?;
+        let splits = self.splits(module, coded.weights())?;
+        let attributes = self.attributes(module, splits.len() - 1)?;
+        let index = self.coded.len();
+        for (attribute, range) in attributes.iter().zip(splits.windows(2)) {
+            let (first, weights) = (range[0], range[1] - range[0]);
+            let path = attribute.as_ref().map_or_else(
+                || module.trim_end_matches('.').to_owned(),
+                |attribute| format!("{module}{attribute}"),
+            );
+            let name = if path.is_empty() { "weight".to_owned() } else { format!("{path}.weight") };
+            let bias = self.stored.get(&format!("{path}.bias")).map(|(_, tensor)| &tensor.shape[..]);
+            let shape = self.geometry.shape(&path, attribute.is_none(), weights, bias).unwrap_or_else(|| {
+                self.flat.push(name.clone());
+                vec![weights]
+            });
+            let part = Part::Coded { coded: index, first };
+            let entry = Entry { dtype: Dtype::BF16, shape, bytes: 2 * weights, part };
+            self.add(name, entry)?;
+        }
+        self.coded.push(Arc::new(coded));
+        Ok(())
+    }
+
+    /// Where the matrices of a block begin, and the number of its weights.
+    fn splits(&self, module: &str, weights: u64) -> Result<Vec<u64>> {
+        let mut splits = vec![0];
+        if self.stored.contains_key(&format!("{module}{SPLITS}")) {
+            let array = self.array(module, SPLITS)?;
+            if array.length > MAX_SPLIT_BYTES {
+                let what = format!("{}: its length in bytes", array.path);
+                return Err(Error::limit(what, array.length, MAX_SPLIT_BYTES));
+            }
+            let mut bytes = vec![0; array.length as usize];
+            array.read(0, &mut bytes)?;
+            splits.extend(
+                bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().expect("8 bytes"))),
+            );
+            let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
+            if !ascending || !bytes.len().is_multiple_of(8) {
+                let problem = format!("must be ascending positions among {weights} weights; {AGAIN}");
+                return Err(Error::corrupt(&array.path, 0, problem));
+            }
+        }
+        splits.push(weights);
+        Ok(splits)
+    }
+
+    /// The names of a block's matrices; `None` for the module's own weight.
+    fn attributes(&self, module: &str, count: usize) -> Result<Vec<Option<String>>> {
+        let name = module.trim_end_matches('.');
+        let matches: Vec<&Vec<String>> = self.config.attributes(name).collect();
+        let fitting = matches.iter().find(|attributes| attributes.len().max(1) == count);
+        let Some(attributes) = fitting else {
+            let lengths: Vec<usize> = matches.iter().map(|attributes| attributes.len()).collect();
+            let problem = if lengths.is_empty() {
+                format!("no pattern of pattern_dict matches the block {name:?}")
+            } else {
+                format!("the block {name:?} has {count} matrices, and pattern_dict names {lengths:?} for it")
+            };
+            let problem = format!("{}: {problem}", self.config_path.display());
+            return Err(Error::parameter(problem, "get the config.json that belongs to these weights"));
+        };
+        Ok(if attributes.is_empty() {
+            vec![None]
+        } else {
+            attributes.iter().map(|attribute| Some(attribute.clone())).collect()
+        })
+    }
+
+    /// Takes over all tensors that belong to no block.
+    fn copy_others(&mut self, modules: &[String]) -> Result<()> {
+        let mut others = std::mem::take(&mut self.stored);
+        for module in modules {
+            for array in ARRAYS.iter().chain([&SPLITS]) {
+                others.remove(&format!("{module}{array}"));
+            }
+        }
+        for (name, (file, tensor)) in others {
+            let part = Part::Stored { file, offset: tensor.offset };
+            self.add(name, Entry { dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.length, part })?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: String, entry: Entry) -> Result<()> {
+        if self.entries.contains_key(&name) {
+            let problem = format!("the DFloat11 checkpoint has the weights of {name:?} twice");
+            return Err(Error::parameter(problem, AGAIN));
+        }
+        self.entries.insert(name, entry);
+        Ok(())
+    }
+
+    /// The name of the merged file: that of the only one, or of the one with what is not coded.
+    fn path(&self) -> String {
+        let plain: Vec<_> = self.files.iter().filter(|file| !is_coded(slice::from_ref(file))).collect();
+        match (&self.files[..], &plain[..]) {
+            ([only], _) => only.path.clone(),
+            (_, [rest]) => rest.path.clone(),
+            _ => format!("{}{MERGED}", folder_of(&self.files[0].path)),
+        }
+    }
+
+    fn finish(mut self, notes: &mut Vec<String>) -> Result<WeightsFile> {
+        let path = self.path();
+        notes.push(format!(
+            "{path}: a DFloat11 checkpoint (version {}) of {} file(s) and {} blocks, decoded and coded again",
+            self.config.version.as_deref().unwrap_or("unknown"),
+            self.files.len(),
+            self.coded.len()
+        ));
+        if let Some(first) = self.flat.first() {
+            notes.push(format!(
+                "{path}: nothing in the checkpoint tells the shapes of {} tensor(s); stored with one dimension: {first}{}",
+                self.flat.len(),
+                if self.flat.len() > 1 { ", ..." } else { "" }
+            ));
+        }
+        // The order in which the safetensors library writes: by descending dtype, then by name.
+        let mut entries: Vec<_> = std::mem::take(&mut self.entries).into_iter().collect();
+        entries.sort_by_key(|(_, entry)| Reverse(entry.dtype));
+        let merged = Merged::new(self.files, self.coded, entries)?;
+        WeightsFile::parse(&path, Arc::new(merged))
+    }
+}

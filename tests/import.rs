@@ -1,0 +1,382 @@
+//! Checkpoints of the official DFloat11 package: its own files (`tests/dfloat11/make.py` makes them) become the BF16 files that they were made from.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use df11::{
+    CompressOptions, DecompressOptions, Dtype, Error, Result,
+    source::{Source, WeightsFile},
+};
+use safetensors::{SafeTensors, tensor::TensorView};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_df11");
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dfloat11").join(name)
+}
+
+/// The hash of the file that was compressed.
+fn original(path: &str) -> String {
+    let lines = fs::read_to_string(fixture("originals.sha256")).unwrap();
+    let line = lines.lines().find(|line| line.ends_with(&format!("  {path}"))).unwrap();
+    line.split("  ").next().unwrap().to_owned()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read(file: &WeightsFile) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; file.length as usize];
+    file.read_exact_at(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The only weights file of a source.
+fn only(path: &Path) -> Result<WeightsFile> {
+    let mut source = Source::open(path)?;
+    assert_eq!(source.weights.len(), 1);
+    Ok(source.weights.remove(0))
+}
+
+/// Opens a checkpoint and decodes all of it.
+fn decode(path: &Path) -> Result<Vec<u8>> {
+    read(&only(path)?)
+}
+
+fn shapes(file: &WeightsFile) -> BTreeMap<&str, &[u64]> {
+    file.tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.shape[..])).collect()
+}
+
+/// A copy of a fixture that may be changed.
+fn copy(name: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixture(name)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    folder
+}
+
+/// The tensors of a file: dtype, shape, bytes.
+type Tensors = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
+
+fn tensors(file: &Path) -> Tensors {
+    let bytes = fs::read(file).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.iter()
+        .map(|(name, t)| (name.to_owned(), (t.dtype(), t.shape().to_vec(), t.data().to_vec())))
+        .collect()
+}
+
+fn write(file: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// Writes the file with one tensor changed; of bytes whose number changes, the shape becomes flat.
+fn edit(file: &Path, tensor: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut all = tensors(file);
+    let (dtype, shape, bytes) = all.get_mut(tensor).unwrap();
+    let length = bytes.len();
+    change(bytes);
+    if bytes.len() != length {
+        *shape = vec![bytes.len() / (dtype.bitsize() / 8)];
+    }
+    write(file, &all);
+}
+
+#[test]
+fn a_folder_of_blocks_is_the_original_file() {
+    let file = only(&fixture("llama")).unwrap();
+    assert_eq!(file.path, "model.safetensors");
+    assert_eq!(sha256(&read(&file).unwrap()), original("llama/model.safetensors"));
+    let shapes = shapes(&file);
+    assert_eq!(shapes["model.layers.1.self_attn.q_proj.weight"], [40, 36]);
+    assert_eq!(shapes["model.layers.1.self_attn.o_proj.weight"], [36, 40]);
+    assert_eq!(shapes["model.layers.0.mlp.down_proj.weight"], [36, 151]);
+    assert_eq!(shapes["lm_head.weight"], [131, 36]);
+}
+
+#[test]
+fn shapes_follow_from_norms_where_the_config_has_none() {
+    let folder = copy("llama");
+    let config = folder.path().join("config.json");
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    fs::write(&config, serde_json::json!({ "dfloat11_config": json["dfloat11_config"] }).to_string())
+        .unwrap();
+    assert_eq!(sha256(&decode(folder.path()).unwrap()), original("llama/model.safetensors"));
+}
+
+#[test]
+fn infinities_nan_and_what_nothing_tells() {
+    let path = fixture("plain");
+    for path in [path.clone(), path.join("model.safetensors")] {
+        let source = Source::open(&path).unwrap();
+        let file = &source.weights[0];
+        let shapes = shapes(file);
+        assert_eq!(shapes["blocks.0.to_out.0.weight"], [45, 91]);
+        assert_eq!(shapes["blocks.1.to_q.weight"], [7, 13]);
+        assert_eq!(shapes["blocks.0.mixer.weight"], [135]);
+        assert_eq!(source.notes.len(), 2);
+        assert!(source.notes[1].contains("2 tensor(s)") && source.notes[1].contains("blocks.0.mixer.weight"));
+
+        // The flat tensors have their bytes, in their places; only their shapes differ from the original's.
+        let mut all = SafeTensors::deserialize(&read(file).unwrap())
+            .unwrap()
+            .iter()
+            .map(|(name, t)| (name.to_owned(), (t.dtype(), t.shape().to_vec(), t.data().to_vec())))
+            .collect::<Tensors>();
+        all.get_mut("blocks.0.mixer.weight").unwrap().1 = vec![3, 45];
+        all.get_mut("blocks.1.mixer.weight").unwrap().1 = vec![3, 13];
+        let nan = &all["blocks.0.to_q.weight"].2[2 * 108..][..4];
+        assert_eq!(nan, [0xC1, 0x7F, 0xFF, 0xFF], "the payloads of NaN");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.safetensors");
+        write(&file, &all);
+        assert_eq!(sha256(&fs::read(file).unwrap()), original("plain/model.safetensors"));
+    }
+}
+
+#[test]
+fn any_range_reads_alike() {
+    let file = only(&fixture("llama")).unwrap();
+    let whole = read(&file).unwrap();
+    let mut state = 1u64;
+    for _ in 0..2000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let start = (state >> 33) as usize % whole.len();
+        let length = [1, 2, 3, 100, 30_001][(state >> 20) as usize % 5].min(whole.len() - start);
+        let mut part = vec![0; length];
+        file.read_exact_at(start as u64, &mut part).unwrap();
+        assert!(part == whole[start..start + length], "{length} bytes from {start}");
+    }
+    assert!(matches!(file.read_exact_at(file.length, &mut [0]), Err(Error::Io { .. })));
+    file.read_exact_at(file.length, &mut []).unwrap();
+}
+
+#[test]
+fn the_container_is_that_of_the_original() {
+    let folder = tempfile::tempdir().unwrap();
+    let original_folder = folder.path().join("original");
+    fs::create_dir(&original_folder).unwrap();
+    fs::write(original_folder.join("model.safetensors"), decode(&fixture("llama")).unwrap()).unwrap();
+    fs::copy(fixture("llama/config.json"), original_folder.join("config.json")).unwrap();
+    let compress = |from: &Path, to: &str| {
+        let to = folder.path().join(to);
+        let report =
+            df11::compress(&Source::open(from).unwrap(), &to, &CompressOptions::default(), &()).unwrap();
+        (fs::read(&to).unwrap(), report)
+    };
+    let (imported, report) = compress(&fixture("llama"), "imported.df11");
+    assert!(report.notes[0].contains("version 0.5.0") && report.notes.len() == 1, "{:?}", report.notes);
+    assert!(imported == compress(&original_folder, "original.df11").0);
+
+    let back = folder.path().join("back");
+    let model = df11::open(folder.path().join("imported.df11")).unwrap();
+    df11::decompress(&model, &back, &DecompressOptions::default(), &()).unwrap();
+    assert_eq!(
+        sha256(&fs::read(back.join("model.safetensors")).unwrap()),
+        original("llama/model.safetensors")
+    );
+}
+
+fn run<A: AsRef<OsStr>>(arguments: &[A]) -> (i32, String, String) {
+    let output = Command::new(BINARY).args(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_imports() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, back) = (folder.path().join("out"), folder.path().join("back"));
+    let source = fixture("llama");
+    let (code, said, error) = run(&[OsStr::new("compress"), source.as_ref(), "-o".as_ref(), out.as_ref()]);
+    assert_eq!((code, &*error), (0, ""));
+    assert!(said.contains("note      model.safetensors: a DFloat11 checkpoint"), "{said}");
+    assert!(out.join("model.df11").is_file() && out.join("config.json").is_file());
+    let (code, _, error) = run(&[OsStr::new("decompress"), out.as_ref(), "-o".as_ref(), back.as_ref()]);
+    assert_eq!((code, &*error), (0, ""));
+    assert_eq!(
+        sha256(&fs::read(back.join("model.safetensors")).unwrap()),
+        original("llama/model.safetensors")
+    );
+
+    let damaged = copy("llama");
+    edit(&damaged.path().join("model_layers_1.safetensors"), "model.layers.1.gaps", |gaps| gaps[9] ^= 1);
+    let out = folder.path().join("damaged.df11");
+    let (code, _, error) =
+        run(&[OsStr::new("compress"), damaged.path().as_ref(), "-o".as_ref(), out.as_ref()]);
+    assert_eq!(code, 2, "{error}");
+    assert!(
+        error.contains("model.layers.1.gaps") && error.contains("download the checkpoint again"),
+        "{error}"
+    );
+    assert!(!out.exists());
+}
+
+#[test]
+fn an_index_does_not_hide_blocks() {
+    let folder = copy("llama");
+    let index = r#"{"weight_map":{"model.norm.weight":"model.safetensors"}}"#;
+    fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    let source = Source::open(folder.path()).unwrap();
+    assert_eq!(source.weights.len(), 1);
+    assert_eq!(source.left_out[0].path, "model.safetensors.index.json");
+    assert_eq!(sha256(&read(&source.weights[0]).unwrap()), original("llama/model.safetensors"));
+}
+
+/// Asserts the kind of an error and that its one line has the text.
+macro_rules! assert_error {
+    ($result:expr, $kind:ident, $text:expr) => {
+        match $result {
+            Err(error @ Error::$kind { .. }) => {
+                let line = error.to_string();
+                assert!(line.contains($text) && !line.contains('\n'), "{line}");
+            }
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => panic!("no error"),
+        }
+    };
+}
+
+#[test]
+fn a_config_that_does_not_fit() {
+    let folder = copy("plain");
+    let config = folder.path().join("config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    let with = |from: &str, to: &str| {
+        assert!(text.contains(from));
+        fs::write(&config, text.replace(from, to)).unwrap();
+        Source::open(folder.path())
+    };
+    assert_error!(with("dfloat11_config", "other"), Parameter, "config.json");
+    assert_error!(with("blocks\\\\.", "layers\\\\."), Parameter, "no pattern of pattern_dict matches");
+    assert_error!(with("\"mixer\"", "\"mixer\", \"more\""), Parameter, "has 3 matrices");
+    assert_error!(with("\"mixer\"", "\"to_q\""), Parameter, "twice");
+    assert_error!(with("[0-9]+", "(?=x)"), Unsupported, "the pattern");
+    assert_error!(
+        with("\"bytes_per_thread\": 8", "\"bytes_per_thread\": 16"),
+        Unsupported,
+        "16 bytes a thread"
+    );
+    assert_error!(with("512", "0"), Unsupported, "0 threads");
+    assert_error!(with("512", "256"), Corrupt, "gaps");
+    assert_error!(with("\"pattern_dict\"", "\"patterns\""), Corrupt, "pattern_dict");
+    fs::remove_file(&config).unwrap();
+    assert_error!(Source::open(folder.path()), Parameter, "config.json");
+    assert_error!(Source::open(&folder.path().join("model.safetensors")), Parameter, "config.json");
+}
+
+#[test]
+fn arrays_that_are_missing_or_cut_short() {
+    const BLOCK: &str = "model.layers.0";
+    for (array, count) in [
+        ("encoded_exponent", 1),
+        ("encoded_exponent", 3000),
+        ("sign_mantissa", 1),
+        ("luts", 1),
+        ("luts", 256),
+        ("output_positions", 4),
+        ("output_positions", 3),
+        ("gaps", 1),
+        ("gaps", 320),
+        ("split_positions", 8),
+    ] {
+        let folder = copy("llama");
+        let file = folder.path().join("model_layers_0.safetensors");
+        let name = format!("{BLOCK}.{array}");
+        edit(&file, &name, |bytes| bytes.truncate(bytes.len() - count));
+        match decode(folder.path()) {
+            Err(Error::Corrupt { place, problem, .. }) => {
+                assert!(place.contains(BLOCK) && problem.contains("; download"), "{place}, {problem}");
+            }
+            Err(Error::Parameter { problem, .. }) => assert!(problem.contains("6 matrices"), "{problem}"),
+            other => panic!("{array} less {count}: {:?}", other.map(|bytes| bytes.len())),
+        }
+        let mut all = tensors(&file);
+        all.remove(&name);
+        write(&file, &all);
+        match (array, decode(folder.path())) {
+            ("split_positions", result) => assert_error!(result, Parameter, "1 matrices"),
+            ("encoded_exponent" | "sign_mantissa", Ok(_)) => {} // an ordinary file of bytes, then
+            (_, result) => assert_error!(result, Corrupt, "the DFloat11 block has no"),
+        }
+    }
+}
+
+#[test]
+fn damaged_positions_gaps_and_splits() {
+    let change = |tensor: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let folder = copy("llama");
+        edit(&folder.path().join("model_layers_0.safetensors"), &format!("model.layers.0.{tensor}"), change);
+        decode(folder.path())
+    };
+    let set = |at: usize, value: u32| {
+        move |bytes: &mut Vec<u8>| bytes[4 * at..][..4].copy_from_slice(&value.to_le_bytes())
+    };
+    for (at, value) in
+        [(0, 1), (1, 0), (1, 20_629), (1, u32::MAX), (2, 20_627), (2, 0), (1, 12_000), (1, 20_628)]
+    {
+        assert!(
+            matches!(change("output_positions", &set(at, value)), Err(Error::Corrupt { .. })),
+            "{at} {value}"
+        );
+    }
+    for thread in (0..834).step_by(5) {
+        // Each of the 5 bits in turn.
+        let bit = 5 * thread + thread / 5 % 5;
+        let result = change("gaps", &|gaps| gaps[bit / 8] ^= 0x80 >> (bit % 8));
+        assert!(matches!(result, Err(Error::Corrupt { .. })), "thread {thread}");
+    }
+    for (at, value) in [(0, -1i64), (0, 2161), (5, 20_629), (5, i64::MAX)] {
+        let result =
+            change("split_positions", &|splits| splits[8 * at..][..8].copy_from_slice(&value.to_le_bytes()));
+        assert!(matches!(result, Err(Error::Corrupt { .. })), "{at} {value}");
+    }
+}
+
+/// Whatever LUTs and codes say: weights, or a typed error.
+#[test]
+fn any_byte_may_change() {
+    let folder = copy("plain");
+    let file = folder.path().join("model.safetensors");
+    let sound = fs::read(&file).unwrap();
+    let header = 8 + u64::from_le_bytes(sound[..8].try_into().unwrap()) as usize;
+    let whole = decode(folder.path()).unwrap();
+    let (mut errors, mut same) = (0, 0);
+    for at in (header..sound.len()).step_by(7) {
+        for value in [0x01, 0xFF] {
+            let mut bytes = sound.clone();
+            bytes[at] ^= value;
+            fs::write(&file, &bytes).unwrap();
+            match decode(folder.path()) {
+                Ok(decoded) => same += usize::from(decoded == whole),
+                Err(Error::Corrupt { .. } | Error::Parameter { .. } | Error::Unsupported { .. }) => {
+                    errors += 1
+                }
+                Err(other) => panic!("byte {at}: {other}"),
+            }
+        }
+    }
+    assert!(errors > 100, "{errors} errors, {same} the same");
+}
+
+#[test]
+fn an_ordinary_model_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write(&file, &Tensors::from([("x.gaps".to_owned(), (safetensors::Dtype::U8, vec![3], vec![1, 2, 3]))]));
+    let source = Source::open(&file).unwrap();
+    assert_eq!((source.weights[0].tensors[0].dtype, source.notes.len()), (Dtype::U8, 0));
+}
