@@ -67,7 +67,7 @@ impl Coded<'_> {
         for (mut bit, next) in ends.into_iter().zip(nexts) {
             while bit < next {
                 let wanted = (next - bit).min(32);
-                if peek(&self.stream, bit) % (1 << wanted) != 0 {
+                if !peek(&self.stream, bit).is_multiple_of(1 << wanted) {
                     return Err(self.bad_bits(bit, "the bits behind a lane's pairs are not zero"));
                 }
                 bit += wanted;
@@ -202,8 +202,8 @@ fn merge(
     for ((exponents, plane), at) in steps.zip(places.iter()) {
         for (half, (exponents, plane)) in exponents.iter().zip(plane).enumerate() {
             let runs = exponents.as_flattened().as_chunks::<RUN>().0.iter();
-            let planes = plane[first..first + TURNS].as_flattened().as_chunks::<RUN>().0;
-            for (group, (exponents, plane)) in runs.zip(planes).enumerate() {
+            let signs = plane[first..first + TURNS].as_flattened().as_chunks::<RUN>().0;
+            for (group, (exponents, plane)) in runs.zip(signs).enumerate() {
                 let at = 2 * (at + half * places.pair / 2 + (first / ROW_LANES + group) * places.group);
                 bf16::merge(exponents, plane, &mut weights[at..at + 2 * RUN]);
             }
