@@ -42,7 +42,7 @@ impl CodeLengths {
         }
         // Sums of up to 16 × 256 counts: beyond u64 for counts that no tensor has, but exact all the same.
         let lengths = package_merge::code_lengths(&histogram.counts().map(u128::from), limit);
-        Ok(Self { lengths: lengths.try_into().expect("a length for each count") })
+        Ok(Self { lengths: std::array::from_fn(|symbol| lengths[symbol]) })
     }
 
     /// Reads and checks stored lengths, one byte an exponent.

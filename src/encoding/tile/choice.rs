@@ -31,7 +31,8 @@ pub(super) fn choose(histogram: &PairHistogram) -> Option<Choice> {
     let share = total >> MAX_CODE_BITS;
     let least = |threshold: u64| pairs.partition_point(|&(_, count)| count < threshold);
     let mut candidates = vec![0, pairs.len()];
-    candidates.extend((0..).map(|at| 4 * share >> at).take_while(|&least| least > share / RAREST).map(least));
+    candidates
+        .extend((0..).map(|at| (4 * share) >> at).take_while(|&least| least > share / RAREST).map(least));
     // Small tensors: a value costs 16 bits of codebook, whatever its share.
     candidates.extend([2, 3].map(least));
     candidates.retain(|&escaped| pairs.len() - escaped + usize::from(escaped > 0) <= MAX_SYMBOLS);
@@ -75,8 +76,8 @@ fn bits(pairs: &[(u16, u64)], escaped: usize) -> u64 {
     let (escape, coded) = lengths(pairs, escaped);
     let (rare, common) = pairs.split_at(escaped);
     let value = u64::from(VALUE_BITS);
-    let escapes: u64 = rare.iter().map(|&(_, count)| count * (u64::from(escape) + value)).sum();
-    let codes: u64 =
+    let rare_bits: u64 = rare.iter().map(|&(_, count)| count * (u64::from(escape) + value)).sum();
+    let common_bits: u64 =
         coded.iter().zip(common).map(|(&(_, length), &(_, count))| count * u64::from(length)).sum();
-    escapes + codes + value * coded.len() as u64
+    rare_bits + common_bits + value * coded.len() as u64
 }

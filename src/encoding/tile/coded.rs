@@ -38,8 +38,10 @@ impl Coded<'_> {
     /// Decodes the tile to `weights`, where its first weight comes first and rows are its stride apart.
     pub(super) fn decode(&self, lookup: &Lookup, plane: &[u8], weights: &mut [u8]) -> Result<()> {
         if let Some(places) = self.tile.places() {
-            self.regular::<false>(lookup, places, |first, lanes| {
-                merge(lanes, first, places, plane, weights)
+            let mut ordered = [[[0; UNIT]; LANES]; LANE_UNITS];
+            order(plane, &mut ordered);
+            self.regular::<false>(lookup, places, |first, units| {
+                merge(units, first, places, &ordered, weights);
             })?;
             return Ok(());
         }
@@ -65,7 +67,7 @@ impl Coded<'_> {
         for (mut bit, next) in ends.into_iter().zip(nexts) {
             while bit < next {
                 let wanted = (next - bit).min(32);
-                if peek(&self.stream, bit) % (1 << wanted) != 0 {
+                if !peek(&self.stream, bit).is_multiple_of(1 << wanted) {
                     return Err(self.bad_bits(bit, "the bits behind a lane's pairs are not zero"));
                 }
                 bit += wanted;
@@ -173,27 +175,35 @@ fn is_twice(lane: &Units<1>, pairs: usize) -> bool {
     exponents[2 * pairs - 2] == exponents[2 * pairs - 1]
 }
 
-/// Merges the lanes from `first` on with their plane: four lanes at a time, side by side in the output.
+/// Brings a plane into the order of the units, in one pass from its start to its end.
 ///
-/// The plane is first brought into the order of the units, or loads would wait for the stores before them.
-fn merge(units: &[[[u8; UNIT]; TURNS]], first: usize, places: Places, plane: &[u8], weights: &mut [u8]) {
-    const RUN: usize = UNIT * ROW_LANES;
-    let mut ordered: Units<TURNS> = [[[0; UNIT]; TURNS]; LANE_UNITS];
+/// Apart from the merging, whose loads would wait for these stores, and would not be read ahead from memory.
+fn order(plane: &[u8], ordered: &mut Units<LANES>) {
     let planes = plane.as_chunks::<{ 2 * UNIT * LANES }>().0;
     for (ordered, plane) in ordered.as_chunks_mut::<2>().0.iter_mut().zip(planes) {
-        let plane = &plane.as_chunks::<{ 2 * UNIT }>().0[first..first + TURNS];
-        for (lane, plane) in plane.iter().enumerate() {
-            let halves = plane.as_chunks::<UNIT>().0;
-            ordered[0][lane] = halves[0];
-            ordered[1][lane] = halves[1];
+        let [first, second] = ordered;
+        let halves = plane.as_chunks::<UNIT>().0.as_chunks::<2>().0;
+        for ((first, second), halves) in first.iter_mut().zip(second).zip(halves) {
+            (*first, *second) = (halves[0], halves[1]);
         }
     }
-    let steps = units.as_chunks::<2>().0.iter().zip(ordered.as_chunks::<2>().0);
+}
+
+/// Merges the lanes from `first` on with their plane: four lanes at a time, side by side in the output.
+fn merge(
+    units: &[[[u8; UNIT]; TURNS]],
+    first: usize,
+    places: Places,
+    plane: &Units<LANES>,
+    weights: &mut [u8],
+) {
+    const RUN: usize = UNIT * ROW_LANES;
+    let steps = units.as_chunks::<2>().0.iter().zip(plane.as_chunks::<2>().0);
     for ((exponents, plane), at) in steps.zip(places.iter()) {
         for (half, (exponents, plane)) in exponents.iter().zip(plane).enumerate() {
             let runs = exponents.as_flattened().as_chunks::<RUN>().0.iter();
-            for (group, (exponents, plane)) in runs.zip(plane.as_flattened().as_chunks::<RUN>().0).enumerate()
-            {
+            let signs = plane[first..first + TURNS].as_flattened().as_chunks::<RUN>().0;
+            for (group, (exponents, plane)) in runs.zip(signs).enumerate() {
                 let at = 2 * (at + half * places.pair / 2 + (first / ROW_LANES + group) * places.group);
                 bf16::merge(exponents, plane, &mut weights[at..at + 2 * RUN]);
             }
