@@ -30,7 +30,7 @@ fn original(path: &str) -> String {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
 }
 
 fn read(file: &WeightsFile) -> Result<Vec<u8>> {
@@ -363,7 +363,7 @@ fn any_byte_may_change() {
             match decode(folder.path()) {
                 Ok(decoded) => same += usize::from(decoded == whole),
                 Err(Error::Corrupt { .. } | Error::Parameter { .. } | Error::Unsupported { .. }) => {
-                    errors += 1
+                    errors += 1;
                 }
                 Err(other) => panic!("byte {at}: {other}"),
             }
