@@ -156,21 +156,19 @@ impl Import {
         Ok(import)
     }
 
-    /// The modules that are coded, with their trailing dots.
+    /// The modules that are coded, with their trailing dots; also those that lack one of the two arrays, which is an error later.
     fn modules(&self) -> Vec<String> {
-        let names = self.stored.keys().filter_map(|name| module_of(name, CODES));
-        names
-            .filter(|module| self.stored.contains_key(&format!("{module}{PLANE}")))
-            .map(str::to_owned)
-            .collect()
+        let module = |name| [CODES, PLANE].into_iter().find_map(|last| module_of(name, last));
+        let modules: BTreeSet<&str> = self.stored.keys().filter_map(|name| module(name)).collect();
+        modules.into_iter().map(str::to_owned).collect()
     }
 
     /// A block's array of this name: the path of its file, a reader, and the tensor.
     fn array(&self, module: &str, name: &str) -> Result<Piece> {
         let full = format!("{module}{name}");
         let (file, tensor) = self.stored.get(&full).ok_or_else(|| {
-            let file = &self.files[self.stored[&format!("{module}{CODES}")].0];
-            Error::corrupt(&file.path, 0, format!("the DFloat11 block has no {full:?}; {AGAIN}"))
+            let problem = format!("the DFloat11 checkpoint has no {full:?}; {AGAIN}");
+            Error::corrupt(self.path(), 0, problem)
         })?;
         let file = &self.files[*file];
         let dtypes: &[Dtype] = match name {
