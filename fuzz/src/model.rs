@@ -4,10 +4,6 @@ use std::{io, path::PathBuf};
 
 use df11::{Encoding, Error, Level, Model, OpenOptions, Result, Tensor, io::ReadAt};
 
-/// Whether the reference decoder knows the `tile` encoding. As long as it does not, it calls such tensors Unsupported and opens containers whatever
-/// their records say of tiles.
-pub const REFERENCE_KNOWS_TILE: bool = true;
-
 /// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask for a large one.
 const LARGEST_BLOCK: u64 = 16 << 20;
 

@@ -4,7 +4,7 @@
 //! and 16 bits of codebook. With `k` codes the commonest `k` pairs have them, the lower of two equally common
 //! ones first; then package-merge finds the best lengths, with all other pairs as one symbol. The bits fall and
 //! then rise with `k`, up to noise; so `k` is bracketed by halves and quarters of the rarest pair's count, and
-//! the bracket halved. On weights from N(0, 0.02²) no other `k` saves 0.0001 bits a weight.
+//! the bracket halved.
 
 use super::{MAX_CODE_BITS, PairHistogram, VALUE_BITS};
 use crate::huffman::package_merge::code_lengths;
