@@ -12,7 +12,7 @@
 //!    check, or finds something broken.
 #![no_main]
 
-use df11::{Encoding, Error, Level, Model, OpenOptions, format::records::ENCODING_TILE};
+use df11::{Error, Level, Model, OpenOptions};
 use df11_fuzz::{
     bytes::Bytes,
     draft::Draft,

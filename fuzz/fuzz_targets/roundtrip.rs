@@ -4,8 +4,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use df11::{
-    CompressOptions, DecompressOptions, Encoding, Layout, Level, Model, Source, bf16, compress, convert,
-    decompress,
+    CompressOptions, DecompressOptions, Layout, Level, Model, Source, bf16, compress, convert, decompress,
     encoding::{
         gap::{EncodedTensor, encode_tensor},
         tile,
