@@ -419,9 +419,11 @@ fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
     let (first, count) = (record.first_array.get() as usize, record.array_count.get() as usize);
     let tile = record.encoding == ENCODING_TILE;
     if kind == 6 && tile {
-        // As many words of 16 bytes.
+        // As many words of 16 bytes, and a bit for each pair, or it does not open.
         let end = record.parameters[2].get().div_ceil(128) * 128;
-        record.parameters[2] = (end - 8 * (random(state) % 16)).into();
+        let elements: u64 = record.dimensions().iter().product();
+        let bits = end - 8 * (random(state) % 16);
+        record.parameters[2] = bits.max(elements.div_ceil(2).next_multiple_of(8)).into();
     } else if kind == 6 {
         let thread_bits = 8 * record.parameters[0].get();
         let threads = record.parameters[2].get().div_ceil(thread_bits);
