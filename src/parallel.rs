@@ -46,11 +46,33 @@ pub(crate) fn for_each<S>(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
 }
 
+/// Cuts a buffer into parts of these lengths in bytes, one behind the other, each for whichever thread takes it.
+///
+/// # Panics
+/// Where the buffer is shorter than they are together.
+pub(crate) fn split(
+    buffer: &mut [u8],
+    lengths: impl IntoIterator<Item = u64>,
+) -> impl Iterator<Item = &mut [u8]> {
+    lengths.into_iter().scan(buffer, |rest, length| {
+        let (part, behind) = std::mem::take(rest).split_at_mut(length as usize);
+        *rest = behind;
+        Some(part)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
+
+    #[test]
+    fn parts_lie_one_behind_the_other() {
+        let mut buffer = *b"abcdef";
+        let parts: Vec<&mut [u8]> = split(&mut buffer, [2, 0, 3]).collect();
+        assert_eq!(parts, [&b"ab"[..], b"", b"cde"]);
+    }
 
     #[test]
     fn every_index_once_and_the_first_error() {

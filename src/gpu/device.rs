@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaStream, result, sys::CUdevice_attribute as Attribute};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys::CUdevice_attribute as Attribute};
 
 use super::{
     driver,
@@ -143,6 +143,16 @@ impl Device {
 
     pub(super) fn kernels(&self) -> &Kernels {
         &self.inner.kernels
+    }
+
+    /// A stream of its own.
+    pub(super) fn new_stream(&self) -> Result<Arc<CudaStream>> {
+        self.context().new_stream().or_fault("making a stream")
+    }
+
+    /// An event that nothing was recorded in yet; it does not note the time.
+    pub(super) fn new_event(&self) -> Result<CudaEvent> {
+        self.context().new_event(None).or_fault("making an event")
     }
 
     /// The stream of loads.

@@ -13,7 +13,7 @@ use std::{
 
 use cudarc::driver::CudaStream;
 
-use super::{Device, GpuModel, LoadOptions, Status, fault::OrFault, memory::Buffer, pinned::Pinned};
+use super::{Device, GpuModel, LoadOptions, Status, memory::Buffer, pinned::Pinned};
 use crate::{
     Encoding, Error, Model, Result, Tensor,
     open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor},
@@ -150,19 +150,15 @@ impl<'m> GpuDecoder<'m> {
 impl Output {
     fn new(device: &Device, bytes: u64) -> Result<Self> {
         let memory = device.allocate(bytes, "a decoded block of the model")?;
-        Ok(Self { memory, stream: new_stream(device)?, status: Status::new(device)?, block: None })
+        Ok(Self { memory, stream: device.new_stream()?, status: Status::new(device)?, block: None })
     }
 }
 
 impl Lane {
     fn new(device: &Device) -> Result<Self> {
         let pinned = Pinned::new(device.context(), PIECE_BYTES as usize)?;
-        Ok(Self { stream: new_stream(device)?, pinned })
+        Ok(Self { stream: device.new_stream()?, pinned })
     }
-}
-
-fn new_stream(device: &Device) -> Result<Arc<CudaStream>> {
-    device.context().new_stream().or_fault("making a stream")
 }
 
 impl Decoder for GpuDecoder<'_> {

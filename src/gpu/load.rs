@@ -18,7 +18,7 @@ use super::{
     launches::Draft,
     memory::Buffer,
     model::{BlockEntry, Inner, Program, TensorEntry},
-    needs::{self, Needs, SectionId, TensorId, foreign_plan, target_of},
+    needs::{self, Needs, SectionId, TensorId, target_of},
     part::Part,
     stored::{self, Addresses, Stored},
     task::Task,
@@ -86,7 +86,8 @@ impl LoadOptions {
             }
         };
         if plan.placements().len() != needs.len() {
-            return Err(foreign_plan());
+            let problem = "the plan was made for another model";
+            return Err(Error::parameter(problem, "make it with Plan::fit for this one"));
         }
         if plan.device_bytes().len() != devices.len() {
             let problem =
@@ -199,14 +200,16 @@ impl<'m> Loader<'m> {
             let part = self.plan.placements()[index].device;
             let names = block.tensors().map(|tensor| tensor.name().to_owned()).collect();
             let layout = block.layout()?;
-            let program = self.program(index, tensors, &layout.tensors, &mut tasks[part])?;
-            for (&id, tensor) in block.tensor_ids().iter().zip(block.tensors()) {
+            let ids = block.tensor_ids().iter();
+            let stored: Vec<_> = ids.map(|&id| &tensors[&target_of(self.model, id)]).collect();
+            let program = self.program(index, &stored, &layout.tensors, &mut tasks[part])?;
+            for (stored, tensor) in stored.into_iter().zip(block.tensors()) {
                 let entry = TensorEntry {
                     dtype: tensor.dtype().expect("known, as the needs were"),
                     shape: tensor.shape(),
                     bytes: tensor.byte_length()?,
                     part,
-                    stored: Arc::clone(&tensors[&target_of(self.model, id)]),
+                    stored: Arc::clone(stored),
                 };
                 entries.insert(tensor.name().to_owned(), entry);
             }
@@ -220,21 +223,18 @@ impl<'m> Loader<'m> {
         Ok(GpuModel::new(Inner::new(self.plan, blocks, entries, self.parts, tasks, copied_bytes)))
     }
 
-    /// How a block is decoded, with its tasks among those of its GPU.
+    /// How a block of these tensors is decoded, with its tasks among those of its GPU.
     fn program(
         &self,
         index: usize,
-        tensors: &Tensors,
+        tensors: &[&Arc<Stored>],
         ranges: &[std::ops::Range<u64>],
         tasks: &mut Vec<Task>,
     ) -> Result<Program> {
         let part = &self.parts[self.plan.placements()[index].device];
-        let block = self.model.blocks().nth(index).expect("a block of the model");
-        let targets: Vec<&Stored> =
-            block.tensor_ids().iter().map(|&id| &*tensors[&target_of(self.model, id)]).collect();
         let mut launches = |addresses: &dyn Addresses| {
             let mut draft = Draft::default();
-            for (stored, range) in targets.iter().zip(ranges) {
+            for (stored, range) in tensors.iter().zip(ranges) {
                 draft.add(stored, &(0..range.end - range.start), range.start, addresses)?;
             }
             draft.finish(&part.device, tasks)

@@ -1,7 +1,10 @@
 //! The kernels: PTX that is part of this crate, loaded into a context and compared with what the host knows of it.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use cudarc::{
     driver::{
@@ -60,6 +63,8 @@ pub(super) struct Kernels {
     processors: u32,
     /// Shared memory that a block may have.
     room: u32,
+    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones over and over.
+    shapes: Mutex<HashMap<(usize, u32), Shape>>,
 }
 
 /// A decode kernel.
@@ -125,7 +130,7 @@ impl Kernels {
         }
         let tables = tables.try_into().expect("one for each encoding");
         let decode = decode.try_into().expect("as many as counted");
-        Ok(Self { tables, decode, processors, room })
+        Ok(Self { tables, decode, processors, room, shapes: Mutex::default() })
     }
 
     /// How the blocks of a decode kernel fill this GPU if each warp stages so many bytes.
@@ -133,6 +138,17 @@ impl Kernels {
     /// # Errors
     /// [`Error::Gpu`] where not even one warp fits.
     pub(super) fn shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
+        let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&shape) = shapes.get(&(kernel, staged_bytes)) {
+            return Ok(shape);
+        }
+        let shape = self.find_shape(kernel, staged_bytes)?;
+        shapes.insert((kernel, staged_bytes), shape);
+        Ok(shape)
+    }
+
+    /// Asks the driver for each number of warps.
+    fn find_shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
         let Decode { function, demand } = &self.decode[kernel];
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
@@ -150,12 +166,9 @@ impl Kernels {
         Ok(Shape { fit, shared: fit.warps * demand.warp })
     }
 
-    /// Builds decode tables, and waits.
+    /// Builds decode tables, of one task or more, and waits.
     pub(super) fn build_tables(&self, coding: Coding, stream: &CudaStream, tasks: &Buffer) -> Result<()> {
         let count = tasks.bytes() / size_of::<TableTask>() as u64;
-        if count == 0 {
-            return Ok(());
-        }
         let config = LaunchConfig {
             grid_dim: (count as u32, 1, 1),
             block_dim: (TABLE_THREADS, 1, 1),

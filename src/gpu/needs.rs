@@ -2,7 +2,7 @@
 
 use super::coding::Coding;
 use crate::{
-    Block, Error, Model, Result, Tensor,
+    Block, Model, Result, Tensor,
     constants::{SECTION_ALIGNMENT, align},
 };
 
@@ -41,7 +41,7 @@ pub(super) fn section_bytes(model: &Model, (shard, section): SectionId) -> u64 {
 /// The needs of all blocks, in the model's order.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a tensor of a newer version.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
 pub(super) fn of_blocks(model: &Model) -> Result<Vec<Needs>> {
     model.blocks().map(|block| Needs::of(model, block)).collect()
 }
@@ -73,9 +73,4 @@ impl Needs {
 fn arrays_of(tensor: &Tensor<'_>) -> std::ops::Range<usize> {
     let arrays = tensor.record().array_range();
     if Coding::of(tensor.encoding()).is_some() { arrays.start + 1..arrays.end } else { arrays }
-}
-
-/// An error for a plan that is not the model's.
-pub(super) fn foreign_plan() -> Error {
-    Error::parameter("the plan was made for another model", "make it with Plan::fit for this one")
 }

@@ -135,6 +135,9 @@ impl Part {
                 codebooks.extend(coded.codebook());
                 codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
             }
+            if tasks.is_empty() {
+                continue;
+            }
             let codebooks = Buffer::of(stream, &codebooks)?;
             for task in &mut tasks {
                 task.codebook += codebooks.pointer();

@@ -107,10 +107,9 @@ impl Prefetch {
         pointers: [CUdeviceptr; BUFFERS],
         buffers: Vec<Buffer>,
     ) -> Result<Self> {
-        let context = device.context();
-        let event = || context.new_event(None).or_fault("making an event");
-        let (begun, decoded, used) = (event()?, [event()?, event()?], [event()?, event()?]);
-        let stream = context.new_stream().or_fault("making a stream")?;
+        let events = || Ok::<_, Error>([device.new_event()?, device.new_event()?]);
+        let (begun, decoded, used) = (device.new_event()?, events()?, events()?);
+        let stream = device.new_stream()?;
         let blocks = model.blocks().enumerate();
         let order = blocks.filter(|(_, block)| block.device().is(&device)).map(|(at, _)| at).collect();
         let (model, state) = (model.clone(), State::default());

@@ -46,10 +46,9 @@ impl Streamer {
         let slot_bytes = largest.next_multiple_of(crate::constants::SECTION_ALIGNMENT);
         let slots =
             device.allocate(slot_bytes * SLOTS.min(blocks.len()) as u64, "the slots of streamed blocks")?;
-        let event = || device.context().new_event(None).or_fault("making an event");
-        let events = || Ok::<_, crate::Error>([event()?, event()?]);
+        let events = || Ok::<_, crate::Error>([device.new_event()?, device.new_event()?]);
         let state = State { schedule: Schedule::new(blocks.len()), filled: events()?, used: events()? };
-        let copies = device.context().new_stream().or_fault("making a stream")?;
+        let copies = device.new_stream()?;
         Ok(Self { slots, slot_bytes, blocks, copies, state: Mutex::new(state) })
     }
 

@@ -8,7 +8,7 @@ use super::{
     Tensor,
     reader::{PIECE_BYTES, TensorReader},
 };
-use crate::Result;
+use crate::{Result, parallel};
 
 /// Decodes tensors into host memory: [`Cpu`], or with the feature `cuda` a GPU (`gpu::GpuDecoder`).
 ///
@@ -97,14 +97,10 @@ pub(super) fn ranges(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range
 }
 
 /// Cuts a range, and the bytes that it decodes to, into pieces.
-pub(super) fn pieces(range: Range<u64>, unit: u64, mut out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
-    let mut pieces = Vec::with_capacity(out.len() / PIECE_BYTES as usize + 2);
-    for range in ranges(range, unit) {
-        let piece;
-        (piece, out) = out.split_at_mut((range.end - range.start) as usize);
-        pieces.push((range, piece));
-    }
-    pieces
+pub(super) fn pieces(range: Range<u64>, unit: u64, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
+    let ranges: Vec<_> = ranges(range, unit).collect();
+    let parts: Vec<_> = parallel::split(out, ranges.iter().map(|range| range.end - range.start)).collect();
+    ranges.into_iter().zip(parts).collect()
 }
 
 /// Decodes a range of the tensor's bytes on all threads.

@@ -26,6 +26,7 @@ pub use shard::Shard;
 #[cfg(feature = "cuda")]
 pub(crate) use tensor::row_bytes;
 pub use tensor::{Encoding, Tensor};
+pub(crate) use verify::wrong_hash;
 pub use verify::{Level, Verification};
 
 use crate::{

@@ -5,7 +5,7 @@ use std::{mem, ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::{Decoder, PreparedTensor, Shard, Tensor, decoder::piece_end, reader::PIECE_BYTES};
-use crate::{Error, Result, format::records::FileRecord};
+use crate::{Error, Result, format::records::FileRecord, parallel};
 
 /// Decodes a weights file, some MiB at a time.
 pub(crate) struct FilePieces<'m> {
@@ -85,15 +85,9 @@ impl<'m> FilePieces<'m> {
         if parts.is_empty() {
             return Ok(None);
         }
-        let length: u64 = parts.iter().map(|part| part.range.end - part.range.start).sum();
-        bytes.resize(length as usize, 0);
-        let mut outputs = Vec::with_capacity(parts.len());
-        let mut rest = &mut bytes[..];
-        for part in &parts {
-            let out;
-            (out, rest) = rest.split_at_mut((part.range.end - part.range.start) as usize);
-            outputs.push((part, out));
-        }
+        let lengths = parts.iter().map(|part| part.range.end - part.range.start);
+        bytes.resize(lengths.clone().sum::<u64>() as usize, 0);
+        let outputs: Vec<_> = parts.iter().zip(parallel::split(&mut bytes, lengths)).collect();
         outputs.into_par_iter().try_for_each(|(part, out)| {
             part.prepared.read(part.range.clone(), out)?;
             made(part.tensor.record().file_offset.get() + part.range.start, out)

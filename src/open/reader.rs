@@ -129,6 +129,11 @@ impl<'m> TensorReader<'m> {
         }
     }
 
+    /// The same error, with this tensor and its container.
+    fn locate(&self, error: Error) -> Error {
+        error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path())
+    }
+
     /// Fetches the span that holds these elements; `work` gets it and scratch for the plane.
     fn with_span(
         &self,
@@ -138,8 +143,7 @@ impl<'m> TensorReader<'m> {
         elements: &Range<u64>,
         work: impl FnOnce(&Span<'_>, &mut Vec<u8>) -> Result<()>,
     ) -> Result<()> {
-        let locate =
-            |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
+        let locate = |error| self.locate(error);
         let thread_blocks = layout.thread_blocks_of(output_offsets, elements).map_err(locate)?;
         let offsets = layout.output_offsets_of(&thread_blocks)?;
         SCRATCH.with_borrow_mut(|Scratch { index, bitstream, plane }| {
@@ -150,9 +154,7 @@ impl<'m> TensorReader<'m> {
             work(&Span { thread_blocks, gaps, output_offsets, bitstream }, plane).map_err(locate)
         })
     }
-}
 
-impl TensorReader<'_> {
     /// Fetches the span of strips that hold these elements. Records are read with it, so that a tensor's are never all in memory.
     fn with_strips(
         &self,
@@ -161,8 +163,7 @@ impl TensorReader<'_> {
         elements: &Range<u64>,
         work: impl FnOnce(&tile::Span<'_>) -> Result<()>,
     ) -> Result<()> {
-        let locate =
-            |error: Error| error.within(format_args!("tensor {:?}", self.name)).in_file(self.shard.path());
+        let locate = |error| self.locate(error);
         let strips = sizes.strips_of(elements)?;
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { index, bitstream, plane } = scratch;

@@ -347,10 +347,12 @@ fn hash_parts(hasher: &mut Hasher, parts: &[Part<'_>], mut bytes: &[u8]) -> Resu
 }
 
 fn compare(hasher: &Hasher, expected: &[u8; 32], what: impl Fn() -> String) -> Result<()> {
-    if hasher.finalize() == *expected {
-        return Ok(());
-    }
+    if hasher.finalize() == *expected { Ok(()) } else { Err(wrong_hash(what())) }
+}
+
+/// An error about decoded bytes that are not those of the original.
+pub(crate) fn wrong_hash(place: impl std::fmt::Display) -> Error {
     let problem =
         "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
-    Err(Error::corrupt(what(), 0, problem))
+    Error::corrupt(place, 0, problem)
 }

@@ -12,8 +12,8 @@ use rayon::prelude::*;
 
 use super::{Layout, coding::Coding, gap, input::Weights, tile};
 use crate::{
-    Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, progress::Observer,
-    source::SourceTensor,
+    Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, parallel,
+    progress::Observer, source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
@@ -162,15 +162,9 @@ impl Pass<'_> {
 
     /// Reads a batch into `buffer`, and does the work of its pieces.
     fn read_batch(&self, batch: &[Piece], pairs: &tile::Counts, buffer: &mut Vec<u8>) -> Result<Vec<Found>> {
-        let length: u64 = batch.iter().map(|piece| piece.length).sum();
-        buffer.resize(length as usize, 0);
-        let mut parts = Vec::with_capacity(batch.len());
-        let mut rest = &mut buffer[..];
-        for piece in batch {
-            let part;
-            (part, rest) = rest.split_at_mut(piece.length as usize);
-            parts.push((piece, part));
-        }
+        let lengths = batch.iter().map(|piece| piece.length);
+        buffer.resize(lengths.clone().sum::<u64>() as usize, 0);
+        let parts: Vec<_> = batch.iter().zip(parallel::split(buffer, lengths)).collect();
         let found = parts.into_par_iter().map(|(piece, part)| {
             self.file.read(piece.offset, part)?;
             match piece.work {

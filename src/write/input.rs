@@ -19,7 +19,7 @@ use crate::{
     constants::CHECKSUM_CHUNK_BYTES,
     format::records::{FILE_SIDE, FILE_WEIGHTS},
     io::{FileReader, ReadAt},
-    open::{Cpu, Decoder, PreparedTensor, Shard, original},
+    open::{Cpu, Decoder, PreparedTensor, Shard, original, wrong_hash},
     source::{LeftOut, Source, SourceTensor, WeightsFile, side_files},
 };
 
@@ -168,10 +168,7 @@ impl Tensors for Decoded<'_> {
     }
 
     fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
-        let wrong = |place: String| {
-            let problem = "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
-            Err(Error::corrupt(place, 0, problem).in_file(self.shard.path()))
-        };
+        let wrong = |place: String| Err(wrong_hash(place).in_file(self.shard.path()));
         let mut pairs = self.tensors.iter().zip(tensors);
         if let Some((tensor, _)) = pairs.find(|(tensor, hash)| tensor.hash().as_bytes() != **hash) {
             return wrong(format!("tensor {:?}", tensor.name()));
