@@ -32,7 +32,7 @@ python-reader:
 # Compiles the kernels to the committed PTX (`just ptx --check` only compares); needs no GPU.
 ptx *ARGS:
     test -d target/ptx-venv || python3 -m venv target/ptx-venv
-    target/ptx-venv/bin/pip install --quiet nvidia-cuda-nvrtc-cu12==12.0.140 nvidia-cuda-nvcc-cu12==12.0.140
+    target/ptx-venv/bin/pip install --quiet nvidia-cuda-nvrtc-cu12==12.0.140 nvidia-cuda-nvcc-cu12==12.6.85
     target/ptx-venv/bin/python kernels/build.py {{ARGS}}
 
 # Every fuzz target for SECONDS each.

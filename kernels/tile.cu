@@ -20,11 +20,11 @@
 //
 //   shared memory: a stage a warp, 2.8 KiB on common weights, 14.2 KiB at most; a block 33 KiB: two tables and the round
 //
-// Budget (kernels/ptx/tile.sm_90.cubin: 80 registers, 8 bytes spilled at the start of a round), BF16 out / copy rate, H200, L2 cold
+// Budget (kernels/ptx/tile.sm_90.cubin: 80 registers, no spills), BF16 out / copy rate, H200, L2 cold
 // (benches/record/2026-11-20-tile-kernel-h200.md):
 //   warps x blocks an SM   218 M weights, 7 tensors, one launch    4096 x 4096 alone
-//   8 x 3                  0.509   205.9 us, 2,119 of 4,166 GB/s    0.345   23.4 us
-//   12 x 2; 24 x 1         0.507; 0.509                             0.344; 0.338
+//   8 x 3                  0.510   204.1 us, 2,138 of 4,189 GB/s    0.361   22.2 us
+//   12 x 2; 24 x 1         0.508; 0.509                             0.362; 0.352
 // A block may have any number of warps up to 24. The host takes the number of which most run at once, as near to 8 as possible
 // (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1 on 8.6, 8.9 and 12.0; fewer where a tile of the launch has many bits.
 // A kernel that only streams the same bytes makes 0.49. Where the rest goes (ncu, the prototype): L2 81 % busy, DRAM 74 %, issue slots 35 %,
@@ -41,7 +41,9 @@
 //   bits of the next tile staged meanwhile                            0.507 (20 warps; with 24 it spills: 0.34 to 0.48)
 //   the plane's registers rotated by moves                            0.502, alone 0.336: a move waits for its load
 //   one plane load ahead; four                                        0.507, 0.502, alone 0.341, 0.349
-//   st.cs                                                             0.508, alone 0.351
+//   st.cs                                                             0.506, alone 0.342 (0.510 and 0.345 without, in one run)
+//   the tile's plane prefetched to L2 when it begins                  0.464, alone 0.324; for the first tiles of a round alone 0.501, 0.325
+//   places of tiles computed when they begin and again when they are decoded   0.510, alone 0.345 (0.356 once; ptxas 12.9 both)
 //   table of 11, 10 bits                                              0.511, 0.507 and 10.611, 10.623 bits
 //
 // Safety on any content: tiles are those of the task, so that records and plane are loaded inside their arrays; staging is bounded by
@@ -129,20 +131,24 @@ struct Tile {
     u32 row, column;     // in tiles
     u32 position;        // of the lane's bits
     u32 end;             // of them; in the bits from SLACK_SHIFT on, how many of them may be left behind the last code
+    bool whole;          // all of it exists and is wanted, in units that 16-byte stores can write
+    u64 first;           // its first element
+    const u8* plane;     // of the tile; of the lane where it is whole
     __device__ const TileTask& from() const { return shared_round.tasks[task]; }
     __device__ u32 table() const { return task * u32(sizeof(TileTable)); }
 };
 
-// The tile's corner, and whether all of it exists and is wanted, in units that 16-byte stores can write.
+// The tile's corner.
 __device__ inline u64 row_of(const Tile& tile) { return u64(tile.row) * TILE_ROWS; }
 __device__ inline u64 column_of(const Tile& tile) { return u64(tile.column) * (tile.from().linear ? TILE_WEIGHTS : TILE_COLUMNS); }
-__device__ inline bool is_whole(const Tile& tile) {
+// Sets `first`, and `whole`.
+__device__ inline void place_tile(Tile& tile) {
     const TileTask& t = tile.from();
-    const u64 row = row_of(tile), column = column_of(tile), first = row * t.columns + column;
-    if (t.element_begin % UNIT != 0 || first < t.element_begin) return false;
-    if (t.linear) return first + TILE_WEIGHTS <= t.element_end;
-    const u64 behind = first + (TILE_ROWS - 1) * t.columns + TILE_COLUMNS;
-    return behind <= t.element_end && column + TILE_COLUMNS <= t.columns;
+    const u64 column = column_of(tile);
+    tile.first = row_of(tile) * t.columns + column;
+    const u64 behind = tile.first + (t.linear ? TILE_WEIGHTS : (TILE_ROWS - 1) * t.columns + TILE_COLUMNS);
+    tile.whole = t.element_begin % UNIT == 0 && tile.first >= t.element_begin && behind <= t.element_end
+              && (t.linear || column + TILE_COLUMNS <= t.columns);
 }
 
 // Where a tile's plane starts. Within it, pairs of units follow each other, in each of them lanes; absent weights are left out.
@@ -187,10 +193,12 @@ __device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane, ui
     const u32 number = tile.from().first_tile + (tile.task ? n - shared_round.count0 : shared_round.first + n);
     tile.row = number / tile.from().tiles_across, tile.column = number % tile.from().tiles_across;
     const Record record = load_record(tile, lane);
-    if (is_whole(tile)) {
-        const u8* plane = plane_of(tile) + lane * 16;
+    place_tile(tile);
+    tile.plane = plane_of(tile);
+    if (tile.whole) {
+        tile.plane += lane * 16;
 #pragma unroll
-        for (u32 i = 0; i < TILE_PREFETCH; i++) ahead[i] = load_plane(plane + i * CHUNK);
+        for (u32 i = 0; i < TILE_PREFETCH; i++) ahead[i] = load_plane(tile.plane + i * CHUNK);
     }
     __syncwarp();  // all lanes have left the stage
     stage_tile(tile, record, bits, lane, problems);
@@ -200,11 +208,10 @@ __device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane, ui
 __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 lane, u16* to, uint4 (&ahead)[TILE_PREFETCH],
                                              u32& problems) {
     const TileTask& t = tile.from();
-    const u8* plane = plane_of(tile) + lane * 16;
+    const u8* plane = tile.plane;
     const u32 table = tile.table();
     const bool linear = t.linear;
-    const u64 line = row_of(tile) + (linear ? 0 : lane / 4);
-    to += line * t.columns + column_of(tile) + (linear ? lane : lane % 4) * UNIT - t.element_begin;
+    to += tile.first - t.element_begin + (linear ? lane * UNIT : lane / 4 * t.columns + lane % 4 * UNIT);
     u64 address = reinterpret_cast<u64>(to);
     u32 position = tile.position;
 #pragma unroll 1
@@ -239,7 +246,7 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     const u32 g = lane / lanes_a_row, l = lane % lanes_a_row, units = t.linear ? UNITS : UNITS_A_GROUP;
     const u64 row0 = row_of(tile), column0 = column_of(tile);
     const u32 height = t.linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0)), width = u32(min(u64(half * units), t.columns - column0));
-    const u8* plane = plane_of(tile);
+    const u8* plane = tile.plane;
     for (u32 i = lane * 128; i < height * width; i += LANES * 128) prefetch_l2(plane + i);
 #pragma unroll 1
     for (u32 i = 0; i < UNITS; i++) {
@@ -294,7 +301,7 @@ df11_tile_decode(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_co
         __syncthreads();
         while (number < shared_round.count) {
             u16* to = tile.from().output + output / 2;
-            if (is_whole(tile)) decode_whole(tile, bits, lane, to, ahead, problems);
+            if (tile.whole) decode_whole(tile, bits, lane, to, ahead, problems);
             else {
                 const u64 edge = decode_edge(tile, bits, lane, to);
                 tile.position = u32(edge), problems |= u32(edge >> 32);

@@ -63,3 +63,13 @@ __global__ void differences(const u32* a, const u32* b, u64 count, u64* sum) {
     if (mine) atomicAdd(sum, mine);
 }
 
+// Words of four bytes in which two arrays of `elements` weights differ.
+inline unsigned long long wrong_words(const void* a, const void* b, u64 elements) {
+    unsigned long long *sum, wrong;
+    CUDA(cudaMalloc(&sum, 8));
+    CUDA(cudaMemset(sum, 0, 8));
+    differences<<<1024, 256>>>(static_cast<const u32*>(a), static_cast<const u32*>(b), elements / 2, (u64*)sum);
+    CUDA(cudaMemcpy(&wrong, sum, 8, cudaMemcpyDeviceToHost));
+    CUDA(cudaFree(sum));
+    return wrong;
+}

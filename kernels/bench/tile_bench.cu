@@ -10,6 +10,9 @@
 
 #include "../tile.cu"
 #include "bench.hpp"
+#ifdef WITH_NVCOMP
+#include "nvcomp.hpp"
+#endif
 #include "tile_host.hpp"
 
 // A tensor in the layout.
@@ -269,6 +272,13 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
         at += ms[i].elements();
         residents.emplace_back(stored[i]);
     }
+#ifdef WITH_NVCOMP
+    Nvcomp peer(original, out, elements * 2);
+    CUDA(cudaMemset(out, 0xA5, elements * 2));
+    peer.start();
+    printf("nvCOMP %d.%d.%d: %.4f bits a weight, %.2f %% of BF16, wrong %llu\n", NVCOMP_VER_MAJOR, NVCOMP_VER_MINOR, NVCOMP_VER_PATCH,
+        peer.bytes * 8.0 / elements, 50.0 * peer.bytes / elements, wrong_words(out, original, elements));
+#endif
     printf("mode %d: %.4f bits a weight (codebooks %.5f), largest tile %llu bytes\n", mode, bytes * 8.0 / elements,
         book * 8 / elements, (unsigned long long)most);
     int failed = 0;
@@ -286,32 +296,35 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
         CUDA(cudaMemset(out, 0xA5, elements * 2));
         block.start();
         u32 status = block.result();
-        unsigned long long *d, wrong = 0;
-        CUDA(cudaMalloc(&d, 8));
-        CUDA(cudaMemset(d, 0, 8));
-        differences<<<1024, 256>>>((u32*)out, (u32*)original, elements / 2, (u64*)d);
-        CUDA(cudaMemcpy(&wrong, d, 8, cudaMemcpyDeviceToHost));
+        unsigned long long wrong = wrong_words(out, original, elements);
         CUDA(cudaMemset(out, 0xA5, elements * 2));
         alone.start();
         status |= alone.result();
-        differences<<<1024, 256>>>((u32*)out, (u32*)original, ms[0].elements() / 2, (u64*)d);
-        CUDA(cudaMemcpy(&wrong, d, 8, cudaMemcpyDeviceToHost));
-        std::vector<double> c, b, a;
+        wrong += wrong_words(out, original, ms[0].elements());
+        std::vector<double> c, b, a, n;
         for (int i = 0; i < reps + 2; i++) {
             double x = once([&] { CUDA(cudaMemcpyAsync(out, original, elements * 2, cudaMemcpyDeviceToDevice)); }),
                    y = once([&] { block.start(); }), z = once([&] { alone.start(); });
             if (i > 1) c.push_back(x), b.push_back(y), a.push_back(z);
+#ifdef WITH_NVCOMP
+            double peers = once([&] { peer.start(); });
+            if (i > 1) n.push_back(peers);
+#endif
         }
         double cr = elements * 4 / median(c), br = elements * 2 / median(b), ar = ms[0].elements() * 2 / median(a);
         printf("T%u prefetch %d: warps %2u x %u stage %u  copy %4.0f  block %6.1f us %5.0f GB/s %.4f | 4096x4096 %5.1f "
                "us %5.0f GB/s %.4f | wrong %llu status %u\n",
             TABLE_BITS, TILE_PREFETCH, block.warps, block.blocks / sm_count(), block.stage, cr / 1e9,
             median(b) * 1e6, br / 1e9, br / cr, median(a) * 1e6, ar / 1e9, ar / cr, wrong, status);
+        if (!n.empty()) {
+            double nr = elements * 2 / median(n);
+            printf("    nvCOMP in the same run: block %6.1f us %5.0f GB/s %.4f of copy; this kernel %.3f times as fast\n", median(n) * 1e6,
+                nr / 1e9, nr / cr, br / nr);
+        }
         fflush(stdout);
         failed |= wrong || status;
         block.free();
         alone.free();
-        CUDA(cudaFree(d));
     }
     return failed;
 }
