@@ -23,7 +23,8 @@ pub use open::{Block, BlockLayout, Encoding, Level, Model, OpenOptions, Tensor, 
 pub use progress::{Observer, Stage};
 pub use source::Source;
 pub use write::{
-    CompressOptions, DecompressOptions, Layout, Report, compress, convert, decompress, estimate,
+    CompressOptions, DecompressOptions, Estimate, Layout, Report, compress, convert, decompress, estimate,
+    estimate_headers,
 };
 
 /// The examples of the README are tests too.

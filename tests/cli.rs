@@ -565,3 +565,25 @@ mod unix {
         }
     }
 }
+
+#[cfg(feature = "cuda")]
+#[test]
+fn estimate_tells_which_gpu_holds_what() {
+    let fixture = Fixture::new();
+    let (model, container) = (fixture.model.to_str().unwrap(), fixture.container.to_str().unwrap());
+    let placed = json(&["estimate", model, "--gpus", "1.1MB,2x1.2MB"]);
+    let gpus = placed["placement"]["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 3);
+    // The container that it will be has the same placement.
+    let compressed = json(&["estimate", container, "--gpus", "1.1MB,2x1.2MB"]);
+    assert_eq!(compressed["placement"], placed["placement"]);
+    let blocks: usize = gpus.iter().map(|gpu| gpu["blocks"].as_array().unwrap().len()).sum();
+    assert_eq!(blocks as u64, placed["blocks"].as_u64().unwrap());
+    assert_eq!(
+        json(&["estimate", model, "--gpus", "80GB", "--exponent-bits", "2.65"])["placement"]["fits"],
+        true
+    );
+    assert!(good(&["estimate", model, "--gpus", "80GB"]).contains("It fits"));
+    fails(&["estimate", container], 2, &["compressed already", "df11 inspect"]);
+    fails(&["estimate", model, "--gpus", "1000"], 2, &["GPU 0 of the plan may use 1000 bytes", "more GPUs"]);
+}

@@ -1,10 +1,13 @@
-//! `df11 estimate`: the sizes that compression would give.
+//! `df11 estimate`: the sizes that compression would give, and which block would lie on which GPU.
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use clap::Args;
-use df11::Source;
-use serde_json::json;
+use df11::{Error, Model, Source};
+use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
@@ -17,13 +20,17 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
   df11 estimate --layout tile Llama-3.1-8B
-  df11 estimate --layout gap --bytes-per-thread 8 model.safetensors";
+  df11 estimate Llama-3.1-405B --gpus 8x80GB     which block would lie on which GPU; also of a container
+  df11 estimate Llama-3.1-405B --gpus 8x80GB --exponent-bits 2.67    from the files' headers alone, at once
+  df11 estimate Llama-3.1-70B.df11 --gpus 24GB,2x16GB
 
-/// Tell the exact sizes that compress would give, and write nothing
+--exponent-bits reads no weight, so that files which are as long as they should be but empty will do.";
+
+/// Tell the exact sizes that compress would give, and which GPUs hold them; write nothing
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Estimate {
-    /// A safetensors file, or the folder of a model
+    /// A safetensors file, the folder of a model, or with --gpus a container or a folder of them
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// The output that is meant; *.df11 is one file, anything else a folder
@@ -31,40 +38,120 @@ pub(super) struct Estimate {
     out: Option<PathBuf>,
     #[command(flatten)]
     layout: LayoutArgs,
+    /// Place the blocks on GPUs with this memory: 80GB, 8x80GB, 24GB,2x16GB (1 GB is 2^30 bytes here, as where cards are sold)
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "[N×]MEMORY,..")]
+    gpus: Option<super::gpus::Gpus>,
+    /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to 2.7
+    #[arg(long, value_name = "BITS")]
+    exponent_bits: Option<f64>,
     #[command(flatten)]
     threads: Threads,
 }
 
 impl Estimate {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        estimate(session, &self.source, self.out.clone(), self.layout, self.threads)
+        if is_compressed(&self.source)? {
+            return self.place_compressed();
+        }
+        let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
+        let layout = self.layout.layout()?;
+        let start = Instant::now();
+        let source = Source::open(&self.source).map_err(Failure::Other)?;
+        let progress = session.progress();
+        let estimate = self.threads.run(|| {
+            let estimate = match self.exponent_bits {
+                Some(bits) => df11::estimate_headers(&source, &out, layout, bits),
+                None => df11::estimate(&source, &out, layout, &progress),
+            };
+            estimate.map_err(Failure::Other)
+        })?;
+        drop(progress);
+        let (seconds, read) = (start.elapsed().as_secs_f64(), self.exponent_bits.is_none());
+        let mut answer = answer(&self.source, &out, &estimate.report, seconds, read);
+        self.place(&estimate.outline, &mut answer)?;
+        Ok(answer)
+    }
+
+    /// A model that is compressed already has its sizes; only its placement is to be told.
+    fn place_compressed(&self) -> Result<Answer, Failure> {
+        let path = self.source.display();
+        #[cfg(feature = "cuda")]
+        let wanted = self.gpus.is_some();
+        #[cfg(not(feature = "cuda"))]
+        let wanted = false;
+        if !wanted || self.exponent_bits.is_some() {
+            let problem = format!("{path} is compressed already");
+            let remedy =
+                "say where its blocks are to go with --gpus alone, or look into it with df11 inspect";
+            return Err(Error::parameter(problem, remedy).into());
+        }
+        let model = df11::open(&self.source)?;
+        let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
+        let text = format!("{}: {}", text::printable(&path.to_string()), text::bytes(stored));
+        let json =
+            json!({ "command": "estimate", "source": self.source.to_string_lossy(), "stored_bytes": stored });
+        let mut answer = Answer { text, json };
+        self.place(&model, &mut answer)?;
+        Ok(answer)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
+    fn place(&self, _: &Model, _: &mut Answer) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn place(&self, model: &Model, answer: &mut Answer) -> Result<(), Failure> {
+        let Some(gpus) = &self.gpus else { return Ok(()) };
+        let placed = gpus.place(model)?;
+        answer.text = format!("{}\n{}", answer.text, placed.text);
+        answer.json["placement"] = placed.json;
+        Ok(())
     }
 }
 
-/// The work of `estimate`, and of `compress --dry-run`.
+/// Whether a path is a container, or a folder that holds some and no safetensors file.
+fn is_compressed(path: &Path) -> Result<bool, Failure> {
+    let has = |path: &Path, extension: &str| path.extension().is_some_and(|found| found == extension);
+    if !path.is_dir() {
+        return Ok(has(path, "df11"));
+    }
+    let listing = std::fs::read_dir(path).map_err(|error| Error::io("listing", path, error))?;
+    let files: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let any = |extension| files.iter().any(|file| has(file, extension));
+    Ok(any("df11") && !any("safetensors"))
+}
+
+/// The work of `compress --dry-run`.
 pub(super) fn estimate(
     session: &Session,
-    path: &std::path::Path,
+    path: &Path,
     out: Option<PathBuf>,
     layout: LayoutArgs,
     threads: Threads,
 ) -> Result<Answer, Failure> {
-    let layout = layout.layout()?;
-    let out = out.map_or_else(|| default_out(path), Ok)?;
-    let start = Instant::now();
-    let source = Source::open(path).map_err(Failure::Other)?;
-    let progress = session.progress();
-    let report = threads.run(|| df11::estimate(&source, &out, layout, &progress).map_err(Failure::Other))?;
-    drop(progress);
-    let seconds = start.elapsed().as_secs_f64();
-    let text = format!(
-        "{} (estimated, nothing written)\n{}\n  time      {}, {}",
-        text::printable(&out.display().to_string()),
-        report_text(&report),
-        text::duration(seconds),
-        text::rate(report.source_bytes, seconds)
-    );
-    let mut json = report_json("estimate", path, &out, &report, seconds);
-    json["written"] = json!(false);
-    Ok(Answer { text, json })
+    let estimate = Estimate {
+        source: path.to_owned(),
+        out,
+        layout,
+        #[cfg(feature = "cuda")]
+        gpus: None,
+        exponent_bits: None,
+        threads,
+    };
+    estimate.run(session)
+}
+
+fn answer(path: &Path, out: &Path, report: &df11::Report, seconds: f64, read: bool) -> Answer {
+    let (out_text, report_text) = (text::printable(&out.display().to_string()), report_text(report));
+    let mut text = format!("{out_text} (estimated, nothing written)\n{report_text}");
+    if read {
+        let rate = text::rate(report.source_bytes, seconds);
+        text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
+    }
+    let mut json = report_json("estimate", path, out, report, seconds);
+    json["written"] = Value::Bool(false);
+    Answer { text, json }
 }

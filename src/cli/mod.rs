@@ -11,6 +11,8 @@ mod doctor;
 mod estimate;
 mod failure;
 mod figures;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod inspect;
 mod measure;
 mod progress;

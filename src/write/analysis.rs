@@ -94,6 +94,26 @@ pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observe
     Ok(analysis)
 }
 
+/// What the first pass would find where codes take so many bits a weight. Hashes are those of names, so that no tensor equals another.
+pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Result<FileAnalysis> {
+    let pass = Pass { file, layout, observer: &() };
+    #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]
+    let bits = |elements: u64| (elements as f64 * exponent_bits) as u64;
+    let tensors = file.file.tensors.iter().map(|tensor| {
+        let elements = tensor.length / 2;
+        let coding = match (pass.work(tensor), layout) {
+            (Work::None, _) | (_, Layout::Raw) => None,
+            (_, Layout::Gap(geometry)) => {
+                Some(Coding::Gap(gap::Coding::assume(geometry, elements, bits(elements))?.into()))
+            }
+            (_, Layout::Tile) => Some(Coding::Tile(tile::Coding::assume(&tensor.shape, bits(elements))?)),
+        };
+        Ok(TensorAnalysis { hash: *blake3::hash(tensor.name.as_bytes()).as_bytes(), coding })
+    });
+    let hash = *blake3::hash(file.file.path.as_bytes()).as_bytes();
+    Ok(FileAnalysis { hash, tensors: tensors.collect::<Result<_>>()? })
+}
+
 /// Consecutive pieces for all threads; tensors are contiguous in their file, and so is a batch.
 fn batches(pieces: impl Iterator<Item = Piece>, threads: u64) -> impl Iterator<Item = Vec<Piece>> {
     let mut pieces = pieces.peekable();

@@ -7,6 +7,7 @@ use super::{
     encode,
     folder::OutputFolder,
     input::{Input, Side},
+    outline::{self, Draft},
     output::Output,
     plan::{Contents, Plan},
     report::Report,
@@ -144,17 +145,41 @@ fn write(
 ///
 /// # Errors
 /// As [`compress`], but for writing.
-pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Report> {
+pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Estimate> {
     let input = Input::of_source(source);
     observer.begin(input.tensor_bytes());
     let compressor = Compressor::new(&input, layout, observer);
-    let mut report = Report::new(&input);
-    for shard in compressor.shards(is_single(out)) {
-        let analyses = compressor.analyse(&shard)?;
-        let plan = Plan::new(&compressor.contents(&shard, &analyses)?)?;
-        report.add(&plan, plan.file_length());
+    compressor.estimate(out, |shard| compressor.analyse(shard))
+}
+
+/// As [`estimate`], but no weight is read, so that the safetensors headers alone need to be there: codes are assumed to take
+/// `exponent_bits` bits a weight (2.6 to 2.7 in trained models), and no tensor equals another one. Some milliseconds.
+///
+/// # Errors
+/// As [`estimate`], and [`Error::Parameter`] where the bits are not within 1 to 8.
+pub fn estimate_headers(source: &Source, out: &Path, layout: Layout, exponent_bits: f64) -> Result<Estimate> {
+    if !(1.0..=8.0).contains(&exponent_bits) {
+        let problem = format!("{exponent_bits} bits for the code of an exponent");
+        return Err(Error::parameter(problem, "name some from 1 to 8; trained models have 2.6 to 2.7"));
     }
-    Ok(report)
+    let input = Input::of_source(source);
+    let compressor = Compressor::new(&input, layout, &());
+    let mut estimate = compressor.estimate(out, |shard| {
+        let files = shard.weights.iter().map(|&file| &input.weights[file]);
+        files.map(|file| analysis::assume(file, layout, exponent_bits)).collect()
+    })?;
+    let note = format!("no weight was read: codes of {exponent_bits} bits a weight are assumed");
+    estimate.report.notes.push(note);
+    Ok(estimate)
+}
+
+/// What compression would make.
+#[derive(Debug)]
+pub struct Estimate {
+    /// Its sizes.
+    pub report: Report,
+    /// What opening its output would give, without arrays: for what asks directories alone, as `gpu::Plan` does. Decoding finds damage.
+    pub outline: Model,
 }
 
 /// Joins blocks in a row that are all small, until they have [`MIN_BLOCK_BYTES`] together; the first one gives the name. The
@@ -255,6 +280,24 @@ impl<'a> Compressor<'a> {
             blocks: shard.weights.iter().map(|&file| self.blocks[file].clone()).collect(),
             block_names: &self.block_names,
         })
+    }
+
+    fn estimate(
+        &self,
+        out: &Path,
+        analyse: impl Fn(&ShardSource<'_>) -> Result<Vec<FileAnalysis>>,
+    ) -> Result<Estimate> {
+        let mut report = Report::new(self.input);
+        let single = is_single(out);
+        let mut drafts = Vec::new();
+        for shard in self.shards(single) {
+            let analyses = analyse(&shard)?;
+            let plan = Plan::new(&self.contents(&shard, &analyses)?)?;
+            report.add(&plan, plan.file_length());
+            let file = &self.input.weights[shard.weights[0]].file;
+            drafts.push(Draft::new(if single { out.to_owned() } else { out.join(shard_path(file)) }, plan));
+        }
+        Ok(Estimate { report, outline: outline::open(drafts)? })
     }
 
     /// Both passes over one shard; the container lacks its directory still.

@@ -6,7 +6,7 @@
 use crate::{
     Result,
     encoding::gap::{Geometry, Layout},
-    huffman::{CodeLengths, Histogram},
+    huffman::{CodeLengths, Histogram, Luts},
 };
 
 /// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them; larger tensors have larger chunks.
@@ -69,5 +69,26 @@ impl Counting {
         let Self { piece_bytes, chunk_bytes, .. } = self;
         let entropy_bits = histogram.entropy() * layout.elements() as f64;
         Ok(Coding { lengths, layout, entropy_bits, piece_bytes, chunk_bytes, chunk_bits })
+    }
+}
+
+impl Coding {
+    /// The coding of a tensor that nobody has read, whose codes take so many bits; the code itself is a made-up one.
+    pub(super) fn assume(geometry: Geometry, elements: u64, bits: u64) -> Result<Self> {
+        // Each exponent half as frequent as the next one, over as many as trained models have.
+        let counts =
+            std::array::from_fn(
+                |exponent| if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 },
+            );
+        let lengths = CodeLengths::from_histogram(&Histogram::from(counts))?;
+        let layout = Layout::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
+        Ok(Self {
+            lengths,
+            layout,
+            entropy_bits: bits as f64,
+            piece_bytes: 0,
+            chunk_bytes: 0,
+            chunk_bits: vec![0],
+        })
     }
 }

@@ -8,12 +8,13 @@ mod encode;
 mod folder;
 mod gap;
 mod input;
+mod outline;
 mod output;
 mod plan;
 mod report;
 mod restore;
 mod tile;
 
-pub use compress::{CompressOptions, Layout, compress, convert, estimate};
+pub use compress::{CompressOptions, Estimate, Layout, compress, convert, estimate, estimate_headers};
 pub use report::Report;
 pub use restore::{DecompressOptions, decompress};

@@ -18,6 +18,7 @@ use crate::{
     format::{
         Directory, Header,
         checksum::{Piece, SectionChecksums},
+        records::FILE_WEIGHTS,
     },
     io::write_all_at,
 };
@@ -69,11 +70,9 @@ impl Output {
         Ok(())
     }
 
-    /// Hashes of the weights files, in order, as the identity wants them: path, length, hash.
+    /// As [`weights`].
     pub(super) fn weights(&self) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
-        use crate::format::records::FILE_WEIGHTS;
-        let files = self.directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
-        files.map(|file| (self.directory.file_path(file), file.length.get(), file.hash))
+        weights(&self.directory)
     }
 
     /// Writes directory, footer and header, and makes sure that they are on the disk. Returns the container's length in bytes.
@@ -114,6 +113,12 @@ impl Output {
         sync_folder(&path);
         Ok(())
     }
+}
+
+/// Hashes of a container's weights files, in order, as the identity wants them: path, length, hash.
+pub(super) fn weights(directory: &Directory) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
+    let files = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
+    files.map(|file| (directory.file_path(file), file.length.get(), file.hash))
 }
 
 fn empty_directory() -> Directory {

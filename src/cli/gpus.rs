@@ -1,0 +1,118 @@
+//! `--gpus`: the memory of GPUs that need not be there, and which block would lie on which of them.
+
+use std::{ops::Range, str::FromStr};
+
+use df11::{
+    Model,
+    gpu::{Placement, Plan},
+};
+use serde_json::{Value, json};
+
+use super::{Answer, Failure, text};
+
+/// Bytes of memory of each GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gpus(Vec<u64>);
+
+const FORM: &str = "write 80GB, 8x80GB, or 24GB,2x16GB";
+/// More GPUs are a mistake.
+const MAX_GPUS: usize = 1024;
+
+impl FromStr for Gpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut memory = Vec::new();
+        for part in text.split(',') {
+            let (count, size) = part.split_once(['x', 'X', '×']).unwrap_or(("1", part));
+            let count: usize = count.trim().parse().map_err(|_| FORM.to_owned())?;
+            if count == 0 || memory.len() + count > MAX_GPUS {
+                return Err(format!("name 1 to {MAX_GPUS} GPUs"));
+            }
+            memory.resize(memory.len() + count, bytes(size.trim()).ok_or(FORM)?);
+        }
+        Ok(Self(memory))
+    }
+}
+
+/// `80GB`, `79.5 GiB`, `500MB`, `1000000`. A card that is sold with 80 GB has 80 GiB, so both are that.
+#[expect(clippy::cast_sign_loss, reason = "no sign is read")]
+fn bytes(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let scale = match text[end..].trim_start().to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "MB" | "MIB" | "M" => 1 << 20,
+        "GB" | "GIB" | "G" => 1 << 30,
+        "TB" | "TIB" | "T" => 1u64 << 40,
+        _ => return None,
+    };
+    let number: f64 = text[..end].parse().ok()?;
+    Some((number * scale as f64) as u64)
+}
+
+impl Gpus {
+    /// Where the blocks of a model would lie, as a table and for programs.
+    pub(super) fn place(&self, model: &Model) -> Result<Answer, Failure> {
+        let plan = Plan::fit(model, &self.0)?;
+        let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
+        let mut table = text::Table::new(["GPU", "memory", "taken", "blocks", "streamed", "from", "to"]);
+        let mut rows = Vec::new();
+        for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
+            let blocks = run(plan.placements(), device);
+            let streamed = plan.placements()[blocks.clone()].iter().filter(|place| place.streamed).count();
+            let name = |at: Option<usize>| at.map_or("", |at| names[at]);
+            let (first, last) = (name(blocks.clone().next()), name(blocks.clone().last()));
+            table.row([
+                device.to_string(),
+                text::bytes(memory),
+                text::bytes(taken),
+                blocks.len().to_string(),
+                streamed.to_string(),
+                text::printable(first),
+                text::printable(last),
+            ]);
+            rows.push(json!({
+                "gpu": device, "memory_bytes": memory, "taken_bytes": taken, "blocks": names[blocks.clone()],
+                "streamed": blocks.filter(|&at| plan.placements()[at].streamed).map(|at| names[at]).collect::<Vec<_>>(),
+            }));
+        }
+        let fits = plan.host_bytes() == 0;
+        let verdict = if fits {
+            "It fits: all blocks stay on the GPUs.".to_owned()
+        } else {
+            format!(
+                "It does not fit: {} stay pinned on the host, and arrive ahead of each use.",
+                text::bytes(plan.host_bytes())
+            )
+        };
+        let text = format!(
+            "{verdict} Taken includes two decoded blocks; activations and KV cache come on top.\n{}",
+            table.render()
+        );
+        let json = json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": Value::Array(rows) });
+        Ok(Answer { text, json })
+    }
+}
+
+/// The blocks of a GPU; a plan gives each one run.
+fn run(placements: &[Placement], device: usize) -> Range<usize> {
+    let start = placements.partition_point(|place| place.device < device);
+    let end = placements.partition_point(|place| place.device <= device);
+    start..end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Gpus;
+
+    #[test]
+    fn memory_is_read_as_people_write_it() {
+        let read = |text: &str| text.parse::<Gpus>().map(|gpus| gpus.0);
+        assert_eq!(read("8x80GB"), Ok(vec![80 << 30; 8]));
+        assert_eq!(read("24GiB, 2×16 gb"), Ok(vec![24 << 30, 16 << 30, 16 << 30]));
+        assert_eq!(read("1.5MB,500"), Ok(vec![3 << 19, 500]));
+        for bad in ["", "x80GB", "0x80GB", "80KB", "-1GB", "8x", "2000x80GB", "1..5GB"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The outline of a container that is not written: header, directory and footer at their places, and nothing between them. It opens as
+//! the container would, so whatever asks directories alone (what fits on which GPUs) can be asked before anything is compressed.
+
+use std::{io, path::PathBuf};
+
+use zerocopy::{IntoBytes, little_endian::U32};
+
+use super::{output::weights, plan::Plan};
+use crate::{
+    Model, OpenOptions, Result,
+    format::{self, Directory, Header, directory::chunk_count},
+    io::ReadAt,
+};
+
+/// A container without its arrays.
+#[derive(Debug)]
+struct Outline {
+    header: Header,
+    directory: Vec<u8>,
+}
+
+/// What an outline is made of, once all shards of its model are known.
+pub(super) struct Draft {
+    path: PathBuf,
+    directory: Directory,
+    directory_offset: u64,
+}
+
+impl Draft {
+    /// Of a plan, for a container with this path.
+    pub(super) fn new(path: PathBuf, plan: Plan<'_>) -> Self {
+        Self { path, directory: plan.directory, directory_offset: plan.directory_offset }
+    }
+
+    fn seal(mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<(PathBuf, Outline)> {
+        let directory = &mut self.directory;
+        directory.shard.shard_index = shard_index.into();
+        directory.shard.shard_count = shard_count.into();
+        directory.shard.identity = identity;
+        let chunks: u64 = directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
+        directory.checksums = vec![U32::ZERO; chunks as usize];
+        let bytes = directory.to_bytes();
+        let header = Header::complete(self.directory_offset, &bytes)?.with_minor(directory.version_minor());
+        Ok((self.path, Outline { header, directory: bytes }))
+    }
+}
+
+impl ReadAt for Outline {
+    fn size(&self) -> u64 {
+        self.header.file_length.get()
+    }
+
+    /// Zeros where a container has arrays.
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|&end| end <= self.size());
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.fill(0);
+        let parts = [
+            (0, self.header.as_bytes()),
+            (self.header.directory_offset.get(), &self.directory),
+            (self.header.footer_offset(), self.header.as_bytes()),
+        ];
+        for (start, part) in parts {
+            let (from, to) = (start.max(offset), (start + part.len() as u64).min(end));
+            if from < to {
+                let part = &part[(from - start) as usize..(to - start) as usize];
+                buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens the outlines of all containers of one model.
+///
+/// # Errors
+/// As [`OpenOptions::open`].
+pub(super) fn open(drafts: Vec<Draft>) -> Result<Model> {
+    let identity = format::identity(drafts.iter().flat_map(|draft| weights(&draft.directory)));
+    let count = drafts.len() as u64;
+    let outlines = (0..).zip(drafts).map(|(index, draft)| {
+        let (path, outline) = draft.seal(index, count, identity)?;
+        Ok((path, Box::new(outline) as Box<dyn ReadAt>))
+    });
+    OpenOptions::new().open_readers(outlines.collect::<Result<_>>()?)
+}
