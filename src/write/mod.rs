@@ -4,6 +4,7 @@ mod analysis;
 mod arrays;
 mod coding;
 mod compress;
+mod config;
 mod encode;
 mod folder;
 mod gap;
