@@ -1,0 +1,52 @@
+"""Losslessly compressed BFloat16 model weights: two thirds of the size, every bit the same.
+
+    import df11
+
+    df11.compress("Llama-3.1-8B", "Llama-3.1-8B.df11")
+    model = df11.open("Llama-3.1-8B.df11")
+    weights = model["model.norm.weight"].torch()
+
+`import df11` needs nothing beside Python: no GPU, no PyTorch, no NumPy.
+"""
+
+from ._errors import CorruptError, Error, GpuError, IoError, LimitError, ParameterError, UnsupportedError
+from ._inspect import inspect
+from ._native import (
+    Block,
+    Model,
+    Rows,
+    Tensor,
+    __version__,
+    compress,
+    convert,
+    decompress,
+    estimate,
+    open,
+    verify,
+)
+from ._report import Placement, Report, Verification
+
+__all__ = [
+    "Block",
+    "CorruptError",
+    "Error",
+    "GpuError",
+    "IoError",
+    "LimitError",
+    "Model",
+    "ParameterError",
+    "Placement",
+    "Report",
+    "Rows",
+    "Tensor",
+    "UnsupportedError",
+    "Verification",
+    "__version__",
+    "compress",
+    "convert",
+    "decompress",
+    "estimate",
+    "inspect",
+    "open",
+    "verify",
+]
