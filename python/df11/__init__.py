@@ -24,6 +24,7 @@ from ._native import (
     open,
     verify,
 )
+from ._register import register as _register
 from ._report import Placement, Report, Verification
 
 __all__ = [
@@ -50,3 +51,31 @@ __all__ = [
     "open",
     "verify",
 ]
+
+
+#: What needs PyTorch, which is imported when one of them is first used.
+_WITH_TORCH = {
+    "MissingError": "_parameters",
+    "ModelReport": "_status",
+    "attach": "_attach",
+    "report": "_status",
+    "save": "_attach",
+    "state_dict": "_attach",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_WITH_TORCH[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WITH_TORCH])
+
+
+_register()

@@ -220,7 +220,7 @@ class Runtime:
             module.register_forward_pre_hook(self._enter, prepend=True)
             module.register_forward_hook(self._leave, always_call=True)
         for module in {id(m): m for m in self._owners()}.values():
-            module.register_state_dict_post_hook(self._on_state_dict)
+            module.register_state_dict_post_hook(partial(self._on_state_dict))
             module.register_load_state_dict_pre_hook(self._on_load_state_dict)
         for module in self.root.modules():
             module.__dict__["_apply"] = partial(self._on_apply, module)
