@@ -15,12 +15,12 @@ use rayon::prelude::*;
 use super::{
     Device, GpuModel, Plan,
     host_section::HostSection,
-    launches::Draft,
     memory::Buffer,
-    model::{BlockEntry, Inner, Program, TensorEntry},
+    model::{BlockEntry, Inner, TensorEntry},
     needs::{self, Needs, SectionId, TensorId, target_of},
     part::Part,
-    stored::{self, Addresses, Stored},
+    route::{Cut, Route},
+    stored::{self, Stored},
     task::Task,
     upload::{self, default_readers, first_cause},
 };
@@ -143,7 +143,7 @@ impl<'m> Loader<'m> {
         let (tensors, host) = self.fetch(options)?;
         for part in &mut self.parts {
             part.build_tables(&tensors)?;
-            part.stream(self.model, &self.needs, &host)?;
+            part.stream(&host)?;
         }
         self.finish(&tensors, &host)
     }
@@ -202,18 +202,25 @@ impl<'m> Loader<'m> {
             let layout = block.layout()?;
             let ids = block.tensor_ids().iter();
             let stored: Vec<_> = ids.map(|&id| &tensors[&target_of(self.model, id)]).collect();
-            let program = self.program(index, &stored, &layout.tensors, &mut tasks[part])?;
+            let cuts = stored.iter().zip(&layout.tensors).map(|(stored, range)| Cut {
+                stored,
+                range: 0..range.end - range.start,
+                to: range.start,
+            });
+            let cuts: Vec<Cut<'_>> = cuts.collect();
+            let on = &self.parts[part];
+            let route = Route::new(on, on.turn(index), &cuts, &mut tasks[part])?;
             for (stored, tensor) in stored.into_iter().zip(block.tensors()) {
                 let entry = TensorEntry {
                     dtype: tensor.dtype().expect("known, as the needs were"),
                     shape: tensor.shape(),
                     bytes: tensor.byte_length()?,
-                    part,
+                    block: index,
                     stored: Arc::clone(stored),
                 };
                 entries.insert(tensor.name().to_owned(), entry);
             }
-            blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, program });
+            blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, route });
         }
         let streams = self.parts.iter().map(|part| part.device.copies());
         let tasks = streams.zip(&tasks).map(|(stream, tasks)| Buffer::of(stream, tasks));
@@ -221,28 +228,5 @@ impl<'m> Loader<'m> {
         let copied = host.values().filter(|section| !section.is_mapped());
         let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();
         Ok(GpuModel::new(Inner::new(self.plan, blocks, entries, self.parts, tasks, copied_bytes)))
-    }
-
-    /// How a block of these tensors is decoded, with its tasks among those of its GPU.
-    fn program(
-        &self,
-        index: usize,
-        tensors: &[&Arc<Stored>],
-        ranges: &[std::ops::Range<u64>],
-        tasks: &mut Vec<Task>,
-    ) -> Result<Program> {
-        let part = &self.parts[self.plan.placements()[index].device];
-        let mut launches = |addresses: &dyn Addresses| {
-            let mut draft = Draft::default();
-            for (stored, range) in tensors.iter().zip(ranges) {
-                draft.add(stored, &(0..range.end - range.start), range.start, addresses)?;
-            }
-            draft.finish(&part.device, tasks)
-        };
-        let in_place = launches(part)?;
-        let Some(&turn) = part.turns.get(&index) else { return Ok(Program::Resident(in_place)) };
-        let maps = part.slot_maps(self.model, &self.needs[index]);
-        let slots = maps.iter().map(|map| launches(map)).collect::<Result<_>>()?;
-        Ok(Program::Streamed { turn, slots, in_place })
     }
 }
