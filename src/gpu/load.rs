@@ -24,7 +24,10 @@ use super::{
     task::Task,
     upload::{self, default_readers, first_cause},
 };
-use crate::{Error, Model, Result};
+use crate::{
+    Error, Model, Result,
+    progress::{Observer, Stage, advance},
+};
 
 /// Of the free memory of several GPUs, what a model may take unless a plan says otherwise; the rest is for what runs it.
 const SHARE_PERCENT: u64 = 90;
@@ -117,7 +120,24 @@ impl Model {
     /// # Errors
     /// As [`Model::load`].
     pub fn load_on(&self, devices: &[Device], options: &LoadOptions) -> Result<GpuModel> {
-        Loader::new(self, devices, options)?.load(options)
+        self.load_watched(devices, options, &())
+    }
+
+    /// As [`Model::load_on`], with progress, in bytes of sections; it can be cancelled.
+    ///
+    /// # Errors
+    /// As [`Model::load`], and [`Error::Cancelled`].
+    pub fn load_watched(
+        &self,
+        devices: &[Device],
+        options: &LoadOptions,
+        observer: &dyn Observer,
+    ) -> Result<GpuModel> {
+        let needs = needs::of_blocks(self)?;
+        let plan = options.plan_for(&needs, devices)?;
+        observer.begin(needs.iter().map(|block| block.section_bytes).sum());
+        observer.enter(Stage::Load);
+        Loader::new(self, plan, needs, devices, observer)?.load(options)
     }
 }
 
@@ -127,16 +147,21 @@ struct Loader<'m> {
     plan: Plan,
     needs: Vec<Needs>,
     parts: Vec<Part>,
+    observer: &'m dyn Observer,
 }
 
 impl<'m> Loader<'m> {
     /// Allocates device memory.
-    fn new(model: &'m Model, devices: &[Device], options: &LoadOptions) -> Result<Self> {
-        let needs = needs::of_blocks(model)?;
-        let plan = options.plan_for(&needs, devices)?;
+    fn new(
+        model: &'m Model,
+        plan: Plan,
+        needs: Vec<Needs>,
+        devices: &[Device],
+        observer: &'m dyn Observer,
+    ) -> Result<Self> {
         let part = |(index, device)| Part::new(model, &needs, &plan, index, device);
         let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(Self { model, plan, needs, parts })
+        Ok(Self { model, plan, needs, parts, observer })
     }
 
     fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
@@ -159,7 +184,7 @@ impl<'m> Loader<'m> {
                 // SAFETY: the addresses are those of the sections in the part's device memory.
                 #[expect(unsafe_code, reason = "device addresses")]
                 unsafe {
-                    upload::upload(&part.device, &deliveries, readers, &stop)
+                    upload::upload(&part.device, &deliveries, readers, &stop, self.observer)
                 }
             };
             let uploads: Vec<_> = self.parts.iter().map(|part| scope.spawn(move || upload(part))).collect();
@@ -187,6 +212,7 @@ impl<'m> Loader<'m> {
             streamed.flat_map(|(_, block)| block.sections.iter().copied()).collect();
         let pin = |(shard, section): SectionId| {
             let host = HostSection::new(&self.parts[0].device, &self.model.shards()[shard], section)?;
+            advance(self.observer, needs::section_bytes(self.model, (shard, section)))?;
             Ok(((shard, section), Arc::new(host)))
         };
         sections.into_par_iter().map(pin).collect()

@@ -1,6 +1,6 @@
 //! Programs: any tensors of one GPU, or rows of them, to chosen places of one output.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use df11::{
     Error,
@@ -30,7 +30,7 @@ fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u6
         let name = names[random(state) as usize % names.len()].clone();
         let tensor = original.tensor(&name).unwrap();
         let all = tensor.decode_bytes().unwrap();
-        let rows = (random(state) % 2 == 0 && tensor.elements() > 0).then(|| {
+        let rows = (random(state).is_multiple_of(2) && tensor.elements() > 0).then(|| {
             let start = random(state) % tensor.shape()[0];
             start..start + random(state) % (tensor.shape()[0] - start + 1)
         });
@@ -60,7 +60,7 @@ fn whole(program: &GpuProgram, expected: &[Expected]) -> Vec<u8> {
     whole
 }
 
-fn check(stream: &CudaStream, status: &Status, program: &GpuProgram, expected: &[Expected]) {
+fn check(stream: &Arc<CudaStream>, status: &Status, program: &GpuProgram, expected: &[Expected]) {
     let whole = whole(program, expected);
     let mut output = stream.clone_htod(&vec![POISON; whole.len()]).unwrap();
     program.decode_into(&mut output.as_view_mut(), stream, status).unwrap();
