@@ -11,10 +11,12 @@ mod gap;
 mod input;
 mod output;
 mod plan;
+mod replace;
 mod report;
 mod restore;
 mod tile;
 
 pub use compress::{CompressOptions, Layout, compress, convert, estimate};
+pub use replace::check_replaceable;
 pub use report::Report;
 pub use restore::{DecompressOptions, decompress};
