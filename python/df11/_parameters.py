@@ -206,7 +206,8 @@ def _renaming(known: dict[str, Entry], names: list[str], prefix: str | None, con
     best, score = "", sum(name in known for name in names)
     for candidate in _candidates(known, names):
         rename = _change(candidate)
-        hits = sum(rename(name) in known for name in names)
+        shapes = ((known.get(rename(name)), container[name].shape) for name in names)
+        hits = sum(entry is not None and tuple(entry.value.shape) == tuple(shape) for entry, shape in shapes)
         if hits > score:
             best, score = candidate, hits
     if score == 0:

@@ -222,7 +222,9 @@ class Runtime:
         for module in {id(m): m for m in self._owners()}.values():
             module.register_state_dict_post_hook(partial(self._on_state_dict))
             module.register_load_state_dict_pre_hook(self._on_load_state_dict)
-        for module in self.root.modules():
+        self.root.__dict__[KEY] = self
+        # A module of which nothing is compressed in memory is an ordinary one.
+        for module in self.root.modules() if self.units else ():
             module.__dict__["_apply"] = partial(self._on_apply, module)
             module.__dict__[KEY] = self
 

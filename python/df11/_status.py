@@ -167,7 +167,7 @@ def _value(runtime: Runtime, weight: Weight) -> torch.Tensor:
 
 def _verify(runtime: Runtime) -> int:
     runtime.container.verify("full", progress=False)
-    checked = 0
+    checked = set()
     with torch.no_grad():
         for at, (unit, device) in enumerate(zip(runtime.units, runtime.unit_devices, strict=True)):
             with runtime.exclusive():
@@ -176,15 +176,15 @@ def _verify(runtime: Runtime) -> int:
                 memory = runtime.arenas[device][offset : offset + unit.nbytes]
                 for weight, start in zip(unit.weights, unit.starts, strict=True):
                     _compare(runtime, weight, memory[start : start + weight.nbytes])
-                    checked += 1
+                    checked.add(id(weight))
         runtime.check()
         for weight in runtime.weights:
             if weight.resident_because is not None:
                 value = _value(runtime, weight).detach()
                 if not torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(weight.decode(runtime.container))):
                     raise _wrong(runtime, weight)
-                checked += 1
-    return checked
+                checked.add(id(weight))
+    return len(checked)
 
 
 def _compare(runtime: Runtime, weight: Weight, memory: torch.Tensor) -> None:
