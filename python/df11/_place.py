@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from . import _native
+from ._errors import ParameterError
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -85,15 +86,9 @@ def resolve(
 def fits(container: Any, sizes: list[int]) -> bool:
     """Whether all blocks are resident on GPUs of so much memory."""
     try:
-        return not any(is_streamed for _, is_streamed in _native.plan(container, memory=sizes).values())
-    except _native_errors():
+        return not any(place.streamed for place in _native.plan(container, sizes).placements.values())
+    except ParameterError:
         return False
-
-
-def _native_errors() -> type[Exception]:
-    from ._errors import ParameterError
-
-    return ParameterError
 
 
 def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:

@@ -192,19 +192,8 @@ class Runtime:
         pointer = self.arenas[device].data_ptr() + self.offsets[at]
         index = device.index
         current = torch._C._cuda_getCurrentRawStream
-        if len(set(self.unit_devices)) == 1:
-            return lambda: run(pointer, current(index))
-        # The driver calls leave their device's context current, by which PyTorch knows its current device.
-        exchange, restore = torch.cuda._exchange_device, torch.cuda._maybe_exchange_device
-
-        def decode() -> None:
-            before = exchange(index)
-            try:
-                run(pointer, current(index))
-            finally:
-                restore(before)
-
-        return decode
+        # It leaves the thread's current device, by which PyTorch knows its own, as it was.
+        return lambda: run(pointer, current(index))
 
     # ---- hooks -----------------------------------------------------------------------------------------------
 
@@ -322,7 +311,7 @@ class Runtime:
         """Waits for the GPUs, and raises CorruptError where any decode so far met a malformed stream."""
         if self.loaded is not None:
             for device in self.arenas:
-                self.loaded.check(torch._C._cuda_getCurrentRawStream(device.index))
+                self.loaded.check(torch._C._cuda_getCurrentRawStream(device.index), device.index)
 
     @property
     def devices(self) -> list[torch.device]:

@@ -150,8 +150,14 @@ def _is_streamed(runtime: Runtime, at: int) -> bool:
 
 def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) -> int:
     if runtime.loaded is not None:
-        # In the order of the devices that the model was loaded onto.
-        return int(runtime.loaded.device_bytes[runtime.loaded.devices.index(device.index)])
+        total = int(runtime.loaded.device_bytes)
+        if len(runtime.loaded.devices) == 1:
+            return total
+        # Blocks are nearly all of it.
+        here = {name for name, place in runtime.loaded.placements.items() if place.device == device.index and not place.streamed}
+        shares = {block.name: int(block.stored_bytes) for block in runtime.container.blocks}
+        resident = sum(shares[n] for n, place in runtime.loaded.placements.items() if not place.streamed)
+        return total * sum(shares[name] for name in here) // max(1, resident)
     # On the CPU: what is mapped, and stays in the page cache.
     names = {name for at in units for weight in runtime.units[at].weights for name in weight.tensors}
     return sum(int(runtime.container[name].stored_bytes) for name in names)
