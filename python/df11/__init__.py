@@ -13,22 +13,29 @@ from ._errors import CorruptError, Error, GpuError, IoError, LimitError, Paramet
 from ._inspect import inspect
 from ._native import (
     Block,
+    DeviceBlock,
+    DeviceModel,
     Model,
+    Program,
     Rows,
     Tensor,
     __version__,
     compress,
     convert,
     decompress,
+    devices,
     estimate,
     open,
+    plan,
     verify,
 )
-from ._report import Placement, Report, Verification
+from ._report import Placement, Plan, Report, Verification
 
 __all__ = [
     "Block",
     "CorruptError",
+    "DeviceBlock",
+    "DeviceModel",
     "Error",
     "GpuError",
     "IoError",
@@ -36,6 +43,8 @@ __all__ = [
     "Model",
     "ParameterError",
     "Placement",
+    "Plan",
+    "Program",
     "Report",
     "Rows",
     "Tensor",
@@ -45,8 +54,10 @@ __all__ = [
     "compress",
     "convert",
     "decompress",
+    "devices",
     "estimate",
     "inspect",
     "open",
+    "plan",
     "verify",
 ]
