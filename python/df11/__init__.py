@@ -13,23 +13,30 @@ from ._errors import CorruptError, Error, GpuError, IoError, LimitError, Paramet
 from ._inspect import inspect
 from ._native import (
     Block,
+    DeviceBlock,
+    DeviceModel,
     Model,
+    Program,
     Rows,
     Tensor,
     __version__,
     compress,
     convert,
     decompress,
+    devices,
     estimate,
     open,
+    plan,
     verify,
 )
 from ._register import register as _register
-from ._report import Placement, Report, Verification
+from ._report import Placement, Plan, Report, Verification
 
 __all__ = [
     "Block",
     "CorruptError",
+    "DeviceBlock",
+    "DeviceModel",
     "Error",
     "GpuError",
     "IoError",
@@ -37,6 +44,8 @@ __all__ = [
     "Model",
     "ParameterError",
     "Placement",
+    "Plan",
+    "Program",
     "Report",
     "Rows",
     "Tensor",
@@ -46,9 +55,11 @@ __all__ = [
     "compress",
     "convert",
     "decompress",
+    "devices",
     "estimate",
     "inspect",
     "open",
+    "plan",
     "verify",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,26 @@ class Verification:
     """What could not be checked, because it needs a newer version or another shard."""
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a block lies."""
 
     device: int
-    """The index of its GPU: among the sizes given to `plan`, or among the devices given to `Model.load`."""
+    """Its GPU: in a `Plan` the index among the sizes given to `plan`, in a `DeviceModel` the GPU's number."""
     streamed: bool
     """Whether it stays pinned on the host and is copied to the GPU ahead of each use."""
 
 
-for _class in (Report, Verification, Placement):
+@dataclass(frozen=True)
+class Plan:
+    """Which block would lie where."""
+
+    placements: dict[str, Placement]
+    """By the name of the block, in the order in which the model runs them."""
+    device_bytes: tuple[int, ...]
+    """For each GPU what it takes in bytes: sections, slots, tables, and two outputs of its largest block, which are the caller's."""
+    host_bytes: int
+    """Bytes of streamed blocks, which stay pinned on the host."""
+
+
+for _class in (Report, Verification, Placement, Plan):
     _class.__module__ = "df11"

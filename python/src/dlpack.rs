@@ -139,7 +139,8 @@ fn release<M>(owner: Owner, dtype: DataType, make: impl FnOnce(Tensor, *mut c_vo
     let tensor = Tensor {
         data,
         device: CPU,
-        ndim: owner.shape.len() as i32,
+        // No truncation: the format allows few dimensions.
+        ndim: i32::try_from(owner.shape.len()).unwrap_or(i32::MAX),
         dtype,
         shape: owner.shape.as_mut_ptr(),
         strides: owner.strides.as_mut_ptr(),

@@ -1,11 +1,16 @@
 //! Models: opened, looked at, and verified.
 
 use std::{
+    borrow::Borrow,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use df11::{Level, OpenOptions, format::records::FILE_WEIGHTS, open::Verification};
+use df11::{
+    Level, OpenOptions,
+    format::records::FILE_WEIGHTS,
+    open::{Purpose, Verification},
+};
 use pyo3::{
     exceptions::PyKeyError,
     intern,
@@ -16,7 +21,9 @@ use pyo3::{
 
 use crate::{
     block::Block,
+    device::{Argument, Choice},
     error::{OrRaise, unknown_word},
+    gpu::{self, DeviceModel, OneOrMore},
     tensor::Tensor,
     work,
 };
@@ -46,15 +53,34 @@ pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Model> {
 
 /// Checks a container or all shards of a folder.
 #[pyfunction]
-#[pyo3(signature = (path, level="full", *, progress=None))]
+#[pyo3(signature = (path, level="full", *, device=None, progress=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: PathBuf,
     level: &str,
+    device: Option<Argument>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    verify_model(py, level, device.as_ref(), progress, || open_to_stream(&path))
+}
+
+fn verify_model<'py, M: Borrow<df11::Model>>(
+    py: Python<'py>,
+    level: &str,
+    device: Option<&Argument>,
+    progress: Option<&Bound<'py, PyAny>>,
+    model: impl FnOnce() -> df11::Result<M> + Send,
+) -> PyResult<Bound<'py, PyAny>> {
     let level = level_of(py, level)?;
-    let found = work::watched(py, progress, |observer| open_to_stream(&path)?.verify(level, observer))?;
+    let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, device))?;
+    let found = work::watched(py, progress, |observer| {
+        let model = model()?;
+        let model = model.borrow();
+        if level < Level::Full {
+            return model.verify(level, observer);
+        }
+        model.verify_with(level, &*choice.decoder(model, Purpose::Verify)?, observer)
+    })?;
     verification(py, &found)
 }
 
@@ -177,16 +203,27 @@ impl Model {
         self.inner.shards().iter().map(|shard| shard.directory().tensors.len()).sum()
     }
 
-    #[pyo3(signature = (level="full", *, progress=None))]
+    #[pyo3(signature = (level="full", *, device=None, progress=None))]
     fn verify<'py>(
         &self,
         py: Python<'py>,
         level: &str,
+        device: Option<Argument>,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let level = level_of(py, level)?;
-        let found = work::watched(py, progress, |observer| self.inner.verify(level, observer))?;
-        verification(py, &found)
+        verify_model(py, level, device.as_ref(), progress, || Ok(&*self.inner))
+    }
+
+    #[pyo3(signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        devices: OneOrMore<usize>,
+        memory: Option<OneOrMore<u64>>,
+        streamed: bool,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceModel> {
+        gpu::load(py, &self.inner, devices, memory, streamed, progress)
     }
 
     fn __repr__(&self) -> String {

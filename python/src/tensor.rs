@@ -23,7 +23,7 @@ pub(crate) struct Tensor {
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Rows {
     tensor: Tensor,
-    rows: Range<u64>,
+    range: Range<u64>,
     shape: Vec<u64>,
     bytes: u64,
 }
@@ -149,14 +149,14 @@ impl Tensor {
         if let Some(first) = shape.first_mut() {
             *first = stop - start;
         }
-        Ok(Rows { tensor: self.clone(), rows, shape, bytes: range.end - range.start })
+        Ok(Rows { tensor: self.clone(), range: rows, shape, bytes: range.end - range.start })
     }
 
-    fn numpy<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         array(slf.as_any(), "numpy")
     }
 
-    fn torch<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         array(slf.as_any(), "torch")
     }
 
@@ -195,12 +195,12 @@ impl Rows {
 
     #[getter]
     fn start(&self) -> u64 {
-        self.rows.start
+        self.range.start
     }
 
     #[getter]
     fn stop(&self) -> u64 {
-        self.rows.end
+        self.range.end
     }
 
     #[getter]
@@ -221,14 +221,14 @@ impl Rows {
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut output = Output::new(buffer, self.bytes)?;
         let bytes = output.bytes();
-        work::briefly(py, || self.tensor.decode(Some(self.rows.clone()), bytes))
+        work::briefly(py, || self.tensor.decode(Some(self.range.clone()), bytes))
     }
 
-    fn numpy<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         array(slf.as_any(), "numpy")
     }
 
-    fn torch<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         array(slf.as_any(), "torch")
     }
 
@@ -243,7 +243,7 @@ impl Rows {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let _ = (stream, copy);
         dlpack::check_device(py, dl_device)?;
-        let rows = Some(self.rows.clone());
+        let rows = Some(self.range.clone());
         self.tensor.capsule(py, rows, &self.shape, self.bytes, is_versioned(max_version))
     }
 
@@ -253,7 +253,7 @@ impl Rows {
     }
 
     fn __repr__(&self) -> String {
-        let Range { start, end } = self.rows;
+        let Range { start, end } = self.range;
         format!("<df11.Rows {start}..{end} of {:?}, {} {:?}>", self.tensor.name, self.dtype(), self.shape)
     }
 }

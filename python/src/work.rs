@@ -94,11 +94,12 @@ struct Watch {
 }
 
 /// With their names in Python.
-const STAGES: [(Stage, &str); 4] = [
+const STAGES: [(Stage, &str); 5] = [
     (Stage::Analyse, "analyse"),
     (Stage::Encode, "encode"),
     (Stage::Decode, "decode"),
     (Stage::Verify, "verify"),
+    (Stage::Load, "load"),
 ];
 
 impl Watch {

@@ -2,14 +2,19 @@
 
 use std::path::PathBuf;
 
-use df11::{CompressOptions, DecompressOptions, Layout, Source};
+use df11::{CompressOptions, DecompressOptions, Layout, Source, open::Purpose, write::check_replaceable};
 use pyo3::{
     intern,
     prelude::*,
     types::{PyDict, PyTuple},
 };
 
-use crate::{error::unknown_word, model::open_to_stream, work};
+use crate::{
+    device::{Argument, Choice},
+    error::unknown_word,
+    model::open_to_stream,
+    work,
+};
 
 fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     match name {
@@ -42,7 +47,11 @@ pub(crate) fn compress<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = options(py, layout, verify, overwrite)?;
     let done = work::watched(py, progress, |observer| {
-        df11::compress(&Source::open(&source)?, &out, &options, observer)
+        let opened = Source::open(&source)?;
+        if overwrite {
+            check_replaceable(&source, &out, "df11")?;
+        }
+        df11::compress(&opened, &out, &options, observer)
     })?;
     report(py, done)
 }
@@ -61,7 +70,11 @@ pub(crate) fn convert<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = options(py, layout, verify, overwrite)?;
     let done = work::watched(py, progress, |observer| {
-        df11::convert(&open_to_stream(&source)?, &out, &options, observer)
+        let model = open_to_stream(&source)?;
+        if overwrite {
+            check_replaceable(&source, &out, "df11")?;
+        }
+        df11::convert(&model, &out, &options, observer)
     })?;
     report(py, done)
 }
@@ -86,18 +99,28 @@ pub(crate) fn estimate<'py>(
 
 /// Gives back the original files.
 #[pyfunction]
-#[pyo3(signature = (source, out, *, overwrite=false, progress=None))]
+#[pyo3(signature = (source, out, *, overwrite=false, device=None, progress=None))]
 pub(crate) fn decompress(
     py: Python<'_>,
     source: PathBuf,
     out: PathBuf,
     overwrite: bool,
+    device: Option<Argument>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
+    let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, &device))?;
     work::watched(py, progress, |observer| {
+        let model = open_to_stream(&source)?;
         let mut options = DecompressOptions::default();
         options.overwrite = overwrite;
-        df11::decompress(&open_to_stream(&source)?, &out, &options, observer)
+        if overwrite {
+            check_replaceable(&source, &out, "safetensors")?;
+        }
+        // Before a GPU is started for nothing.
+        options.check(&model, &out)?;
+        let decoder = choice.decoder(&model, Purpose::Restore)?;
+        options.decoder = &*decoder;
+        df11::decompress(&model, &out, &options, observer)
     })
 }
 

@@ -46,8 +46,7 @@ pub(super) fn all<'a>(
 }
 
 pub(super) fn without_verification() -> CompressOptions {
-    let options = CompressOptions { verify: false, overwrite: true, ..CompressOptions::default() };
-    options
+    CompressOptions { verify: false, overwrite: true, ..CompressOptions::default() }
 }
 
 fn bytes_of(source: &Source) -> u64 {
