@@ -9,7 +9,10 @@ conversion is run on tensors that hold the numbers of their rows instead of weig
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,11 +133,7 @@ class _Mapping:
         self._make_once(first, converter, sources)
 
     def _run(self, first: str, converter: Any, sources: list[tuple[str, str]], value: Any) -> dict[str, torch.Tensor]:
-        mapping = deepcopy(converter)
-        for pattern, name in sources:
-            mapping.add_tensor(first, name, pattern, value(name))
-        made = mapping.convert(first, model=self.model, config=self.model.config)
-        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
+        return _converted(self.model, first, converter, sources, value)
 
     def _from_rows(
         self, name: str, ids: torch.Tensor, starts: list[tuple[int, str]], sources: list[tuple[str, str]]
@@ -186,15 +185,16 @@ class _Mapping:
 
     def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
         made: dict[str, torch.Tensor] = {}
+        container, model = self.container, weakref.ref(self.model)
 
-        def make(name: str) -> torch.Tensor:
+        def make(name: str, dtype: torch.dtype) -> torch.Tensor:
             if name not in made:
-                made.update(self._run(first, converter, sources, lambda source: decoded(self.container[source])))
-            return made.pop(name).to(self.target_dtype(name)).contiguous()
+                made.update(_converted(model(), first, converter, sources, lambda source: decoded(container[source])))
+            return made.pop(name).to(dtype).contiguous()
 
         # Which parameters come of it is known from tensors without memory.
         def empty(source: str) -> torch.Tensor:
-            tensor = self.container[source]
+            tensor = container[source]
             return torch.empty(tuple(tensor.shape), dtype=dtype_of(tensor), device="meta")
 
         operations = ", ".join(type(operation).__name__ for operation in converter.operations)
@@ -210,9 +210,20 @@ class _Mapping:
                 )
             weight = Weight(list(entry.places), tuple(value.shape), self.target_dtype(name), [], entry.is_buffer)
             weight.tensors = [source for _, source in sources]
-            weight.make = lambda name=name: make(name)  # type: ignore[misc]
+            weight.make = partial(make, name, weight.dtype)
             weight.resident_because = f"made of several tensors by {operations}"
             self.found[name] = weight
+
+
+def _converted(
+    model: Any, first: str, converter: Any, sources: list[tuple[str, str]], value: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What a conversion makes of its sources' values."""
+    mapping = deepcopy(converter)
+    for pattern, name in sources:
+        mapping.add_tensor(first, name, pattern, value(name))
+    made = mapping.convert(first, model=model, config=model.config)
+    return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
 
 
 def missing(model: Any, weights: list[Weight]) -> list[str]:

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import json
 import os
-import types
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         self.dtype: torch.dtype | None = None
         self.saving_to: Path | None = None
         self._hidden: Any = None
+        self._by_name: dict[str, Weight] = {}
         self._unused: list[str] = []
 
     # ---- before the model is made ----------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         self.weights, self._unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
         if not self.weights:
             raise ValueError(f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the class it was made for")
-        held = {place.name for weight in self.weights for place in weight.places}
+        held = self._by_name = {place.name: weight for weight in self.weights for place in weight.places}
         for name, value in (*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers()):
             if name in held:
                 value._is_hf_initialized = True
@@ -164,11 +166,10 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes that an element takes while it is compressed."""
-        for weight in self.weights:
-            if param_name in (place.name for place in weight.places):
-                stored = sum(self.container[name].stored_bytes for name in weight.tensors)
-                return float(stored / max(1, param.numel()))
-        return float(param.element_size())
+        weight = self._by_name.get(param_name)
+        if weight is None:
+            return float(param.element_size())
+        return float(sum(self.container[name].stored_bytes for name in weight.tensors) / max(1, param.numel()))
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """What each GPU may hold."""
@@ -196,7 +197,7 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         dispatch(runtime)
         runtime.place()
         runtime.install()
-        model.save_pretrained = types.MethodType(_save_pretrained, model)
+        model.save_pretrained = partial(_save_pretrained, weakref.ref(model))
         self.model = None
         return model
 
@@ -227,8 +228,9 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         raise NotImplementedError("run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory")
 
 
-def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
     """`save_pretrained` of a compressed model: containers and config, as `df11 compress` made them."""
+    self = of()
     folder = Path(save_directory)
     adapters = getattr(self, "_hf_peft_config_loaded", False)
     if kwargs.get("variant") or kwargs.get("state_dict"):

@@ -16,6 +16,7 @@ so that CUDA graphs can capture them, and a replayed graph decodes as the hooks 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
@@ -36,7 +37,8 @@ class Runtime:
     """What a module with compressed weights hangs on."""
 
     def __init__(self, root: nn.Module, container: Any, weights: list[Weight], *, prefetch: bool = False) -> None:
-        self.root = root
+        # Weakly, as modules are everywhere here: a model that nobody uses is gone at once, and its memory with it.
+        self._root = weakref.ref(root)
         self.container = container
         self.weights = weights
         self.prefetch = prefetch
@@ -54,7 +56,14 @@ class Runtime:
         self._depth = 0
         self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
         self.wanted_devices: list[torch.device] = [_CPU]
-        self._streams: dict[int, int] = {}
+        self._streams: dict[int, tuple[int, torch.cuda.Stream]] = {}
+
+    @property
+    def root(self) -> nn.Module:
+        """The module."""
+        root = self._root()
+        assert root is not None, "the module lives while it is used"
+        return root
 
     # ---- set-up ----------------------------------------------------------------------------------------------
 
@@ -64,11 +73,19 @@ class Runtime:
         if devices[0].type == "cuda":
             if self.units:
                 ordinals = [device.index for device in devices]
+                if memory is not None and len(devices) == 1:
+                    memory = [self._budget(memory[0])]
                 self.loaded = self.container.load(devices=ordinals, memory=memory, streamed=streamed)
             self.unit_devices = [self._device_of(unit) for unit in self.units]
         else:
             self.unit_devices = [_CPU] * len(self.units)
         self._lay_out_arenas()
+
+    def _budget(self, memory: int) -> int:
+        """What the native plan may use: it counts two outputs of the largest block, where there is an arena and ordinary parameters."""
+        resident = sum(weight.nbytes for weight in self.weights if weight.resident_because is not None)
+        outputs = 2 * max(block.nbytes for block in self.container.blocks)
+        return max(0, memory - resident - self._arena_bytes(self.units) + outputs)
 
     def place_residents(self) -> None:
         """Makes ordinary parameters of what is not decoded at each use."""
@@ -90,21 +107,24 @@ class Runtime:
             raise ValueError(f"the blocks {sorted(unit.blocks)} of {unit.path} lie on several GPUs; name one device")
         return torch.device("cuda", found.pop())
 
+    def _arena_bytes(self, units: list[Unit]) -> int:
+        sizes = [_aligned(unit.nbytes) for unit in units]
+        if self.prefetch:
+            layers = [_is_listed(unit.path) for unit in units]
+            pairs = zip(sizes, sizes[1:], layers, layers[1:], strict=False)
+            sizes += [a + b for a, b, first, second in pairs if first and second]
+        return max(sizes, default=0)
+
     def _lay_out_arenas(self) -> None:
         self.offsets = [0] * len(self.units)
+        self.prefetch = self.prefetch and self.loaded is not None
         for device in dict.fromkeys(self.unit_devices):
             mine = [at for at, other in enumerate(self.unit_devices) if other == device]
-            sizes = [self.units[at].nbytes for at in mine]
-            bytes_ = max(sizes, default=0)
-            if self.prefetch and device.type == "cuda":
-                layers = [_is_listed(self.units[at].path) for at in mine]
-                pairs = zip(sizes, sizes[1:], layers, layers[1:], strict=False)
-                both = [_aligned(a) + _aligned(b) for a, b, first, second in pairs if first and second]
-                bytes_ = max([bytes_, *both])
-                for turn, at in enumerate(mine):
-                    if turn % 2 and not self._is_tied(self.units[at]):
-                        self.offsets[at] = _aligned_down(bytes_ - self.units[at].nbytes)
-            self.arenas[device] = torch.empty(_aligned(bytes_), dtype=torch.uint8, device=device)
+            bytes_ = self._arena_bytes([self.units[at] for at in mine])
+            for turn, at in enumerate(mine):
+                if self.prefetch and turn % 2 and not self._is_tied(self.units[at]):
+                    self.offsets[at] = _aligned_down(bytes_ - self.units[at].nbytes)
+            self.arenas[device] = torch.empty(bytes_, dtype=torch.uint8, device=device)
 
     @staticmethod
     def _is_tied(unit: Unit) -> bool:
@@ -204,7 +224,8 @@ class Runtime:
             aheads = {device: Ahead(self, device) for device in self.arenas if device.type == "cuda"}
         for at, (unit, device) in enumerate(zip(self.units, self.unit_devices, strict=True)):
             decode = aheads[device].decoder(at) if device in aheads else self._programs[at]
-            unit.module.register_forward_pre_hook(_hook(decode), prepend=True, with_kwargs=True)
+            module = self.root.get_submodule(unit.path)
+            module.register_forward_pre_hook(_hook(decode), prepend=True, with_kwargs=True)
         for module in self._guards():
             module.register_forward_pre_hook(self._enter, prepend=True)
             module.register_forward_hook(self._leave, always_call=True)
@@ -214,7 +235,7 @@ class Runtime:
         self.root.__dict__[KEY] = self
         # A module of which nothing is compressed in memory is an ordinary one.
         for module in self.root.modules() if self.units else ():
-            module.__dict__["_apply"] = partial(self._on_apply, module)
+            module.__dict__["_apply"] = partial(self._on_apply, weakref.ref(module))
             module.__dict__[KEY] = self
 
     def _guards(self) -> list[nn.Module]:
@@ -240,13 +261,14 @@ class Runtime:
     def _order_streams(self) -> None:
         """Work on another stream than the last time begins when that one is done with the arena."""
         for device in self.arenas:
-            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            number = torch._C._cuda_getCurrentRawStream(device.index)
             last = self._streams.get(device.index)
-            if last != stream:
+            if last is None or last[0] != number:
+                stream = torch.cuda.current_stream(device)
+                # A capture begins when the device is idle; within it, nothing outside may be waited for.
                 if last is not None and not torch.cuda.is_current_stream_capturing():
-                    previous = torch.cuda.ExternalStream(last, device)
-                    torch.cuda.current_stream(device).wait_stream(previous)
-                self._streams[device.index] = stream
+                    stream.wait_stream(last[1])
+                self._streams[device.index] = (number, stream)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth -= 1
@@ -278,7 +300,9 @@ class Runtime:
         arena = self.arenas[value.device]
         return value.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr()
 
-    def _on_apply(self, module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    def _on_apply(
+        self, of: weakref.ref[nn.Module], change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> Any:
         """`to`, `cuda`, `half` and the like: what would change nothing may pass, and reaches adapters on top."""
         for device in self.arenas or dict.fromkeys(self.devices):
             probe = torch.empty(1, dtype=torch.bfloat16, device=device)
@@ -289,6 +313,8 @@ class Runtime:
                     f"compressed weights stay where and what they are: on {device}, as they are stored; to have the model elsewhere "
                     f"({to}), load it so, with device_map= or the device= of df11.attach"
                 )
+        module = of()
+        assert module is not None
         return type(module)._apply(module, lambda value: value if self._in_arena(value) else change(value), recurse)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:

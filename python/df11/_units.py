@@ -29,7 +29,6 @@ class Unit:
     """A module and the weights that are decoded before it runs."""
 
     path: str
-    module: nn.Module
     weights: list[Weight] = field(default_factory=list)
     #: Where each weight begins in the unit's memory, in bytes.
     starts: list[int] = field(default_factory=list)
@@ -127,7 +126,7 @@ def _split(root: nn.Module, members: list[tuple[str, Weight]], all_paths: list[s
     own = {path for path, _ in members}
     others = any(_inside(path, outer) and path not in own for path in all_paths)
     if is_callable(root.get_submodule(outer)) and not others and (outer or len(own) == 1):
-        unit = units.setdefault(outer, Unit(outer, root.get_submodule(outer)))
+        unit = units.setdefault(outer, Unit(outer))
         known = {id(weight) for weight in unit.weights}
         unit.weights.extend({id(w): w for _, w in members if id(w) not in known}.values())
         return
@@ -136,7 +135,7 @@ def _split(root: nn.Module, members: list[tuple[str, Weight]], all_paths: list[s
         if nested:
             weight.resident_because = "used by a module around other blocks"
         else:
-            unit = units.setdefault(outer, Unit(outer, root.get_submodule(outer)))
+            unit = units.setdefault(outer, Unit(outer))
             if all(weight is not known for known in unit.weights):
                 unit.weights.append(weight)
     deeper: dict[str, list[tuple[str, Weight]]] = defaultdict(list)

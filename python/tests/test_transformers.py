@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +268,22 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="device_map=\"cpu\""):
             load(folders.compressed("llama"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe"])
+def test_a_model_is_gone_when_nobody_uses_it(folders: Folders, name: str) -> None:
+    """Without the garbage collector: its memory is wanted for the next one."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = load(folders.compressed(name))
+        model(prompt())
+        runtime, layer = weakref.ref(model.__dict__["_df11"]), weakref.ref(model.model.layers[0])
+        del model
+        assert layer() is None
+        assert runtime() is None
+    finally:
+        gc.enable()
 
 
 def test_decoded_copies(folders: Folders) -> None:
