@@ -82,7 +82,9 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
     parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
@@ -95,8 +97,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--exact-batches", type=numbers, default=[1, 32])
     parser.add_argument("--prompts", type=numbers, default=[1, 37, 2048])
     parser.add_argument("--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`")
-    parser.add_argument("--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`")
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "df11-bench")
+    parser.add_argument(
+        "--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "df11-bench"
+    )
     parser.add_argument("--out", type=Path, help="rows are appended to this file")
     options = parser.parse_args()
     if unknown := [part for part in options.only if part not in PARTS]:
@@ -127,7 +133,11 @@ class Bench:
         theta = geometry.pop("rope_theta", 1e4)
         geometry["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
         self.config = transformers.LlamaConfig(
-            **{"tie_word_embeddings": False, **geometry}, dtype="bfloat16", bos_token_id=0, eos_token_id=None, pad_token_id=0
+            **{"tie_word_embeddings": False, **geometry},
+            dtype="bfloat16",
+            bos_token_id=0,
+            eos_token_id=None,
+            pad_token_id=0,
         )
         name = f"{options.geometry}-{self.config.num_hidden_layers}"
         self.folders = {
@@ -141,7 +151,12 @@ class Bench:
 
     def row(self, part: str, **figures: Any) -> None:
         """Prints a row, and keeps it."""
-        line = {"part": part, "geometry": self.options.geometry, "layers": self.config.num_hidden_layers, **figures}
+        line = {
+            "part": part,
+            "geometry": self.options.geometry,
+            "layers": self.config.num_hidden_layers,
+            **figures,
+        }
         print("   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()), flush=True)
         if self.options.out:
             with self.options.out.open("a") as out:
@@ -237,7 +252,11 @@ class Bench:
             size += tensor.nbytes
         map_ = {}
         for at, shard in enumerate(shards):
-            file = f"model-{at + 1:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
+            file = (
+                f"model-{at + 1:05}-of-{len(shards):05}.safetensors"
+                if len(shards) > 1
+                else "model.safetensors"
+            )
             save_file(shard, folder / file, metadata={"format": "pt"})
             map_.update(dict.fromkeys(shard, file))
             shard.clear()
@@ -267,7 +286,11 @@ class Bench:
                 if kind == "df11":
                     report = df11.report(model, verify=True)
                     print("   " + str(report).replace("\n", "\n   "))
-                    figures |= {"weights": report.device_bytes, "ratio": report.ratio, "verified": report.verified}
+                    figures |= {
+                        "weights": report.device_bytes,
+                        "ratio": report.ratio,
+                        "verified": report.verified,
+                    }
                     figures["arena"] = sum(device.arena for device in report.devices)
                 else:
                     figures["weights"] = sum(p.nbytes for p in model.parameters())
@@ -358,7 +381,9 @@ class Bench:
         count = self.options.tokens
         prompt = self.prompt(rows, 32)
         cache = transformers.StaticCache(config=model.config, max_cache_len=32 + 8 + 3 * count)
-        token = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        token = (
+            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        )
 
         def step() -> torch.Tensor:
             logits = model(token, past_key_values=cache, use_cache=True).logits
@@ -392,7 +417,10 @@ class Bench:
                 figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rates[kind]}
                 if kind == "df11":
                     report = df11.report(model)
-                    figures |= {"weights": report.device_bytes, "streamed": sum(d.streamed_units for d in report.devices)}
+                    figures |= {
+                        "weights": report.device_bytes,
+                        "streamed": sum(d.streamed_units for d in report.devices),
+                    }
                 else:
                     figures["weights"] = sum(p.nbytes for p in model.parameters() if p.device.type == "cuda")
                 self.row("budget", kind=kind, **figures)

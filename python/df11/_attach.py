@@ -92,7 +92,10 @@ def _weights(module: nn.Module, container: Any, prefix: str | None) -> tuple[lis
 
 
 def _is_pretrained(module: nn.Module) -> bool:
-    return any(f"{kind.__module__}.{kind.__name__}" == "transformers.modeling_utils.PreTrainedModel" for kind in type(module).__mro__)
+    return any(
+        f"{kind.__module__}.{kind.__name__}" == "transformers.modeling_utils.PreTrainedModel"
+        for kind in type(module).__mro__
+    )
 
 
 def save(model: Any, folder: str | Path) -> None:

@@ -170,11 +170,15 @@ def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple
     missing = [
         entry.places[0].name
         for entry in everything
-        if id(entry.value) not in found and entry.is_persistent and not (entry.is_buffer and not entry.value.is_meta)
+        if id(entry.value) not in found
+        and entry.is_persistent
+        and not (entry.is_buffer and not entry.value.is_meta)
     ]
     if missing:
         raise missing_error(missing, container)
-    lost = [entry.places[0].name for entry in everything if id(entry.value) not in found and entry.value.is_meta]
+    lost = [
+        entry.places[0].name for entry in everything if id(entry.value) not in found and entry.value.is_meta
+    ]
     if lost:
         raise ValueError(
             f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, {lost[0]} for one; make the module with "
@@ -199,7 +203,9 @@ class MissingError(KeyError):
         return str(self.args[0])
 
 
-def _renaming(known: dict[str, Entry], names: list[str], prefix: str | None, container: Any) -> Callable[[str], str]:
+def _renaming(
+    known: dict[str, Entry], names: list[str], prefix: str | None, container: Any
+) -> Callable[[str], str]:
     if prefix is not None:
         return _change(prefix)
     # Of the prefixes that fit one tensor, the one that fits most.

@@ -15,7 +15,17 @@ from ._errors import ParameterError
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 #: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is for activations and caches.
 SHARE = 0.9
 
@@ -42,7 +52,9 @@ def device_of(device: Any) -> torch.device:
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise RuntimeError("there is no CUDA device that PyTorch can use; load onto the CPU with device_map=\"cpu\" (slow)")
+            raise RuntimeError(
+                'there is no CUDA device that PyTorch can use; load onto the CPU with device_map="cpu" (slow)'
+            )
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     if device.type != "cpu":
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
@@ -61,21 +73,29 @@ def resolve(
     memory = options.memory
     if isinstance(wanted, dict):
         if "disk" in wanted.values():
-            raise ValueError('compressed weights are on disk anyway; use device_map="auto" with max_memory to stream what does not fit')
+            raise ValueError(
+                'compressed weights are on disk anyway; use device_map="auto" with max_memory to stream what does not fit'
+            )
         devices = list(dict.fromkeys(device_of(device) for device in wanted.values()))
         if len(devices) > 1:
             raise ValueError(
-                "df11 itself places blocks on several devices; use device_map=\"auto\", with max_memory for each GPU, and blocks that "
+                'df11 itself places blocks on several devices; use device_map="auto", with max_memory for each GPU, and blocks that '
                 "fit nowhere are streamed from the host"
             )
-        budgets = None if memory is None else [byte_count(m) for m in (memory if isinstance(memory, list) else [memory])]
+        budgets = (
+            None
+            if memory is None
+            else [byte_count(m) for m in (memory if isinstance(memory, list) else [memory])]
+        )
         return Placement(devices, budgets if devices[0].type == "cuda" else None)
     caps = {gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap}
     if not caps or not torch.cuda.is_available():
         return Placement([torch.device("cpu")])
     if memory is not None:
         sizes = memory if isinstance(memory, list) else [memory] * len(caps)
-        caps = {gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=False)}
+        caps = {
+            gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=False)
+        }
     for gpu in caps:
         free, _ = torch.cuda.mem_get_info(gpu)
         caps[gpu] = min(caps[gpu], int(SHARE * free))
@@ -125,8 +145,12 @@ def dispatch(runtime: Runtime) -> None:
             stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
             for place in weight.places:
                 if place.path == unit.path or place.path.startswith(unit.path + "."):
-                    root.get_submodule(place.path)._parameters[place.attribute] = nn.Parameter(stand_in, requires_grad=False)
-    dispatch_model(root, device_map=_device_map(runtime), skip_keys=getattr(root, "_skip_keys_device_placement", None))
+                    root.get_submodule(place.path)._parameters[place.attribute] = nn.Parameter(
+                        stand_in, requires_grad=False
+                    )
+    dispatch_model(
+        root, device_map=_device_map(runtime), skip_keys=getattr(root, "_skip_keys_device_placement", None)
+    )
 
 
 def _device_map(runtime: Runtime) -> dict[str, int]:
@@ -140,5 +164,7 @@ def _device_map(runtime: Runtime) -> dict[str, int]:
             tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             for name, value in tensors:
                 key = (f"{path}.{name}" if path else name) if around else path
-                result[key] = value.device.index if value.device.index is not None else runtime.devices[0].index
+                result[key] = (
+                    value.device.index if value.device.index is not None else runtime.devices[0].index
+                )
     return result

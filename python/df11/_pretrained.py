@@ -63,11 +63,15 @@ class _Mapping:
         prefix = self.model.base_model_prefix
         renamed, pattern = rename_source_key(name, self.renamings, self.converters, prefix, self.state)
         if renamed not in self.state and name in self.state:
-            renamed, pattern = rename_source_key(name, [], [], base_model_prefix=prefix, meta_state_dict=self.state)
+            renamed, pattern = rename_source_key(
+                name, [], [], base_model_prefix=prefix, meta_state_dict=self.state
+            )
         if renamed not in self.state:
             self.unused.append(name)
         elif pattern is None:
-            self.found[renamed] = whole(self.container, self.entries[renamed], name, self.target_dtype(renamed))
+            self.found[renamed] = whole(
+                self.container, self.entries[renamed], name, self.target_dtype(renamed)
+            )
         else:
             converter = self.by_pattern[pattern]
             self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
@@ -89,7 +93,9 @@ class _Mapping:
             for missing, present in ((target, source), (source, target)):
                 if missing in self.entries and present in self.found and self._may_tie(missing, present):
                     self.found[present].places.extend(
-                        place for place in self.entries[missing].places if place not in self.found[present].places
+                        place
+                        for place in self.entries[missing].places
+                        if place not in self.found[present].places
                     )
                     self.found[missing] = self.found[present]
                     break
@@ -116,7 +122,9 @@ class _Mapping:
             count = 1
             for length in shape[:-1]:
                 count *= length
-            rows[name] = torch.arange(base, base + count).reshape((*shape[:-1], 1)) if len(shape) > 1 else None
+            rows[name] = (
+                torch.arange(base, base + count).reshape((*shape[:-1], 1)) if len(shape) > 1 else None
+            )
             starts.append((base, name))
             base += count
         results = None
@@ -132,7 +140,9 @@ class _Mapping:
                 return
         self._make_once(first, converter, sources)
 
-    def _run(self, first: str, converter: Any, sources: list[tuple[str, str]], value: Any) -> dict[str, torch.Tensor]:
+    def _run(
+        self, first: str, converter: Any, sources: list[tuple[str, str]], value: Any
+    ) -> dict[str, torch.Tensor]:
         return _converted(self.model, first, converter, sources, value)
 
     def _from_rows(
@@ -189,7 +199,9 @@ class _Mapping:
 
         def make(name: str, dtype: torch.dtype) -> torch.Tensor:
             if name not in made:
-                made.update(_converted(model(), first, converter, sources, lambda source: decoded(container[source])))
+                made.update(
+                    _converted(model(), first, converter, sources, lambda source: decoded(container[source]))
+                )
             return made.pop(name).to(dtype).contiguous()
 
         # Which parameters come of it is known from tensors without memory.
@@ -208,7 +220,9 @@ class _Mapping:
                     f"{name} has shape {tuple(entry.value.shape)}, and what the container's tensors make has {tuple(value.shape)}; "
                     "use the config that belongs to the container"
                 )
-            weight = Weight(list(entry.places), tuple(value.shape), self.target_dtype(name), [], entry.is_buffer)
+            weight = Weight(
+                list(entry.places), tuple(value.shape), self.target_dtype(name), [], entry.is_buffer
+            )
             weight.tensors = [source for _, source in sources]
             weight.make = partial(make, name, weight.dtype)
             weight.resident_because = f"made of several tensors by {operations}"
@@ -216,7 +230,11 @@ class _Mapping:
 
 
 def _converted(
-    model: Any, first: str, converter: Any, sources: list[tuple[str, str]], value: Callable[[str], torch.Tensor]
+    model: Any,
+    first: str,
+    converter: Any,
+    sources: list[tuple[str, str]],
+    value: Callable[[str], torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """What a conversion makes of its sources' values."""
     mapping = deepcopy(converter)

@@ -104,7 +104,9 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
     def update_device_map(self, device_map: Any) -> Any:
         """The GPU, where there is one and nothing is said."""
         if device_map is None:
-            device_map = {"": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"}
+            device_map = {
+                "": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+            }
         self.wanted = device_map
         if isinstance(device_map, dict):
             self.placement = resolve(device_map, self.quantization_config)
@@ -151,9 +153,14 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
             return weight_conversions
         self.weights, self._unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
         if not self.weights:
-            raise ValueError(f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the class it was made for")
+            raise ValueError(
+                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the class it was made for"
+            )
         held = self._by_name = {place.name: weight for weight in self.weights for place in weight.places}
-        for name, value in (*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers()):
+        for name, value in (
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(),
+        ):
             if name in held:
                 value._is_hf_initialized = True
 
@@ -169,7 +176,9 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         weight = self._by_name.get(param_name)
         if weight is None:
             return float(param.element_size())
-        return float(sum(self.container[name].stored_bytes for name in weight.tensors) / max(1, param.numel()))
+        return float(
+            sum(self.container[name].stored_bytes for name in weight.tensors) / max(1, param.numel())
+        )
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """What each GPU may hold."""
@@ -225,7 +234,9 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         return None, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        raise NotImplementedError("run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory")
+        raise NotImplementedError(
+            "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
+        )
 
 
 def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:

@@ -36,7 +36,9 @@ _CPU = torch.device("cpu")
 class Runtime:
     """What a module with compressed weights hangs on."""
 
-    def __init__(self, root: nn.Module, container: Any, weights: list[Weight], *, prefetch: bool = False) -> None:
+    def __init__(
+        self, root: nn.Module, container: Any, weights: list[Weight], *, prefetch: bool = False
+    ) -> None:
         # Weakly, as modules are everywhere here: a model that nobody uses is gone at once, and its memory with it.
         self._root = weakref.ref(root)
         self.container = container
@@ -52,6 +54,7 @@ class Runtime:
         self.unused_tensors: list[str] = []
         self.notes: list[str] = []
         self._programs: list[Callable[[], None]] = []
+        self._residents: set[int] = set()
         self._lock = threading.RLock()
         self._depth = 0
         self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
@@ -67,7 +70,9 @@ class Runtime:
 
     # ---- set-up ----------------------------------------------------------------------------------------------
 
-    def load(self, devices: list[torch.device], memory: list[int] | None = None, streamed: bool = False) -> None:
+    def load(
+        self, devices: list[torch.device], memory: list[int] | None = None, streamed: bool = False
+    ) -> None:
         """Loads the compressed weights onto these devices, and makes the arenas."""
         self.wanted_devices = devices
         if devices[0].type == "cuda":
@@ -104,7 +109,9 @@ class Runtime:
     def _device_of(self, unit: Unit) -> torch.device:
         found = {self.loaded.block(block).device for block in unit.blocks}
         if len(found) > 1:
-            raise ValueError(f"the blocks {sorted(unit.blocks)} of {unit.path} lie on several GPUs; name one device")
+            raise ValueError(
+                f"the blocks {sorted(unit.blocks)} of {unit.path} lie on several GPUs; name one device"
+            )
         return torch.device("cuda", found.pop())
 
     def _arena_bytes(self, units: list[Unit]) -> int:
@@ -134,6 +141,7 @@ class Runtime:
         device = self.device_at(weight.places[0].path)
         value = weight.decode(self.container).to(device)
         parameter = value if weight.is_buffer else nn.Parameter(value, requires_grad=False)
+        self._residents.add(id(parameter))
         for place in weight.places:
             _set(self.root, place, parameter)
 
@@ -150,7 +158,11 @@ class Runtime:
         return device
 
     def _place_unit(
-        self, unit: Unit, device: torch.device, offset: int, parameters: dict[tuple[int, torch.device, int], nn.Parameter]
+        self,
+        unit: Unit,
+        device: torch.device,
+        offset: int,
+        parameters: dict[tuple[int, torch.device, int], nn.Parameter],
     ) -> None:
         arena = self.arenas[device]
         for weight, start in zip(unit.weights, unit.starts, strict=True):
@@ -279,8 +291,7 @@ class Runtime:
     def _on_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         names = [prefix + name for name, value in module._parameters.items() if self._in_arena(value)]
         names = [name for name in names if name in state]
-        adapters = getattr(self.root, "_hf_peft_config_loaded", False) or any(p.requires_grad for p in self.root.parameters())
-        if names and not adapters:
+        if names and not self._has_adapters():
             raise RuntimeError(
                 f"{names[0]} is compressed, and its memory holds another block's weights most of the time: state_dict() would copy "
                 "those; save with save_pretrained() or df11.save(), or get decoded copies with df11.state_dict()"
@@ -289,10 +300,17 @@ class Runtime:
         for name in names:
             del state[name]
 
+    def _has_adapters(self) -> bool:
+        """Whether the module has parameters that are not the container's."""
+        parameters = self.root.parameters()
+        return any(id(value) not in self._residents and not self._in_arena(value) for value in parameters)
+
     def _on_load_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for name, value in module._parameters.items():
             if prefix + name in state and self._in_arena(value):
-                raise RuntimeError(f"{prefix + name} is compressed and cannot be loaded over; load adapters alone")
+                raise RuntimeError(
+                    f"{prefix + name} is compressed and cannot be loaded over; load adapters alone"
+                )
 
     def _in_arena(self, value: torch.Tensor | None) -> bool:
         if value is None or value.device not in self.arenas:
@@ -315,13 +333,17 @@ class Runtime:
                 )
         module = of()
         assert module is not None
-        return type(module)._apply(module, lambda value: value if self._in_arena(value) else change(value), recurse)
+        return type(module)._apply(
+            module, lambda value: value if self._in_arena(value) else change(value), recurse
+        )
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError("a module with compressed weights cannot be copied; load the container again")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a module with compressed weights cannot be pickled; save it with df11.save() or save_pretrained()")
+        raise TypeError(
+            "a module with compressed weights cannot be pickled; save it with df11.save() or save_pretrained()"
+        )
 
     # ---- use -------------------------------------------------------------------------------------------------
 

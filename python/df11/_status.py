@@ -88,11 +88,15 @@ class ModelReport:
         if self.host_bytes:
             lines.append(f"host       {show(self.host_bytes)} pinned for streamed blocks")
         if self.resident:
-            parts = [f"{count} {reason} ({show(size)})" for reason, (count, size) in sorted(self.resident.items())]
+            parts = [
+                f"{count} {reason} ({show(size)})" for reason, (count, size) in sorted(self.resident.items())
+            ]
             lines.append("ordinary   " + ", ".join(parts))
         lines += [f"           {name}: {reason}" for name, reason in self.large_residents.items()]
         if self.unused_tensors:
-            lines.append(f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}")
+            lines.append(
+                f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}"
+            )
         if self.verified is not None:
             lines.append(f"verified   {self.verified} weights are those of the original, by their hashes")
         return "\n".join(lines)
@@ -139,13 +143,17 @@ def _add(out: ModelReport, runtime: Runtime) -> None:
         streamed = sum(_is_streamed(runtime, at) for at in units)
         arena = runtime.arenas[device].numel() if device in runtime.arenas else 0
         compressed = _compressed_bytes(runtime, device, units)
-        out.devices.append(DeviceReport(str(device), len(units), streamed, compressed, arena, resident.get(device, 0)))
+        out.devices.append(
+            DeviceReport(str(device), len(units), streamed, compressed, arena, resident.get(device, 0))
+        )
     if runtime.loaded is not None:
         out.host_bytes += runtime.loaded.host_bytes
 
 
 def _is_streamed(runtime: Runtime, at: int) -> bool:
-    return runtime.loaded is not None and any(runtime.loaded.block(name).is_streamed for name in runtime.units[at].blocks)
+    return runtime.loaded is not None and any(
+        runtime.loaded.block(name).is_streamed for name in runtime.units[at].blocks
+    )
 
 
 def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) -> int:
@@ -154,7 +162,11 @@ def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) 
         if len(runtime.loaded.devices) == 1:
             return total
         # Blocks are nearly all of it.
-        here = {name for name, place in runtime.loaded.placements.items() if place.device == device.index and not place.streamed}
+        here = {
+            name
+            for name, place in runtime.loaded.placements.items()
+            if place.device == device.index and not place.streamed
+        }
         shares = {block.name: int(block.stored_bytes) for block in runtime.container.blocks}
         resident = sum(shares[n] for n, place in runtime.loaded.placements.items() if not place.streamed)
         return total * sum(shares[name] for name in here) // max(1, resident)
@@ -187,7 +199,9 @@ def _verify(runtime: Runtime) -> int:
         for weight in runtime.weights:
             if weight.resident_because is not None:
                 value = _value(runtime, weight).detach()
-                if not torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(weight.decode(runtime.container))):
+                if not torch.equal(
+                    bytes_of(value.cpu().contiguous()), bytes_of(weight.decode(runtime.container))
+                ):
                     raise _wrong(runtime, weight)
                 checked.add(id(weight))
     return len(checked)

@@ -53,9 +53,7 @@ def settle_residents(weights: Iterable[Weight], container: Any) -> None:
             continue
         if weight.is_buffer:
             weight.resident_because = "a buffer"
-        elif len(weight.shape) < 2 and weight.nbytes <= SMALL_VECTOR:
-            weight.resident_because = "small"
-        elif all(container[name].encoding == "raw" for name in weight.tensors) and weight.nbytes <= SMALL_RAW:
+        elif (len(weight.shape) < 2 and weight.nbytes <= SMALL_VECTOR) or (all(container[name].encoding == "raw" for name in weight.tensors) and weight.nbytes <= SMALL_RAW):
             weight.resident_because = "small"
 
 
@@ -75,7 +73,9 @@ def find_units(root: nn.Module, weights: list[Weight], container: Any) -> list[U
     for members in groups.values():
         _split(root, members, all_paths, units)
     order = {path: at for at, (path, _) in enumerate(root.named_modules())}
-    result = sorted((unit for unit in units.values() if unit.weights), key=lambda unit: order.get(unit.path, 0))
+    result = sorted(
+        (unit for unit in units.values() if unit.weights), key=lambda unit: order.get(unit.path, 0)
+    )
     for unit in result:
         unit.blocks = {container[name].block for weight in unit.weights for name in weight.tensors}
         unit.lay_out()
@@ -90,7 +90,9 @@ def _settle_raw(weights: list[Weight], container: Any) -> None:
     """Weights of blocks in which nothing is coded are better left alone."""
     coded = {container[name].block for name in container if container[name].encoding not in ("raw",)}
     for weight in weights:
-        if weight.resident_because is None and not any(container[name].block in coded for name in weight.tensors):
+        if weight.resident_because is None and not any(
+            container[name].block in coded for name in weight.tensors
+        ):
             weight.resident_because = "stored as it is"
 
 
@@ -120,7 +122,9 @@ def _common(paths: list[str]) -> str:
     return ".".join(common)
 
 
-def _split(root: nn.Module, members: list[tuple[str, Weight]], all_paths: list[str], units: dict[str, Unit]) -> None:
+def _split(
+    root: nn.Module, members: list[tuple[str, Weight]], all_paths: list[str], units: dict[str, Unit]
+) -> None:
     outer = _common([path for path, _ in members])
     here = [weight for path, weight in members if path == outer]
     own = {path for path, _ in members}

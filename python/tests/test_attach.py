@@ -175,7 +175,9 @@ def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
     config = dict(original.config)
     original.save_pretrained(tmp_path / "bf16")
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    assert (tmp_path / "df11" / "config.json").read_bytes() == (tmp_path / "bf16" / "config.json").read_bytes()
+    assert (tmp_path / "df11" / "config.json").read_bytes() == (
+        tmp_path / "bf16" / "config.json"
+    ).read_bytes()
     model = type(original).from_config(config)
     df11.attach(model, tmp_path / "df11", device=device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
@@ -267,7 +269,9 @@ def test_sentence_encoder(encoder: tuple[Path, Path], device: str, tmp_path: Pat
     expected = original.encode(SENTENCES, convert_to_tensor=True)
     assert next(original.parameters()).dtype == torch.bfloat16
 
-    loaded = sentence_transformers.SentenceTransformer(str(folder), device=device, model_kwargs={"device_map": device})
+    loaded = sentence_transformers.SentenceTransformer(
+        str(folder), device=device, model_kwargs={"device_map": device}
+    )
     assert torch.equal(loaded.encode(SENTENCES, convert_to_tensor=True), expected)
     report = df11.report(loaded, verify=True)
     assert report.verified
@@ -277,6 +281,8 @@ def test_sentence_encoder(encoder: tuple[Path, Path], device: str, tmp_path: Pat
     attached = sentence_transformers.SentenceTransformer(str(bf16), device=device)
     df11.attach(attached, folder, device=device)
     assert torch.equal(attached.encode(SENTENCES, convert_to_tensor=True), expected)
-    assert [unit.path for unit in attached[0].auto_model.encoder.__dict__["_df11"].units if ".layer." in unit.path][5:]
+    assert [
+        unit.path for unit in attached[0].auto_model.encoder.__dict__["_df11"].units if ".layer." in unit.path
+    ][5:]
 
     shutil.rmtree(tmp_path)

@@ -69,7 +69,10 @@ def test_logits_are_those_of_the_bf16_model(folders: Folders, name: str, device:
     compressed = load(folders.compressed(name), device)
     for rows, length in [(1, 1), (1, 37), (3, 40)]:
         expected = greedy(original, prompt(rows, length), 8)
-        assert all(torch.equal(a, b) for a, b in zip(expected, greedy(compressed, prompt(rows, length), 8), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(expected, greedy(compressed, prompt(rows, length), 8), strict=True)
+        )
     assert df11.report(compressed, verify=True).verified
     assert compressed.dtype == original.dtype
     assert compressed.device == original.device
@@ -104,11 +107,15 @@ def test_other_layouts(folders: Folders, layout: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_nothing_is_read_from_safetensors_and_nothing_initialised(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_from_safetensors_and_nothing_initialised(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No parameter is ever allocated but by the runtime: neither of its true size, nor to be initialised."""
     sizes: list[int] = []
     empty_like = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: sizes.append(a[0].numel()) or empty_like(*a, **k))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *a, **k: sizes.append(a[0].numel()) or empty_like(*a, **k)
+    )
     model, info = load(folders.compressed("llama"), output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert max(sizes, default=0) < 1000
@@ -162,25 +169,44 @@ def test_the_base_model_and_a_new_head(folders: Folders) -> None:
 def test_generate(folders: Folders) -> None:
     original, compressed = load(folders.bf16("qwen3")), load(folders.compressed("qwen3"))
     tokens = prompt()
-    for options in [{"do_sample": False}, {"num_beams": 3}, {"do_sample": True}, {"cache_implementation": "static"}]:
+    for options in [
+        {"do_sample": False},
+        {"num_beams": 3},
+        {"do_sample": True},
+        {"cache_implementation": "static"},
+    ]:
         answers = []
         for model in (original, compressed):
             torch.manual_seed(5)
-            answers.append(model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options))
+            answers.append(
+                model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options)
+            )
         assert torch.equal(*answers), options
 
 
 def test_encoder_decoder(tmp_path: Path) -> None:
     config = transformers.T5Config(
-        vocab_size=512, d_model=128, d_kv=32, d_ff=320, num_layers=2, num_heads=4, decoder_start_token_id=0, dtype="bfloat16"
+        vocab_size=512,
+        d_model=128,
+        d_kv=32,
+        d_ff=320,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        dtype="bfloat16",
     )
     seeded(transformers.T5ForConditionalGeneration(config)).save_pretrained(tmp_path / "bf16")
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
     kind = transformers.AutoModelForSeq2SeqLM
-    original, compressed = kind.from_pretrained(tmp_path / "bf16"), kind.from_pretrained(tmp_path / "df11", device_map="cpu")
+    original, compressed = (
+        kind.from_pretrained(tmp_path / "bf16"),
+        kind.from_pretrained(tmp_path / "df11", device_map="cpu"),
+    )
     tokens = prompt()
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    assert torch.equal(original.generate(**inputs, max_new_tokens=9), compressed.generate(**inputs, max_new_tokens=9))
+    assert torch.equal(
+        original.generate(**inputs, max_new_tokens=9), compressed.generate(**inputs, max_new_tokens=9)
+    )
     first = {"decoder_input_ids": tokens[:, :4]}
     with torch.no_grad():  # with gradients, PyTorch chooses other kernels for weights that want them
         assert torch.equal(original(**inputs, **first).logits, compressed(**inputs, **first).logits)
@@ -236,7 +262,10 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
         (lambda: model.to(torch.float32), "stay where and what they are"),
         (lambda: model.model.layers[0].to("meta"), "stay where and what they are"),
         (lambda: model.model.half(), "stay where|not supported"),
-        (lambda: model(inputs_embeds=torch.zeros(1, 2, 128, dtype=torch.bfloat16, requires_grad=True)), "inference"),
+        (
+            lambda: model(inputs_embeds=torch.zeros(1, 2, 128, dtype=torch.bfloat16, requires_grad=True)),
+            "inference",
+        ),
         (lambda: model.dequantize(), "df11 decompress"),
     ]:
         with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=words):
@@ -251,7 +280,7 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     assert model.eval() is model
     with pytest.raises(ValueError, match="bfloat16"):
         load(folders.compressed("llama"), dtype=torch.float16)
-    with pytest.raises(ValueError, match="device_map=\"auto\""):
+    with pytest.raises(ValueError, match='device_map="auto"'):
         load(folders.compressed("llama"), {"model": "cpu", "lm_head": "disk"})
     with pytest.raises(ValueError, match="df11 compress"):
         load(folders.bf16("llama"), quantization_config=__import__("df11._quantizer")._quantizer.Df11Config())
@@ -266,7 +295,7 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="shape"):
         load(folders.compressed("llama"), config=wrong)
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match="device_map=\"cpu\""):
+        with pytest.raises(RuntimeError, match='device_map="cpu"'):
             load(folders.compressed("llama"), "cuda")
 
 
@@ -300,9 +329,13 @@ def test_auto_without_a_gpu(folders: Folders) -> None:
     assert model.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("order", ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"])
+@pytest.mark.parametrize(
+    "order", ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"]
+)
 def test_registration_does_not_depend_on_the_order(order: str) -> None:
-    code = f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\nassert 'df11' in m"
+    code = (
+        f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\nassert 'df11' in m"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
