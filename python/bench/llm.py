@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """A language model with compressed weights beside the same model in BF16: bits, memory, speed, and what fits.
 
-    python bench/llm.py --out rows.jsonl                      # Llama-3.1-8B geometry, seeded random weights, on GPU 0
-    python bench/llm.py --only make,exact --layers 4          # some parts, a smaller model
-    python bench/llm.py --geometry tiny --device cpu          # tries the script itself
+    python bench/llm.py --out rows.jsonl                      # Llama-3.1-8B geometry, seeded random weights,
+    on GPU 0 python bench/llm.py --only make,exact --layers 4          # some parts, a smaller model python
+    bench/llm.py --geometry tiny --device cpu          # tries the script itself
 
-Parts run in this order, each on its own: what fails says so, and the next one begins. Weights are drawn from N(0, 0.02²) on the device
-and are kept in --work (/dev/shm) for the next run; `--only clean` deletes them. Rows of JSON go to --out, a table to standard output.
+Parts run in this order, each on its own: what fails says so, and the next one begins. Weights are drawn from
+N(0, 0.02²) on the device and are kept in --work (/dev/shm) for the next run; `--only clean` deletes them.
+Rows of JSON go to --out, a table to standard output.
 
 | part | what it measures |
 |---|---|
@@ -16,7 +17,7 @@ and are kept in --work (/dev/shm) for the next run; `--only clean` deletes them.
 | exact | logits of both models, bit for bit, at each greedy step |
 | speed | tokens/s of generate() |
 | graph | tokens/s of a decode step as a CUDA graph, with a static cache, and its logits |
-| budget | tokens/s with 60 % of the memory that BF16 weights take: streamed blocks beside accelerate's offload |
+| budget | tokens/s with 60 % of BF16's memory: streamed blocks beside accelerate's offload |
 | capacity | tokens of one sequence before memory ends, with a budget for weights and cache |
 """
 
@@ -147,7 +148,7 @@ class Bench:
         if self.on_gpu:
             torch.cuda.set_device(self.device)
 
-    # ---- tools -----------------------------------------------------------------------------------------------
+    # ---- tools ----
 
     def row(self, part: str, **figures: Any) -> None:
         """Prints a row, and keeps it."""
@@ -211,7 +212,7 @@ class Bench:
     def bf16_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folders["bf16"].glob("*.safetensors"))
 
-    # ---- parts -----------------------------------------------------------------------------------------------
+    # ---- parts ----
 
     def make(self) -> None:
         bf16, compressed = self.folders["bf16"], self.folders["df11"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 class Ahead:
     """The units of one GPU, in the order of use.
 
-    When a unit begins, all work that used the memory of the one after it is on the caller's stream already, so that an event recorded
-    then is what decoding that one has to wait for. Nothing is decoded beyond the last unit: a forward that ends has joined the stream,
-    as the capture of a CUDA graph demands.
+    When a unit begins, all work that used the memory of the one after it is on the caller's stream already,
+    so that an event recorded then is what decoding that one has to wait for. Nothing is decoded beyond the
+    last unit: a forward that ends has joined the stream, as the capture of a CUDA graph demands.
     """
 
     def __init__(self, runtime: Runtime, device: torch.device) -> None:
@@ -29,7 +30,7 @@ class Ahead:
         mine = [at for at, other in enumerate(runtime.unit_devices) if other == device]
         spans = {at: (runtime.offsets[at], runtime.offsets[at] + runtime.units[at].nbytes) for at in mine}
         self.next: dict[int, int] = {}
-        for at, after in zip(mine, mine[1:], strict=False):
+        for at, after in pairwise(mine):
             (begin, end), (start, stop) = spans[at], spans[after]
             if end <= start or stop <= begin:
                 self.next[at] = after
@@ -44,7 +45,8 @@ class Ahead:
         stream = torch.cuda.current_stream(self.device)
         capturing = torch.cuda.is_current_stream_capturing()
         ahead = None
-        # What was decoded ahead outside of a capture was waited for before the capture began, or will be decoded again.
+        # What was decoded ahead outside of a capture was waited for before the capture began, or will be
+        # decoded again.
         if self.pending is not None and self.pending[1] == capturing:
             stream.wait_event(self.ready)
             ahead = self.pending[0]

@@ -29,16 +29,18 @@ def attach(
 ) -> Module:
     """Gives a module the weights of a container, compressed until they are used. Returns the module.
 
-    Parameters are replaced by those of the container, with its dtypes, and those of each block are decoded just before its forward; which
-    ones these are is found from the container. The module may be on the meta device
-    (`accelerate.init_empty_weights()`), so that its own weights never take memory.
+    Parameters are replaced by those of the container, with its dtypes, and those of each block are decoded
+    just before its forward; which ones these are is found from the container. The module may be on the meta
+    device (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
-    `path`: a container, or a folder of them. `device`: a GPU, the CPU, or "auto" for all GPUs; the current GPU unless named, or the CPU
-    where there is none. `memory`: bytes of GPU memory for weights and decoded blocks, such as "9GB" (a list for several GPUs); blocks that
-    do not fit are streamed from pinned host memory, all of them with `streamed`. `prefetch`: decode a block while the one before it
-    runs, which takes memory for two. `prefix`: what goes before names in the container, found unless given.
+    `path`: a container, or a folder of them. `device`: a GPU, the CPU, or "auto" for all GPUs; the current
+    GPU unless named, or the CPU where there is none. `memory`: bytes of GPU memory for weights and decoded
+    blocks, such as "9GB" (a list for several GPUs); blocks that do not fit are streamed from pinned host
+    memory, all of them with `streamed`. `prefetch`: decode a block while the one before it runs, which takes
+    memory for two. `prefix`: what goes before names in the container, found unless given.
 
-    Raises MissingError where the container lacks a parameter, ValueError where a shape differs, TypeError where a dtype is unknown.
+    Raises MissingError where the container lacks a parameter, ValueError where a shape differs, TypeError
+    where a dtype is unknown.
     """
     if runtimes(module):
         raise ValueError("the module has compressed weights already; make a new one")
@@ -85,7 +87,8 @@ def _weights(module: nn.Module, container: Any, prefix: str | None) -> tuple[lis
     held = {place.name for weight in weights for place in weight.places}
     if lost := [name for name, value in module.named_buffers() if value.is_meta and name not in held]:
         raise ValueError(
-            f"buffer {lost[0]} is on the meta device and in no checkpoint; load with from_pretrained, or make the module with "
+            f"buffer {lost[0]} is on the meta device and in no checkpoint; load with from_pretrained, or "
+            "make the module with "
             "accelerate.init_empty_weights()"
         )
     return weights, unused

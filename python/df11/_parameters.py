@@ -1,9 +1,10 @@
 """Which bytes of a container a module's parameters are.
 
-A *weight* is a parameter or buffer of the module, wherever it is reachable (tied ones in several places), and the pieces of
-container tensors that its memory consists of, in order. Most weights are one tensor. Where a library fuses tensors when it loads a
-checkpoint (all experts of a layer in one parameter, say), they are several tensors or rows of them, one after another, which costs
-nothing to decode. A weight that is made of its tensors in another way is made once, and is then an ordinary parameter.
+A *weight* is a parameter or buffer of the module, wherever it is reachable (tied ones in several places), and
+the pieces of container tensors that its memory consists of, in order. Most weights are one tensor. Where a
+library fuses tensors when it loads a checkpoint (all experts of a layer in one parameter, say), they are
+several tensors or rows of them, one after another, which costs nothing to decode. A weight that is made of
+its tensors in another way is made once, and is then an ordinary parameter.
 """
 
 from __future__ import annotations
@@ -130,13 +131,14 @@ def entries(root: nn.Module) -> list[Entry]:
 
 
 def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None = None) -> Weight:
-    """A weight that is one tensor. `dtype`: what the module wants, where that may differ from what is stored."""
+    """A weight that is one tensor. `dtype`: what the module wants, where that may not be what is stored."""
     stored = container[tensor]
     kind = dtype_of(stored)
     shape = tuple(stored.shape)
     if shape != tuple(entry.value.shape):
         raise ValueError(
-            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} has {shape}; "
+            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} "
+            f"has {shape}; "
             "make the module with the config that belongs to the container"
         )
     if kind is None:
@@ -152,8 +154,8 @@ def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None =
 def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple[list[Weight], list[str]]:
     """Weights of a module whose parameters have the names that they have in the container, but for a prefix.
 
-    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the container to give the module's name, or
-    with a leading `-` is taken away; None finds it.
+    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the container to
+    give the module's name, or with a leading `-` is taken away; None finds it.
     """
     names = list(container)
     everything = entries(root)
@@ -181,7 +183,8 @@ def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple
     ]
     if lost:
         raise ValueError(
-            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, {lost[0]} for one; make the module with "
+            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, {lost[0]} for "
+            "one; make the module with "
             "accelerate.init_empty_weights(), which leaves buffers alone, or on the CPU"
         )
     return list(found.values()), unused
@@ -191,7 +194,8 @@ def missing_error(missing: list[str], container: Any) -> KeyError:
     """That the container lacks parameters."""
     names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     return MissingError(
-        f"{container.path} has no tensor for {names}; load it into the class that the checkpoint was made from, or name the part of the "
+        f"{container.path} has no tensor for {names}; load it into the class that the checkpoint was made "
+        "from, or name the part of the "
         "module that it belongs to"
     )
 
@@ -219,7 +223,8 @@ def _renaming(
     if score == 0:
         example = next(iter(known), "none")
         raise MissingError(
-            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to a parameter of the module "
+            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to a "
+            "parameter of the module "
             f"({example}, …); attach the module that the checkpoint was made from"
         )
     return _change(best)

@@ -26,7 +26,8 @@ _UNITS = {
     "GI": 2**30,
     "TI": 2**40,
 }
-#: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is for activations and caches.
+#: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is for
+#: activations and caches.
 SHARE = 0.9
 
 
@@ -74,12 +75,14 @@ def resolve(
     if isinstance(wanted, dict):
         if "disk" in wanted.values():
             raise ValueError(
-                'compressed weights are on disk anyway; use device_map="auto" with max_memory to stream what does not fit'
+                'compressed weights are on disk anyway; use device_map="auto" with max_memory to stream '
+                "what does not fit"
             )
         devices = list(dict.fromkeys(device_of(device) for device in wanted.values()))
         if len(devices) > 1:
             raise ValueError(
-                'df11 itself places blocks on several devices; use device_map="auto", with max_memory for each GPU, and blocks that '
+                'df11 itself places blocks on several devices; use device_map="auto", with max_memory for '
+                "each GPU, and blocks that "
                 "fit nowhere are streamed from the host"
             )
         budgets = (
@@ -112,7 +115,7 @@ def fits(container: Any, sizes: list[int]) -> bool:
 
 
 def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:
-    """The least equal sizes, up to the caps, that hold all; the caps where they are filled in turn, or do not suffice."""
+    """The least equal sizes, up to the caps, that hold all; the caps, where filled in turn or too small."""
     low_first = wanted == "balanced_low_0"
 
     def sizes(level: int) -> list[int]:
@@ -136,12 +139,13 @@ def dispatch(runtime: Runtime) -> None:
     runtime.place_residents()
     if len(runtime.devices) < 2:
         return
-    from accelerate import dispatch_model
+    from accelerate import dispatch_model  # type: ignore[import-untyped]
 
     root = runtime.root
     for unit, device in zip(runtime.units, runtime.unit_devices, strict=True):
         for weight in unit.weights:
-            # One element, seen as all of them: accelerate looks at shapes and devices, and at memory to find what is tied.
+            # One element, seen as all of them: accelerate looks at shapes and devices, and at memory to find
+            # what is tied.
             stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
             for place in weight.places:
                 if place.path == unit.path or place.path.startswith(unit.path + "."):

@@ -1,9 +1,10 @@
 """Which bytes of a container the parameters of a transformers model are.
 
-transformers renames tensors of a checkpoint when it loads them, and fuses or splits some (all experts of a layer become one parameter).
-Its own tables say how; here they are asked the same questions, in the same order, as in
-`transformers.core_model_loading.convert_and_load_state_dict_in_model`. To see where the rows of a fused parameter come from, its
-conversion is run on tensors that hold the numbers of their rows instead of weights.
+transformers renames tensors of a checkpoint when it loads them, and fuses or splits some (all experts of a
+layer become one parameter). Its own tables say how; here they are asked the same questions, in the same
+order, as in `transformers.core_model_loading.convert_and_load_state_dict_in_model`. To see where the rows of
+a fused parameter come from, its conversion is run on tensors that hold the numbers of their rows instead of
+weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from transformers.core_model_loading import (
@@ -34,7 +36,7 @@ MOST_PIECES = 4
 def weights_of(
     model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None
 ) -> tuple[list[Weight], list[str]]:
-    """The weights of a transformers model that the container holds, and the names of tensors that belong to none."""
+    """The weights of a model that the container holds, and the names of tensors that belong to none."""
     mapping = _Mapping(model, container, conversions, dtype)
     for name in sorted(container, key=dot_natural_key):
         mapping.add(name)
@@ -81,7 +83,7 @@ class _Mapping:
         if self.plan is not None:
             match = self.plan[0].search(name)
             if match is not None and match.lastgroup is not None:
-                return self.plan_dtypes[self.plan[1][match.lastgroup]]
+                return cast(torch.dtype, self.plan_dtypes[self.plan[1][match.lastgroup]])
         return self.state[name].dtype
 
     def finish(self) -> tuple[list[Weight], list[str]]:
@@ -109,9 +111,9 @@ class _Mapping:
         if one.make or other.make or len(one.pieces) != 1 or len(other.pieces) != 1:
             return False
         hashes = [self.container[weight.pieces[0].tensor].hash for weight in (one, other)]
-        return hashes[0] == hashes[1]
+        return bool(hashes[0] == hashes[1])
 
-    # ---- conversions -----------------------------------------------------------------------------------------
+    # ---- conversions ----
 
     def _convert(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
         rows = {}
@@ -170,7 +172,7 @@ class _Mapping:
         owner = {start: at for at, (start, _) in enumerate(starts)}
         begins = [start for start, _ in starts]
         pieces = []
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             number = int(flat[begin])
             at = owner.get(number)
             if at is None:
@@ -217,7 +219,8 @@ class _Mapping:
                 continue
             if tuple(value.shape) != tuple(entry.value.shape):
                 raise ValueError(
-                    f"{name} has shape {tuple(entry.value.shape)}, and what the container's tensors make has {tuple(value.shape)}; "
+                    f"{name} has shape {tuple(entry.value.shape)}, and what the container's tensors make "
+                    f"has {tuple(value.shape)}; "
                     "use the config that belongs to the container"
                 )
             weight = Weight(

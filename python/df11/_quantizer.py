@@ -10,7 +10,7 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `update_dtype` | refuses what is not stored |
 | `preprocess_model` | opens the containers, and has an empty checkpoint read in place of the weights file |
 | `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
-| `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: blocks are placed by their compressed sizes |
+| `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: places by compressed sizes |
 | `postprocess_model` | loads the containers, makes parameters views of the arena, puts the hooks on |
 
 No BF16 weight is in memory or on disk meanwhile, but for those that stay ordinary parameters.
@@ -39,21 +39,23 @@ from ._runtime import Runtime
 
 METHOD = "df11"
 EMPTY = Path(__file__).with_name("empty.safetensors")
-#: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out (src/write/config.rs).
+#: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
+#: (src/write/config.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 _NEEDED = ("update_weight_conversions", "update_tp_plan", "adjust_max_memory", "get_state_dict_and_metadata")
 
 
 @register_quantization_config(METHOD)
-class Df11Config(QuantizationConfigMixin):  # type: ignore[misc]
+class Df11Config(QuantizationConfigMixin):
     """What `quantization_config` of a config may say, beside `{"quant_method": "df11"}`.
 
-    `prefetch`: decode a layer while the one before it runs. `memory`: bytes of GPU memory, such as "9GB", or a list for several GPUs;
-    what does not fit is streamed from pinned host memory. `streamed`: stream every block.
+    `prefetch`: decode a layer while the one before it runs. `memory`: bytes of GPU memory, such as "9GB", or
+    a list for several GPUs; what does not fit is streamed from pinned host memory. `streamed`: stream every
+    block.
     """
 
     def __init__(self, prefetch: bool = False, memory: Any = None, streamed: bool = False, **_: Any) -> None:
-        self.quant_method = METHOD
+        self.quant_method = METHOD  # type: ignore[assignment]
         self.prefetch = prefetch
         self.memory = memory
         self.streamed = streamed
@@ -64,7 +66,7 @@ class Df11Config(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 @register_quantizer(METHOD)
-class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
+class Df11Quantizer(HfQuantizer):
     """Loads compressed weights into transformers models."""
 
     requires_calibration = False
@@ -83,7 +85,7 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         self._by_name: dict[str, Weight] = {}
         self._unused: list[str] = []
 
-    # ---- before the model is made ----------------------------------------------------------------------------
+    # ---- before the model is made ----
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Checks transformers, and later settles where the model goes."""
@@ -92,11 +94,13 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
             import transformers
 
             raise ImportError(
-                f"transformers {transformers.__version__} is too old for df11 (it lacks {lacking[0]}); pip install -U 'transformers>=5.17'"
+                f"transformers {transformers.__version__} is too old for df11 (it lacks {lacking[0]}); pip "
+                "install -U 'transformers>=5.17'"
             )
         if not self.pre_quantized:
             raise ValueError(
-                "df11 compresses checkpoints, not models that are being loaded; run `df11 compress MODEL -o FOLDER` and load FOLDER"
+                "df11 compresses checkpoints, not models that are being loaded; run `df11 compress MODEL "
+                "-o FOLDER` and load FOLDER"
             )
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
@@ -125,13 +129,14 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         """Only what is stored."""
         if dtype != torch.bfloat16:
             raise ValueError(
-                f"compressed weights are used as they are stored, in bfloat16, and {str(dtype).removeprefix('torch.')} was asked for; "
+                "compressed weights are used as they are stored, in bfloat16, and "
+                f"{str(dtype).removeprefix('torch.')} was asked for; "
                 'load with dtype="auto", or decompress the model first'
             )
         self.dtype = dtype
         return dtype
 
-    # ---- the model is on the meta device ---------------------------------------------------------------------
+    # ---- the model is on the meta device ----
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
@@ -141,7 +146,8 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         folder = Path(checkpoint_files[0]).parent
         if not any(folder.glob("*.df11")):
             raise FileNotFoundError(
-                f"{folder} says that its weights are compressed, and holds no *.df11; make it with `df11 compress MODEL -o {folder}`"
+                f"{folder} says that its weights are compressed, and holds no *.df11; make it with `df11 "
+                f"compress MODEL -o {folder}`"
             )
         checkpoint_files[:] = [os.fspath(EMPTY)]
         self.container = _native.open(folder)
@@ -154,7 +160,8 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         self.weights, self._unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
         if not self.weights:
             raise ValueError(
-                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the class it was made for"
+                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the "
+                "class it was made for"
             )
         held = self._by_name = {place.name: weight for weight in self.weights for place in weight.places}
         for name, value in (
@@ -186,20 +193,20 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         return max_memory
 
     def _settle(self, device_map: dict[str, Any]) -> None:
-        """For "auto" and the like: where blocks lie by their compressed sizes. The loader puts what else there is onto one device."""
+        """For "auto" and the like: by compressed sizes. The loader puts what else there is on one."""
         assert self.max_memory is not None
         self.placement = resolve(self.wanted, self.quantization_config, self.container, self.max_memory)
         device_map.clear()
         device_map[""] = self.placement.devices[0] if len(self.placement.devices) == 1 else "cpu"
 
-    # ---- the loader is done ----------------------------------------------------------------------------------
+    # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         self._hidden.remove()
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         assert self.placement is not None
-        options = self.quantization_config
+        options: Any = self.quantization_config
         runtime = Runtime(model, self.container, self.weights, prefetch=options.prefetch)
         runtime.unused_tensors = self._unused
         runtime.load(self.placement.devices, self.placement.memory, options.streamed)
@@ -210,7 +217,7 @@ class Df11Quantizer(HfQuantizer):  # type: ignore[misc]
         self.model = None
         return model
 
-    # ---- afterwards ------------------------------------------------------------------------------------------
+    # ---- afterwards ----
 
     def is_serializable(self) -> bool:
         """As the folder that it came from."""
@@ -256,7 +263,7 @@ def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) ->
 
 
 def mark_config(path: Path) -> None:
-    """Writes the line of the compression as `df11 compress` does, so that `df11 decompress` can take it out."""
+    """Writes the line of the compression as `df11 compress` does, for `df11 decompress` to take out."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.pop("quantization_config", None) is None:
         return

@@ -3,14 +3,15 @@
 ```text
           arena, one per device            parameters are views of it, made once
  unit 0   ┌──────────────┬─────────┐
- unit 2   │ decoded      │         │      hook of unit 2: one native call on the current stream, then its forward
+ unit 2   │ decoded      │         │      hook of unit 2: one native call on the current stream
  unit 1   │         ┌────┴─────────┤
- unit 3   │         │      decoded │      with prefetch, units take turns at both ends, and unit 3 is decoded while 2 runs
+ unit 3   │         │      decoded │      with prefetch, both ends take turns: 3 is decoded while 2 runs
           └─────────┴──────────────┘
 ```
-Without prefetch every unit is decoded to the start of the arena: work on one stream runs in order, so one unit's forward has read its
-weights before the next one's are written. Nothing here is global: all hangs on the module. Hooks neither wait for the GPU nor allocate,
-so that CUDA graphs can capture them, and a replayed graph decodes as the hooks would.
+Without prefetch every unit is decoded to the start of the arena: work on one stream runs in order, so one
+unit's forward has read its weights before the next one's are written. Nothing here is global: all hangs on
+the module. Hooks neither wait for the GPU nor allocate, so that CUDA graphs can capture them, and a replayed
+graph decodes as the hooks would.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Runtime:
     def __init__(
         self, root: nn.Module, container: Any, weights: list[Weight], *, prefetch: bool = False
     ) -> None:
-        # Weakly, as modules are everywhere here: a model that nobody uses is gone at once, and its memory with it.
+        # Weakly, as modules are everywhere here: a model that nobody uses is gone at once, and its memory
+        # with it.
         self._root = weakref.ref(root)
         self.container = container
         self.weights = weights
@@ -68,7 +70,8 @@ class Runtime:
         assert root is not None, "the module lives while it is used"
         return root
 
-    # ---- set-up ----------------------------------------------------------------------------------------------
+    # ---- set-up
+    # ----------------------------------------------------------------------------------------------
 
     def load(
         self, devices: list[torch.device], memory: list[int] | None = None, streamed: bool = False
@@ -87,10 +90,10 @@ class Runtime:
         self._lay_out_arenas()
 
     def _budget(self, memory: int) -> int:
-        """What the native plan may use: it counts two outputs of the largest block, where there is an arena and ordinary parameters."""
+        """What the native plan may use: it counts two outputs, for arena and residents."""
         resident = sum(weight.nbytes for weight in self.weights if weight.resident_because is not None)
         outputs = 2 * max(block.nbytes for block in self.container.blocks)
-        return max(0, memory - resident - self._arena_bytes(self.units) + outputs)
+        return int(max(0, memory - resident - self._arena_bytes(self.units) + outputs))
 
     def place_residents(self) -> None:
         """Makes ordinary parameters of what is not decoded at each use."""
@@ -176,7 +179,7 @@ class Runtime:
                     _set(self.root, place, parameters[key])
 
     def _place_buffers(self) -> None:
-        """Buffers that no container holds go where their module runs; those outside of all units where the model begins."""
+        """Other buffers go where their module runs; those outside of all units where the model begins."""
         held = {(id(self.root.get_submodule(p.path)), p.attribute) for w in self.weights for p in w.places}
         for path, module in self.root.named_modules():
             has_parameters = any(True for _ in module.parameters(recurse=False))
@@ -227,7 +230,7 @@ class Runtime:
         # It leaves the thread's current device, by which PyTorch knows its own, as it was.
         return lambda: run(pointer, current(index))
 
-    # ---- hooks -----------------------------------------------------------------------------------------------
+    # ---- hooks ----
 
     def install(self) -> None:
         """Puts the hooks onto the modules."""
@@ -286,15 +289,17 @@ class Runtime:
         self._depth -= 1
         self._lock.release()
 
-    # ---- what parameters do not bear -------------------------------------------------------------------------
+    # ---- what parameters do not bear ----
 
     def _on_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         names = [prefix + name for name, value in module._parameters.items() if self._in_arena(value)]
         names = [name for name in names if name in state]
         if names and not self._has_adapters():
             raise RuntimeError(
-                f"{names[0]} is compressed, and its memory holds another block's weights most of the time: state_dict() would copy "
-                "those; save with save_pretrained() or df11.save(), or get decoded copies with df11.state_dict()"
+                f"{names[0]} is compressed, and its memory holds another block's weights most of the time: "
+                "state_dict() would copy "
+                "those; save with save_pretrained() or df11.save(), or get decoded copies with "
+                "df11.state_dict()"
             )
         # With adapters on top, what is trained is all that is asked for.
         for name in names:
@@ -321,14 +326,15 @@ class Runtime:
     def _on_apply(
         self, of: weakref.ref[nn.Module], change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> Any:
-        """`to`, `cuda`, `half` and the like: what would change nothing may pass, and reaches adapters on top."""
+        """`to`, `cuda`, `half` and the like: what changes nothing may pass, and reaches adapters on top."""
         for device in self.arenas or dict.fromkeys(self.devices):
             probe = torch.empty(1, dtype=torch.bfloat16, device=device)
             after = change(probe)
             if after is not probe:
                 to = str(after.device if after.device != probe.device else after.dtype).removeprefix("torch.")
                 raise RuntimeError(
-                    f"compressed weights stay where and what they are: on {device}, as they are stored; to have the model elsewhere "
+                    f"compressed weights stay where and what they are: on {device}, as they are stored; to "
+                    "have the model elsewhere "
                     f"({to}), load it so, with device_map= or the device= of df11.attach"
                 )
         module = of()
@@ -342,10 +348,11 @@ class Runtime:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a module with compressed weights cannot be pickled; save it with df11.save() or save_pretrained()"
+            "a module with compressed weights cannot be pickled; save it with df11.save() or "
+            "save_pretrained()"
         )
 
-    # ---- use -------------------------------------------------------------------------------------------------
+    # ---- use ----
 
     def decode_unit(self, at: int) -> None:
         """Decodes a unit into its place in the arena, as its hook does."""

@@ -77,12 +77,14 @@ class ModelReport:
         show = show_bytes
         lines = [
             f"df11: active, from {', '.join(self.paths)}",
-            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%}), {show(self.saved_bytes)} saved",
+            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%}), "
+            f"{show(self.saved_bytes)} saved",
         ]
         for device in self.devices:
             streamed = f", {device.streamed_units} of them streamed" if device.streamed_units else ""
             lines.append(
-                f"{device.device:<10} {show(device.compressed)} compressed, {show(device.arena)} for decoded blocks, "
+                f"{device.device:<10} {show(device.compressed)} compressed, {show(device.arena)} for "
+                "decoded blocks, "
                 f"{show(device.resident)} ordinary; {device.units} blocks{streamed}"
             )
         if self.host_bytes:
@@ -109,9 +111,9 @@ _LARGE = 1 << 20
 def report(model: Any, *, verify: bool = False) -> ModelReport:
     """Whether a model's weights are compressed, what that saves, and where they are.
 
-    With `verify` every block is decoded as for a forward, on its device, and compared with the container decoded by the CPU, and that
-    with the hashes of the original tensors; takes about as long as reading the model twice, and a decoded tensor of host memory.
-    Raises CorruptError where a bit differs.
+    With `verify` every block is decoded as for a forward, on its device, and compared with the container
+    decoded by the CPU, and that with the hashes of the original tensors; takes about as long as reading the
+    model twice, and a decoded tensor of host memory. Raises CorruptError where a bit differs.
     """
     found = runtimes(model)
     if not found:
@@ -221,5 +223,6 @@ def _wrong(runtime: Runtime, weight: Weight) -> Exception:
     from ._errors import CorruptError
 
     return CorruptError(
-        f"{weight.name} is not what {runtime.container.path} holds; another writer shares its memory, or memory fails: load the model again"
+        f"{weight.name} is not what {runtime.container.path} holds; another writer shares its memory, or "
+        "memory fails: load the model again"
     )

@@ -1,8 +1,9 @@
 """Units: modules whose weights are decoded together, just before the module's forward.
 
-The container's blocks say which weights are used together; a unit is the smallest module around all weights of one block. Where that
-module holds others' weights too (a head that is tied to the embedding has the whole model around both), or is a mere list, the weights
-go to the modules further in. So no unit lies in another one, and what is decoded for one is not needed while another one runs.
+The container's blocks say which weights are used together; a unit is the smallest module around all weights
+of one block. Where that module holds others' weights too (a head that is tied to the embedding has the whole
+model around both), or is a mere list, the weights go to the modules further in. So no unit lies in another
+one, and what is decoded for one is not needed while another one runs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from torch import nn
 
 from ._parameters import Place, Weight
 
-#: Weights start on a multiple of this many bytes, as PyTorch's own allocations do: which kernel a library picks may depend on it.
+#: Weights start on a multiple of this many bytes, as PyTorch's own allocations do: which kernel a library
+#: picks may depend on it.
 ALIGNMENT = 256
-#: Vectors up to this many bytes are ordinary parameters: norms and biases, used everywhere and too small to matter.
+#: Vectors up to this many bytes are ordinary parameters: norms and biases, used everywhere and too small to
+#: matter.
 SMALL_VECTOR = 1 << 20
 #: What is stored as it is costs nothing to keep up to this many bytes.
 SMALL_RAW = 64 << 10
@@ -36,7 +39,7 @@ class Unit:
     blocks: set[str] = field(default_factory=set)
 
     def lay_out(self) -> None:
-        """Gives each weight its place; tied ones come first, so that they lie the same wherever they are used."""
+        """Gives each weight its place; tied ones come first, so that they lie the same in each unit."""
         self.weights.sort(key=lambda weight: len(weight.places) == 1)
         end = 0
         for weight in self.weights:
@@ -47,18 +50,20 @@ class Unit:
 
 
 def settle_residents(weights: Iterable[Weight], container: Any) -> None:
-    """Marks the weights that are ordinary parameters: small ones, and those of which nothing is compressed."""
+    """Marks the weights that are ordinary parameters: small ones, and uncompressed ones."""
     for weight in weights:
         if weight.resident_because is not None:
             continue
         if weight.is_buffer:
             weight.resident_because = "a buffer"
-        elif (len(weight.shape) < 2 and weight.nbytes <= SMALL_VECTOR) or (all(container[name].encoding == "raw" for name in weight.tensors) and weight.nbytes <= SMALL_RAW):
+        elif (len(weight.shape) < 2 and weight.nbytes <= SMALL_VECTOR) or (
+            all(container[name].encoding == "raw" for name in weight.tensors) and weight.nbytes <= SMALL_RAW
+        ):
             weight.resident_because = "small"
 
 
 def find_units(root: nn.Module, weights: list[Weight], container: Any) -> list[Unit]:
-    """The units of all weights that are not resident, in the order of their modules. Marks as resident what fits in none."""
+    """Units of all weights that are not resident, in the order of modules. Marks what fits in none."""
     settle_residents(weights, container)
     _settle_raw(weights, container)
     groups: dict[tuple[str, ...], list[tuple[str, Weight]]] = defaultdict(list)

@@ -198,9 +198,16 @@ def normal(*shape: int, dtype: Any = torch.bfloat16) -> Any:
 
 def flux(diffusers: Any) -> tuple[Any, dict[str, Any]]:
     model = diffusers.FluxTransformer2DModel(
-        patch_size=1, in_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
-        joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
-    )  # fmt: skip
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        pooled_projection_dim=32,
+        axes_dims_rope=[8, 12, 12],
+    )
     inputs = {
         "hidden_states": normal(1, 16, 4),
         "encoder_hidden_states": normal(1, 8, 64),
@@ -214,9 +221,18 @@ def flux(diffusers: Any) -> tuple[Any, dict[str, Any]]:
 
 def sd3(diffusers: Any) -> tuple[Any, dict[str, Any]]:
     model = diffusers.SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=32, num_attention_heads=4,
-        joint_attention_dim=64, caption_projection_dim=128, pooled_projection_dim=32, out_channels=4, pos_embed_max_size=16,
-    )  # fmt: skip
+        sample_size=16,
+        patch_size=2,
+        in_channels=4,
+        num_layers=3,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        caption_projection_dim=128,
+        pooled_projection_dim=32,
+        out_channels=4,
+        pos_embed_max_size=16,
+    )
     inputs = {
         "hidden_states": normal(1, 4, 16, 16),
         "encoder_hidden_states": normal(1, 8, 64),
@@ -228,10 +244,16 @@ def sd3(diffusers: Any) -> tuple[Any, dict[str, Any]]:
 
 def unet(diffusers: Any) -> tuple[Any, dict[str, Any]]:
     model = diffusers.UNet2DConditionModel(
-        block_out_channels=(32, 64), layers_per_block=2, sample_size=16, in_channels=4, out_channels=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=32, norm_num_groups=8,
-    )  # fmt: skip
+        block_out_channels=(32, 64),
+        layers_per_block=2,
+        sample_size=16,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32,
+        norm_num_groups=8,
+    )
     inputs = {
         "sample": normal(1, 4, 16, 16),
         "timestep": torch.tensor([3]),
