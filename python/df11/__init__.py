@@ -9,6 +9,8 @@
 `import df11` needs nothing beside Python: no GPU, no PyTorch, no NumPy.
 """
 
+from collections.abc import Mapping
+
 from ._errors import CorruptError, Error, GpuError, IoError, LimitError, ParameterError, UnsupportedError
 from ._inspect import inspect
 from ._native import (
@@ -30,6 +32,8 @@ from ._native import (
     verify,
 )
 from ._report import Placement, Plan, Report, Verification
+
+Mapping.register(Model)
 
 __all__ = [
     "Block",
