@@ -9,6 +9,8 @@
 `import df11` needs nothing beside Python: no GPU, no PyTorch, no NumPy.
 """
 
+from collections.abc import Mapping
+
 from ._errors import CorruptError, Error, GpuError, IoError, LimitError, ParameterError, UnsupportedError
 from ._inspect import inspect
 from ._native import (
@@ -31,6 +33,8 @@ from ._native import (
 )
 from ._register import register as _register
 from ._report import Placement, Plan, Report, Verification
+
+Mapping.register(Model)
 
 __all__ = [
     "Block",

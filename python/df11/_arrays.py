@@ -59,6 +59,4 @@ def _ml_dtype(name: str) -> Any:
 
 def torch(selection: Tensor | Rows) -> Any:
     """A new tensor on the CPU."""
-    import torch as library
-
-    return library.from_dlpack(selection)
+    return importlib.import_module("torch").from_dlpack(selection)

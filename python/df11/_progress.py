@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 Progress = bool | Callable[[str, int, int], object] | None
 
-WORDS = {"analyse": "analysing", "encode": "encoding", "decode": "decoding", "verify": "verifying", "load": "loading"}
+WORDS = {
+    "analyse": "analysing",
+    "encode": "encoding",
+    "decode": "decoding",
+    "verify": "verifying",
+    "load": "loading",
+}
 
 
 class Watcher(Protocol):
@@ -62,25 +69,29 @@ class _Line:
         sys.stderr.flush()
 
 
+class _Bar:
+    """A bar of tqdm."""
+
+    def __init__(self, tqdm: Any) -> None:
+        self.bar = tqdm(unit="B", unit_scale=True, leave=False)
+        self.stage = ""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)
+        if stage != self.stage:
+            self.stage = stage
+            self.bar.set_description(WORDS.get(stage, stage))
+
+    def close(self) -> None:
+        self.bar.close()
+
+
 def _bar() -> Watcher:
     try:
-        from tqdm.auto import tqdm
+        return _Bar(importlib.import_module("tqdm.auto").tqdm)
     except ImportError:
         return _Line()
-
-    class Bar:
-        def __init__(self) -> None:
-            self.bar = tqdm(unit="B", unit_scale=True, leave=False, disable=False)
-
-        def __call__(self, stage: str, done: int, total: int) -> None:
-            self.bar.total = total
-            self.bar.set_description(WORDS.get(stage, stage), refresh=False)
-            self.bar.update(done - self.bar.n)
-
-        def close(self) -> None:
-            self.bar.close()
-
-    return Bar()
 
 
 def _in_notebook() -> bool:

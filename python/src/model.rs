@@ -12,6 +12,7 @@ use df11::{
     open::{Purpose, Verification},
 };
 use pyo3::{
+    IntoPyObjectExt,
     exceptions::PyKeyError,
     intern,
     prelude::*,
@@ -199,6 +200,26 @@ impl Model {
         Ok(self.all_tensors(py)?.bind(py).as_any().try_iter()?.into_any())
     }
 
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.all_tensors(py)?.bind(py).call_method0(intern!(py, "keys"))
+    }
+
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.all_tensors(py)?.bind(py).call_method0(intern!(py, "values"))
+    }
+
+    fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.all_tensors(py)?.bind(py).call_method0(intern!(py, "items"))
+    }
+
+    #[pyo3(signature = (name, default=None))]
+    fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        match self.inner.tensor(name) {
+            Some(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
+            None => Ok(default),
+        }
+    }
+
     fn __len__(&self) -> usize {
         self.inner.shards().iter().map(|shard| shard.directory().tensors.len()).sum()
     }
@@ -214,7 +235,10 @@ impl Model {
         verify_model(py, level, device.as_ref(), progress, || Ok(&*self.inner))
     }
 
-    #[pyo3(signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None))]
+    #[pyo3(
+        signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None),
+        text_signature = "($self, devices=0, memory=None, streamed=False, progress=None)"
+    )]
     fn load(
         &self,
         py: Python<'_>,

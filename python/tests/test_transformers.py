@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 import df11  # noqa: E402
 
-from .models import CAUSAL, causal, config_of, greedy, seeded  # noqa: E402
+from models import CAUSAL, causal, config_of, greedy, seeded  # noqa: E402
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

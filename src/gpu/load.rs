@@ -135,7 +135,8 @@ impl Model {
     ) -> Result<GpuModel> {
         let needs = needs::of_blocks(self)?;
         let plan = options.plan_for(&needs, devices)?;
-        observer.begin(needs.iter().map(|block| block.section_bytes).sum());
+        let sections = needs.iter().flat_map(|block| &block.sections);
+        observer.begin(sections.map(|&section| needs::section_length(self, section)).sum());
         observer.enter(Stage::Load);
         Loader::new(self, plan, needs, devices, observer)?.load(options)
     }
@@ -212,7 +213,7 @@ impl<'m> Loader<'m> {
             streamed.flat_map(|(_, block)| block.sections.iter().copied()).collect();
         let pin = |(shard, section): SectionId| {
             let host = HostSection::new(&self.parts[0].device, &self.model.shards()[shard], section)?;
-            advance(self.observer, needs::section_bytes(self.model, (shard, section)))?;
+            advance(self.observer, needs::section_length(self.model, (shard, section)))?;
             Ok(((shard, section), Arc::new(host)))
         };
         sections.into_par_iter().map(pin).collect()
