@@ -22,9 +22,9 @@ class Ahead:
 
     def __init__(self, runtime: Runtime, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)
-        self.begun = torch.cuda.Event()
-        self.ready = torch.cuda.Event()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         #: The unit that is decoded ahead, and whether a graph captured that.
         self.pending: tuple[int, bool] | None = None
         mine = [at for at, other in enumerate(runtime.unit_devices) if other == device]

@@ -70,8 +70,7 @@ class Runtime:
         assert root is not None, "the module lives while it is used"
         return root
 
-    # ---- set-up
-    # ----------------------------------------------------------------------------------------------
+    # ---- set-up ----
 
     def load(
         self, devices: list[torch.device], memory: list[int] | None = None, streamed: bool = False
@@ -245,8 +244,8 @@ class Runtime:
             module.register_forward_pre_hook(self._enter, prepend=True)
             module.register_forward_hook(self._leave, always_call=True)
         for module in {id(m): m for m in self._owners()}.values():
-            module.register_state_dict_post_hook(partial(self._on_state_dict))
-            module.register_load_state_dict_pre_hook(self._on_load_state_dict)
+            module.register_state_dict_post_hook(partial(self._on_state_dict))  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(self._on_load_state_dict)  # type: ignore[no-untyped-call]
         self.root.__dict__[KEY] = self
         # A module of which nothing is compressed in memory is an ordinary one.
         for module in self.root.modules() if self.units else ():
@@ -339,9 +338,8 @@ class Runtime:
                 )
         module = of()
         assert module is not None
-        return type(module)._apply(
-            module, lambda value: value if self._in_arena(value) else change(value), recurse
-        )
+        apply: Any = type(module)._apply
+        return apply(module, lambda value: value if self._in_arena(value) else change(value), recurse)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError("a module with compressed weights cannot be copied; load the container again")

@@ -78,7 +78,7 @@ class ModelReport:
         lines = [
             f"df11: active, from {', '.join(self.paths)}",
             f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%}), "
-            f"{show(self.saved_bytes)} saved",
+            f"{show(abs(self.saved_bytes))} {'saved' if self.saved_bytes >= 0 else 'more'}",
         ]
         for device in self.devices:
             streamed = f", {device.streamed_units} of them streamed" if device.streamed_units else ""

@@ -33,7 +33,7 @@ def dtype_of(tensor: Any) -> torch.dtype | None:
 
 def as_buffer(memory: torch.Tensor) -> memoryview:
     """The bytes of a one-dimensional uint8 tensor on the CPU."""
-    return memoryview(memory.numpy())
+    return memoryview(memory.numpy())  # type: ignore[arg-type]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,9 @@ import df11
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pipeline", nargs="?", help="the folder of the pipeline")
     parser.add_argument("compressed", nargs="?", help="what df11 compress made of its transformer")
     parser.add_argument("prompt", nargs="?", default="a red cube on a table")

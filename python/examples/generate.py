@@ -17,13 +17,17 @@ import df11
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("prompt", nargs="?", default="The capital of France is")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--memory", help="of the GPU, for weights and decoded blocks: 6GB")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--verify", action="store_true", help="decode every block, and compare it with the original's hashes")
+    parser.add_argument(
+        "--verify", action="store_true", help="decode every block, and compare it with the original's hashes"
+    )
     options = parser.parse_args()
 
     where = {"device_map": options.device}

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import df11  # noqa: E402
-
 from models import CAUSAL, causal, config_of, greedy, seeded  # noqa: E402
+
+import df11  # noqa: E402
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -353,3 +353,142 @@ def test_compiling_breaks_the_graph_at_each_block(folders: Folders) -> None:
         assert torch.equal(compiled(prompt()).logits, expected)
         assert torch.equal(compiled(prompt()).logits, expected)
     torch._dynamo.reset()
+
+
+# ---- on GPUs ----
+
+
+def same_steps(original: Any, compressed: Any, rows: int = 2) -> bool:
+    pairs = zip(greedy(original, prompt(rows), 12), greedy(compressed, prompt(rows), 12), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "mixtral"])
+def test_decoding_ahead(folders: Folders, name: str, prefetch: bool) -> None:
+    folder = folders.compressed(name)
+    model = load(folder, "cuda", config=with_options(folder, prefetch=prefetch))
+    runtime = model.__dict__["_df11"]
+    assert runtime.prefetch == prefetch
+    assert (len(set(runtime.offsets)) > 1) == prefetch
+    assert same_steps(load(folders.bf16(name), "cuda"), model)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert same_steps(load(folders.bf16(name), "cuda"), model)
+    assert df11.report(model, verify=True).verified
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_cuda_graphs(folders: Folders, name: str, prefetch: bool, streamed: bool) -> None:
+    """A captured decode step, replayed, beside eager steps of the BF16 model; eager steps in between."""
+    folder = folders.compressed(name)
+    options = {"experts_implementation": "batched_mm"} if "moe" in name else {}
+    model = load(folder, "cuda", config=with_options(folder, prefetch=prefetch, streamed=streamed), **options)
+    original = load(folders.bf16(name), "cuda", **options)
+    with torch.no_grad():
+        caches = [transformers.StaticCache(config=m.config, max_cache_len=64) for m in (original, model)]
+        starts = [
+            m(prompt().cuda(), past_key_values=c).logits
+            for m, c in zip((original, model), caches, strict=True)
+        ]
+        assert torch.equal(*starts)
+        token = starts[0][:, -1:].argmax(-1)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                model(token, past_key_values=caches[1])
+                original(token, past_key_values=caches[0])
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = model(token, past_key_values=caches[1]).logits
+        for at in range(8):
+            expected = original(token, past_key_values=caches[0]).logits
+            graph.replay()
+            assert torch.equal(found, expected)
+            token.copy_(expected[:, -1:].argmax(-1))
+            if at % 3 == 1:
+                assert torch.equal(model(prompt().cuda()).logits, original(prompt().cuda()).logits)
+    df11.report(model, verify=True)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_too_small(folders: Folders) -> None:
+    folder = folders.compressed("llama")
+    original = load(folders.bf16("llama"), "cuda")
+    whole = df11.report(load(folder, "cuda"))
+    for share in (0.95, 0.8):
+        limit = int(share * whole.device_bytes)
+        model = load(folder, "auto", max_memory={0: limit, "cpu": 10**12})
+        report = df11.report(model, verify=True)
+        assert report.devices[0].streamed_units > 0
+        assert report.host_bytes > 0
+        assert report.device_bytes <= limit
+        assert same_steps(original, model)
+    model = load(folder, "cuda", config=with_options(folder, streamed=True))
+    assert df11.report(model).devices[0].streamed_units == df11.report(model).devices[0].units
+    assert same_steps(original, model)
+
+
+@pytest.mark.gpu
+def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
+    """While it is loaded, PyTorch allocates no more than the arena and small parameters."""
+    folder = folders.compressed("llama")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model = load(folder, "cuda")
+    report = df11.report(model)
+    allowed = report.devices[0].arena + report.devices[0].resident + (1 << 17)
+    assert torch.cuda.max_memory_allocated() - before <= allowed
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gemma2", "mixtral"])
+def test_several_gpus(folders: Folders, name: str) -> None:
+    model = load(folders.compressed(name), "auto")
+    devices = set(model.hf_device_map.values())
+    assert len(devices) == torch.cuda.device_count()
+    report = df11.report(model, verify=True)
+    assert len(report.devices) == len(devices)
+    assert same_steps(load(folders.bf16(name), "cuda"), model)
+    assert torch.cuda.current_device() == 0
+    single = load(folders.compressed(name), "cuda:1")
+    assert single.device == torch.device("cuda:1")
+    assert same_steps(load(folders.bf16(name), "cuda:1"), single)
+
+
+@pytest.mark.gpu
+def test_two_threads_on_streams_of_their_own(folders: Folders) -> None:
+    model = load(folders.compressed("llama"), "cuda")
+    with torch.no_grad():
+        expected = load(folders.bf16("llama"), "cuda")(prompt().cuda()).logits
+    wrong: list[int] = []
+
+    def use(number: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                if not torch.equal(model(prompt().cuda()).logits, expected):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.gpu
+def test_compiled_on_a_gpu(folders: Folders) -> None:
+    model = load(folders.compressed("llama"), "cuda")
+    with torch.no_grad():
+        expected = model(prompt().cuda()).logits.float()
+        torch._dynamo.reset()
+        # Fused kernels round elsewhere: the weights are the same bits, and the logits nearly.
+        found = torch.compile(model)(prompt().cuda()).logits.float()
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
