@@ -102,13 +102,19 @@ def arguments() -> argparse.Namespace:
         "--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`"
     )
     parser.add_argument(
-        "--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "df11-bench"
+        "--work", type=Path, default=scratch() / "df11-bench", help="32 GB for the 8B geometry"
     )
     parser.add_argument("--out", type=Path, help="rows are appended to this file")
     options = parser.parse_args()
     if unknown := [part for part in options.only if part not in PARTS]:
         parser.error(f"{unknown[0]} is none of {', '.join(PARTS)}")
     return options
+
+
+def scratch() -> Path:
+    """Memory, if there is enough of it, for files."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 40e9 else Path("/tmp")
 
 
 def numbers(text: str) -> list[int]:

@@ -80,6 +80,8 @@ class Runtime:
         if devices[0].type == "cuda":
             if self.units:
                 ordinals = [device.index for device in devices]
+                if streamed:
+                    memory = None
                 if memory is not None and len(devices) == 1:
                     memory = [self._budget(memory[0])]
                 self.loaded = self.container.load(devices=ordinals, memory=memory, streamed=streamed)
