@@ -8,7 +8,7 @@
 //! A folder of containers has it, and nothing else: restoring and converting read the original. So that every original comes
 //! back, one that begins with the mark itself gets another, which JSON reads as one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
     folder::OutputFolder,
@@ -88,7 +88,7 @@ pub(super) fn write_side_files(input: &Input<'_>, folder: &OutputFolder) -> Resu
 /// Where a side file of a folder of containers comes from.
 pub(super) fn place_of<'a, 's>(
     path: &str,
-    file: std::path::PathBuf,
+    file: PathBuf,
     length: u64,
     weights: impl Iterator<Item = &'a str>,
 ) -> Result<(u64, Place<'s>)> {

@@ -168,15 +168,12 @@ fn copy_side_files(model: &Model, folder: &OutputFolder) -> Result<u64> {
     for file in found.iter().filter(|file| !is_container(&file.path)) {
         let weights = files(model).filter(|&(shard, file)| is_weights(shard, file));
         let paths = weights.map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
-        bytes += match config::original(&file.path, &file.file, file.length, paths)? {
-            Some(original) => {
-                folder.write(&original, &file.path)?;
-                original.len() as u64
-            }
-            None => {
-                folder.copy(&file.file, &file.path)?;
-                file.length
-            }
+        bytes += if let Some(original) = config::original(&file.path, &file.file, file.length, paths)? {
+            folder.write(&original, &file.path)?;
+            original.len() as u64
+        } else {
+            folder.copy(&file.file, &file.path)?;
+            file.length
         };
     }
     Ok(bytes)
