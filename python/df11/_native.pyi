@@ -146,7 +146,10 @@ def plan(model: Model, memory: int | Sequence[int] | None = None, *, streamed: b
     """
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run the command `df11` with these arguments, of which the first is its name; returns the exit code."""
+    """Run the command `df11` with these arguments, of which the first is its name; returns the exit code.
+
+    Ctrl-C is the command's from then on: for processes that do nothing else.
+    """
 
 @final
 class Model(Mapping[str, Tensor]):

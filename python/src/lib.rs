@@ -1,6 +1,6 @@
 //! The native module of the Python package `df11`: the library's API, as thin as it can be.
 //!
-//! Long work runs without the interpreter's lock, and ends on Ctrl-C ([`work`]). What is easier said in Python (exceptions, progress
+//! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). What is easier said in Python (exceptions, progress
 //! bars, arrays) is said there, in `python/df11`, and called from here.
 
 #![allow(clippy::needless_pass_by_value, reason = "what comes from Python comes by value")]

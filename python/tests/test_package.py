@@ -2,9 +2,11 @@
 
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,7 +99,7 @@ def dynamic(elf: bytes) -> list[str]:
     return [elf[start : elf.index(b"\0", start)].decode() for start in names]
 
 
-def test_the_command_comes_along(container: Path, tmp_path: Path) -> None:
+def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -> None:
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "df11", *map(str, arguments)]
         return subprocess.run(line, capture_output=True, text=True, check=False, cwd=LIBRARY.parents[1])
@@ -106,5 +108,14 @@ def test_the_command_comes_along(container: Path, tmp_path: Path) -> None:
     assert "all bits are there" in command("verify", container).stdout
     assert (command("verify", tmp_path / "absent").returncode, command("frobnicate").returncode) == (2, 2)
     assert command("--help").returncode == 0
+    # Ctrl-C is the command's own.
+    line = [sys.executable, "-m", "df11", "compress", str(large), "-o", str(tmp_path / "large.df11")]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=LIBRARY.parents[1]) as process:
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said) == (130, "df11: interrupted; nothing is left half-written\n")
+    assert list(tmp_path.iterdir()) == []
     done = command("decompress", container, "-o", tmp_path / "back.safetensors", "--json")
     assert (done.returncode, done.stderr) == (0, "")

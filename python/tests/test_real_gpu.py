@@ -1,7 +1,5 @@
 """Decoding on a GPU beside PyTorch: on its streams, into its memory, in its graphs. Skipped where there is none."""
 
-from pathlib import Path
-
 import pytest
 from conftest import SAMPLE, Tensors, normal, write_safetensors
 

@@ -89,8 +89,8 @@ impl<'m> GpuBlock<'m> {
     /// see it. A streamed block arrives first, unless the one before it was just decoded, and then the next one starts to arrive.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the output is too small, misaligned (256 bytes), or not of the stream's context, or the stream is not
-    /// of the block's device; [`Error::Gpu`] where the driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) where the output is too small, misaligned (256 bytes), or not of the stream's context, or the stream is not
+    /// of the block's device; [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
     pub fn decode_into(
         &self,
         output: &mut CudaViewMut<'_, u8>,
