@@ -206,10 +206,10 @@ fn the_configuration_of_a_folder_names_the_compression() {
     {
         let model = df11::open(path(from)).unwrap();
         convert(&model, &path(to), &CompressOptions::default(), &()).unwrap();
-        if to.ends_with(".df11") {
-            assert!(fs::read(path(to)).unwrap() == fs::read(path(expected)).unwrap(), "{from} to {to}");
-        } else {
+        if path(to).is_dir() {
             assert_eq!(files(&path(to)), files(&path(expected)), "{from} to {to}");
+        } else {
+            assert!(fs::read(path(to)).unwrap() == fs::read(path(expected)).unwrap(), "{from} to {to}");
         }
     }
 }
