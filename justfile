@@ -29,6 +29,14 @@ vectors:
 python-reader:
     python3 spec/python/check_vectors.py
 
+# Builds the Python package and runs its tests and checks; arguments go to pytest.
+python *ARGS:
+    bash python/check {{ARGS}}
+
+# A wheel of the Python package for this platform, in target/wheels.
+wheel:
+    target/py-venv/bin/maturin build --release -m python/Cargo.toml
+
 # Compiles the kernels to the committed PTX (`just ptx --check` only compares); needs no GPU.
 ptx *ARGS:
     test -d target/ptx-venv || python3 -m venv target/ptx-venv

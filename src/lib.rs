@@ -1,5 +1,8 @@
 //! Losslessly compressed BFloat16 model weights: the container format and its SDK.
 pub mod bf16;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
 pub mod constants;
 pub mod demo;
 pub mod dtype;
@@ -16,6 +19,10 @@ pub mod paths;
 pub mod progress;
 pub mod source;
 pub mod write;
+
+/// The command uses the library by its name, as others do.
+#[cfg(feature = "cli")]
+extern crate self as df11;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};

@@ -1,7 +1,5 @@
-//! The `df11` command. Its verbs are in `cli`, one file each; all work is done by the library.
-
-mod cli;
+//! The `df11` command. All work is done by the library, whose module `cli` has its verbs, one file each.
 
 fn main() -> std::process::ExitCode {
-    cli::run()
+    df11::cli::run(std::env::args_os()).into()
 }

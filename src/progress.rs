@@ -12,6 +12,8 @@ pub enum Stage {
     Decode,
     /// Checking what was written, or what is there.
     Verify,
+    /// Bringing stored bytes to GPUs.
+    Load,
 }
 
 /// Watches long work and may ask it to stop. Methods are called from worker threads.
@@ -22,7 +24,7 @@ pub trait Observer: Send + Sync {
     fn begin(&self, _bytes: u64) {}
     /// A stage is entered; with several containers, more than once.
     fn enter(&self, _stage: Stage) {}
-    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each stage.
+    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each stage; of [`Stage::Load`], stored bytes.
     fn advance(&self, _bytes: u64) {}
     /// Asked between pieces of a few MiB; `true` ends the work with [`Error::Cancelled`](crate::Error::Cancelled).
     fn is_cancelled(&self) -> bool {

@@ -5,25 +5,20 @@
 //! `DF11_REQUIRE_CC` set that is a failure.
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 
+#[path = "support/driver.rs"]
+mod stand_in;
+
 use std::{
     fs,
-    io::{ErrorKind, Write as _},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
 use serde_json::Value;
+use stand_in::{CONSTANTS, LIBRARY_NAMES, SOURCE, folder};
 use tempfile::TempDir;
 
-const SOURCE: &str = include_str!("support/driver.c");
 const BINARY: &str = env!("CARGO_BIN_EXE_df11");
-/// By the first of them the library is looked for; a machine with a GPU has its own under the second.
-const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// What the kernels of constants say: the sizes of the structures that both sides know, and of the rest some.
-const CONSTANTS: [(&str, &str); 2] = [
-    ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1,1"),
-    ("df11_tile_constants", "128,16384,24,1,1,1,1"),
-];
 
 /// How the stand-in answers.
 type Answers<'a> = &'a [(&'a str, &'a str)];
@@ -33,33 +28,10 @@ struct Driver {
     folder: TempDir,
 }
 
-/// Where libraries can be loaded from, which not every folder for temporary files allows.
-fn folder() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
 impl Driver {
     /// The compiler defines a macro for each of `defines`. None where there is no compiler.
     fn compile(defines: &[String]) -> Option<Self> {
-        let folder = folder();
-        let source = folder.path().join("driver.c");
-        fs::write(&source, SOURCE).unwrap();
-        let library = folder.path().join(LIBRARY_NAMES[0]);
-        let mut command = Command::new("cc");
-        command.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
-        match command.args(defines.iter().map(|define| format!("-D{define}"))).output() {
-            Ok(output) => {
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                Some(Self { folder })
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                assert!(std::env::var_os("DF11_REQUIRE_CC").is_none(), "no C compiler");
-                // The harness hides what eprintln writes.
-                std::io::stderr().write_all(b"SKIPPED: no C compiler\n").unwrap();
-                None
-            }
-            Err(error) => panic!("cc: {error}"),
-        }
+        Some(Self { folder: stand_in::compile(defines)? })
     }
 
     /// Where no driver's library can be loaded, even if the machine has one.

@@ -4,6 +4,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "gpu/programs.rs"]
+mod programs;
 #[path = "gpu/streaming.rs"]
 mod streaming;
 

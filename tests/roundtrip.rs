@@ -179,6 +179,41 @@ fn conversion_there_and_back_changes_no_byte() {
     }
 }
 
+/// transformers finds its own line in a folder's configuration, and nobody else ever sees it.
+#[test]
+fn the_configuration_of_a_folder_names_the_compression() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = demo::tiny_checkpoint(folder.path()).unwrap();
+    let config = "{\n  \"model_type\": \"llama\"\n}\n";
+    for path in ["config.json", "tokenizer/config.json"] {
+        fs::create_dir_all(source.join(path).parent().unwrap()).unwrap();
+        fs::write(source.join(path), config).unwrap();
+    }
+    let original = files(&source);
+    let path = |name: &str| folder.path().join(name);
+    let model = compressed(&source, &path("folder"), Layout::default(), 2);
+    let marked = files(&path("folder"));
+    let json: serde_json::Value = serde_json::from_slice(&marked[Path::new("config.json")]).unwrap();
+    assert_eq!(json["quantization_config"]["quant_method"], "df11");
+    assert_eq!(marked[Path::new("tokenizer/config.json")], config.as_bytes(), "no weights beside it");
+    decompress(&model, &path("restored"), &DecompressOptions::default(), &()).unwrap();
+    assert_eq!(files(&path("restored")), original);
+
+    // One container holds the original; a folder that comes from it, or from another folder, is as if compressed anew.
+    compressed(&source, &path("direct.df11"), Layout::default(), 2);
+    for (from, to, expected) in
+        [("folder", "one.df11", "direct.df11"), ("one.df11", "two", "folder"), ("two", "three", "folder")]
+    {
+        let model = df11::open(path(from)).unwrap();
+        convert(&model, &path(to), &CompressOptions::default(), &()).unwrap();
+        if path(to).is_dir() {
+            assert_eq!(files(&path(to)), files(&path(expected)), "{from} to {to}");
+        } else {
+            assert!(fs::read(path(to)).unwrap() == fs::read(path(expected)).unwrap(), "{from} to {to}");
+        }
+    }
+}
+
 /// Strips that do not fit the pieces of the other layout.
 #[test]
 fn large_tensors_are_converted() {

@@ -10,10 +10,11 @@ use df11::{
     CompressOptions, Error, Layout, Report, Source,
     constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
     encoding::gap::Geometry,
+    write::check_replaceable,
 };
 use serde_json::{Value, json};
 
-use super::{Answer, Failure, Session, estimate, replace, session::Threads, text};
+use super::{Answer, Failure, Session, estimate, session::Threads, text};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -108,15 +109,13 @@ impl Compress {
         if self.dry_run {
             return estimate::estimate(session, &self.source, self.out.clone(), self.layout, self.threads);
         }
-        let mut options = CompressOptions::default();
-        options.layout = self.layout.layout()?;
-        options.overwrite = self.force;
-        options.verify = self.verification.is_wanted();
+        let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
+        let options = CompressOptions { layout, overwrite: self.force, verify };
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let start = Instant::now();
         let source = Source::open(&self.source).map_err(Failure::Other)?;
         if self.force {
-            replace::check(&self.source, &out, "df11")?;
+            check_replaceable(&self.source, &out, "df11")?;
         }
         let progress = session.progress();
         let report = self.threads.run(|| {

@@ -3,13 +3,12 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{CompressOptions, convert};
+use df11::{CompressOptions, convert, write::check_replaceable};
 use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
     compress::{LayoutArgs, Verification, report_json, result_text},
-    replace,
     session::{Threads, open_to_stream},
 };
 
@@ -43,14 +42,12 @@ pub(super) struct Convert {
 
 impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        let mut options = CompressOptions::default();
-        options.layout = self.layout.layout()?;
-        options.overwrite = self.force;
-        options.verify = self.verification.is_wanted();
+        let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
+        let options = CompressOptions { layout, overwrite: self.force, verify };
         let start = Instant::now();
         let model = open_to_stream(&self.source)?;
         if self.force {
-            replace::check(&self.source, &self.out, "df11")?;
+            check_replaceable(&self.source, &self.out, "df11")?;
         }
         let progress = session.progress();
         let report = self.threads.run(|| Ok(convert(&model, &self.out, &options, &progress)?))?;

@@ -3,13 +3,12 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{DecompressOptions, Model, decompress};
+use df11::{DecompressOptions, Model, decompress, open::Purpose, write::check_replaceable};
 use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    device::{DecodedBy, DeviceArgs, Work},
-    replace,
+    device::{DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
     text,
 };
@@ -45,7 +44,7 @@ impl Decompress {
         let start = Instant::now();
         let model = open_to_stream(&self.source)?;
         if self.force {
-            replace::check(&self.source, &self.out, "safetensors")?;
+            check_replaceable(&self.source, &self.out, "safetensors")?;
         }
         let (bytes, device) = self.threads.run(|| self.restore(&model, session))?;
         let seconds = start.elapsed().as_secs_f64();
@@ -71,11 +70,10 @@ impl Decompress {
 
     /// The bytes written, and what has decoded.
     fn restore(&self, model: &Model, session: &Session) -> Result<(u64, DecodedBy), Failure> {
-        let mut options = DecompressOptions::default();
-        options.overwrite = self.force;
+        let mut options = DecompressOptions { overwrite: self.force, ..DecompressOptions::default() };
         // Before a GPU is started for nothing.
         options.check(model, &self.out)?;
-        let chosen = self.device.choose(model, Work::Restore, session)?;
+        let chosen = self.device.choose(model, Some(Purpose::Restore), session)?;
         options.decoder = chosen.decoder();
         let bytes = decompress(model, &self.out, &options, &session.progress())?;
         Ok((bytes, chosen.device))

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    device::{DecodedBy, DeviceArgs, Work},
+    device::{DecodedBy, DeviceArgs},
     figures::{self, Figures, Row, has_weights, tensor_rows},
     measure::timed,
     session::Threads,
@@ -96,8 +96,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     steps.push(("make", bytes, seconds));
     session.check()?;
 
-    let mut options = CompressOptions::default();
-    options.verify = false;
+    let options = CompressOptions { verify: false, ..CompressOptions::default() };
     let (report, seconds) = timed(|| df11::compress(&source, &container, &options, &session.progress()));
     let report = report?;
     steps.push(("compress", bytes, seconds));
@@ -105,7 +104,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     let (model, seconds) = timed(|| df11::open(&container));
     let model = model?;
     steps.push(("open", 0, seconds));
-    let (chosen, seconds) = timed(|| device.choose(&model, Work::Demonstrate, session));
+    let (chosen, seconds) = timed(|| device.choose(&model, None, session));
     let chosen = chosen?;
     if chosen.device.is_gpu() {
         steps.push(("start, load", report.stored_bytes, seconds));
@@ -118,8 +117,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     let tensors = verification?.tensors;
     steps.push(("verify", bytes, seconds));
 
-    let mut options = DecompressOptions::default();
-    options.decoder = chosen.decoder();
+    let options = DecompressOptions { decoder: chosen.decoder(), ..DecompressOptions::default() };
     let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?, seconds));
     let files = compare_folders(&checkpoint, &restored)?;

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use clap::Args;
 use df11::{
-    Encoding, Error, Model,
-    open::{Cpu, Decoder},
+    Error, Model,
+    open::{Cpu, Decoder, Purpose},
 };
 use serde_json::{Value, json};
 
@@ -41,28 +41,6 @@ impl FromStr for Choice {
     }
 }
 
-/// What the decoded bytes are for.
-#[derive(Clone, Copy)]
-pub(super) enum Work {
-    Verify,
-    Restore,
-    Demonstrate,
-}
-
-impl Work {
-    /// Coded bytes a thread below which the CPU is sooner done. An H200's host needed 0.35 s to start the GPU and to end, and then
-    /// verified 2.9 GB/s with 2 threads and 9.8 with 16, where the CPU did 1.3 and 6.7. What restores waits for the files it writes:
-    /// they took 2 GB/s from either. To be measured again with `benches/gpu_commands.py` where a GPU starts or loads faster.
-    const fn small_bytes(self) -> u64 {
-        match self {
-            Self::Verify => 400_000_000,
-            Self::Restore => 1_200_000_000,
-            // It is to show all that the machine has.
-            Self::Demonstrate => 0,
-        }
-    }
-}
-
 /// What decodes a model.
 pub(super) struct Chosen<'m> {
     decoder: Box<dyn Decoder + 'm>,
@@ -85,18 +63,18 @@ impl DeviceArgs {
     }
 
     /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU is there but is not used, standard error
-    /// says so.
+    /// says so. Without a purpose it is to show all that the machine has.
     pub(super) fn choose<'m>(
         self,
         model: &'m Model,
-        work: Work,
+        purpose: Option<Purpose>,
         session: &Session,
     ) -> Result<Chosen<'m>, Failure> {
         let chosen = match self.device {
             Choice::Cpu => Chosen::cpu(None),
             Choice::Gpu => gpu::first(model)?,
             Choice::Number(ordinal) => gpu::numbered(model, ordinal)?,
-            Choice::Auto if is_small(model, work) => {
+            Choice::Auto if purpose.is_some_and(|purpose| purpose.is_small(model)) => {
                 Chosen::cpu(Some("the CPU has decoded so little before a GPU has started".to_owned()))
             }
             Choice::Auto => where_possible(model, session)?,
@@ -120,13 +98,6 @@ fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>,
         }
         answer => answer,
     }
-}
-
-/// Whether the CPU is sooner done. Nobody then looks for a GPU, which takes time too.
-fn is_small(model: &Model, work: Work) -> bool {
-    let coded = model.tensors().filter(|tensor| matches!(tensor.encoding(), Encoding::Gap | Encoding::Tile));
-    let bytes = coded.filter_map(|tensor| tensor.byte_length().ok()).fold(0, u64::saturating_add);
-    bytes < work.small_bytes().saturating_mul(rayon::current_num_threads() as u64)
 }
 
 impl<'m> Chosen<'m> {
@@ -164,13 +135,13 @@ impl DecodedBy {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use df11::gpu::{Device, GpuDecoder, LoadOptions, Plan, devices, has_driver};
+    use df11::gpu::{Device, GpuDecoder, has_driver};
 
-    use super::{Chosen, DecodedBy, Error, Failure, Model};
+    use super::{Chosen, DecodedBy, Failure, Model};
 
     /// The first GPU on which the kernels run.
     pub(super) fn first(model: &Model) -> Result<Chosen<'_>, Failure> {
-        load(model, &open_first()?)
+        load(model, &Device::first()?)
     }
 
     pub(super) fn numbered(model: &Model, ordinal: usize) -> Result<Chosen<'_>, Failure> {
@@ -182,33 +153,8 @@ mod gpu {
         has_driver()
     }
 
-    fn open_first() -> Result<Device, Error> {
-        let mut refused = None;
-        for info in devices()? {
-            match Device::open(info.ordinal) {
-                Ok(device) => return Ok(device),
-                Err(error) => refused = refused.or(Some(error)),
-            }
-        }
-        Err(refused.expect("the driver shows one or more GPUs, or says why not"))
-    }
-
-    /// Of the free memory, what a model may take.
-    const SHARE_PERCENT: u64 = 95;
-
-    /// A plan's complaint as one about the GPU, which the command's user has not given sizes of.
-    fn too_small(device: &Device, free: u64, error: Error) -> Error {
-        let Error::Parameter { problem, .. } = error else { return error };
-        let problem = format!("{problem}; {} has {free} free", device.info().name);
-        Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
-    }
-
-    /// The one place where a model goes to a GPU. What does not fit there is streamed.
     fn load<'m>(model: &'m Model, device: &Device) -> Result<Chosen<'m>, Failure> {
-        let free = device.free_memory()?;
-        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT])
-            .map_err(|error| too_small(device, free, error))?;
-        let decoder = GpuDecoder::load(model, device, &LoadOptions::new().plan(plan))?;
+        let decoder = GpuDecoder::fit(model, device)?;
         let info = device.info();
         let device = DecodedBy { gpu: Some((info.ordinal, info.name.clone())), reason: None };
         Ok(Chosen { decoder: Box::new(decoder), device })

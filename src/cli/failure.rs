@@ -65,7 +65,6 @@ impl Failure {
                 Error::Parameter { .. } => "parameter",
                 Error::Gpu { .. } => "gpu",
                 Error::Cancelled => "cancelled",
-                _ => "other",
             },
         };
         json!({ "error": { "kind": kind, "message": self.message(), "exit_code": self.exit_code() } })

@@ -1,4 +1,5 @@
-//! The command line: `arguments → verb → answer → text or JSON, and an exit code`.
+//! The command line: `arguments → verb → answer → text or JSON, and an exit code`. For the binary, and for the command of the Python
+//! package; no promise is made for anything else.
 
 mod answer;
 mod bench;
@@ -16,12 +17,11 @@ mod gpus;
 mod inspect;
 mod measure;
 mod progress;
-mod replace;
 mod session;
 mod text;
 mod verify;
 
-use std::{process::ExitCode, sync::LazyLock};
+use std::{ffi::OsString, sync::LazyLock};
 
 use clap::{Parser, Subcommand};
 use df11::constants::{VERSION_MAJOR, VERSION_MINOR};
@@ -87,12 +87,19 @@ impl Verb {
     }
 }
 
-/// Runs the command with the arguments of this process.
-pub(crate) fn run() -> ExitCode {
-    let cli = Cli::parse();
+/// Runs the command with these arguments, of which the first is its name. Returns the exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help is an error too, with exit code 0.
+            let _ = usage.print();
+            return usage.exit_code().unsigned_abs() as u8;
+        }
+    };
     let session = Session::start(&cli.common);
     match cli.verb.run(&session).and_then(|answer| session.print(&answer)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(failure) => session.fail(&failure),
     }
 }

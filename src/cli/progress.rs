@@ -43,7 +43,7 @@ impl Observer for Progress {
             Stage::Encode => "encoding",
             Stage::Decode => "decoding",
             Stage::Verify => "verifying",
-            _ => "working",
+            Stage::Load => "loading",
         });
     }
 

@@ -3,7 +3,6 @@
 use std::{
     io::{self, Write},
     path::Path,
-    process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -94,13 +93,13 @@ impl Session {
     }
 
     /// Reports a failure: a line on standard error, and with `--json` a document too.
-    pub(super) fn fail(&self, failure: &Failure) -> ExitCode {
+    pub(super) fn fail(&self, failure: &Failure) -> u8 {
         if self.json && !failure.is_output() {
             // Standard error says it in any case.
             let _ = put(&format!("{:#}", failure.json()));
         }
         let _ = writeln!(io::stderr(), "df11: {}", failure.message());
-        ExitCode::from(failure.exit_code())
+        failure.exit_code()
     }
 }
 

@@ -3,12 +3,15 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::{Args, ValueEnum};
-use df11::{Error, Level, Model, open::Verification};
+use df11::{
+    Error, Level, Model,
+    open::{Purpose, Verification},
+};
 use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    device::{DecodedBy, DeviceArgs, Work},
+    device::{DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
     text,
 };
@@ -83,7 +86,7 @@ impl Verify {
             }
             return Ok((model.verify(level, &session.progress()).map_err(failed)?, None));
         }
-        let chosen = self.device.choose(model, Work::Verify, session)?;
+        let chosen = self.device.choose(model, Some(Purpose::Verify), session)?;
         let found = model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
         Ok((found, Some(chosen.device)))
     }

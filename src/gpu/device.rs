@@ -99,6 +99,22 @@ impl Device {
         Self::open_with_shared_memory(ordinal, u32::MAX)
     }
 
+    /// Opens the first GPU on which the kernels run.
+    ///
+    /// # Errors
+    /// As [`Device::open`] of the first one of all, where they run on none.
+    pub fn first() -> Result<Self> {
+        let mut refused = None;
+        for info in devices()? {
+            match Self::open(info.ordinal) {
+                Ok(device) => return Ok(device),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        // The driver shows one or more GPUs, or says why not.
+        Err(refused.unwrap_or_else(driver::no_gpu))
+    }
+
     /// Opens a GPU as if its blocks had no more shared memory than this many bytes, so that tests decode as small GPUs do.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::{
 
 use cudarc::driver::CudaStream;
 
-use super::{Device, GpuModel, LoadOptions, Status, memory::Buffer, pinned::Pinned};
+use super::{Device, GpuModel, LoadOptions, Plan, Status, memory::Buffer, pinned::Pinned};
 use crate::{
     Encoding, Error, Model, Result, Tensor,
     open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor},
@@ -21,6 +21,16 @@ use crate::{
 
 /// Decoded blocks that the device holds at once: the parts of one batch may belong to two.
 const OUTPUTS: usize = 2;
+
+/// Of the free memory, what a model may take.
+const SHARE_PERCENT: u64 = 95;
+
+/// A plan's complaint as one about the GPU, by a caller who has not given sizes of any.
+fn too_small(device: &Device, free: u64, error: Error) -> Error {
+    let Error::Parameter { problem, .. } = error else { return error };
+    let problem = format!("{problem}; {} has {free} free", device.info().name);
+    Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
+}
 
 /// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`], [`Block::decode_with`](crate::Block::decode_with)
 /// and [`DecompressOptions::decoder`](crate::DecompressOptions::decoder).
@@ -83,6 +93,17 @@ impl<'m> GpuDecoder<'m> {
         let loaded = model.load(device, options)?;
         let device = device.clone();
         Ok(Self { original: model, model: loaded, device, blocks, places, outputs, lanes: Mutex::default() })
+    }
+
+    /// Loads as much of a model as fits into 95 % of the GPU's free memory, and streams what does not.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
+    pub fn fit(model: &'m Model, device: &Device) -> Result<Self> {
+        let free = device.free_memory()?;
+        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]);
+        let plan = plan.map_err(|error| too_small(device, free, error))?;
+        Self::load(model, device, &LoadOptions::new().plan(plan))
     }
 
     /// The GPU that decodes.

@@ -1,4 +1,4 @@
-//! What decodes a set of tensors or a range of rows: tasks in device memory, made once, launched any number of times.
+//! What decodes a set of tensors or rows of them: tasks in device memory, made once, launched any number of times.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The output's alignment that the kernels need.
-const OUTPUT_ALIGNMENT: u64 = 16;
+/// The alignment that the kernels need, of the output and of each tensor in it.
+pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
 
 /// The tasks of some launches, still on the host.
 #[derive(Debug, Default)]
@@ -128,7 +128,8 @@ impl Launches {
         device.context().bind_to_thread().or_fault("using the GPU")?;
         for launch in &self.kernels {
             // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it gives, with ranges within it; outputs
-            // and lives are the caller's promise, the alignment is checked and tensors start on multiples of 256 (rows: at 0).
+            // and lives are the caller's promise. The alignment is checked here, and of what lies in the output by who placed it: tensors of
+            // blocks start on multiples of 256, coded pieces of programs on multiples of `OUTPUT_ALIGNMENT`.
             unsafe { device.kernels().decode(stream, launch, tasks, output, status.device_pointer()) }?;
         }
         for copy in &self.copies {

@@ -15,16 +15,19 @@ use rayon::prelude::*;
 use super::{
     Device, GpuModel, Plan,
     host_section::HostSection,
-    launches::Draft,
     memory::Buffer,
-    model::{BlockEntry, Inner, Program, TensorEntry},
+    model::{BlockEntry, Inner, TensorEntry},
     needs::{self, Needs, SectionId, TensorId, target_of},
     part::Part,
-    stored::{self, Addresses, Stored},
+    route::{Cut, Route},
+    stored::{self, Stored},
     task::Task,
     upload::{self, default_readers, first_cause},
 };
-use crate::{Error, Model, Result};
+use crate::{
+    Error, Model, Result,
+    progress::{Observer, Stage, advance},
+};
 
 /// Of the free memory of several GPUs, what a model may take unless a plan says otherwise; the rest is for what runs it.
 const SHARE_PERCENT: u64 = 90;
@@ -117,7 +120,25 @@ impl Model {
     /// # Errors
     /// As [`Model::load`].
     pub fn load_on(&self, devices: &[Device], options: &LoadOptions) -> Result<GpuModel> {
-        Loader::new(self, devices, options)?.load(options)
+        self.load_watched(devices, options, &())
+    }
+
+    /// As [`Model::load_on`], with progress, in bytes of sections; it can be cancelled.
+    ///
+    /// # Errors
+    /// As [`Model::load`], and [`Error::Cancelled`].
+    pub fn load_watched(
+        &self,
+        devices: &[Device],
+        options: &LoadOptions,
+        observer: &dyn Observer,
+    ) -> Result<GpuModel> {
+        let needs = needs::of_blocks(self)?;
+        let plan = options.plan_for(&needs, devices)?;
+        let sections = needs.iter().flat_map(|block| &block.sections);
+        observer.begin(sections.map(|&section| needs::section_length(self, section)).sum());
+        observer.enter(Stage::Load);
+        Loader::new(self, plan, needs, devices, observer)?.load(options)
     }
 }
 
@@ -127,23 +148,28 @@ struct Loader<'m> {
     plan: Plan,
     needs: Vec<Needs>,
     parts: Vec<Part>,
+    observer: &'m dyn Observer,
 }
 
 impl<'m> Loader<'m> {
     /// Allocates device memory.
-    fn new(model: &'m Model, devices: &[Device], options: &LoadOptions) -> Result<Self> {
-        let needs = needs::of_blocks(model)?;
-        let plan = options.plan_for(&needs, devices)?;
+    fn new(
+        model: &'m Model,
+        plan: Plan,
+        needs: Vec<Needs>,
+        devices: &[Device],
+        observer: &'m dyn Observer,
+    ) -> Result<Self> {
         let part = |(index, device)| Part::new(model, &needs, &plan, index, device);
         let parts = devices.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(Self { model, plan, needs, parts })
+        Ok(Self { model, plan, needs, parts, observer })
     }
 
     fn load(mut self, options: &LoadOptions) -> Result<GpuModel> {
         let (tensors, host) = self.fetch(options)?;
         for part in &mut self.parts {
             part.build_tables(&tensors)?;
-            part.stream(self.model, &self.needs, &host)?;
+            part.stream(&host)?;
         }
         self.finish(&tensors, &host)
     }
@@ -159,7 +185,7 @@ impl<'m> Loader<'m> {
                 // SAFETY: the addresses are those of the sections in the part's device memory.
                 #[expect(unsafe_code, reason = "device addresses")]
                 unsafe {
-                    upload::upload(&part.device, &deliveries, readers, &stop)
+                    upload::upload(&part.device, &deliveries, readers, &stop, self.observer)
                 }
             };
             let uploads: Vec<_> = self.parts.iter().map(|part| scope.spawn(move || upload(part))).collect();
@@ -187,6 +213,7 @@ impl<'m> Loader<'m> {
             streamed.flat_map(|(_, block)| block.sections.iter().copied()).collect();
         let pin = |(shard, section): SectionId| {
             let host = HostSection::new(&self.parts[0].device, &self.model.shards()[shard], section)?;
+            advance(self.observer, needs::section_length(self.model, (shard, section)))?;
             Ok(((shard, section), Arc::new(host)))
         };
         sections.into_par_iter().map(pin).collect()
@@ -202,18 +229,25 @@ impl<'m> Loader<'m> {
             let layout = block.layout()?;
             let ids = block.tensor_ids().iter();
             let stored: Vec<_> = ids.map(|&id| &tensors[&target_of(self.model, id)]).collect();
-            let program = self.program(index, &stored, &layout.tensors, &mut tasks[part])?;
+            let cuts = stored.iter().zip(&layout.tensors).map(|(stored, range)| Cut {
+                stored,
+                range: 0..range.end - range.start,
+                to: range.start,
+            });
+            let cuts: Vec<Cut<'_>> = cuts.collect();
+            let on = &self.parts[part];
+            let route = Route::new(on, on.turn(index), &cuts, &mut tasks[part])?;
             for (stored, tensor) in stored.into_iter().zip(block.tensors()) {
                 let entry = TensorEntry {
                     dtype: tensor.dtype().expect("known, as the needs were"),
                     shape: tensor.shape(),
                     bytes: tensor.byte_length()?,
-                    part,
+                    block: index,
                     stored: Arc::clone(stored),
                 };
                 entries.insert(tensor.name().to_owned(), entry);
             }
-            blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, program });
+            blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, route });
         }
         let streams = self.parts.iter().map(|part| part.device.copies());
         let tasks = streams.zip(&tasks).map(|(stream, tasks)| Buffer::of(stream, tasks));
@@ -221,28 +255,5 @@ impl<'m> Loader<'m> {
         let copied = host.values().filter(|section| !section.is_mapped());
         let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();
         Ok(GpuModel::new(Inner::new(self.plan, blocks, entries, self.parts, tasks, copied_bytes)))
-    }
-
-    /// How a block of these tensors is decoded, with its tasks among those of its GPU.
-    fn program(
-        &self,
-        index: usize,
-        tensors: &[&Arc<Stored>],
-        ranges: &[std::ops::Range<u64>],
-        tasks: &mut Vec<Task>,
-    ) -> Result<Program> {
-        let part = &self.parts[self.plan.placements()[index].device];
-        let mut launches = |addresses: &dyn Addresses| {
-            let mut draft = Draft::default();
-            for (stored, range) in tensors.iter().zip(ranges) {
-                draft.add(stored, &(0..range.end - range.start), range.start, addresses)?;
-            }
-            draft.finish(&part.device, tasks)
-        };
-        let in_place = launches(part)?;
-        let Some(&turn) = part.turns.get(&index) else { return Ok(Program::Resident(in_place)) };
-        let maps = part.slot_maps(self.model, &self.needs[index]);
-        let slots = maps.iter().map(|map| launches(map)).collect::<Result<_>>()?;
-        Ok(Program::Streamed { turn, slots, in_place })
     }
 }

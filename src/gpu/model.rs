@@ -3,13 +3,10 @@
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use super::{
-    Device, GpuBlock, GpuRows, GpuTensor, Plan,
-    launches::{Draft, Launches},
-    memory::Buffer,
-    part::Part,
+    Device, GpuBlock, GpuProgram, GpuTensor, Piece, Plan, memory::Buffer, part::Part, route::Route,
     stored::Stored,
 };
-use crate::{BlockLayout, Dtype, Error, Result, open::row_bytes};
+use crate::{BlockLayout, Dtype, Result};
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are too small, ready to be decoded.
 ///
@@ -40,16 +37,7 @@ pub(super) struct BlockEntry {
     pub(super) tensors: Vec<String>,
     pub(super) layout: BlockLayout,
     pub(super) part: usize,
-    pub(super) program: Program,
-}
-
-/// How a block is decoded.
-#[derive(Debug)]
-pub(super) enum Program {
-    /// From where its sections lie.
-    Resident(Launches),
-    /// From the slot that its turn brings; in place, over the bus, where a graph is captured.
-    Streamed { turn: usize, slots: Vec<Launches>, in_place: Launches },
+    pub(super) route: Route,
 }
 
 #[derive(Debug)]
@@ -57,7 +45,8 @@ pub(super) struct TensorEntry {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     pub(super) bytes: u64,
-    pub(super) part: usize,
+    /// The index of its block.
+    pub(super) block: usize,
     pub(super) stored: Arc<Stored>,
 }
 
@@ -76,6 +65,14 @@ impl Inner {
 
     pub(super) fn part(&self, index: usize) -> (&Part, &Buffer) {
         (&self.parts[index], &self.tasks[index])
+    }
+
+    pub(super) fn block(&self, index: usize) -> &BlockEntry {
+        &self.blocks[index]
+    }
+
+    pub(super) fn entry(&self, tensor: &str) -> Option<&TensorEntry> {
+        self.tensors.get(tensor)
     }
 
     pub(super) fn tensor<'m>(&'m self, name: &'m str) -> GpuTensor<'m> {
@@ -121,7 +118,7 @@ impl GpuModel {
     }
 
     pub(super) fn block_at(&self, index: usize) -> GpuBlock<'_> {
-        GpuBlock::new(&self.inner, &self.inner.blocks[index])
+        GpuBlock::new(&self.inner, self.inner.block(index))
     }
 
     /// The tensor with this name. Constant time.
@@ -134,21 +131,25 @@ impl GpuModel {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }
 
-    /// Prepares decoding of rows of a tensor: all weights whose index in the first dimension lies in `rows`. Allocates some device
-    /// memory; the result can be used any number of times. Rows of a streamed block are read in place, over the bus.
+    /// Prepares decoding of tensors that lie on one GPU, of any blocks, to chosen places of one output: as many launches as for a
+    /// block. Allocates some device memory, 128 bytes a piece (three times that if streamed), and waits for its upload; the result can be
+    /// used any number of times.
+    ///
+    /// Tensors of one streamed block come through its slots, as [`GpuBlock::decode_into`] says; those of several, and less than half of a
+    /// block where rows are asked for, are read in place, over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where there is no such tensor or row, or a row does not fill whole bytes; [`Error::Gpu`].
-    pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuRows> {
-        let entry = self.inner.tensors.get(tensor).ok_or_else(|| {
-            Error::parameter(format!("there is no tensor {tensor:?}"), "name one that the model has")
-        })?;
-        let range = row_bytes(tensor, &entry.shape, entry.bytes, rows)?;
-        let (part, _) = self.inner.part(entry.part);
-        let (mut draft, mut tasks) = (Draft::default(), Vec::new());
-        draft.add(&entry.stored, &range, 0, part)?;
-        let launches = draft.finish(&part.device, &mut tasks)?;
-        let tasks = Buffer::of(part.device.copies(), &tasks)?;
-        Ok(GpuRows::new(Arc::clone(&self.inner), entry.part, launches, tasks))
+    /// [`Error::Parameter`](crate::Error::Parameter) where there is no piece, or no such tensor or row; where a row does not fill whole
+    /// bytes, the tensors lie on several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
+    pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
+        GpuProgram::new(&self.inner, pieces)
+    }
+
+    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first dimension lies in `rows`.
+    ///
+    /// # Errors
+    /// As [`GpuModel::program`].
+    pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
+        self.program(&[Piece::new(tensor, 0).rows(rows)])
     }
 }

@@ -31,9 +31,14 @@ pub(super) fn target_of(model: &Model, (shard, index): TensorId) -> TensorId {
     (shard, model.tensor_at((shard, index)).target().index())
 }
 
+/// Bytes of a section in its container.
+pub(super) fn section_length(model: &Model, (shard, section): SectionId) -> u64 {
+    model.shards()[shard].directory().sections[section].length.get()
+}
+
 /// Bytes that a section takes in device memory.
-pub(super) fn section_bytes(model: &Model, (shard, section): SectionId) -> u64 {
-    let length = model.shards()[shard].directory().sections[section].length.get();
+pub(super) fn section_bytes(model: &Model, section: SectionId) -> u64 {
+    let length = section_length(model, section);
     // No overflow: the sections of a file lie below 2^63.
     align(length, SECTION_ALIGNMENT).unwrap_or(length)
 }

@@ -26,7 +26,9 @@ const CODEBOOK_ALIGNMENT: usize = 16;
 pub(super) struct Part {
     pub(super) device: Device,
     /// For each streamed block, by its index in the model, its turn.
-    pub(super) turns: HashMap<usize, usize>,
+    turns: HashMap<usize, usize>,
+    /// For each turn, where the sections of its block lie in a slot, in bytes from the slot's start.
+    places: Vec<Vec<(SectionId, u64)>>,
     pub(super) streamer: Option<Streamer>,
     sections: Buffer,
     tables: Buffer,
@@ -75,13 +77,14 @@ impl Part {
         index: usize,
         device: &Device,
     ) -> Result<Self> {
-        let places = plan.placements().iter().zip(needs).enumerate();
-        let mine = || places.clone().filter(|(_, (place, _))| place.device == index);
+        let all = plan.placements().iter().zip(needs).enumerate();
+        let mine = || all.clone().filter(|(_, (place, _))| place.device == index);
         let resident: Vec<SectionId> = mine()
             .filter(|(_, (place, _))| !place.streamed)
             .flat_map(|(_, (_, block))| block.sections.iter().copied())
             .collect();
         let streamed = mine().filter(|(_, (place, _))| place.streamed).map(|(block, _)| block);
+        let places = streamed.clone().map(|block| slot_places(model, &needs[block])).collect();
         let turns = streamed.enumerate().map(|(turn, block)| (block, turn)).collect();
         let coded: Vec<(TensorId, Coding)> =
             mine().flat_map(|(_, (_, block))| block.coded.iter().copied()).collect();
@@ -102,7 +105,13 @@ impl Part {
             addresses.tables.insert(tensor, next);
             next += coding.table_bytes();
         }
-        Ok(Self { device: device.clone(), turns, streamer: None, sections, tables, addresses })
+        let device = device.clone();
+        Ok(Self { device, turns, places, streamer: None, sections, tables, addresses })
+    }
+
+    /// When a block has its turn, by its index in the model; `None` for one that is resident.
+    pub(super) fn turn(&self, block: usize) -> Option<usize> {
+        self.turns.get(&block).copied()
     }
 
     /// Device memory that it holds, in bytes.
@@ -149,35 +158,29 @@ impl Part {
     }
 
     /// Makes the slots for its streamed blocks, which come from these sections.
-    pub(super) fn stream(
-        &mut self,
-        model: &Model,
-        needs: &[Needs],
-        host: &HashMap<SectionId, Arc<HostSection>>,
-    ) -> Result<()> {
+    pub(super) fn stream(&mut self, host: &HashMap<SectionId, Arc<HostSection>>) -> Result<()> {
         if self.turns.is_empty() {
             return Ok(());
         }
-        let mut blocks: Vec<Vec<Transfer>> = Vec::new();
-        blocks.resize_with(self.turns.len(), Vec::new);
-        for (&block, &turn) in &self.turns {
-            for (section, to) in slot_places(model, &needs[block]) {
-                let host = &host[&section];
-                blocks[turn].push(Transfer { section: Arc::clone(host), to });
-                self.addresses.sections.insert(section, host.device_pointer(&self.device)?);
+        let mut blocks = Vec::with_capacity(self.places.len());
+        for places in &self.places {
+            for (section, _) in places {
+                let address = host[section].device_pointer(&self.device)?;
+                self.addresses.sections.insert(*section, address);
             }
+            let transfer = |&(section, to)| Transfer { section: Arc::clone(&host[&section]), to };
+            blocks.push(places.iter().map(transfer).collect());
         }
         self.streamer = Some(Streamer::new(&self.device, blocks)?);
         Ok(())
     }
 
-    /// For each slot, the addresses when a streamed block lies in it.
-    pub(super) fn slot_maps(&self, model: &Model, block: &Needs) -> Vec<SlotMap<'_>> {
+    /// For each slot, the addresses when the block of this turn lies in it.
+    pub(super) fn slot_maps(&self, turn: usize) -> Vec<SlotMap<'_>> {
         let Some(streamer) = &self.streamer else { return Vec::new() };
-        let places = slot_places(model, block);
         let map = |slot| {
             let address = |&(section, to)| (section, streamer.slot(slot) + to);
-            SlotMap { part: self, sections: places.iter().map(address).collect() }
+            SlotMap { part: self, sections: self.places[turn].iter().map(address).collect() }
         };
         (0..SLOTS.min(self.turns.len())).map(map).collect()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, sys::CUdeviceptr};
 
-use super::{Device, GpuBlock, GpuModel, Status, block::capture_of, fault::OrFault, memory::Buffer};
+use super::{Device, GpuBlock, GpuModel, Status, fault::OrFault, memory::Buffer, route::capture_of};
 use crate::{Error, Result};
 
 const BUFFERS: usize = 2;

@@ -10,7 +10,12 @@ use std::{
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{Device, fault::OrFault, pinned::Pinned};
-use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, open::Shard};
+use crate::{
+    Error, Result,
+    constants::CHECKSUM_CHUNK_BYTES,
+    open::Shard,
+    progress::{Observer, advance},
+};
 
 /// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB (benches/record/2026-11-20-loader-h200.md).
 const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
@@ -54,7 +59,7 @@ fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
     deliveries.iter().flat_map(cut).collect()
 }
 
-/// Copies sections to the device, checking checksums on the way, and waits. `stop` ends it early, and is set where it fails.
+/// Copies sections to the device, checking checksums on the way, and waits. `stop` ends it early, and is set where it fails; so does the observer.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for its section.
@@ -64,6 +69,7 @@ pub(super) unsafe fn upload(
     deliveries: &[Delivery<'_>],
     readers: NonZero<usize>,
     stop: &AtomicBool,
+    observer: &dyn Observer,
 ) -> Result<()> {
     let pieces = pieces(deliveries);
     let next = AtomicUsize::new(0);
@@ -76,7 +82,7 @@ pub(super) unsafe fn upload(
             .map(|ring| {
                 let (pieces, next) = (&pieces, &next);
                 scope.spawn(move || {
-                    let result = carry(pieces, next, stop, ring, stream);
+                    let result = carry(pieces, next, stop, ring, stream, observer);
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -127,6 +133,7 @@ fn carry(
     stop: &AtomicBool,
     mut ring: Ring,
     stream: &CudaStream,
+    observer: &dyn Observer,
 ) -> Result<Ring> {
     let mut at = 0;
     while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -142,6 +149,7 @@ fn carry(
         #[expect(unsafe_code, reason = "a device address")]
         let copied = unsafe { buffer.copy(count, piece.to, stream) };
         copied?;
+        advance(observer, count as u64)?;
     }
     Ok(ring)
 }

@@ -5,6 +5,7 @@ mod decoder;
 mod model;
 mod original;
 mod pieces;
+mod purpose;
 mod reader;
 mod shard;
 mod tensor;
@@ -20,6 +21,7 @@ pub use decoder::{Cpu, Decoder, PreparedTensor};
 pub use model::Model;
 pub(crate) use original::original;
 pub(crate) use pieces::FilePieces;
+pub use purpose::Purpose;
 #[cfg(feature = "cuda")]
 pub(crate) use reader::PIECE_BYTES;
 pub use shard::Shard;

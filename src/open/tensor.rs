@@ -147,8 +147,12 @@ impl<'m> Tensor<'m> {
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
-    /// That its bytes are stored in a way that this version knows.
-    pub(crate) fn check_known(&self) -> Result<()> {
+    /// That its bytes are stored in a way that this version knows: before anything is allocated, since the size of a tensor that cannot be
+    /// decoded is bounded by nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where they are not.
+    pub fn check_known(&self) -> Result<()> {
         match self.target().encoding() {
             Encoding::Unknown(id) => {
                 Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
@@ -285,8 +289,11 @@ impl<'m> Tensor<'m> {
         self.read_into(self.row_bytes(rows)?, bytes)
     }
 
-    /// The range of bytes of a range of rows.
-    fn row_bytes(&self, rows: Range<u64>) -> Result<Range<u64>> {
+    /// The bytes of a range of rows, among those of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for rows that do not exist, or that do not fill whole bytes; [`Error::Unsupported`] for an unknown dtype.
+    pub fn row_bytes(&self, rows: Range<u64>) -> Result<Range<u64>> {
         row_bytes(self.name(), &self.shape(), self.byte_length()?, rows)
     }
 

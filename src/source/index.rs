@@ -99,6 +99,6 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
 }
 
 /// The folder of a path, with its trailing `/`; empty for the source itself.
-pub(super) fn folder_of(path: &str) -> &str {
+pub(crate) fn folder_of(path: &str) -> &str {
     path.rfind('/').map_or("", |slash| &path[..=slash])
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{
     analysis::{self, FileAnalysis},
-    encode,
+    config, encode,
     folder::OutputFolder,
     input::{Input, Side},
     outline::{self, Draft},
@@ -61,7 +61,8 @@ impl Default for CompressOptions {
 }
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
-/// a container for each weights file, and the side files beside them. Tensors are grouped into blocks by [`source::group()`]; of blocks
+/// a container for each weights file, and the side files beside them, where transformers' config.json gets a line that names this
+/// compression and that [`decompress`](super::decompress) takes out again. Tensors are grouped into blocks by [`source::group()`]; of blocks
 /// in a row that are all smaller than 64 KiB, several become one.
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them. Memory is at most 32 MiB, 6 MiB a
@@ -337,9 +338,7 @@ impl<'a> Compressor<'a> {
             output.seal(index as u64, count, identity)?;
             output.finish()?;
         }
-        for file in &self.input.side {
-            file.write_into(&folder)?;
-        }
+        config::write_side_files(self.input, &folder)?;
         if options.verify {
             self.verify(folder.path())?;
         }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -57,6 +57,16 @@ impl OutputFolder {
         let mut target = File::create(&to).map_err(|error| Error::io("creating", &to, error))?;
         io::copy(&mut source, &mut target).map_err(|error| Error::io("copying to", &to, error))?;
         target.sync_all().map_err(|error| Error::io("syncing", &to, error))
+    }
+
+    /// Writes a file into the folder, in place of one that is there.
+    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
+        let path = self.path_of(relative)?;
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        });
+        written.map_err(|error| Error::io("writing", &path, error))
     }
 
     /// Gives the folder its name, in place of what has it.

@@ -13,14 +13,14 @@ use std::{
 
 use blake3::Hasher;
 
-use super::folder::OutputFolder;
+use super::{config, folder::OutputFolder};
 use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
     format::records::{FILE_SIDE, FILE_WEIGHTS},
     io::{FileReader, ReadAt},
     open::{Cpu, Decoder, PreparedTensor, Shard, original, wrong_hash},
-    source::{LeftOut, Source, SourceTensor, WeightsFile, side_files},
+    source::{LeftOut, SideFile, Source, SourceTensor, WeightsFile, side_files},
 };
 
 /// Everything that goes into a container.
@@ -71,11 +71,11 @@ impl<'a> Input<'a> {
         }
         if let Some(root) = model.folder() {
             let (found, passed_over) = side_files(root)?;
-            side.extend(found.into_iter().map(|file| Side {
-                path: file.path,
-                length: file.length,
-                place: Place::Disk(file.file),
-            }));
+            for SideFile { path, file, length } in found {
+                let paths = weights.iter().map(|weights: &Weights<'_>| weights.file.path.as_str());
+                let (length, place) = config::place_of(&path, file, length, paths)?;
+                side.push(Side { path, length, place });
+            }
             left_out = passed_over;
         }
         weights.sort_by(|a, b| a.file.path.cmp(&b.file.path));
@@ -201,8 +201,9 @@ pub(super) struct Side<'a> {
     place: Place<'a>,
 }
 
-enum Place<'a> {
+pub(super) enum Place<'a> {
     Disk(PathBuf),
+    Memory(Vec<u8>),
     /// In a container, by the index of the file.
     Stored(&'a Shard, usize),
 }
@@ -223,6 +224,7 @@ impl Side<'_> {
                 }
                 Ok(())
             }
+            Place::Memory(bytes) => bytes.chunks(CHECKSUM_CHUNK_BYTES as usize).try_for_each(take),
             Place::Stored(shard, file) => {
                 let mut arrays = shard.directory().files[*file].array_range();
                 arrays.try_for_each(|array| shard.stream_array(array, &mut take))
@@ -249,10 +251,11 @@ impl Side<'_> {
 
     /// Puts it into a folder.
     pub(super) fn write_into(&self, folder: &OutputFolder) -> Result<()> {
-        if let Place::Disk(file) = &self.place {
-            return folder.copy(file, &self.path);
-        }
-        self.hash()?;
+        match &self.place {
+            Place::Disk(file) => return folder.copy(file, &self.path),
+            Place::Memory(bytes) => return folder.write(bytes, &self.path),
+            Place::Stored(..) => self.hash()?,
+        };
         let to = folder.path_of(&self.path)?;
         write_file(&to, self)
     }

@@ -6,6 +6,7 @@ use blake3::Hasher;
 
 use super::{
     compress::check_absent,
+    config,
     folder::{OutputFolder, temporary_beside},
 };
 use crate::{
@@ -165,8 +166,15 @@ fn copy_side_files(model: &Model, folder: &OutputFolder) -> Result<u64> {
     let mut bytes = 0;
     let (found, _) = crate::source::walk(root)?;
     for file in found.iter().filter(|file| !is_container(&file.path)) {
-        folder.copy(&file.file, &file.path)?;
-        bytes += file.length;
+        let weights = files(model).filter(|&(shard, file)| is_weights(shard, file));
+        let paths = weights.map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
+        bytes += if let Some(original) = config::original(&file.path, &file.file, file.length, paths)? {
+            folder.write(&original, &file.path)?;
+            original.len() as u64
+        } else {
+            folder.copy(&file.file, &file.path)?;
+            file.length
+        };
     }
     Ok(bytes)
 }

@@ -23,7 +23,7 @@ use super::{
 const BLOCKS: usize = 7;
 
 /// Seven blocks of three coded tensors, one of them in `gap`, and a raw one, and aliases in two of them.
-fn layers() -> Vec<u8> {
+pub(super) fn layers() -> Vec<u8> {
     let mut items = Vec::new();
     for block in 0..BLOCKS {
         let name = |part: &str| format!("{block}.{part}");

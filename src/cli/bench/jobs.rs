@@ -46,9 +46,7 @@ pub(super) fn all<'a>(
 }
 
 pub(super) fn without_verification() -> CompressOptions {
-    let mut options = CompressOptions::default();
-    (options.verify, options.overwrite) = (false, true);
-    options
+    CompressOptions { verify: false, overwrite: true, ..CompressOptions::default() }
 }
 
 fn bytes_of(source: &Source) -> u64 {
@@ -118,8 +116,7 @@ fn decoding<'a>(name: &'static str, container: &Path, bytes: u64, largest: u64, 
 
 fn restoring(container: PathBuf, bytes: u64, session: &Session) -> Job<'_> {
     let out = container.with_file_name("restored");
-    let mut options = DecompressOptions::default();
-    options.overwrite = true;
+    let options = DecompressOptions { overwrite: true, ..DecompressOptions::default() };
     Job::new("decompress", bytes, Some(HASH), move || {
         df11::decompress(&df11::open(&container)?, &out, &options, &session.progress())?;
         Ok(())

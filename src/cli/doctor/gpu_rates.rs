@@ -70,8 +70,7 @@ fn sample(weights: &[u8], folder: &Path) -> df11::Result<(TempDir, PathBuf)> {
     serialize_to_file(views, None, &source)
         .map_err(|error| Error::io("writing", &source, std::io::Error::other(error)))?;
     let container = temporary.path().join("gpu.df11");
-    let mut options = CompressOptions::default();
-    options.verify = false;
+    let options = CompressOptions { verify: false, ..CompressOptions::default() };
     df11::compress(&Source::open(&source)?, &container, &options, &())?;
     Ok((temporary, container))
 }

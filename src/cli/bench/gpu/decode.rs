@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use df11::{
     Error,
     gpu::{
-        GpuBlock, GpuModel, GpuRows, Status,
+        GpuBlock, GpuModel, GpuProgram, Status,
         cudarc::driver::{CudaSlice, CudaStream},
         seconds_between, timestamp,
     },
@@ -29,7 +29,7 @@ pub(super) struct Decoder {
 /// All rows of a tensor that stands for its shape.
 pub(super) struct ShapeRows {
     pub(super) name: String,
-    pub(super) rows: GpuRows,
+    pub(super) rows: GpuProgram,
 }
 
 /// One coded tensor of each shape, largest first.

@@ -1,12 +1,15 @@
-//! What `--force` may replace. The library replaces whatever has the output's name; people mistype.
+//! What may be replaced on a person's word. [`compress`](super::compress) and the like replace whatever has the output's name; people mistype.
 
 use std::{fs, path::Path};
 
-use df11::{Error, Result};
+use crate::{Error, Result};
 
 /// Refuses an output that would delete the source, or a folder that holds no file with this extension, and so is no
-/// earlier output.
-pub(super) fn check(source: &Path, out: &Path, extension: &str) -> Result<()> {
+/// earlier output. For callers that let people replace outputs.
+///
+/// # Errors
+/// [`Error::Parameter`].
+pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<()> {
     let (Ok(source), Ok(target)) = (source.canonicalize(), out.canonicalize()) else { return Ok(()) };
     if source.starts_with(&target) {
         let problem = format!("{} is the source or holds it", out.display());

@@ -1,0 +1,481 @@
+#!/usr/bin/env python3
+"""A language model with compressed weights beside the same model in BF16: bits, memory, speed, and what fits.
+
+    python bench/llm.py --out rows.jsonl                      # Llama-3.1-8B geometry, seeded random weights,
+    on GPU 0 python bench/llm.py --only make,exact --layers 4          # some parts, a smaller model python
+    bench/llm.py --geometry tiny --device cpu          # tries the script itself
+
+Parts run in this order, each on its own: what fails says so, and the next one begins. Weights are drawn from
+N(0, 0.02²) on the device and are kept in --work (/dev/shm) for the next run; `--only clean` deletes them.
+Rows of JSON go to --out, a table to standard output.
+
+| part | what it measures |
+|---|---|
+| make | writes the BF16 checkpoint, and compresses it |
+| load | seconds until the first token, with files in the page cache |
+| memory | bytes that weights take on the GPU, decoded blocks included |
+| exact | logits of both models, bit for bit, at each greedy step |
+| speed | tokens/s of generate() |
+| graph | tokens/s of a decode step as a CUDA graph, with a static cache, and its logits |
+| budget | tokens/s with 60 % of BF16's memory: streamed blocks beside accelerate's offload |
+| capacity | tokens of one sequence before memory ends, with a budget for weights and cache |
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import df11
+
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
+    },
+    "llama-3.2-1b": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+PARTS = ["make", "load", "memory", "exact", "speed", "graph", "budget", "capacity", "clean"]
+KINDS = ("bf16", "df11")
+SHARD_BYTES = 4 << 30
+SCALE = 0.02
+
+
+def main() -> int:
+    options = arguments()
+    bench = Bench(options)
+    failed = []
+    for part in options.only:
+        start = time.perf_counter()
+        print(f"== {part}", flush=True)
+        try:
+            getattr(bench, part)()
+        except Exception as error:
+            failed.append(part)
+            traceback.print_exc()
+            bench.row(part, error=f"{type(error).__name__}: {error}")
+        free()
+        print(f"   {time.perf_counter() - start:.1f} s", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
+    parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS[:-1], metavar="PART,…")
+    parser.add_argument("--prefetch", action="store_true", help="decode a layer while the one before it runs")
+    parser.add_argument("--steps", type=int, default=256, help="greedy steps that are compared")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of a timed generate()")
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 128])
+    parser.add_argument("--exact-batches", type=numbers, default=[1, 32])
+    parser.add_argument("--prompts", type=numbers, default=[1, 37, 2048])
+    parser.add_argument("--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`")
+    parser.add_argument(
+        "--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=scratch() / "df11-bench", help="32 GB for the 8B geometry"
+    )
+    parser.add_argument("--out", type=Path, help="rows are appended to this file")
+    options = parser.parse_args()
+    if unknown := [part for part in options.only if part not in PARTS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(PARTS)}")
+    return options
+
+
+def scratch() -> Path:
+    """Memory, if there is enough of it, for files."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 40e9 else Path("/tmp")
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class Bench:
+    """The parts, one method each."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.device = torch.device(options.device)
+        self.on_gpu = self.device.type == "cuda"
+        geometry = dict(GEOMETRIES[options.geometry])
+        if options.layers:
+            geometry["num_hidden_layers"] = options.layers
+        theta = geometry.pop("rope_theta", 1e4)
+        geometry["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+        self.config = transformers.LlamaConfig(
+            **{"tie_word_embeddings": False, **geometry},
+            dtype="bfloat16",
+            bos_token_id=0,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        name = f"{options.geometry}-{self.config.num_hidden_layers}"
+        self.folders = {
+            "bf16": options.work / name / "bf16",
+            "df11": options.work / name / f"df11-{options.layout or 'default'}",
+        }
+        if self.on_gpu:
+            torch.cuda.set_device(self.device)
+
+    # ---- tools ----
+
+    def row(self, part: str, **figures: Any) -> None:
+        """Prints a row, and keeps it."""
+        line = {
+            "part": part,
+            "geometry": self.options.geometry,
+            "layers": self.config.num_hidden_layers,
+            **figures,
+        }
+        print("   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()), flush=True)
+        if self.options.out:
+            with self.options.out.open("a") as out:
+                print(json.dumps(line), file=out)
+
+    def load_model(self, kind: str, **kwargs: Any) -> Any:
+        """One of the two models, alone on its device unless told otherwise."""
+        folder = self.folders[kind]
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder}: run the part make first")
+        if kind == "df11":
+            config = transformers.AutoConfig.from_pretrained(folder)
+            config.quantization_config = {"quant_method": "df11", "prefetch": self.options.prefetch}
+            kwargs["config"] = config
+        kwargs.setdefault("device_map", self.options.device)
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+
+    @contextmanager
+    def model(self, kind: str, **kwargs: Any) -> Iterator[Any]:
+        """A model that is gone afterwards."""
+        model = self.load_model(kind, **kwargs)
+        try:
+            yield model
+        finally:
+            del model
+            free()
+
+    def sync(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        self.sync()
+        start = time.perf_counter()
+        work()
+        self.sync()
+        return time.perf_counter() - start
+
+    def prompt(self, rows: int, length: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(rows * 10007 + length)
+        return torch.randint(0, self.config.vocab_size, (rows, length), generator=generator).to(self.device)
+
+    def used(self) -> int:
+        """Bytes in use on the GPU, by whatever allocated them."""
+        if not self.on_gpu:
+            return 0
+        self.sync()
+        free_bytes, total = torch.cuda.mem_get_info(self.device)
+        return total - free_bytes
+
+    @property
+    def bf16_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folders["bf16"].glob("*.safetensors"))
+
+    # ---- parts ----
+
+    def make(self) -> None:
+        bf16, compressed = self.folders["bf16"], self.folders["df11"]
+        if not bf16.exists():
+            part = bf16.with_name("bf16.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            seconds = self.seconds(lambda: self.write_checkpoint(part))
+            part.rename(bf16)
+            self.row("make", step="write", bytes=self.bf16_bytes, seconds=seconds)
+        if not compressed.exists():
+            layout = {"layout": self.options.layout} if self.options.layout else {}
+            start = time.perf_counter()
+            # What it decodes to is compared bit for bit below, and by `memory`.
+            report = df11.compress(bf16, compressed, verify=False, progress=False, **layout)
+            seconds = time.perf_counter() - start
+            self.row("make", step="compress", bytes=report.stored_bytes, ratio=report.ratio, seconds=seconds)
+
+    def write_checkpoint(self, folder: Path) -> None:
+        with torch.device("meta"):
+            model = transformers.LlamaForCausalLM(self.config)
+        names = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        self.config.architectures = ["LlamaForCausalLM"]
+        self.config.save_pretrained(folder)
+        generator = torch.Generator(self.device).manual_seed(17)
+        shards: list[dict[str, torch.Tensor]] = [{}]
+        size = 0
+        for name, shape in names.items():
+            value = torch.empty(shape, dtype=torch.float32, device=self.device)
+            value.normal_(0.0, SCALE, generator=generator)
+            if "norm" in name:
+                value += 1
+            tensor = value.to(torch.bfloat16).cpu()
+            if size + tensor.nbytes > SHARD_BYTES and shards[-1]:
+                shards.append({})
+                size = 0
+            shards[-1][name] = tensor
+            size += tensor.nbytes
+        map_ = {}
+        for at, shard in enumerate(shards):
+            file = (
+                f"model-{at + 1:05}-of-{len(shards):05}.safetensors"
+                if len(shards) > 1
+                else "model.safetensors"
+            )
+            save_file(shard, folder / file, metadata={"format": "pt"})
+            map_.update(dict.fromkeys(shard, file))
+            shard.clear()
+        if len(shards) > 1:
+            index = {"metadata": {}, "weight_map": map_}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def load(self) -> None:
+        tokens = self.prompt(1, 16)
+        for kind in KINDS:
+            start = time.perf_counter()
+            with self.model(kind) as model, torch.no_grad():
+                self.sync()
+                loaded = time.perf_counter() - start
+                model(tokens).logits[:, -1].argmax().item()
+                self.row("load", kind=kind, seconds=loaded, first_token=time.perf_counter() - start)
+
+    def memory(self) -> None:
+        taken = {}
+        for kind in KINDS:
+            free()
+            before = self.used()
+            with self.model(kind) as model:
+                free()
+                torch_bytes = torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
+                figures: dict[str, Any] = {"used": self.used() - before, "torch_allocated": torch_bytes}
+                if kind == "df11":
+                    report = df11.report(model, verify=True)
+                    print("   " + str(report).replace("\n", "\n   "))
+                    figures |= {
+                        "weights": report.device_bytes,
+                        "ratio": report.ratio,
+                        "verified": report.verified,
+                    }
+                    figures["arena"] = sum(device.arena for device in report.devices)
+                else:
+                    figures["weights"] = sum(p.nbytes for p in model.parameters())
+                taken[kind] = figures["weights"]
+                self.row("memory", kind=kind, **figures)
+        self.row("memory", kind="both", ratio=taken["df11"] / taken["bf16"])
+
+    def exact(self) -> None:
+        with self.model("bf16") as original, self.model("df11") as compressed:
+            for rows in self.options.exact_batches:
+                for length in self.options.prompts:
+                    self.compare(original, compressed, rows, length)
+
+    @torch.no_grad()
+    def compare(self, original: Any, compressed: Any, rows: int, length: int) -> None:
+        tokens = self.prompt(rows, length)
+        caches: list[Any] = [None, None]
+        same = torch.ones((), dtype=torch.bool, device=self.device)
+        each = []
+        for _ in range(self.options.steps):
+            logits = []
+            for at, model in enumerate((original, compressed)):
+                out = model(tokens, past_key_values=caches[at], use_cache=True, logits_to_keep=1)
+                caches[at] = out.past_key_values
+                logits.append(out.logits)
+            # NaN would differ from itself: bits are compared.
+            each.append((logits[0].view(torch.int16) == logits[1].view(torch.int16)).all())
+            same &= each[-1]
+            tokens = logits[0][:, -1:].argmax(-1)
+        first = next((at for at, equal in enumerate(each) if not equal), None)
+        spread = float(logits[0].float().std())
+        figures = {"batch": rows, "prompt": length, "steps": self.options.steps, "identical": bool(same)}
+        self.row("exact", **figures, first_difference=first, std_of_logits=spread)
+        del caches, logits
+        free()
+
+    def speed(self) -> None:
+        rates: dict[tuple[str, int], float] = {}
+        for kind in KINDS:
+            with self.model(kind) as model:
+                for rows in self.options.batches:
+                    try:
+                        rates[kind, rows] = self.generate(model, rows, self.options.tokens)
+                        self.row("speed", kind=kind, batch=rows, tokens_per_second=rates[kind, rows])
+                    except torch.cuda.OutOfMemoryError as error:
+                        self.row("speed", kind=kind, batch=rows, error=str(error))
+                    free()
+        self.ratios("speed", rates)
+
+    def ratios(self, part: str, rates: dict[tuple[str, int], float]) -> None:
+        for rows in self.options.batches:
+            if ("bf16", rows) in rates and ("df11", rows) in rates:
+                self.row(part, batch=rows, df11_of_bf16=rates["df11", rows] / rates["bf16", rows])
+
+    def generate(self, model: Any, rows: int, count: int) -> float:
+        """Tokens a second, the prompt's 32 tokens aside."""
+        prompt = self.prompt(rows, 32)
+        fixed = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "pad_token_id": 0}
+
+        def run(new: int) -> None:
+            model.generate(prompt, min_new_tokens=new, max_new_tokens=new, **fixed)
+
+        run(4)
+        first = min(self.seconds(lambda: run(1)) for _ in range(2))
+        whole = min(self.seconds(lambda: run(count + 1)) for _ in range(2))
+        return rows * count / max(whole - first, 1e-9)
+
+    def graph(self) -> None:
+        if not self.on_gpu:
+            print("   needs a GPU")
+            return
+        rates: dict[tuple[str, int], float] = {}
+        logits: dict[tuple[str, int], torch.Tensor] = {}
+        for kind in KINDS:
+            with self.model(kind) as model:
+                for rows in self.options.batches:
+                    rates[kind, rows], logits[kind, rows] = self.replay(model, rows)
+                    self.row("graph", kind=kind, batch=rows, tokens_per_second=rates[kind, rows])
+                    free()
+        self.ratios("graph", rates)
+        for rows in self.options.batches:
+            same = torch.equal(logits["bf16", rows].view(torch.int16), logits["df11", rows].view(torch.int16))
+            self.row("graph", batch=rows, identical=same)
+
+    @torch.no_grad()
+    def replay(self, model: Any, rows: int) -> tuple[float, torch.Tensor]:
+        """Tokens a second of a captured decode step, and the last logits."""
+        count = self.options.tokens
+        prompt = self.prompt(rows, 32)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32 + 8 + 3 * count)
+        token = (
+            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        )
+
+        def step() -> torch.Tensor:
+            logits = model(token, past_key_values=cache, use_cache=True).logits
+            token.copy_(logits[:, -1:].argmax(-1))
+            return logits
+
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = step()
+        best = min(self.seconds(lambda: [graph.replay() for _ in range(count)]) for _ in range(3))
+        last = logits.cpu()
+        graph.reset()
+        return rows * count / best, last
+
+    def budget(self) -> None:
+        if not self.on_gpu:
+            print("   needs a GPU")
+            return
+        limit = int(self.options.share * self.bf16_bytes)
+        rates = {}
+        for kind, count in (("bf16", 4), ("df11", 32)):
+            memory = {self.device.index or 0: limit, "cpu": 10**12}
+            with self.model(kind, device_map="auto", max_memory=memory) as model:
+                rates[kind] = self.generate(model, 1, count)
+                figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rates[kind]}
+                if kind == "df11":
+                    report = df11.report(model)
+                    figures |= {
+                        "weights": report.device_bytes,
+                        "streamed": sum(d.streamed_units for d in report.devices),
+                    }
+                else:
+                    figures["weights"] = sum(p.nbytes for p in model.parameters() if p.device.type == "cuda")
+                self.row("budget", kind=kind, **figures)
+        self.row("budget", df11_of_bf16=rates["df11"] / rates["bf16"])
+
+    @torch.no_grad()
+    def capacity(self) -> None:
+        if not self.on_gpu:
+            print("   needs a GPU")
+            return
+        limit = int(self.options.capacity * self.bf16_bytes)
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        fits = {}
+        for kind in KINDS:
+            with self.model(kind) as model:
+                # PyTorch's share, so that it and what the driver allocated stay below the limit together.
+                outside = int(df11.report(model).devices[0].compressed) if kind == "df11" else 0
+                torch.cuda.set_per_process_memory_fraction((limit - outside) / total, self.device)
+                fits[kind] = self.longest(model, 2048)
+                torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+                self.row("capacity", kind=kind, limit=limit, tokens=fits[kind])
+        self.row("capacity", df11_of_bf16=fits["df11"] / max(1, fits["bf16"]))
+
+    def longest(self, model: Any, chunk: int) -> int:
+        """Tokens of one sequence until memory ends, chunk by chunk."""
+        cache, done = transformers.DynamicCache(config=model.config), 0
+        start = time.perf_counter()
+        try:
+            while time.perf_counter() - start < 120:
+                model(self.prompt(1, chunk), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                self.sync()
+                done += chunk
+            print("   stopped after 120 s")
+        except torch.cuda.OutOfMemoryError:
+            pass
+        return done
+
+    def clean(self) -> None:
+        shutil.rmtree(self.options.work, ignore_errors=True)
+
+
+def show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool) and value > 10**7:
+        return f"{value / 1e9:.3f}G"
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

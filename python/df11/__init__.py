@@ -1,0 +1,96 @@
+"""Losslessly compressed BFloat16 model weights: two thirds of the size, every bit the same.
+
+    import df11
+
+    df11.compress("Llama-3.1-8B", "Llama-3.1-8B.df11")
+    model = df11.open("Llama-3.1-8B.df11")
+    weights = model["model.norm.weight"].torch()
+
+`import df11` needs nothing beside Python: no GPU, no PyTorch, no NumPy.
+"""
+
+from collections.abc import Mapping
+
+from ._errors import CorruptError, Error, GpuError, IoError, LimitError, ParameterError, UnsupportedError
+from ._inspect import inspect
+from ._native import (
+    Block,
+    DeviceBlock,
+    DeviceModel,
+    Model,
+    Program,
+    Rows,
+    Tensor,
+    __version__,
+    compress,
+    convert,
+    decompress,
+    devices,
+    estimate,
+    open,
+    plan,
+    verify,
+)
+from ._register import register as _register
+from ._report import Placement, Plan, Report, Verification
+
+Mapping.register(Model)
+
+__all__ = [
+    "Block",
+    "CorruptError",
+    "DeviceBlock",
+    "DeviceModel",
+    "Error",
+    "GpuError",
+    "IoError",
+    "LimitError",
+    "Model",
+    "ParameterError",
+    "Placement",
+    "Plan",
+    "Program",
+    "Report",
+    "Rows",
+    "Tensor",
+    "UnsupportedError",
+    "Verification",
+    "__version__",
+    "compress",
+    "convert",
+    "decompress",
+    "devices",
+    "estimate",
+    "inspect",
+    "open",
+    "plan",
+    "verify",
+]
+
+
+#: What needs PyTorch, which is imported when one of them is first used.
+_WITH_TORCH = {
+    "MissingError": "_parameters",
+    "ModelReport": "_status",
+    "attach": "_attach",
+    "report": "_status",
+    "save": "_attach",
+    "state_dict": "_attach",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_WITH_TORCH[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WITH_TORCH])
+
+
+_register()

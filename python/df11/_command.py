@@ -1,0 +1,12 @@
+"""The command `df11`, as `cargo install` gives it."""
+
+from __future__ import annotations
+
+import sys
+
+from ._native import run_command
+
+
+def main() -> int:
+    """Run the command with the arguments of this process; `df11 --help` tells them."""
+    return run_command(["df11", *sys.argv[1:]])

@@ -1,0 +1,45 @@
+"""The exceptions: each says who can mend what went wrong, and its message ends with the remedy where there is one."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """What every exception of this package is; `remedy` is what to do, where that is known."""
+
+    remedy: str | None = None
+
+
+class IoError(Error, OSError):
+    """The operating system refused to read or write; `errno` is its answer where it gave a number."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class UnsupportedError(Error):
+    """The data is well-formed, but needs a newer version of df11."""
+
+
+class CorruptError(Error, ValueError):
+    """The bytes break a rule of their format: the file is damaged, truncated, or was never valid."""
+
+    place: str = ""
+    """The file, section or array in which the problem lies."""
+    offset: int = 0
+    """Where in `place`, in bytes from its start."""
+
+
+class LimitError(Error, ValueError):
+    """A limit of the format is exceeded."""
+
+
+class ParameterError(Error, ValueError):
+    """The caller asked for something impossible."""
+
+
+class GpuError(Error, RuntimeError):
+    """The GPU or its driver failed, or there is none."""
+
+
+for _class in (Error, IoError, UnsupportedError, CorruptError, LimitError, ParameterError, GpuError):
+    _class.__module__ = "df11"

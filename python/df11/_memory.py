@@ -1,0 +1,34 @@
+"""Writable memory of Python objects, as an address."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ._errors import ParameterError
+
+
+def writable(buffer: Any) -> tuple[int, int, Any]:
+    """The address of a buffer's first byte, its bytes, and what keeps them in place while it lives.
+
+    The buffer protocol is no part of Python 3.10's stable ABI, so that the native module asks ctypes.
+    """
+    try:
+        view = memoryview(buffer)
+    except TypeError as error:
+        hint = "pass a bytearray, a NumPy array, or tensor.view(torch.uint8).numpy() of a tensor on the CPU"
+        raise TypeError(f"{type(buffer).__name__} is no buffer; {hint}") from error
+    if view.readonly:
+        raise _refused("the buffer is read-only", "pass a writable one")
+    if not view.c_contiguous:
+        raise _refused("the buffer is not contiguous", "pass a contiguous one")
+    if view.nbytes == 0:
+        return 0, 0, view
+    memory = (ctypes.c_char * view.nbytes).from_buffer(view)
+    return ctypes.addressof(memory), view.nbytes, memory
+
+
+def _refused(problem: str, remedy: str) -> ParameterError:
+    error = ParameterError(f"{problem}; {remedy}")
+    error.remedy = remedy
+    return error

@@ -1,0 +1,448 @@
+"""The native module: opened, decoded and written by Rust.
+
+Everything here is thread-safe, and releases the interpreter's lock (GIL) while it works. Sizes are bytes. Work runs on a pool of one
+thread a core, or as many as the variable `RAYON_NUM_THREADS` says. Functions with the argument `progress` are long work: Ctrl-C ends
+them with `KeyboardInterrupt` and leaves nothing half-written.
+
+`progress` is `None` (a bar if standard error is a terminal, or in a notebook; with tqdm if that is installed), `True` (always a bar),
+`False` (none), or a callable that is told `(stage, done, total)`: the stage `analyse`, `encode`, `decode`, `verify` or `load`, and bytes
+over all stages. It is called about twenty times a second and at the end, on the thread of the caller; what it raises ends the work.
+
+Exceptions are those of `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`, `ParameterError` and `GpuError`. Any
+function that takes a path may raise the first four of a file; below only what is special is named.
+"""
+
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from os import PathLike
+from typing import Any, Literal, TypeAlias, final
+
+from ._report import Placement, Plan, Report, Verification
+
+_Path: TypeAlias = str | PathLike[str]
+_Progress: TypeAlias = bool | Callable[[str, int, int], object] | None
+_Layout: TypeAlias = Literal["gap", "tile", "raw"] | None
+_Level: TypeAlias = Literal["structure", "checksums", "full"]
+_Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
+# Anything with the buffer protocol; NumPy tells type checkers of it from Python 3.12 on.
+_Buffer: TypeAlias = Any
+_Piece: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
+
+__version__: str
+
+__all__ = [
+    "Block",
+    "DeviceBlock",
+    "DeviceModel",
+    "Model",
+    "Program",
+    "Rows",
+    "Tensor",
+    "__version__",
+    "compress",
+    "convert",
+    "decompress",
+    "devices",
+    "estimate",
+    "open",
+    "plan",
+    "run_command",
+    "verify",
+]
+
+def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
+    """Open a container, or a folder with all shards of a model.
+
+    Reads and validates headers and directories: the cost grows with the number of tensors (about 0.1 µs each) and not with their size.
+    Containers are mapped into memory and **must not be truncated or changed in place while the model lives**, which would end the
+    process; to replace one by renaming is fine. With `memory_map=False` they are read on demand: slower for small pieces, and a file
+    that shrinks is an `IoError`. `checksums=False` leaves out the check of each 1 MiB chunk when it is first read.
+
+    Raises `ParameterError` where a folder holds no container, or shards of different models.
+    """
+
+def compress(
+    source: _Path,
+    out: _Path,
+    *,
+    layout: _Layout = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    progress: _Progress = None,
+) -> Report:
+    """Compress a safetensors file, or the folder of a model.
+
+    An `out` whose name ends in `.df11` becomes one self-contained file; any other becomes a folder with a container for each weights
+    file, and the side files beside them. It gets its name when it is whole and, unless `verify=False`, decoded and compared. `layout`
+    says how BF16 tensors are stored: `gap` (the default), `tile` (smaller, faster on a GPU, somewhat slower on a CPU) or `raw`.
+
+    Some 1 GB/s a thread; memory some MiB a thread, whatever the size of the model. Raises `ParameterError` where `out` exists and
+    `overwrite` is not given, or holds the source.
+    """
+
+def convert(
+    source: _Path,
+    out: _Path,
+    *,
+    layout: _Layout = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    progress: _Progress = None,
+) -> Report:
+    """Store a compressed model in another layout or form, without its original files in between.
+
+    The result is what `compress` would make of the original files. Cost and exceptions are those of `compress`; `CorruptError` too
+    where the source is damaged.
+    """
+
+def decompress(
+    source: _Path,
+    out: _Path,
+    *,
+    overwrite: bool = False,
+    device: _Device = None,
+    progress: _Progress = None,
+) -> int:
+    """Give back the original files, byte for byte; returns their bytes.
+
+    An `out` whose name ends in `.safetensors` is one file, where the model was made of one; any other is a folder. Each file is
+    compared with the hash of the original before it gets its name. `device` decodes: `cpu`, `gpu` (the first that can), the number of a
+    GPU, or `auto` (the default): a GPU where there is one that is sooner done.
+
+    Raises `ParameterError` where `out` exists, a shard is missing, or one file is asked for of a model of several; `GpuError` where the
+    GPU that was asked for is not there.
+    """
+
+def estimate(
+    source: _Path, out: _Path | None = None, *, layout: _Layout = None, progress: _Progress = None
+) -> Report:
+    """Tell the exact sizes that `compress` would give, and write nothing. Reads all weights once.
+
+    `out` is only looked at for its form: one file (the default), or a folder.
+    """
+
+def verify(
+    path: _Path, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
+) -> Verification:
+    """Check a container, or all shards of a folder.
+
+    `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything, on the `device` (see `decompress`),
+    and compares all hashes. Raises `CorruptError` at the first thing that is wrong.
+    """
+
+def devices() -> list[dict[str, Any]]:
+    """Tell the GPUs that the driver shows; none where there is no GPU or no driver. Starts nothing on them.
+
+    Each has `ordinal`, `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is the least that can
+    decode) and `driver`, the version of CUDA that the driver knows.
+    """
+
+def plan(model: Model, memory: int | Sequence[int] | None = None, *, streamed: bool = False) -> Plan:
+    """Tell which block would lie where, without a GPU.
+
+    `memory` is what each GPU may give, in bytes, with room for two outputs of its largest block: what does not fit is streamed from the
+    host. Without it all blocks lie on one GPU, or with `streamed` are streamed to it.
+
+    Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it would need.
+    """
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run the command `df11` with these arguments, of which the first is its name; returns the exit code.
+
+    Ctrl-C is the command's from then on: for processes that do nothing else.
+    """
+
+@final
+class Model(Mapping[str, Tensor]):
+    """An open model: a mapping of tensors by name. From `open`. Holds directories only; tensors are decoded when they are asked for."""
+
+    @property
+    def path(self) -> str:
+        """What was opened."""
+    @property
+    def identity(self) -> str:
+        """The hash by which the shards of the model know each other, in hexadecimal."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether all shards of the model are open; a single shard of several opens alone."""
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes of all tensors, aliases included."""
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all open containers."""
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The open containers: `path`, `index`, `count` and `bytes` of each."""
+    @property
+    def weights_files(self) -> list[str]:
+        """Paths of the original weights files."""
+    @property
+    def side_files(self) -> list[str]:
+        """Paths of the other original files in the containers."""
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks, in the order in which the model runs them."""
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name, shard by shard; made at the first use and kept."""
+    def block(self, name: str) -> Block:
+        """The block with this name. Constant time. Raises `KeyError` where there is none."""
+    def verify(
+        self, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
+    ) -> Verification:
+        """As the function `verify`, of what is open."""
+    def load(
+        self,
+        devices: int | Sequence[int] = 0,
+        memory: int | Sequence[int] | None = None,
+        streamed: bool = False,
+        progress: _Progress = None,
+    ) -> DeviceModel:
+        """Load the blocks onto GPUs, by their numbers, where they stay compressed until they are used.
+
+        `memory` is what the model may take of each GPU, in bytes, two outputs of the largest block included, which are the caller's to
+        allocate; what does not fit stays pinned on the host and is streamed (see `plan`). Without it, one GPU gets all blocks, and
+        several share them within 90 % of their free memory. `streamed` streams all blocks, to one GPU.
+
+        Checks all checksums on the way; near the speed of the bus. Raises `GpuError` where there is no GPU, no driver, or not enough
+        memory, with what to do; `ParameterError` for numbers of GPUs that there are not.
+        """
+    def __getitem__(self, key: str, /) -> Tensor: ...
+    def __contains__(self, key: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def keys(self) -> KeysView[str]: ...
+    def values(self) -> ValuesView[Tensor]: ...
+    def items(self) -> ItemsView[str, Tensor]: ...
+    def get(self, name: str, default: Any = None) -> Any: ...
+
+@final
+class Tensor:
+    """A tensor of an open model. From `Model`. Decoded anew by each call, on all cores (1 to 3 GB/s each).
+
+    Gives itself to other libraries by DLPack: `torch.from_dlpack(tensor)` decodes it into new memory of the CPU and copies nothing.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+    @property
+    def block(self) -> str:
+        """The name of its block."""
+    @property
+    def dtype(self) -> str:
+        """The type of its elements as safetensors names it, such as `BF16`; `unknown` for one of a newer version."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions, outermost first."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes when it is decoded. Raises `UnsupportedError` for an unknown dtype."""
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its arrays in the container; 0 for an alias."""
+    @property
+    def bits_per_element(self) -> float:
+        """Stored bits an element; 0 for an alias or a tensor without elements."""
+    @property
+    def encoding(self) -> str:
+        """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an alias that of its target."""
+    @property
+    def target(self) -> str:
+        """The name of the tensor that holds its bytes: its own, but for an alias."""
+    @property
+    def hash(self) -> str:
+        """The BLAKE3 hash of its decoded bytes, as stored, in hexadecimal."""
+    def decode_into(self, buffer: _Buffer) -> None:
+        """Decode into a writable, contiguous buffer of exactly `nbytes` bytes, little-endian and in row-major order.
+
+        Nothing else may use the buffer meanwhile. Of a PyTorch tensor on the CPU pass `tensor.view(torch.uint8).numpy()`. Raises
+        `ParameterError` for a buffer of another size or that cannot be written, `TypeError` for what is no buffer, `CorruptError` where
+        the container is damaged (then the buffer holds anything), `UnsupportedError` for an encoding of a newer version.
+        """
+    def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
+        """As `rows(start, stop).decode_into(buffer)`."""
+    def rows(self, start: int, stop: int) -> Rows:
+        """The part whose index in the first dimension lies in `start..stop`. Decoded without the rest.
+
+        Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
+        """
+    def numpy(self) -> Any:
+        """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else `uint16` and `uint8` hold their bits."""
+    def torch(self) -> Any:
+        """A new PyTorch tensor on the CPU, in memory that is its own."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Decode for a library that knows DLPack. Raises `ParameterError` for another device than the CPU, and for F4 and F6."""
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU, in the numbers of DLPack."""
+
+@final
+class Rows:
+    """Rows of a tensor. From `Tensor.rows`. Only the thread blocks, or the tiles of 32 rows, that hold them are decoded."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor."""
+    @property
+    def start(self) -> int:
+        """The first row."""
+    @property
+    def stop(self) -> int:
+        """The row behind the last one."""
+    @property
+    def dtype(self) -> str:
+        """As `Tensor.dtype`."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's, with `stop - start` as the first dimension."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes when they are decoded."""
+    def decode_into(self, buffer: _Buffer) -> None:
+        """As `Tensor.decode_into`."""
+    def numpy(self) -> Any:
+        """As `Tensor.numpy`."""
+    def torch(self) -> Any:
+        """As `Tensor.torch`."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """As that of `Tensor`."""
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU, in the numbers of DLPack."""
+
+@final
+class Block:
+    """The tensors that a model uses together, usually one transformer layer. From `Model.blocks` or `Model.block`."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Its tensors, in the order of `layout`."""
+    @property
+    def nbytes(self) -> int:
+        """The size of a buffer for `decode_into`."""
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all its arrays in the container."""
+    @property
+    def layout(self) -> dict[str, tuple[int, int]]:
+        """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`. Each begins on a multiple of 256."""
+    def decode_into(self, buffer: _Buffer) -> None:
+        """Decode all tensors into one buffer of exactly `nbytes` bytes; bytes between tensors become zero. See `Tensor.decode_into`."""
+
+@final
+class DeviceModel:
+    """A model whose blocks lie compressed on GPUs, or pinned on the host. From `Model.load`, which need not be kept.
+
+    Memory is freed when the last of the model, its blocks and programs is dropped, which waits for the GPUs.
+    """
+
+    @property
+    def devices(self) -> list[int]:
+        """The numbers of its GPUs, as they were given."""
+    @property
+    def device_bytes(self) -> int:
+        """Memory that it holds on all GPUs together. Outputs are the caller's, and not counted."""
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of streamed blocks: page cache that is pinned, or copies."""
+    @property
+    def copied_bytes(self) -> int:
+        """How much of that is copies, because the containers' mappings could not be pinned."""
+    @property
+    def largest_block_bytes(self) -> int:
+        """The size of a buffer into which any block can be decoded."""
+    @property
+    def blocks(self) -> list[DeviceBlock]:
+        """The blocks, in the order in which the model runs them."""
+    def block(self, name: str) -> DeviceBlock:
+        """The block with this name. Raises `KeyError` where there is none."""
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """For each block, by name, the number of its GPU, and whether it is streamed."""
+    def program(self, pieces: Sequence[_Piece]) -> Program:
+        """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one output.
+
+        Each piece is `(tensor name, byte offset in the output)` or `(tensor name, byte offset, first row, row behind the last)`. Offsets
+        are multiples of 16; of tensors that are stored as they are (`raw`), any. Allocates 128 bytes of device memory a piece (384 if
+        they are streamed) and waits for their upload, so that it cannot be captured.
+
+        Tensors of exactly one streamed block come through its slots as those of `DeviceBlock.decode`, unless rows of less than half of
+        it are asked for; what is streamed otherwise is read in place, over the bus.
+
+        Raises `ParameterError` where there is no piece, or no such tensor or row, the tensors lie on several GPUs, or an offset is not
+        aligned; `GpuError`.
+        """
+    def check(self, stream: int = 0, device: int | None = None) -> None:
+        """Raise `CorruptError` if any decoding so far met a malformed stream.
+
+        Waits for what is on `stream` (as in `DeviceBlock.decode`); only decodings before that are known of. Of a model on several GPUs, a
+        stream other than 0 needs its `device`; 0 without one checks the default streams of all.
+        """
+
+@final
+class DeviceBlock:
+    """A block of a model on GPUs. From `DeviceModel.blocks` or `DeviceModel.block`. Keeps the model alive."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+    @property
+    def device(self) -> int:
+        """The number of the GPU on which it is decoded."""
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it stays on the host and is copied to the GPU ahead of each use."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the output."""
+    @property
+    def layout(self) -> dict[str, tuple[int, int]]:
+        """For each tensor, by name, where its bytes begin and end in the output: as `Block.layout`."""
+    def decode(self, pointer: int, stream: int) -> None:
+        """Put the decoding of all its tensors on a stream: usually one launch. Some microseconds of the caller's time.
+
+        `pointer` is the device address of at least `nbytes` bytes, a multiple of 16 (256 is best): `tensor.data_ptr()`. `stream` is a
+        stream of that device as CUDA's handle: `torch.cuda.current_stream(device).cuda_stream`, or 0 for the legacy default stream.
+        Neither allocates nor waits; the thread's current device stays what it is; CUDA graphs capture it (a streamed block is then read
+        in place, over the bus).
+
+        **Nobody checks pointer and stream.** The memory must be there, and nobody else may use it, until the stream has done the work; of
+        a captured graph that holds for each replay, and the model must live as well. A malformed stream is told by `DeviceModel.check`.
+
+        Raises `ParameterError` for a misaligned pointer, `GpuError` where the driver refuses.
+        """
+
+@final
+class Program:
+    """Tensors of one GPU, or rows of them, ready to be decoded to chosen places of one output. From `DeviceModel.program`."""
+
+    @property
+    def device(self) -> int:
+        """The number of the GPU on which it decodes."""
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it decodes tensors of a streamed block out of its slots."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the output: to the end of the last piece."""
+    def decode(self, pointer: int, stream: int) -> None:
+        """As `DeviceBlock.decode`. Bytes between pieces stay as they are; where pieces overlap, bytes are those of any of them.
+
+        Of a captured graph, the program must live as long as its replays.
+        """

@@ -1,0 +1,247 @@
+"""Which bytes of a container a module's parameters are.
+
+A *weight* is a parameter or buffer of the module, wherever it is reachable (tied ones in several places), and
+the pieces of container tensors that its memory consists of, in order. Most weights are one tensor. Where a
+library fuses tensors when it loads a checkpoint (all experts of a layer in one parameter, say), they are
+several tensors or rows of them, one after another, which costs nothing to decode. A weight that is made of
+its tensors in another way is made once, and is then an ordinary parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ._torch import as_buffer, bytes_of, decoded, dtype_of
+
+
+class Piece(NamedTuple):
+    """Rows of a tensor of the container, or all of it, at a byte offset in the weight."""
+
+    tensor: str
+    offset: int
+    rows: tuple[int, int] | None = None
+
+
+class Place(NamedTuple):
+    """Where a module has a parameter or buffer."""
+
+    path: str
+    attribute: str
+
+    @property
+    def name(self) -> str:
+        """Its full name."""
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+@dataclass
+class Weight:
+    """A parameter or buffer whose values the container holds."""
+
+    places: list[Place]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: list[Piece]
+    is_buffer: bool = False
+    is_persistent: bool = True
+    #: Makes the weight where pieces alone do not.
+    make: Callable[[], torch.Tensor] | None = None
+    #: Why it is an ordinary parameter and not decoded at each use.
+    resident_because: str | None = None
+    tensors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            self.tensors = list(dict.fromkeys(piece.tensor for piece in self.pieces))
+
+    @property
+    def name(self) -> str:
+        """Its full name, at its first place."""
+        return self.places[0].name
+
+    @property
+    def nbytes(self) -> int:
+        """Its decoded size."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * self.dtype.itemsize
+
+    def decode(self, container: Any) -> torch.Tensor:
+        """Decodes it on the CPU, into memory of its own."""
+        if self.make is not None:
+            return self.make()
+        out = torch.empty(self.shape, dtype=self.dtype)
+        if out.numel():
+            self.decode_into(container, bytes_of(out))
+        return out
+
+    def decode_into(self, container: Any, memory: torch.Tensor) -> None:
+        """Decodes it on the CPU, into this many bytes."""
+        for piece in self.pieces:
+            decode_piece(container, piece, memory)
+
+
+def piece_bytes(tensor: Any, piece: Piece) -> int:
+    """The size of a piece of this tensor."""
+    if piece.rows is None:
+        return int(tensor.nbytes)
+    start, stop = piece.rows
+    return int(tensor.nbytes) // int(tensor.shape[0]) * (stop - start)
+
+
+def decode_piece(container: Any, piece: Piece, memory: torch.Tensor) -> None:
+    """Decodes a piece on the CPU, into the memory of its weight."""
+    tensor = container[piece.tensor]
+    buffer = as_buffer(memory[piece.offset : piece.offset + piece_bytes(tensor, piece)])
+    if piece.rows is None:
+        tensor.decode_into(buffer)
+    else:
+        tensor.decode_rows_into(*piece.rows, buffer)
+
+
+class Entry(NamedTuple):
+    """A parameter or buffer of a module, with all places at which it is reachable."""
+
+    value: torch.Tensor
+    places: list[Place]
+    is_buffer: bool
+    is_persistent: bool
+
+
+def entries(root: nn.Module) -> list[Entry]:
+    """All parameters and buffers, each once."""
+    found: dict[int, Entry] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        for attribute, value in module._parameters.items():
+            if value is not None:
+                entry = found.setdefault(id(value), Entry(value, [], False, True))
+                entry.places.append(Place(path, attribute))
+        for attribute, value in module._buffers.items():
+            if value is not None:
+                persistent = attribute not in module._non_persistent_buffers_set
+                entry = found.setdefault(id(value), Entry(value, [], True, persistent))
+                entry.places.append(Place(path, attribute))
+    return list(found.values())
+
+
+def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None = None) -> Weight:
+    """A weight that is one tensor. `dtype`: what the module wants, where that may not be what is stored."""
+    stored = container[tensor]
+    kind = dtype_of(stored)
+    shape = tuple(stored.shape)
+    if shape != tuple(entry.value.shape):
+        raise ValueError(
+            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} "
+            f"has {shape}; "
+            "make the module with the config that belongs to the container"
+        )
+    if kind is None:
+        raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
+    weight = Weight(entry.places, shape, kind, [Piece(tensor, 0)], entry.is_buffer, entry.is_persistent)
+    if dtype is not None and dtype != kind:
+        weight.make = lambda: decoded(stored).to(dtype)
+        weight.dtype = dtype
+        weight.resident_because = f"stored as {kind}, used as {dtype}".replace("torch.", "")
+    return weight
+
+
+def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple[list[Weight], list[str]]:
+    """Weights of a module whose parameters have the names that they have in the container, but for a prefix.
+
+    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the container to
+    give the module's name, or with a leading `-` is taken away; None finds it.
+    """
+    names = list(container)
+    everything = entries(root)
+    known = {place.name: entry for entry in everything for place in entry.places}
+    rename = _renaming(known, names, prefix, container)
+    found: dict[int, Weight] = {}
+    unused = []
+    for tensor in names:
+        entry = known.get(rename(tensor))
+        if entry is None:
+            unused.append(tensor)
+        elif id(entry.value) not in found:
+            found[id(entry.value)] = whole(container, entry, tensor)
+    missing = [
+        entry.places[0].name
+        for entry in everything
+        if id(entry.value) not in found
+        and entry.is_persistent
+        and not (entry.is_buffer and not entry.value.is_meta)
+    ]
+    if missing:
+        raise missing_error(missing, container)
+    lost = [
+        entry.places[0].name for entry in everything if id(entry.value) not in found and entry.value.is_meta
+    ]
+    if lost:
+        raise ValueError(
+            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, {lost[0]} for "
+            "one; make the module with "
+            "accelerate.init_empty_weights(), which leaves buffers alone, or on the CPU"
+        )
+    return list(found.values()), unused
+
+
+def missing_error(missing: list[str], container: Any) -> KeyError:
+    """That the container lacks parameters."""
+    names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    return MissingError(
+        f"{container.path} has no tensor for {names}; load it into the class that the checkpoint was made "
+        "from, or name the part of the "
+        "module that it belongs to"
+    )
+
+
+class MissingError(KeyError):
+    """The container lacks parameters that the module has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _renaming(
+    known: dict[str, Entry], names: list[str], prefix: str | None, container: Any
+) -> Callable[[str], str]:
+    if prefix is not None:
+        return _change(prefix)
+    # Of the prefixes that fit one tensor, the one that fits most.
+    best, score = "", sum(name in known for name in names)
+    for candidate in _candidates(known, names):
+        rename = _change(candidate)
+        shapes = ((known.get(rename(name)), container[name].shape) for name in names)
+        hits = sum(entry is not None and tuple(entry.value.shape) == tuple(shape) for entry, shape in shapes)
+        if hits > score:
+            best, score = candidate, hits
+    if score == 0:
+        example = next(iter(known), "none")
+        raise MissingError(
+            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to a "
+            "parameter of the module "
+            f"({example}, …); attach the module that the checkpoint was made from"
+        )
+    return _change(best)
+
+
+def _candidates(known: dict[str, Entry], names: list[str]) -> Iterable[str]:
+    candidates: dict[str, None] = {}
+    for name in names[:: max(1, len(names) // 8)]:
+        for other in known:
+            if other.endswith("." + name):
+                candidates[other[: -len(name)]] = None
+            elif name.endswith("." + other):
+                candidates["-" + name[: -len(other)]] = None
+    return candidates
+
+
+def _change(prefix: str) -> Callable[[str], str]:
+    if prefix.startswith("-"):
+        return lambda name: name.removeprefix(prefix[1:])
+    return lambda name: prefix + name

@@ -1,0 +1,174 @@
+"""Where a model goes: devices, and how much of each it may take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from . import _native
+from ._errors import ParameterError
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+#: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is for
+#: activations and caches.
+SHARE = 0.9
+
+
+class Placement(NamedTuple):
+    """Devices, and the bytes that weights and arena may take of each; None: all that they need."""
+
+    devices: list[torch.device]
+    memory: list[int] | None = None
+
+
+def byte_count(size: int | float | str) -> int:
+    """Bytes from a number, or from words such as "9GB" or "1.5GiB"."""
+    if not isinstance(size, str):
+        return int(size)
+    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?I?)B?", size.strip().upper())
+    if match is None:
+        raise ValueError(f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def device_of(device: Any) -> torch.device:
+    """A device with its index, checked to be there."""
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                'there is no CUDA device that PyTorch can use; load onto the CPU with device_map="cpu" (slow)'
+            )
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if device.type != "cpu":
+        raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
+    return torch.device("cpu")
+
+
+def default_device() -> torch.device:
+    """The current GPU, or else the CPU."""
+    return device_of("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+
+def resolve(
+    wanted: Any, options: Any, container: Any = None, max_memory: dict[Any, Any] | None = None
+) -> Placement:
+    """What `device_map`, `memory` and `max_memory` ask for."""
+    memory = options.memory
+    if isinstance(wanted, dict):
+        if "disk" in wanted.values():
+            raise ValueError(
+                'compressed weights are on disk anyway; use device_map="auto" with max_memory to stream '
+                "what does not fit"
+            )
+        devices = list(dict.fromkeys(device_of(device) for device in wanted.values()))
+        if len(devices) > 1:
+            raise ValueError(
+                'df11 itself places blocks on several devices; use device_map="auto", with max_memory for '
+                "each GPU, and blocks that "
+                "fit nowhere are streamed from the host"
+            )
+        budgets = (
+            None
+            if memory is None
+            else [byte_count(m) for m in (memory if isinstance(memory, list) else [memory])]
+        )
+        return Placement(devices, budgets if devices[0].type == "cuda" else None)
+    caps = {gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap}
+    if not caps or not torch.cuda.is_available():
+        return Placement([torch.device("cpu")])
+    if memory is not None:
+        sizes = memory if isinstance(memory, list) else [memory] * len(caps)
+        caps = {
+            gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=False)
+        }
+    for gpu in caps:
+        free, _ = torch.cuda.mem_get_info(gpu)
+        caps[gpu] = min(caps[gpu], int(SHARE * free))
+    devices = [torch.device("cuda", gpu) for gpu in caps]
+    return Placement(devices, balance(list(caps.values()), wanted, lambda sizes: fits(container, sizes)))
+
+
+def fits(container: Any, sizes: list[int]) -> bool:
+    """Whether all blocks are resident on GPUs of so much memory."""
+    try:
+        return not any(place.streamed for place in _native.plan(container, sizes).placements.values())
+    except ParameterError:
+        return False
+
+
+def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:
+    """The least equal sizes, up to the caps, that hold all; the caps, where filled in turn or too small."""
+    low_first = wanted == "balanced_low_0"
+
+    def sizes(level: int) -> list[int]:
+        levels = [level // 2 if low_first and at == 0 else level for at in range(len(caps))]
+        return [min(cap, own) for cap, own in zip(caps, levels, strict=True)]
+
+    if wanted == "sequential" or len(caps) == 1 or not fits(caps):
+        return caps
+    low, high = 0, 2 * max(caps)
+    while high - low > max(1, high >> 10):
+        middle = (low + high) // 2
+        if fits(sizes(middle)):
+            high = middle
+        else:
+            low = middle
+    return sizes(high)
+
+
+def dispatch(runtime: Runtime) -> None:
+    """Has accelerate move activations between several devices."""
+    runtime.place_residents()
+    if len(runtime.devices) < 2:
+        return
+    from accelerate import dispatch_model  # type: ignore[import-untyped]
+
+    root = runtime.root
+    for unit, device in zip(runtime.units, runtime.unit_devices, strict=True):
+        for weight in unit.weights:
+            # One element, seen as all of them: accelerate looks at shapes and devices, and at memory to find
+            # what is tied.
+            stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
+            for place in weight.places:
+                if place.path == unit.path or place.path.startswith(unit.path + "."):
+                    root.get_submodule(place.path)._parameters[place.attribute] = nn.Parameter(
+                        stand_in, requires_grad=False
+                    )
+    dispatch_model(
+        root, device_map=_device_map(runtime), skip_keys=getattr(root, "_skip_keys_device_placement", None)
+    )
+
+
+def _device_map(runtime: Runtime) -> dict[str, int]:
+    units = {unit.path: device for unit, device in zip(runtime.units, runtime.unit_devices, strict=True)}
+    result: dict[str, int] = {}
+    for path, module in runtime.root.named_modules():
+        if path in units:
+            result[path] = units[path].index
+        elif not any(path.startswith(unit + ".") for unit in units):
+            around = any(unit.startswith(path + ".") or not path for unit in units)
+            tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            for name, value in tensors:
+                key = (f"{path}.{name}" if path else name) if around else path
+                result[key] = (
+                    value.device.index if value.device.index is not None else runtime.devices[0].index
+                )
+    return result

@@ -1,0 +1,261 @@
+"""Which bytes of a container the parameters of a transformers model are.
+
+transformers renames tensors of a checkpoint when it loads them, and fuses or splits some (all experts of a
+layer become one parameter). Its own tables say how; here they are asked the same questions, in the same
+order, as in `transformers.core_model_loading.convert_and_load_state_dict_in_model`. To see where the rows of
+a fused parameter come from, its conversion is run on tensors that hold the numbers of their rows instead of
+weights.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from ._parameters import Entry, Piece, Place, Weight, entries, whole
+from ._torch import decoded, dtype_of
+
+#: Pieces of a weight, for each of its tensors, up to which it is decoded from pieces.
+MOST_PIECES = 4
+
+
+def weights_of(
+    model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None
+) -> tuple[list[Weight], list[str]]:
+    """The weights of a model that the container holds, and the names of tensors that belong to none."""
+    mapping = _Mapping(model, container, conversions, dtype)
+    for name in sorted(container, key=dot_natural_key):
+        mapping.add(name)
+    return mapping.finish()
+
+
+class _Mapping:
+    def __init__(self, model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None) -> None:
+        self.model = model
+        self.container = container
+        self.renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+        self.converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+        self.by_pattern = {pattern: entry for entry in self.converters for pattern in entry.source_patterns}
+        self.entries = {place.name: entry for entry in entries(model) for place in entry.places}
+        self.state = {name: entry.value for name, entry in self.entries.items() if entry.is_persistent}
+        self.dtype = dtype
+        plan = model._get_dtype_plan(dtype) if dtype is not None else {}
+        self.plan = build_glob_alternation(list(plan)) if plan else None
+        self.plan_dtypes = plan
+        self.converted: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+        self.found: dict[str, Weight] = {}
+        self.unused: list[str] = []
+
+    def add(self, name: str) -> None:
+        """Files a tensor of the container with the parameter that it goes into."""
+        prefix = self.model.base_model_prefix
+        renamed, pattern = rename_source_key(name, self.renamings, self.converters, prefix, self.state)
+        if renamed not in self.state and name in self.state:
+            renamed, pattern = rename_source_key(
+                name, [], [], base_model_prefix=prefix, meta_state_dict=self.state
+            )
+        if renamed not in self.state:
+            self.unused.append(name)
+        elif pattern is None:
+            self.found[renamed] = whole(
+                self.container, self.entries[renamed], name, self.target_dtype(renamed)
+            )
+        else:
+            converter = self.by_pattern[pattern]
+            self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
+
+    def target_dtype(self, name: str) -> torch.dtype:
+        """What transformers would make of a parameter."""
+        if self.plan is not None:
+            match = self.plan[0].search(name)
+            if match is not None and match.lastgroup is not None:
+                return cast(torch.dtype, self.plan_dtypes[self.plan[1][match.lastgroup]])
+        return self.state[name].dtype
+
+    def finish(self) -> tuple[list[Weight], list[str]]:
+        """Converts, and ties."""
+        for first, (converter, sources) in self.converted.items():
+            self._convert(first, converter, sources)
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        for target, source in tied.items():
+            for missing, present in ((target, source), (source, target)):
+                if missing in self.entries and present in self.found and self._may_tie(missing, present):
+                    self.found[present].places.extend(
+                        place
+                        for place in self.entries[missing].places
+                        if place not in self.found[present].places
+                    )
+                    self.found[missing] = self.found[present]
+                    break
+        return list({id(weight): weight for weight in self.found.values()}.values()), self.unused
+
+    def _may_tie(self, missing: str, present: str) -> bool:
+        """Where a checkpoint has both, they are tied if they are the same."""
+        one, other = self.found.get(missing), self.found[present]
+        if one is None or one is other:
+            return one is None
+        if one.make or other.make or len(one.pieces) != 1 or len(other.pieces) != 1:
+            return False
+        hashes = [self.container[weight.pieces[0].tensor].hash for weight in (one, other)]
+        return bool(hashes[0] == hashes[1])
+
+    # ---- conversions ----
+
+    def _convert(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
+        rows = {}
+        base = 0
+        starts: list[tuple[int, str]] = []
+        for _, name in sources:
+            shape = tuple(self.container[name].shape)
+            count = 1
+            for length in shape[:-1]:
+                count *= length
+            rows[name] = (
+                torch.arange(base, base + count).reshape((*shape[:-1], 1)) if len(shape) > 1 else None
+            )
+            starts.append((base, name))
+            base += count
+        results = None
+        if all(ids is not None for ids in rows.values()):
+            try:
+                results = self._run(first, converter, sources, lambda name: rows[name])
+            except Exception:
+                results = None
+        if results is not None and all(name in self.entries for name in results):
+            weights = [self._from_rows(name, ids, starts, sources) for name, ids in results.items()]
+            if all(weight is not None for weight in weights):
+                self.found.update({weight.name: weight for weight in weights if weight is not None})
+                return
+        self._make_once(first, converter, sources)
+
+    def _run(
+        self, first: str, converter: Any, sources: list[tuple[str, str]], value: Any
+    ) -> dict[str, torch.Tensor]:
+        return _converted(self.model, first, converter, sources, value)
+
+    def _from_rows(
+        self, name: str, ids: torch.Tensor, starts: list[tuple[int, str]], sources: list[tuple[str, str]]
+    ) -> Weight | None:
+        """A weight whose rows have these numbers; None where pieces are no way to make it."""
+        entry = self.entries[name]
+        tensors = [self.container[source] for _, source in sources]
+        widths = {int(tensor.shape[-1]) for tensor in tensors}
+        kinds = {dtype_of(tensor) for tensor in tensors}
+        shape = tuple(entry.value.shape)
+        if len(widths) != 1 or len(kinds) != 1 or kinds != {self.target_dtype(name)}:
+            return None
+        width, kind = widths.pop(), kinds.pop()
+        if kind is None or shape != (*ids.shape[:-1], width):
+            return None
+        flat = ids.reshape(-1)
+        breaks = (flat[1:] != flat[:-1] + 1).nonzero().reshape(-1).add(1).tolist()
+        # A run of numbers may go from one tensor on into the next.
+        firsts = torch.tensor([start for start, _ in starts])
+        boundaries = torch.isin(flat, firsts).nonzero().reshape(-1).tolist()
+        cuts = sorted({0, flat.numel(), *breaks, *boundaries})
+        if len(cuts) - 1 > MOST_PIECES * len(sources):
+            return None
+        owner = {start: at for at, (start, _) in enumerate(starts)}
+        begins = [start for start, _ in starts]
+        pieces = []
+        for begin, end in pairwise(cuts):
+            number = int(flat[begin])
+            at = owner.get(number)
+            if at is None:
+                at = int(torch.searchsorted(torch.tensor(begins), number, right=True)) - 1
+            row = number - begins[at]
+            source = starts[at][1]
+            tensor_shape = tuple(self.container[source].shape)
+            count = 1
+            for length in tensor_shape[:-1]:
+                count *= length
+            offset = begin * width * kind.itemsize
+            if row == 0 and end - begin == count:
+                pieces.append(Piece(source, offset))
+            elif len(tensor_shape) == 2:
+                pieces.append(Piece(source, offset, (row, row + end - begin)))
+            else:
+                inner = count // tensor_shape[0]
+                if row % inner or (end - begin) % inner:
+                    return None
+                pieces.append(Piece(source, offset, (row // inner, (row + end - begin) // inner)))
+        return Weight(list(entry.places), shape, kind, pieces, entry.is_buffer, entry.is_persistent)
+
+    def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
+        made: dict[str, torch.Tensor] = {}
+        container, model = self.container, weakref.ref(self.model)
+
+        def make(name: str, dtype: torch.dtype) -> torch.Tensor:
+            if name not in made:
+                made.update(
+                    _converted(model(), first, converter, sources, lambda source: decoded(container[source]))
+                )
+            return made.pop(name).to(dtype).contiguous()
+
+        # Which parameters come of it is known from tensors without memory.
+        def empty(source: str) -> torch.Tensor:
+            tensor = container[source]
+            return torch.empty(tuple(tensor.shape), dtype=dtype_of(tensor), device="meta")
+
+        operations = ", ".join(type(operation).__name__ for operation in converter.operations)
+        for name, value in self._run(first, converter, sources, empty).items():
+            entry = self.entries.get(name)
+            if entry is None:
+                self.unused.extend(source for _, source in sources)
+                continue
+            if tuple(value.shape) != tuple(entry.value.shape):
+                raise ValueError(
+                    f"{name} has shape {tuple(entry.value.shape)}, and what the container's tensors make "
+                    f"has {tuple(value.shape)}; "
+                    "use the config that belongs to the container"
+                )
+            weight = Weight(
+                list(entry.places), tuple(value.shape), self.target_dtype(name), [], entry.is_buffer
+            )
+            weight.tensors = [source for _, source in sources]
+            weight.make = partial(make, name, weight.dtype)
+            weight.resident_because = f"made of several tensors by {operations}"
+            self.found[name] = weight
+
+
+def _converted(
+    model: Any,
+    first: str,
+    converter: Any,
+    sources: list[tuple[str, str]],
+    value: Callable[[str], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """What a conversion makes of its sources' values."""
+    mapping = deepcopy(converter)
+    for pattern, name in sources:
+        mapping.add_tensor(first, name, pattern, value(name))
+    made = mapping.convert(first, model=model, config=model.config)
+    return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
+
+
+def missing(model: Any, weights: list[Weight]) -> list[str]:
+    """Names of parameters that no weight is, but for those that the model's class says may be missing."""
+    held = {place.name for weight in weights for place in weight.places}
+    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
+    return [
+        name
+        for name, value in model.named_parameters()
+        if name not in held and not any(pattern.search(name) for pattern in patterns) and value is not None
+    ]
+
+
+__all__ = ["Entry", "Place", "missing", "weights_of"]

@@ -1,0 +1,99 @@
+"""Progress of long work: a bar on a terminal or in a notebook, or a callable of the caller."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Progress = bool | Callable[[str, int, int], object] | None
+
+WORDS = {
+    "analyse": "analysing",
+    "encode": "encoding",
+    "decode": "decoding",
+    "verify": "verifying",
+    "load": "loading",
+}
+
+
+class Watcher(Protocol):
+    """What long work tells of itself, about twenty times a second, on the caller's thread."""
+
+    def __call__(self, stage: str, done: int, total: int) -> object:
+        """`done` of `total` bytes, over all stages."""
+
+    def close(self) -> None:
+        """The work has ended, in whatever way."""
+
+
+def watcher(progress: Progress) -> Watcher | None:
+    """What the argument `progress` of a function asks for; `None` watches nothing."""
+    if callable(progress):
+        return _Callable(progress)
+    if progress is None:
+        progress = sys.stderr is not None and (sys.stderr.isatty() or _in_notebook())
+    return _bar() if progress else None
+
+
+class _Callable:
+    def __init__(self, call: Callable[[str, int, int], object]) -> None:
+        self.call = call
+
+    def __call__(self, stage: str, done: int, total: int) -> object:
+        return self.call(stage, done, total)
+
+    def close(self) -> None:
+        pass
+
+
+class _Line:
+    """A line on standard error, where tqdm is not installed."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.width = 0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        share = 100 * done / total if total else 0
+        text = f"{WORDS.get(stage, stage)} {share:3.0f} %  {done / seconds / 1e6:,.0f} MB/s"
+        sys.stderr.write("\r" + text.ljust(self.width))
+        sys.stderr.flush()
+        self.width = len(text)
+
+    def close(self) -> None:
+        sys.stderr.write("\r" + " " * self.width + "\r")
+        sys.stderr.flush()
+
+
+class _Bar:
+    """A bar of tqdm."""
+
+    def __init__(self, tqdm: Any) -> None:
+        self.bar = tqdm(unit="B", unit_scale=True, leave=False)
+        self.stage = ""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)
+        if stage != self.stage:
+            self.stage = stage
+            self.bar.set_description(WORDS.get(stage, stage))
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+def _bar() -> Watcher:
+    try:
+        return _Bar(importlib.import_module("tqdm.auto").tqdm)
+    except ImportError:
+        return _Line()
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell" or "google.colab" in sys.modules

@@ -1,0 +1,271 @@
+"""transformers' extension points: `from_pretrained` of a folder of containers.
+
+What each of them is used for, in the order in which `from_pretrained` calls them:
+
+| call | use |
+|---|---|
+| `validate_environment` | is this a transformers that has all of them |
+| `update_device_map` | where the model shall be |
+| `update_tp_plan` | names a weights file, which need not exist: the folder has none |
+| `update_dtype` | refuses what is not stored |
+| `preprocess_model` | opens the containers, and has an empty checkpoint read in place of the weights file |
+| `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
+| `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: places by compressed sizes |
+| `postprocess_model` | loads the containers, makes parameters views of the arena, puts the hooks on |
+
+No BF16 weight is in memory or on disk meanwhile, but for those that stay ordinary parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from . import _native
+from ._copy import copy_containers
+from ._parameters import Weight
+from ._place import Placement, dispatch, resolve
+from ._pretrained import weights_of
+from ._runtime import Runtime
+
+METHOD = "df11"
+EMPTY = Path(__file__).with_name("empty.safetensors")
+#: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
+#: (src/write/config.rs).
+MARK = '\n  "quantization_config": {"quant_method": "df11"},'
+_NEEDED = ("update_weight_conversions", "update_tp_plan", "adjust_max_memory", "get_state_dict_and_metadata")
+
+
+@register_quantization_config(METHOD)
+class Df11Config(QuantizationConfigMixin):
+    """What `quantization_config` of a config may say, beside `{"quant_method": "df11"}`.
+
+    `prefetch`: decode a layer while the one before it runs. `memory`: bytes of GPU memory, such as "9GB", or
+    a list for several GPUs; what does not fit is streamed from pinned host memory. `streamed`: stream every
+    block.
+    """
+
+    def __init__(self, prefetch: bool = False, memory: Any = None, streamed: bool = False, **_: Any) -> None:
+        self.quant_method = METHOD  # type: ignore[assignment]
+        self.prefetch = prefetch
+        self.memory = memory
+        self.streamed = streamed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without what only matters for this run."""
+        return {"quant_method": METHOD}
+
+
+@register_quantizer(METHOD)
+class Df11Quantizer(HfQuantizer):
+    """Loads compressed weights into transformers models."""
+
+    requires_calibration = False
+
+    def __init__(self, quantization_config: Df11Config, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.wanted: Any = None
+        self.max_memory: dict[Any, Any] | None = None
+        self.model: Any = None
+        self.container: Any = None
+        self.weights: list[Weight] = []
+        self.placement: Placement | None = None
+        self.dtype: torch.dtype | None = None
+        self.saving_to: Path | None = None
+        self._hidden: Any = None
+        self._by_name: dict[str, Weight] = {}
+        self._unused: list[str] = []
+
+    # ---- before the model is made ----
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Checks transformers, and later settles where the model goes."""
+        lacking = [name for name in _NEEDED if not hasattr(HfQuantizer, name)]
+        if lacking:
+            import transformers
+
+            raise ImportError(
+                f"transformers {transformers.__version__} is too old for df11 (it lacks {lacking[0]}); pip "
+                "install -U 'transformers>=5.17'"
+            )
+        if not self.pre_quantized:
+            raise ValueError(
+                "df11 compresses checkpoints, not models that are being loaded; run `df11 compress MODEL "
+                "-o FOLDER` and load FOLDER"
+            )
+        if self.model is not None and isinstance(device_map, dict):
+            self._settle(device_map)
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """The GPU, where there is one and nothing is said."""
+        if device_map is None:
+            device_map = {
+                "": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+            }
+        self.wanted = device_map
+        if isinstance(device_map, dict):
+            self.placement = resolve(device_map, self.quantization_config)
+            return {"": self.placement.devices[0]}
+        # The one for which the loader hands on `max_memory` as it is.
+        return "sequential"
+
+    def update_tp_plan(self, config: Any) -> Any:
+        """Keeps the loader from looking for weights files that are not there."""
+        config.transformers_weights = "model.safetensors"
+        if getattr(config, "dtype", None) is None:
+            config.dtype = torch.bfloat16
+        return config
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Only what is stored."""
+        if dtype != torch.bfloat16:
+            raise ValueError(
+                "compressed weights are used as they are stored, in bfloat16, and "
+                f"{str(dtype).removeprefix('torch.')} was asked for; "
+                'load with dtype="auto", or decompress the model first'
+            )
+        self.dtype = dtype
+        return dtype
+
+    # ---- the model is on the meta device ----
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        if not checkpoint_files:
+            raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
+        folder = Path(checkpoint_files[0]).parent
+        if not any(folder.glob("*.df11")):
+            raise FileNotFoundError(
+                f"{folder} says that its weights are compressed, and holds no *.df11; make it with `df11 "
+                f"compress MODEL -o {folder}`"
+            )
+        checkpoint_files[:] = [os.fspath(EMPTY)]
+        self.container = _native.open(folder)
+        self.model = model
+
+    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+        """Finds the weights, and hides them from the loader, which would allocate and initialise them."""
+        if self.model is None:
+            return weight_conversions
+        self.weights, self._unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
+        if not self.weights:
+            raise ValueError(
+                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the "
+                "class it was made for"
+            )
+        held = self._by_name = {place.name: weight for weight in self.weights for place in weight.places}
+        for name, value in (
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(),
+        ):
+            if name in held:
+                value._is_hf_initialized = True
+
+        def hide(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+            for name in held:
+                state.pop(prefix + name, None)
+
+        self._hidden = self.model.register_state_dict_post_hook(hide)
+        return weight_conversions
+
+    def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
+        """Bytes that an element takes while it is compressed."""
+        weight = self._by_name.get(param_name)
+        if weight is None:
+            return float(param.element_size())
+        return float(
+            sum(self.container[name].stored_bytes for name in weight.tensors) / max(1, param.numel())
+        )
+
+    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
+        """What each GPU may hold."""
+        self.max_memory = dict(max_memory)
+        return max_memory
+
+    def _settle(self, device_map: dict[str, Any]) -> None:
+        """For "auto" and the like: by compressed sizes. The loader puts what else there is on one."""
+        assert self.max_memory is not None
+        self.placement = resolve(self.wanted, self.quantization_config, self.container, self.max_memory)
+        device_map.clear()
+        device_map[""] = self.placement.devices[0] if len(self.placement.devices) == 1 else "cpu"
+
+    # ---- the loader is done ----
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        self._hidden.remove()
+        if hasattr(model.config, "transformers_weights"):
+            del model.config.transformers_weights
+        assert self.placement is not None
+        options: Any = self.quantization_config
+        runtime = Runtime(model, self.container, self.weights, prefetch=options.prefetch)
+        runtime.unused_tensors = self._unused
+        runtime.load(self.placement.devices, self.placement.memory, options.streamed)
+        dispatch(runtime)
+        runtime.place()
+        runtime.install()
+        model.save_pretrained = partial(_save_pretrained, weakref.ref(model))
+        self.model = None
+        return model
+
+    # ---- afterwards ----
+
+    def is_serializable(self) -> bool:
+        """As the folder that it came from."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Weights are not there in the backward pass."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether generate() should compile by itself: hooks break graphs."""
+        return False
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """No weights are saved as safetensors; the containers are copied."""
+        if self.saving_to is not None:
+            copy_containers(self.container, self.saving_to)
+            return {}, {}
+        return None, {}
+
+    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        raise NotImplementedError(
+            "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
+        )
+
+
+def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    """`save_pretrained` of a compressed model: containers and config, as `df11 compress` made them."""
+    self = of()
+    folder = Path(save_directory)
+    adapters = getattr(self, "_hf_peft_config_loaded", False)
+    if kwargs.get("variant") or kwargs.get("state_dict"):
+        raise ValueError("a compressed model is saved as it is, without variant or state_dict")
+    self.hf_quantizer.saving_to = None if adapters else folder
+    try:
+        type(self).save_pretrained(self, save_directory, *args, **kwargs)
+    finally:
+        self.hf_quantizer.saving_to = None
+    if not adapters:
+        mark_config(folder / "config.json")
+
+
+def mark_config(path: Path) -> None:
+    """Writes the line of the compression as `df11 compress` does, for `df11 decompress` to take out."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.pop("quantization_config", None) is None:
+        return
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    path.write_text(text.replace("{", "{" + MARK, 1), encoding="utf-8")

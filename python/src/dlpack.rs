@@ -1,0 +1,230 @@
+//! Decoded tensors for other libraries, without a copy: the structures of DLPack 1.0 (`dlpack.h`), in memory of the CPU.
+#![expect(unsafe_code, reason = "structures of C, which their receiver frees")]
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr::{NonNull, null_mut},
+};
+
+use df11::{Dtype, Error};
+use pyo3::{ffi, prelude::*, types::PyCapsule};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::error::OrRaise;
+
+/// The type and index of the CPU.
+pub(crate) const CPU: (i32, i32) = (1, 0);
+const VERSION: (u32, u32) = (1, 0);
+/// The memory is the receiver's alone.
+const IS_COPIED: u64 = 1 << 1;
+
+const PLAIN: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+
+/// Memory for decoded tensors, aligned as DLPack asks.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C, align(256))]
+struct Chunk([u8; 256]);
+
+/// A decoded tensor on the CPU that has no owner yet.
+pub(crate) struct Decoded {
+    chunks: Vec<Chunk>,
+    bytes: usize,
+    shape: Vec<i64>,
+    dtype: DataType,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: (i32, i32),
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Plain {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct Versioned {
+    version: (u32, u32),
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// What the structures point to.
+struct Owner {
+    chunks: Vec<Chunk>,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+impl Decoded {
+    /// Memory of zeros for a tensor of this type and shape.
+    pub(crate) fn new(name: &str, dtype: Option<Dtype>, shape: &[u64], bytes: u64) -> df11::Result<Self> {
+        let code = dtype.and_then(data_type);
+        let (Some(dtype), Ok(shape)) = (code, shape.iter().map(|&n| i64::try_from(n)).collect()) else {
+            let problem = format!("tensor {name:?} has a dtype or a shape that DLPack does not know");
+            return Err(Error::parameter(problem, "decode its bytes with decode_into"));
+        };
+        let chunks = Chunk::new_vec_zeroed(bytes.div_ceil(size_of::<Chunk>() as u64) as usize);
+        let chunks = chunks.map_err(|_| {
+            Error::parameter(format!("no memory for {bytes} bytes"), "decode fewer rows at once")
+        })?;
+        Ok(Self { chunks, bytes: bytes as usize, shape, dtype })
+    }
+
+    /// Where it is decoded to.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.chunks.as_mut_bytes()[..self.bytes]
+    }
+
+    /// The capsule that `__dlpack__` answers with; `versioned` if the caller knows DLPack 1.
+    pub(crate) fn capsule(self, py: Python<'_>, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
+        let dtype = self.dtype;
+        let owner = self.own();
+        if versioned {
+            let make = |tensor, context| Versioned {
+                version: VERSION,
+                context,
+                deleter: Some(delete_versioned),
+                flags: IS_COPIED,
+                tensor,
+            };
+            let pointer = release(owner, dtype, make);
+            // SAFETY: the pointer is that of the structure which the name promises, and the destructor takes it from its capsule.
+            unsafe {
+                PyCapsule::new_with_pointer_and_destructor(py, pointer, VERSIONED, Some(drop_versioned))
+            }
+        } else {
+            let make = |tensor, context| Plain { tensor, context, deleter: Some(delete_plain) };
+            let pointer = release(owner, dtype, make);
+            // SAFETY: as above.
+            unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, PLAIN, Some(drop_plain)) }
+        }
+    }
+
+    fn own(self) -> Owner {
+        let mut strides = vec![1; self.shape.len()];
+        for axis in (1..strides.len()).rev() {
+            strides[axis - 1] = strides[axis] * self.shape[axis].max(1);
+        }
+        Owner { chunks: self.chunks, shape: self.shape, strides }
+    }
+}
+
+/// Makes a structure that owns the tensor, until its deleter is called.
+fn release<M>(owner: Owner, dtype: DataType, make: impl FnOnce(Tensor, *mut c_void) -> M) -> NonNull<c_void> {
+    let owner = Box::leak(Box::new(owner));
+    let data = if owner.chunks.is_empty() { null_mut() } else { owner.chunks.as_mut_ptr().cast() };
+    let tensor = Tensor {
+        data,
+        device: CPU,
+        // No truncation: the format allows few dimensions.
+        ndim: i32::try_from(owner.shape.len()).unwrap_or(i32::MAX),
+        dtype,
+        shape: owner.shape.as_mut_ptr(),
+        strides: owner.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    let managed = make(tensor, std::ptr::from_mut(owner).cast());
+    NonNull::from(Box::leak(Box::new(managed))).cast()
+}
+
+/// # Safety
+/// `managed` was made by `release`, and is not used afterwards.
+unsafe extern "C" fn delete_plain(managed: *mut Plain) {
+    // SAFETY: the caller's promise.
+    let managed = unsafe { Box::from_raw(managed) };
+    // SAFETY: `release` leaked it, and only one structure points to it.
+    drop(unsafe { Box::from_raw(managed.context.cast::<Owner>()) });
+}
+
+/// # Safety
+/// As [`delete_plain`].
+unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
+    // SAFETY: the caller's promise.
+    let managed = unsafe { Box::from_raw(managed) };
+    // SAFETY: `release` leaked it, and only one structure points to it.
+    drop(unsafe { Box::from_raw(managed.context.cast::<Owner>()) });
+}
+
+/// # Safety
+/// Called by Python, of a capsule that `Decoded::capsule` made.
+unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
+    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None where a receiver took the tensor, which
+    // changed the capsule's name.
+    if let Some(managed) = unsafe { take(capsule, PLAIN) } {
+        // SAFETY: nobody took it, so that it is still the one of `release`.
+        unsafe { delete_plain(managed.cast()) }
+    }
+}
+
+/// # Safety
+/// As [`drop_plain`].
+unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: as in `drop_plain`.
+    if let Some(managed) = unsafe { take(capsule, VERSIONED) } {
+        // SAFETY: as in `drop_plain`.
+        unsafe { delete_versioned(managed.cast()) }
+    }
+}
+
+/// What a capsule still holds under this name.
+///
+/// # Safety
+/// The capsule is alive, and the interpreter's lock is held.
+unsafe fn take(capsule: *mut ffi::PyObject, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the caller's promise.
+    let held = unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 1;
+    // SAFETY: the same; it holds a pointer of this name.
+    held.then(|| unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) })
+}
+
+/// `DLDataTypeCode` and bits.
+fn data_type(dtype: Dtype) -> Option<DataType> {
+    let code = match dtype {
+        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => 1,
+        Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
+        Dtype::BF16 => 4,
+        Dtype::C64 => 5,
+        Dtype::BOOL => 6,
+        Dtype::F8_E4M3 => 10,
+        Dtype::F8_E4M3FNUZ => 11,
+        Dtype::F8_E5M2 => 12,
+        Dtype::F8_E5M2FNUZ => 13,
+        Dtype::F8_E8M0 => 14,
+        _ => return None,
+    };
+    Some(DataType { code, bits: dtype.bits() as u8, lanes: 1 })
+}
+
+/// That a caller of `__dlpack__` wants what there is.
+pub(crate) fn check_device(py: Python<'_>, device: Option<(i32, i32)>) -> PyResult<()> {
+    if device.is_none_or(|device| device == CPU) {
+        return Ok(());
+    }
+    let problem = "tensors are decoded to the CPU";
+    Err(Error::parameter(problem, "load the model onto the GPU with Model.load, or copy the tensor there"))
+        .or_raise(py)
+}

@@ -1,0 +1,411 @@
+//! Models on GPUs.
+#![expect(unsafe_code, reason = "streams and addresses of other libraries")]
+
+use std::{ops::Range, sync::Arc};
+
+use df11::{
+    Error,
+    gpu::{
+        Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Plan, Status,
+        cudarc::driver::{CudaStream, sys::CUstream},
+    },
+};
+use pyo3::{
+    exceptions::PyKeyError,
+    intern,
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+
+use crate::{block::ranges, context::Visit, error::OrRaise, model::Model, work};
+
+/// The GPUs that the driver shows.
+#[pyfunction]
+pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    // Why there are none, `Model.load` says.
+    let all = py.detach(df11::gpu::devices).unwrap_or_default();
+    let told = all.into_iter().map(|info| {
+        let told = PyDict::new(py);
+        told.set_item("ordinal", info.ordinal)?;
+        told.set_item("name", info.name)?;
+        told.set_item("total_memory", info.total_memory)?;
+        told.set_item("compute_capability", info.compute_capability)?;
+        told.set_item("driver", info.driver)?;
+        Ok(told)
+    });
+    told.collect()
+}
+
+/// Where blocks would go.
+#[pyfunction]
+#[pyo3(signature = (model, memory=None, *, streamed=false))]
+pub(crate) fn plan<'py>(
+    py: Python<'py>,
+    model: &Bound<'py, Model>,
+    memory: Option<OneOrMore<u64>>,
+    streamed: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let model = &model.get().inner;
+    let plan = match memory {
+        None if streamed => Plan::all_streamed(model),
+        None => Plan::resident(model),
+        Some(_) if streamed => Err(both_given()),
+        Some(memory) => Plan::fit(model, &memory.into_vec()),
+    };
+    let plan = plan.or_raise(py)?;
+    let placements = PyDict::new(py);
+    for (block, place) in model.blocks().zip(plan.placements()) {
+        placements.set_item(block.name(), placement(py, place.device, place.streamed)?)?;
+    }
+    let class = py.import(intern!(py, "df11._report"))?.getattr("Plan")?;
+    class.call1((placements, PyTuple::new(py, plan.device_bytes())?, plan.host_bytes()))
+}
+
+fn placement(py: Python<'_>, device: usize, streamed: bool) -> PyResult<Bound<'_, PyAny>> {
+    py.import(intern!(py, "df11._report"))?.getattr("Placement")?.call1((device, streamed))
+}
+
+fn both_given() -> Error {
+    Error::parameter("memory and streamed are both given", "give one: memory streams what does not fit")
+}
+
+/// A number, or a sequence of them.
+#[derive(FromPyObject)]
+pub(crate) enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T> OneOrMore<T> {
+    fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::More(more) => more,
+        }
+    }
+}
+
+/// Loads a model onto GPUs.
+pub(crate) fn load(
+    py: Python<'_>,
+    model: &df11::Model,
+    devices: OneOrMore<usize>,
+    memory: Option<OneOrMore<u64>>,
+    streamed: bool,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<DeviceModel> {
+    let (ordinals, memory) = (devices.into_vec(), memory.map(OneOrMore::into_vec));
+    let loaded = work::watched(py, progress, |observer| {
+        let mut options = LoadOptions::new();
+        match memory {
+            Some(_) if streamed => return Err(both_given()),
+            Some(memory) => options = options.plan(Plan::fit(model, &memory)?),
+            None if streamed => options = options.plan(Plan::all_streamed(model)?),
+            None => {}
+        }
+        let devices: Vec<Device> =
+            ordinals.iter().map(|&ordinal| Device::open(ordinal)).collect::<df11::Result<_>>()?;
+        let statuses = devices.iter().map(Status::new).collect::<df11::Result<_>>()?;
+        let model = model.load_watched(&devices, &options, observer)?;
+        Ok(Loaded { model: Some(model), devices, statuses })
+    })?;
+    Ok(DeviceModel { loaded: Arc::new(loaded) })
+}
+
+/// A loaded model with all that decoding takes.
+struct Loaded {
+    /// `None` while it is dropped.
+    model: Option<GpuModel>,
+    devices: Vec<Device>,
+    /// One for each device.
+    statuses: Vec<Status>,
+}
+
+impl Loaded {
+    fn model(&self) -> &GpuModel {
+        self.model.as_ref().expect("it is there until it is dropped")
+    }
+
+    /// The index of a device among the model's.
+    fn part(&self, device: &Device) -> usize {
+        let ordinal = device.info().ordinal;
+        self.devices.iter().position(|device| device.info().ordinal == ordinal).expect("one of the model's")
+    }
+
+    /// Goes to a stream of the caller.
+    ///
+    /// # Safety
+    /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
+    unsafe fn on(&self, part: usize, stream: usize) -> OnStream<'_> {
+        let visit = Visit::new();
+        // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
+        let stream = unsafe { self.devices[part].context().wrap_borrowed_stream(stream as CUstream) };
+        OnStream { stream, status: &self.statuses[part], _visit: visit }
+    }
+}
+
+/// A stream of the caller, for as long as a call lasts.
+struct OnStream<'m> {
+    stream: Arc<CudaStream>,
+    status: &'m Status,
+    _visit: Visit,
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let mut free = || {
+            let _visit = Visit::new();
+            // All of it is freed while the visit lasts, and waits for the GPU.
+            drop((self.model.take(), std::mem::take(&mut self.statuses), std::mem::take(&mut self.devices)));
+        };
+        // Where the interpreter is ending, there is no lock to release.
+        if Python::try_attach(|py| py.detach(&mut free)).is_none() {
+            free();
+        }
+    }
+}
+
+/// A model whose blocks lie compressed on GPUs.
+#[pyclass(frozen, module = "df11")]
+pub(crate) struct DeviceModel {
+    loaded: Arc<Loaded>,
+}
+
+#[pymethods]
+impl DeviceModel {
+    #[getter]
+    fn devices(&self) -> Vec<usize> {
+        self.loaded.devices.iter().map(|device| device.info().ordinal).collect()
+    }
+
+    #[getter]
+    fn device_bytes(&self) -> u64 {
+        self.loaded.model().device_bytes()
+    }
+
+    #[getter]
+    fn host_bytes(&self) -> u64 {
+        self.loaded.model().plan().host_bytes()
+    }
+
+    #[getter]
+    fn copied_bytes(&self) -> u64 {
+        self.loaded.model().copied_bytes()
+    }
+
+    #[getter]
+    fn largest_block_bytes(&self) -> u64 {
+        self.loaded.model().largest_block_bytes()
+    }
+
+    #[getter]
+    fn blocks(&self) -> Vec<DeviceBlock> {
+        (0..self.loaded.model().blocks().len()).map(|index| self.at(index)).collect()
+    }
+
+    fn block(&self, name: &str) -> PyResult<DeviceBlock> {
+        let index = self.loaded.model().blocks().position(|block| block.name() == name);
+        index.map(|index| self.at(index)).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    }
+
+    #[getter]
+    fn placements<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let placements = PyDict::new(py);
+        for block in self.loaded.model().blocks() {
+            let place = placement(py, block.device().info().ordinal, block.is_streamed())?;
+            placements.set_item(block.name(), place)?;
+        }
+        Ok(placements)
+    }
+
+    fn program(&self, py: Python<'_>, pieces: Vec<PieceArgument>) -> PyResult<Program> {
+        let pieces: Vec<Piece<'_>> = pieces.iter().map(PieceArgument::piece).collect();
+        let program = py.detach(|| {
+            let _visit = Visit::new();
+            self.loaded.model().program(&pieces)
+        });
+        let program = program.or_raise(py)?;
+        let part = self.loaded.part(program.device());
+        Ok(Program { inner: Some(program), part, loaded: Arc::clone(&self.loaded) })
+    }
+
+    #[pyo3(signature = (stream=0, device=None))]
+    fn check(&self, py: Python<'_>, stream: usize, device: Option<usize>) -> PyResult<()> {
+        let parts = self.parts(stream, device).or_raise(py)?;
+        let check = |part| {
+            // SAFETY: the method's contract, which python/df11/_native.pyi states.
+            let on = unsafe { self.loaded.on(part, stream) };
+            on.status.check(&on.stream)
+        };
+        py.detach(|| parts.into_iter().try_for_each(check)).or_raise(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<df11.DeviceModel of {} blocks on GPU {:?}>",
+            self.loaded.model().blocks().len(),
+            self.devices()
+        )
+    }
+}
+
+impl DeviceModel {
+    fn at(&self, index: usize) -> DeviceBlock {
+        let part = self.loaded.model().plan().placements()[index].device;
+        DeviceBlock { index, part, loaded: Arc::clone(&self.loaded) }
+    }
+
+    /// The devices to which a stream may belong: the one that is named, or all if it is the default stream, which every device has.
+    fn parts(&self, stream: usize, device: Option<usize>) -> df11::Result<Vec<usize>> {
+        let ordinals = self.devices();
+        match device {
+            Some(device) => match ordinals.iter().position(|&ordinal| ordinal == device) {
+                Some(part) => Ok(vec![part]),
+                None => Err(Error::parameter(
+                    format!("the model does not lie on GPU {device}"),
+                    format!("it lies on {ordinals:?}"),
+                )),
+            },
+            None if stream == 0 || ordinals.len() == 1 => Ok((0..ordinals.len()).collect()),
+            None => Err(Error::parameter(
+                "the model lies on several GPUs, and a stream belongs to one",
+                "name its device",
+            )),
+        }
+    }
+}
+
+/// A tensor's name, its offset in the output, and a range of rows or none.
+#[derive(FromPyObject)]
+enum PieceArgument {
+    Whole(String, u64),
+    Rows(String, u64, u64, u64),
+}
+
+impl PieceArgument {
+    fn piece(&self) -> Piece<'_> {
+        match self {
+            Self::Whole(name, offset) => Piece::new(name, *offset),
+            Self::Rows(name, offset, start, stop) => {
+                Piece::new(name, *offset).rows(Range { start: *start, end: *stop })
+            }
+        }
+    }
+}
+
+/// A block of a model on GPUs.
+#[pyclass(frozen, module = "df11")]
+pub(crate) struct DeviceBlock {
+    index: usize,
+    part: usize,
+    loaded: Arc<Loaded>,
+}
+
+impl DeviceBlock {
+    fn view(&self) -> GpuBlock<'_> {
+        self.loaded.model().blocks().nth(self.index).expect("a block of the model")
+    }
+}
+
+#[pymethods]
+impl DeviceBlock {
+    #[getter]
+    fn name(&self) -> &str {
+        self.view().name()
+    }
+
+    #[getter]
+    fn device(&self) -> usize {
+        self.loaded.devices[self.part].info().ordinal
+    }
+
+    #[getter]
+    fn is_streamed(&self) -> bool {
+        self.view().is_streamed()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.view().layout().bytes
+    }
+
+    #[getter]
+    fn layout<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let view = self.view();
+        ranges(py, view.tensors().map(|tensor| tensor.name()), view.layout())
+    }
+
+    fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {
+        py.detach(|| {
+            // SAFETY: the method's contract, which python/df11/_native.pyi states.
+            let on = unsafe { self.loaded.on(self.part, stream) };
+            // SAFETY: the same; the model lives as long as `self`, and waits for the context before it is freed.
+            unsafe { self.view().decode_into_raw(pointer, &on.stream, on.status) }
+        })
+        .or_raise(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let place = if self.is_streamed() { "streamed to" } else { "on" };
+        format!("<df11.DeviceBlock {:?} {place} GPU {}>", self.name(), self.device())
+    }
+}
+
+/// Tensors, or rows of them, to chosen places of one output.
+#[pyclass(frozen, module = "df11")]
+pub(crate) struct Program {
+    /// `None` while it is dropped.
+    inner: Option<GpuProgram>,
+    part: usize,
+    loaded: Arc<Loaded>,
+}
+
+impl Program {
+    fn program(&self) -> &GpuProgram {
+        self.inner.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+#[pymethods]
+impl Program {
+    #[getter]
+    fn device(&self) -> usize {
+        self.loaded.devices[self.part].info().ordinal
+    }
+
+    #[getter]
+    fn is_streamed(&self) -> bool {
+        self.program().is_streamed()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.program().bytes()
+    }
+
+    fn decode(&self, py: Python<'_>, pointer: u64, stream: usize) -> PyResult<()> {
+        py.detach(|| {
+            // SAFETY: as in `DeviceBlock::decode`.
+            let on = unsafe { self.loaded.on(self.part, stream) };
+            // SAFETY: as in `DeviceBlock::decode`.
+            unsafe { self.program().decode_into_raw(pointer, &on.stream, on.status) }
+        })
+        .or_raise(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<df11.Program of {} bytes on GPU {}>", self.nbytes(), self.device())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let mut free = || {
+            let _visit = Visit::new();
+            drop(self.inner.take());
+        };
+        if Python::try_attach(|py| py.detach(&mut free)).is_none() {
+            free();
+        }
+    }
+}

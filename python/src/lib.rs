@@ -1,0 +1,47 @@
+//! The native module of the Python package `df11`: the library's API, as thin as it can be.
+//!
+//! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). What is easier said in Python (exceptions, progress
+//! bars, arrays) is said there, in `python/df11`, and called from here.
+
+#![allow(clippy::needless_pass_by_value, reason = "what comes from Python comes by value")]
+
+mod block;
+mod context;
+mod device;
+mod dlpack;
+mod error;
+mod gpu;
+mod memory;
+mod model;
+mod tensor;
+mod work;
+mod write;
+
+use pyo3::prelude::*;
+
+/// Opened, decoded and written by Rust.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::{
+        block::Block,
+        gpu::{DeviceBlock, DeviceModel, Program, devices, plan},
+        model::{Model, open, verify},
+        tensor::{Rows, Tensor},
+        write::{compress, convert, decompress, estimate},
+    };
+    use std::ffi::OsString;
+
+    use pyo3::prelude::*;
+
+    /// Runs the command `df11` with these arguments, of which the first is its name. Returns the exit code.
+    #[pyfunction]
+    fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+        py.detach(|| df11::cli::run(arguments))
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,261 @@
+//! Models: opened, looked at, and verified.
+
+use std::{
+    borrow::Borrow,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use df11::{
+    Level, OpenOptions,
+    format::records::FILE_WEIGHTS,
+    open::{Purpose, Verification},
+};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::PyKeyError,
+    intern,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyMappingProxy},
+};
+
+use crate::{
+    block::Block,
+    device::{Argument, Choice},
+    error::{OrRaise, unknown_word},
+    gpu::{self, DeviceModel, OneOrMore},
+    tensor::Tensor,
+    work,
+};
+
+/// An open model: one container, or all shards of a folder.
+#[pyclass(frozen, mapping, module = "df11")]
+pub(crate) struct Model {
+    pub(crate) inner: Arc<df11::Model>,
+    path: PathBuf,
+    /// Made when they are first asked for.
+    tensors: PyOnceLock<Py<PyMappingProxy>>,
+}
+
+/// Maps and validates a container or a folder of shards.
+#[pyfunction]
+#[pyo3(signature = (path, *, memory_map=true, checksums=true))]
+pub(crate) fn open(py: Python<'_>, path: PathBuf, memory_map: bool, checksums: bool) -> PyResult<Model> {
+    let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
+    let inner = Arc::new(py.detach(|| options.open(&path)).or_raise(py)?);
+    Ok(Model { inner, path, tensors: PyOnceLock::new() })
+}
+
+/// Opens a model that is read from end to end: a file that shrinks meanwhile is an error then, and not the end of the process.
+pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Model> {
+    OpenOptions::new().memory_map(false).open(path)
+}
+
+/// Checks a container or all shards of a folder.
+#[pyfunction]
+#[pyo3(signature = (path, level="full", *, device=None, progress=None))]
+pub(crate) fn verify<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    level: &str,
+    device: Option<Argument>,
+    progress: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    verify_model(py, level, device.as_ref(), progress, || open_to_stream(&path))
+}
+
+fn verify_model<'py, M: Borrow<df11::Model>>(
+    py: Python<'py>,
+    level: &str,
+    device: Option<&Argument>,
+    progress: Option<&Bound<'py, PyAny>>,
+    model: impl FnOnce() -> df11::Result<M> + Send,
+) -> PyResult<Bound<'py, PyAny>> {
+    let level = level_of(py, level)?;
+    let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, device))?;
+    let found = work::watched(py, progress, |observer| {
+        let model = model()?;
+        let model = model.borrow();
+        if level < Level::Full {
+            return model.verify(level, observer);
+        }
+        model.verify_with(level, &*choice.decoder(model, Purpose::Verify)?, observer)
+    })?;
+    verification(py, &found)
+}
+
+fn level_of(py: Python<'_>, name: &str) -> PyResult<Level> {
+    match name {
+        "structure" => Ok(Level::Structure),
+        "checksums" => Ok(Level::Checksums),
+        "full" => Ok(Level::Full),
+        _ => Err(unknown_word(py, "the level", name, "structure, checksums or full")),
+    }
+}
+
+fn verification<'py>(py: Python<'py>, found: &Verification) -> PyResult<Bound<'py, PyAny>> {
+    let class = py.import(intern!(py, "df11._report"))?.getattr("Verification")?;
+    class.call1((found.tensors, found.files, found.bytes, pyo3::types::PyTuple::new(py, &found.unchecked)?))
+}
+
+impl Model {
+    fn all_tensors(&self, py: Python<'_>) -> PyResult<&Py<PyMappingProxy>> {
+        self.tensors.get_or_try_init(py, || {
+            let all = PyDict::new(py);
+            for tensor in self.inner.tensors() {
+                all.set_item(tensor.name(), Tensor::new(&self.inner, &tensor))?;
+            }
+            Ok(PyMappingProxy::new(py, all.as_mapping()).unbind())
+        })
+    }
+
+    /// Paths of original files of a kind, in the order of the shards.
+    fn files(&self, weights: bool) -> Vec<String> {
+        let shards = self.inner.shards().iter().map(df11::open::Shard::directory);
+        let files = shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
+        files
+            .filter(|(_, file)| (file.kind == FILE_WEIGHTS) == weights)
+            .map(|(directory, file)| directory.file_path(file).to_owned())
+            .collect()
+    }
+}
+
+#[pymethods]
+impl Model {
+    #[getter]
+    fn path(&self) -> String {
+        self.path.to_string_lossy().into_owned()
+    }
+
+    #[getter]
+    fn identity(&self) -> String {
+        self.inner.identity().to_string()
+    }
+
+    #[getter]
+    fn is_complete(&self) -> bool {
+        self.inner.is_complete()
+    }
+
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
+        let lengths = self.inner.tensors().map(|tensor| tensor.byte_length());
+        lengths.sum::<df11::Result<u64>>().or_raise(py)
+    }
+
+    #[getter]
+    fn stored_bytes(&self) -> u64 {
+        self.inner.shards().iter().map(df11::open::Shard::file_length).sum()
+    }
+
+    #[getter]
+    fn shards<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let shards = self.inner.shards().iter().map(|shard| {
+            let (told, record) = (PyDict::new(py), &shard.directory().shard);
+            told.set_item("path", shard.path().to_string_lossy())?;
+            told.set_item("index", record.shard_index.get())?;
+            told.set_item("count", record.shard_count.get())?;
+            told.set_item("bytes", shard.file_length())?;
+            Ok(told)
+        });
+        shards.collect()
+    }
+
+    #[getter]
+    fn weights_files(&self) -> Vec<String> {
+        self.files(true)
+    }
+
+    #[getter]
+    fn side_files(&self) -> Vec<String> {
+        self.files(false)
+    }
+
+    #[getter]
+    fn blocks(&self) -> Vec<Block> {
+        self.inner.blocks().map(|block| Block::new(&self.inner, &block)).collect()
+    }
+
+    fn block(&self, name: &str) -> PyResult<Block> {
+        let block = self.inner.block(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        Ok(Block::new(&self.inner, &block))
+    }
+
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
+        Ok(self.all_tensors(py)?.bind(py).clone())
+    }
+
+    fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
+        let tensor = self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        Ok(Tensor::new(&self.inner, &tensor))
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+        name.extract::<String>().is_ok_and(|name| self.inner.tensor(&name).is_some())
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.all_tensors(py)?.bind(py).as_any().try_iter()?.into_any())
+    }
+
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.all_tensors(py)?.bind(py).call_method0(intern!(py, "keys"))
+    }
+
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.all_tensors(py)?.bind(py).call_method0(intern!(py, "values"))
+    }
+
+    fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.all_tensors(py)?.bind(py).call_method0(intern!(py, "items"))
+    }
+
+    #[pyo3(signature = (name, default=None))]
+    fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        match self.inner.tensor(name) {
+            Some(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
+            None => Ok(default),
+        }
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.shards().iter().map(|shard| shard.directory().tensors.len()).sum()
+    }
+
+    #[pyo3(signature = (level="full", *, device=None, progress=None))]
+    fn verify<'py>(
+        &self,
+        py: Python<'py>,
+        level: &str,
+        device: Option<Argument>,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        verify_model(py, level, device.as_ref(), progress, || Ok(&*self.inner))
+    }
+
+    #[pyo3(
+        signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None),
+        text_signature = "($self, devices=0, memory=None, streamed=False, progress=None)"
+    )]
+    fn load(
+        &self,
+        py: Python<'_>,
+        devices: OneOrMore<usize>,
+        memory: Option<OneOrMore<u64>>,
+        streamed: bool,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceModel> {
+        gpu::load(py, &self.inner, devices, memory, streamed, progress)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<df11.Model {:?} of {} tensors in {} blocks>",
+            self.path(),
+            self.__len__(),
+            self.inner.blocks().len()
+        )
+    }
+}

@@ -1,0 +1,151 @@
+//! Work without the interpreter's lock: on threads of its own, with progress, and ended by Ctrl-C.
+
+use std::{
+    panic, process,
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use df11::{Error, Observer, Stage};
+use pyo3::{intern, prelude::*};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::error::OrRaise;
+
+/// How long Ctrl-C, and news of progress, may wait.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The process that made the pool, and the pool.
+static POOL: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
+
+/// One thread for each core, or as many as the variable `RAYON_NUM_THREADS` says. A process that was forked, as data loaders do, has no
+/// threads of its parent's pool, and gets one of its own.
+fn pool() -> df11::Result<&'static ThreadPool> {
+    let mut kept = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    match *kept {
+        Some((process, pool)) if process == process::id() => Ok(pool),
+        _ => {
+            let pool = ThreadPoolBuilder::new().build().map_err(|error| {
+                Error::parameter(format!("cannot start threads: {error}"), "set RAYON_NUM_THREADS to fewer")
+            })?;
+            let pool = &*Box::leak(Box::new(pool));
+            *kept = Some((process::id(), pool));
+            Ok(pool)
+        }
+    }
+}
+
+/// Does what takes seconds at most: it cannot be interrupted.
+pub(crate) fn briefly<T: Send>(py: Python<'_>, work: impl FnOnce() -> df11::Result<T> + Send) -> PyResult<T> {
+    py.detach(|| pool()?.install(work)).or_raise(py)
+}
+
+/// Does long work. `progress` is the caller's argument (`df11/_progress.py` says what it may be); it is told on this thread. Signals
+/// are looked for on this thread too, and end the work; what they raise goes to the caller.
+pub(crate) fn watched<T: Send>(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    work: impl FnOnce(&dyn Observer) -> df11::Result<T> + Send,
+) -> PyResult<T> {
+    let helper = py.import(intern!(py, "df11._progress"))?;
+    let watcher = helper.call_method1(intern!(py, "watcher"), (progress,))?;
+    let watcher = Some(&watcher).filter(|watcher| !watcher.is_none());
+    let watch = Watch::default();
+    let mut failure = None;
+    let result = thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let _done = Done(&watch);
+            pool()?.install(|| work(&watch))
+        });
+        while !py.detach(|| watch.wait()) {
+            if failure.is_none() {
+                failure = py.check_signals().and_then(|()| watch.tell(watcher)).err();
+            }
+            if failure.is_some() {
+                watch.cancelled.store(true, Ordering::Relaxed);
+            }
+        }
+        py.detach(|| worker.join()).unwrap_or_else(|panic| panic::resume_unwind(panic))
+    });
+    if failure.is_none() {
+        failure = watch.tell(watcher).err();
+    }
+    let closed = watcher.map_or(Ok(()), |watcher| watcher.call_method0(intern!(py, "close")).map(drop));
+    match failure {
+        Some(failure) => Err(failure),
+        None => result.or_raise(py).and_then(|value| closed.map(|()| value)),
+    }
+}
+
+/// What work tells of itself, for the caller's thread to pass on.
+#[derive(Default)]
+struct Watch {
+    total: AtomicU64,
+    done: AtomicU64,
+    /// The index among [`STAGES`].
+    stage: AtomicUsize,
+    cancelled: AtomicBool,
+    ended: Mutex<bool>,
+    end: Condvar,
+}
+
+/// With their names in Python.
+const STAGES: [(Stage, &str); 5] = [
+    (Stage::Analyse, "analyse"),
+    (Stage::Encode, "encode"),
+    (Stage::Decode, "decode"),
+    (Stage::Verify, "verify"),
+    (Stage::Load, "load"),
+];
+
+impl Watch {
+    /// Waits a tick; whether the work has ended.
+    fn wait(&self) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.end.wait_timeout_while(ended, TICK, |ended| !*ended);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn tell(&self, watcher: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(watcher) = watcher else { return Ok(()) };
+        let (_, stage) = STAGES[self.stage.load(Ordering::Relaxed)];
+        let total = self.total.load(Ordering::Relaxed);
+        // Headers are verified too, and not counted.
+        let done = self.done.load(Ordering::Relaxed).min(total);
+        watcher.call1((stage, done, total)).map(drop)
+    }
+}
+
+impl Observer for Watch {
+    fn begin(&self, bytes: u64) {
+        self.total.store(bytes, Ordering::Relaxed);
+    }
+
+    fn enter(&self, stage: Stage) {
+        if let Some(index) = STAGES.iter().position(|&(known, _)| known == stage) {
+            self.stage.store(index, Ordering::Relaxed);
+        }
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+/// Says that work has ended, also by a panic.
+struct Done<'w>(&'w Watch);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.end.notify_all();
+    }
+}

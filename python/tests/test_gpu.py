@@ -1,0 +1,306 @@
+"""Models on GPUs: without a driver, and on the stand-in for one, whose memory is the host's and which copies but runs no kernels.
+
+What kernels decode, `tests/gpu` of the library tests on a GPU; `test_real_gpu.py` does so through this package, where there is one.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Tensors, run, write_safetensors
+
+Environment = Callable[..., dict[str, str]]
+
+# Stored as it is, so that the stand-in decodes it: three layers of some sizes, which do not go to one block of small ones.
+RAW: Tensors = {
+    f"model.layers.{layer}.{name}": (
+        "F32",
+        (40, columns),
+        bytes((at * 7 + layer) % 251 for at in range(160 * columns)),
+    )
+    for layer in range(4)
+    for name, columns in [("a", 300), ("b", 250), ("c", 3)]
+}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import df11
+
+    folder = tmp_path_factory.mktemp("raw")
+    df11.compress(write_safetensors(folder / "m.safetensors", RAW), folder / "m.df11", progress=False)
+    return folder / "m.df11"
+
+
+# What all scripts start with: outputs are host memory at an address that is a multiple of 256.
+PRELUDE = """
+import ctypes, sys, df11
+def output(size, fill=0xA5):
+    memory = (ctypes.c_char * (size + 512)).from_buffer(bytearray([fill]) * (size + 512))
+    start = -ctypes.addressof(memory) % 256
+    return ctypes.addressof(memory) + start, memoryview(memory).cast("B")[start:start + size], memory
+def original(tensor):
+    buffer = bytearray(tensor.nbytes)
+    tensor.decode_into(buffer)
+    return buffer
+model = df11.open(sys.argv[1])
+"""
+
+
+def script(text: str) -> str:
+    import textwrap
+
+    return PRELUDE + textwrap.dedent(text)
+
+
+def test_a_machine_without_a_driver_is_told_what_to_do(raw: Path, without_driver: dict[str, str]) -> None:
+    out = run(
+        script("""
+        assert df11.devices() == []
+        for call in (lambda: model.load(), lambda: model.load([0, 1]), lambda: model.verify(device="gpu"),
+                     lambda: df11.decompress(sys.argv[1], "out", device=0)):
+            try:
+                call()
+            except df11.GpuError as error:
+                assert isinstance(error, RuntimeError) and error.remedy.startswith("install one of CUDA 12.0"), error
+                assert str(error).startswith("GPU: no NVIDIA driver on this machine; install one"), error
+            else:
+                raise AssertionError
+        model.verify(device="auto")
+        print(df11.plan(model).device_bytes)
+        """),
+        raw,
+        **without_driver,
+    )
+    assert out
+
+
+def test_drivers_that_fail_are_told(raw: Path, stand_in: Environment) -> None:
+    for answers, words in [
+        ({"version": "11080"}, "the NVIDIA driver knows CUDA 11.8; install a driver"),
+        ({"cuInit": "999"}, "starting the NVIDIA driver: words for 999"),
+        ({"capability": "75"}, "compute capability 7.5; decode on the CPU"),
+        ({"memory": "5000"}, "Stand-in 0 has 5000 free; free memory"),
+    ]:
+        out = run(
+            script("""
+            try:
+                model.load()
+            except df11.GpuError as error:
+                print(error)
+            """),
+            raw,
+            **stand_in(**answers),
+        )
+        assert words in out, out
+
+
+def test_devices_are_told(raw: Path, stand_in: Environment) -> None:
+    out = run(script("print(df11.devices())"), raw, **stand_in(devices="2"))
+    assert eval(out) == [
+        {
+            "ordinal": ordinal,
+            "name": f"Stand-in {ordinal}",
+            "total_memory": 1 << 30,
+            "compute_capability": (8, 0),
+            "driver": (12, 0),
+        }
+        for ordinal in range(2)
+    ]
+
+
+def test_blocks_decode_wherever_they_lie(raw: Path, stand_in: Environment) -> None:
+    run(
+        script("""
+        plan = df11.plan(model)
+        least = df11.plan(model, streamed=True)
+        assert least.host_bytes > 0 == plan.host_bytes and least.device_bytes < plan.device_bytes
+        loads = [
+            dict(), dict(devices=1), dict(devices=[1, 0]), dict(streamed=True),
+            dict(memory=plan.device_bytes[0] - 1), dict(memory=[plan.device_bytes[0]]),
+            dict(devices=[0, 1], memory=[plan.device_bytes[0] * 3 // 4] * 2),
+        ]
+        for options in loads:
+            told = []
+            loaded = model.load(**options, progress=lambda *now: told.append(now))
+            assert told[-1][0] == "load" and told[-1][1] == told[-1][2] > 0
+            numbers = options.get("devices", 0)
+            assert loaded.devices == (numbers if isinstance(numbers, list) else [numbers])
+            assert [block.name for block in loaded.blocks] == [block.name for block in model.blocks]
+            assert loaded.largest_block_bytes == max(block.nbytes for block in model.blocks)
+            assert loaded.device_bytes > 0 and loaded.copied_bytes <= loaded.host_bytes
+            for turn in range(3):
+                for block in loaded.blocks:
+                    assert block.layout == model.block(block.name).layout and block.nbytes == model.block(block.name).nbytes
+                    assert loaded.placements[block.name] == (block.device, block.is_streamed)
+                    assert block.device in loaded.devices
+                    pointer, view, keep = output(block.nbytes)
+                    block.decode(pointer, 0)
+                    for name, (start, stop) in block.layout.items():
+                        assert view[start:stop] == original(model[name]), name
+            loaded.check()
+            loaded.check(0, loaded.devices[0])
+            assert loaded.block(block.name).name == block.name
+            if options.get("streamed"):
+                assert all(block.is_streamed for block in loaded.blocks) and loaded.host_bytes > 0
+        # The last options spread the blocks.
+        assert {place.device for place in loaded.placements.values()} == {0, 1}
+        for wrong in (lambda: loaded.check(77), lambda: loaded.check(0, 5), lambda: model.load(7),
+                      lambda: model.load(memory=1000), lambda: model.load(memory=10**9, streamed=True),
+                      lambda: block.decode(8, 0), lambda: model.load([0, 1], streamed=True)):
+            try:
+                wrong()
+            except df11.ParameterError as error:
+                assert "; " in str(error)
+            else:
+                raise AssertionError
+        try:
+            loaded.block("absent")
+        except KeyError:
+            print("done")
+        """),
+        raw,
+        **stand_in(devices="2"),
+    )
+
+
+def test_programs_put_tensors_anywhere(raw: Path, stand_in: Environment) -> None:
+    run(
+        script("""
+        names = list(model)
+        for options in (dict(), dict(streamed=True)):
+            loaded = model.load(**options, progress=False)
+            pieces = [("model.layers.2.b", 0), ("model.layers.0.a", 48000, 3, 9), ("model.layers.2.c", 60001), ("model.layers.0.a", 70000)]
+            program = loaded.program(pieces)
+            assert program.nbytes == 70000 + 48000 and program.device == 0 and not program.is_streamed
+            for turn in range(2):
+                pointer, view, keep = output(program.nbytes)
+                program.decode(pointer, 0)
+                expected = bytearray(b"\\xa5" * program.nbytes)
+                for name, offset, *rows in pieces:
+                    content = original(model[name])
+                    if rows:
+                        content = content[rows[0] * 1200:rows[1] * 1200]
+                    expected[offset:offset + len(content)] = content
+                assert view == expected
+            one = loaded.program([("model.layers.3.a", 512), ("model.layers.3.b", 0)][:1])
+            assert one.is_streamed == bool(options)
+            # It keeps the model.
+            del loaded
+            pointer, view, keep = output(one.nbytes)
+            one.decode(pointer, 0)
+            assert view[512:] == original(model["model.layers.3.a"])
+        loaded = model.load([0, 1], memory=[df11.plan(model).device_bytes[0] * 3 // 4] * 2)
+        tensors = {block.device: next(iter(block.layout)) for block in loaded.blocks}
+        assert loaded.program([(tensors[1], 0)]).device == 1
+        for wrong in ([], [("absent", 0)], [(names[0], 0, 5, 50)], [(tensors[0], 0), (tensors[1], 0)], [(names[0], 2**64 - 8)]):
+            try:
+                loaded.program(wrong)
+            except df11.ParameterError as error:
+                assert "; " in str(error)
+            else:
+                raise AssertionError(wrong)
+        for wrong in (None, [names[0]], [(0, names[0])], [(names[0], -1)]):
+            try:
+                loaded.program(wrong)
+            except (TypeError, OverflowError, ValueError):
+                pass
+            else:
+                raise AssertionError(wrong)
+        """),
+        raw,
+        **stand_in(devices="2"),
+    )
+
+
+def test_the_threads_context_stays_what_it_is(raw: Path, stand_in: Environment) -> None:
+    """Of PyTorch it is the current device."""
+    run(
+        script("""
+        driver = ctypes.CDLL("libcuda.so")
+        driver.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
+        def current():
+            context = ctypes.c_void_p()
+            driver.cuCtxGetCurrent(ctypes.byref(context))
+            return context.value
+        mine = ctypes.create_string_buffer(8)
+        for context in (None, ctypes.addressof(mine)):
+            driver.cuCtxSetCurrent(context)
+            assert current() == context
+            loaded = model.load(1, streamed=True)
+            block = loaded.blocks[0]
+            program = loaded.program([(next(iter(block.layout)), 0)])
+            pointer, view, keep = output(loaded.largest_block_bytes)
+            for step in (lambda: block.decode(pointer, 0), lambda: program.decode(pointer, 0), loaded.check):
+                step()
+                assert current() == context
+            del program
+            assert current() == context
+            del loaded, block, step
+            assert current() == context
+        """),
+        raw,
+        **stand_in(devices="2"),
+    )
+
+
+def test_gpus_verify_and_restore(raw: Path, stand_in: Environment, tmp_path: Path) -> None:
+    run(
+        script("""
+        assert df11.verify(sys.argv[1], device="gpu") == model.verify(device=1) == model.verify(device="cpu")
+        df11.decompress(sys.argv[1], sys.argv[2], device="gpu")
+        """),
+        raw,
+        tmp_path / "back.safetensors",
+        **stand_in(devices="2"),
+    )
+    assert (tmp_path / "back.safetensors").read_bytes() == (raw.parent / "m.safetensors").read_bytes()
+
+
+def test_other_threads_decode_meanwhile(raw: Path, stand_in: Environment) -> None:
+    run(
+        script("""
+        import threading
+        loaded = model.load(streamed=True)
+        failures = []
+        def work():
+            for _ in range(50):
+                for block in loaded.blocks:
+                    pointer, view, keep = output(block.nbytes)
+                    block.decode(pointer, 0)
+                    for name, (start, stop) in block.layout.items():
+                        if view[start:stop] != original(model[name]):
+                            failures.append(name)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert not failures
+        """),
+        raw,
+        **stand_in(),
+    )
+
+
+def test_a_call_takes_some_microseconds(raw: Path, stand_in: Environment) -> None:
+    """Timings are no tests: the bound only finds what is wrong by far. `pytest -s` prints them."""
+    out = run(
+        script("""
+        import time
+        tensors = [f"model.layers.{layer}.c" for layer in range(4)]
+        for options in (dict(), dict(streamed=True)):
+            loaded = model.load(**options)
+            pointer, view, keep = output(loaded.largest_block_bytes)
+            for what in (loaded.program([(tensors[0], 0)]), loaded.program([(name, 512 * at) for at, name in enumerate(tensors)])):
+                best = 1e9
+                for _ in range(20):
+                    start = time.perf_counter()
+                    for _ in range(1000):
+                        what.decode(pointer, 0)
+                    best = min(best, (time.perf_counter() - start) / 1000)
+                print(what, what.is_streamed, f"{best * 1e6:.2f} µs a call")
+                assert best < 1e-3
+        """),
+        raw,
+        **stand_in(),
+    )
+    print(out)

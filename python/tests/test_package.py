@@ -1,0 +1,121 @@
+"""The package itself: what it needs, what it is typed as, what it is linked with."""
+
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import run
+
+import df11
+import df11._native
+
+LIBRARY = Path(df11._native.__file__)
+
+
+def test_nothing_else_is_needed(container: Path, without_driver: dict[str, str]) -> None:
+    run(
+        """
+        import sys
+        for name in ("torch", "numpy", "transformers", "tqdm", "safetensors", "ml_dtypes"):
+            sys.modules[name] = None
+        import df11
+        model = df11.open(sys.argv[1])
+        buffer = bytearray(model["model.embed.weight"].nbytes)
+        model["model.embed.weight"].decode_into(buffer)
+        assert df11.verify(sys.argv[1]).tensors == len(model)
+        for array in (model["model.mask"].numpy, model["model.mask"].torch):
+            try:
+                array()
+            except ImportError:
+                pass
+            else:
+                raise AssertionError
+        """,
+        container,
+        **without_driver,
+    )
+
+
+def test_import_loads_nothing_large() -> None:
+    out = run("import sys, df11; print(*sys.modules)")
+    assert not {"torch", "numpy", "transformers", "tqdm"} & set(out.split())
+
+
+def test_exceptions_are_sorted_by_fault() -> None:
+    for error, base in [
+        (df11.IoError, OSError),
+        (df11.UnsupportedError, df11.Error),
+        (df11.CorruptError, ValueError),
+        (df11.LimitError, ValueError),
+        (df11.ParameterError, ValueError),
+        (df11.GpuError, RuntimeError),
+    ]:
+        assert issubclass(error, df11.Error) and issubclass(error, base) and error.__module__ == "df11"
+    assert issubclass(df11.Error, Exception) and str(df11.IoError("words")) == "words"
+
+
+def test_all_that_is_told_is_there() -> None:
+    for name in df11.__all__:
+        assert getattr(df11, name) is not None
+        assert name.startswith("__") or getattr(df11, name).__doc__, name
+    assert re.fullmatch(r"\d+\.\d+\.\d+", df11.__version__)
+
+
+def test_stubs_are_those_of_the_module() -> None:
+    pytest.importorskip("mypy.stubtest")
+    command = [sys.executable, "-m", "mypy.stubtest", "df11._native"]
+    done = subprocess.run(command, cwd=LIBRARY.parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_module_serves_every_version_and_links_no_library_of_others() -> None:
+    assert LIBRARY.name.endswith((".abi3.so", ".pyd"))
+    if sys.platform != "linux":
+        pytest.skip("ELF")
+    needed = dynamic(LIBRARY.read_bytes())
+    allowed = r"lib(c|m|dl|rt|pthread|gcc_s|util)\.so\.\d+|ld-linux.*|linux-vdso.*"
+    assert needed and all(re.fullmatch(allowed, name) for name in needed), needed
+    if shutil.which("ldd"):
+        out = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout
+        assert not re.search("torch|cuda|python|nvidia", out), out
+
+
+def dynamic(elf: bytes) -> list[str]:
+    """The libraries that a shared object needs (ELF-64, little-endian: section .dynamic)."""
+    assert elf[:5] == b"\x7fELF\x02"
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count = struct.unpack_from("<HH", elf, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, table + at * size) for at in range(count)]
+    (section,) = (section for section in sections if section[1] == 6)
+    text = sections[section[6]][4]
+    entries = struct.iter_unpack("<qQ", elf[section[4] : section[4] + section[5]])
+    names = [text + value for tag, value in entries if tag == 1]
+    return [elf[start : elf.index(b"\0", start)].decode() for start in names]
+
+
+def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -> None:
+    def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "df11", *map(str, arguments)]
+        return subprocess.run(line, capture_output=True, text=True, check=False, cwd=LIBRARY.parents[1])
+
+    assert command("--version").stdout.startswith(f"df11 {df11.__version__} (format ")
+    assert "all bits are there" in command("verify", container).stdout
+    assert (command("verify", tmp_path / "absent").returncode, command("frobnicate").returncode) == (2, 2)
+    assert command("--help").returncode == 0
+    # Ctrl-C is the command's own.
+    line = [sys.executable, "-m", "df11", "compress", str(large), "-o", str(tmp_path / "large.df11")]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=LIBRARY.parents[1]) as process:
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said) == (130, "df11: interrupted; nothing is left half-written\n")
+    assert list(tmp_path.iterdir()) == []
+    done = command("decompress", container, "-o", tmp_path / "back.safetensors", "--json")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,494 @@
+"""from_pretrained of compressed folders: every bit as with BF16 weights."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from models import CAUSAL, causal, config_of, greedy, seeded  # noqa: E402
+
+import df11  # noqa: E402
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Folders:
+    """BF16 and compressed folders of each architecture, made once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def bf16(self, name: str) -> Path:
+        folder = self.root / name / "bf16"
+        return folder if folder.exists() else causal(name, folder)
+
+    def compressed(self, name: str, layout: str | None = None) -> Path:
+        folder = self.root / name / f"df11-{layout}"
+        if not folder.exists():
+            df11.compress(self.bf16(name), folder, progress=False, **({"layout": layout} if layout else {}))
+        return folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("models"))
+
+
+def load(folder: Path, device: Any = "cpu", **options: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)
+
+
+def with_options(folder: Path, **options: Any) -> Any:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.quantization_config = {"quant_method": "df11", **options}
+    return config
+
+
+def prompt(rows: int = 2, length: int = 37, vocabulary: int = 512) -> Any:
+    return torch.randint(1, vocabulary - 1, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_logits_are_those_of_the_bf16_model(folders: Folders, name: str, device: str) -> None:
+    original = load(folders.bf16(name), device)
+    compressed = load(folders.compressed(name), device)
+    for rows, length in [(1, 1), (1, 37), (3, 40)]:
+        expected = greedy(original, prompt(rows, length), 8)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(expected, greedy(compressed, prompt(rows, length), 8), strict=True)
+        )
+    assert df11.report(compressed, verify=True).verified
+    assert compressed.dtype == original.dtype
+    assert compressed.device == original.device
+    assert compressed.num_parameters() == original.num_parameters()
+    assert compressed.get_memory_footprint() <= original.get_memory_footprint()
+    shapes = {name: (p.shape, p.dtype) for name, p in original.named_parameters()}
+    assert {name: (p.shape, p.dtype) for name, p in compressed.named_parameters()} == shapes
+    assert not any(parameter.requires_grad for parameter in compressed.parameters())
+    buffers = {name: value.cpu() for name, value in original.named_buffers()}
+    assert all(torch.equal(value.cpu(), buffers.pop(name)) for name, value in compressed.named_buffers())
+    assert not buffers
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-tied", "qwen3-moe", "mixtral", "gpt2"])
+def test_layers_are_decoded_alone(folders: Folders, name: str) -> None:
+    model = load(folders.compressed(name))
+    units = [unit.path for unit in model.__dict__["_df11"].units]
+    layers = [path for path in units if path.split(".")[-1].isdigit()]
+    assert len(layers) == 3
+    heads = set(units) - set(layers)
+    assert heads <= {"model.embed_tokens", "lm_head", "transformer.wte", "transformer.wpe"}
+    report = df11.report(model)
+    assert report.devices[0].arena < report.original_bytes
+    assert not report.large_residents
+    assert not report.unused_tensors
+
+
+@pytest.mark.parametrize("layout", ["tile", "raw"])
+def test_other_layouts(folders: Folders, layout: str) -> None:
+    expected = greedy(load(folders.bf16("llama")), prompt(), 3)
+    found = greedy(load(folders.compressed("llama", layout)), prompt(), 3)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_nothing_is_read_from_safetensors_and_nothing_initialised(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No parameter is ever allocated but by the runtime: neither of its true size, nor to be initialised."""
+    sizes: list[int] = []
+    empty_like = torch.empty_like
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *a, **k: sizes.append(a[0].numel()) or empty_like(*a, **k)
+    )
+    model, info = load(folders.compressed("llama"), output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert max(sizes, default=0) < 1000
+    assert not list(folders.compressed("llama").glob("*.safetensors"))
+    assert not hasattr(model.config, "transformers_weights")
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe"])
+def test_save_pretrained_gives_the_folder_again(folders: Folders, name: str, tmp_path: Path) -> None:
+    model = load(folders.compressed(name))
+    model.save_pretrained(tmp_path / "saved")
+    saved, source = tmp_path / "saved", folders.compressed(name)
+    assert {file.name for file in saved.iterdir()} == {file.name for file in source.iterdir()}
+    for file in source.glob("*.df11"):
+        assert (saved / file.name).read_bytes() == file.read_bytes()
+    assert json.loads((saved / "config.json").read_text())["quantization_config"] == {"quant_method": "df11"}
+    again = load(saved)
+    assert torch.equal(again(prompt()).logits, model(prompt()).logits)
+    df11.decompress(saved, tmp_path / "bf16", progress=False)
+    for file in folders.bf16(name).iterdir():
+        assert (tmp_path / "bf16" / file.name).read_bytes() == file.read_bytes()
+    model.save_pretrained(source)  # onto itself
+    assert torch.equal(load(source)(prompt()).logits, again(prompt()).logits)
+
+
+def test_several_files(folders: Folders, tmp_path: Path) -> None:
+    model = load(folders.bf16("llama-tied"))
+    model.save_pretrained(tmp_path / "bf16", max_shard_size="400KB")
+    assert len(list((tmp_path / "bf16").glob("*.safetensors"))) > 2
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    compressed = load(tmp_path / "df11")
+    assert torch.equal(compressed(prompt()).logits, model(prompt()).logits)
+    compressed.save_pretrained(tmp_path / "saved")
+    assert len(list((tmp_path / "saved").glob("*.df11"))) == len(list((tmp_path / "df11").glob("*.df11")))
+
+
+def test_the_base_model_and_a_new_head(folders: Folders) -> None:
+    folder = folders.compressed("qwen3")
+    base = transformers.AutoModel.from_pretrained(folder, device_map="cpu")
+    expected = transformers.AutoModel.from_pretrained(folders.bf16("qwen3"))
+    assert torch.equal(base(prompt()).last_hidden_state, expected(prompt()).last_hidden_state)
+    assert df11.report(base).unused_tensors == ["lm_head.weight"]
+    model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, device_map="cpu", output_loading_info=True
+    )
+    assert set(info["missing_keys"]) == {"score.weight"}
+    assert model.score.weight.dtype == torch.bfloat16
+    assert torch.isfinite(model(prompt()).logits).all()
+
+
+def test_generate(folders: Folders) -> None:
+    original, compressed = load(folders.bf16("qwen3")), load(folders.compressed("qwen3"))
+    tokens = prompt()
+    for options in [
+        {"do_sample": False},
+        {"num_beams": 3},
+        {"do_sample": True},
+        {"cache_implementation": "static"},
+    ]:
+        answers = []
+        for model in (original, compressed):
+            torch.manual_seed(5)
+            answers.append(
+                model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options)
+            )
+        assert torch.equal(*answers), options
+
+
+def test_encoder_decoder(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=512,
+        d_model=128,
+        d_kv=32,
+        d_ff=320,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        dtype="bfloat16",
+    )
+    seeded(transformers.T5ForConditionalGeneration(config)).save_pretrained(tmp_path / "bf16")
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    kind = transformers.AutoModelForSeq2SeqLM
+    original, compressed = (
+        kind.from_pretrained(tmp_path / "bf16"),
+        kind.from_pretrained(tmp_path / "df11", device_map="cpu"),
+    )
+    tokens = prompt()
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    assert torch.equal(
+        original.generate(**inputs, max_new_tokens=9), compressed.generate(**inputs, max_new_tokens=9)
+    )
+    first = {"decoder_input_ids": tokens[:, :4]}
+    with torch.no_grad():  # with gradients, PyTorch chooses other kernels for weights that want them
+        assert torch.equal(original(**inputs, **first).logits, compressed(**inputs, **first).logits)
+    assert df11.report(compressed, verify=True).verified
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral"])
+def test_experts_are_fused_without_a_copy(folders: Folders, name: str) -> None:
+    runtime = load(folders.compressed(name)).__dict__["_df11"]
+    experts = [weight for weight in runtime.weights if ".experts." in weight.name]
+    assert experts
+    assert all(weight.resident_because is None and len(weight.tensors) > 1 for weight in experts)
+
+
+def test_two_models_and_two_threads(folders: Folders) -> None:
+    names = ["llama", "qwen3-moe"]
+    models = {name: load(folders.compressed(name)) for name in names}
+    expected = {name: load(folders.bf16(name))(prompt()).logits for name in names}
+    wrong: list[str] = []
+
+    def use(name: str) -> None:
+        for _ in range(5):
+            with torch.no_grad():
+                if not torch.equal(models[name](prompt()).logits, expected[name]):
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in names * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_error_in_a_forward_leaves_the_model_usable(folders: Folders) -> None:
+    model = load(folders.compressed("llama"))
+    expected = model(prompt()).logits
+    with pytest.raises(Exception, match="index"):
+        model(torch.tensor([[10**6]]))
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(model(prompt()).logits.detach()))
+    thread.start()
+    thread.join(20)
+    assert torch.equal(found[0], expected)
+
+
+def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
+    model = load(folders.compressed("llama"))
+    for action, words in [
+        (lambda: model.state_dict(), "df11.state_dict"),
+        (lambda: model.model.layers[0].state_dict(), "compressed"),
+        (lambda: model.load_state_dict(df11.state_dict(model)), "cannot be loaded over"),
+        (lambda: model.to(torch.float32), "stay where and what they are"),
+        (lambda: model.model.layers[0].to("meta"), "stay where and what they are"),
+        (lambda: model.model.half(), "stay where|not supported"),
+        (
+            lambda: model(inputs_embeds=torch.zeros(1, 2, 128, dtype=torch.bfloat16, requires_grad=True)),
+            "inference",
+        ),
+        (lambda: model.dequantize(), "df11 decompress"),
+    ]:
+        with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=words):
+            action()
+    import copy
+    import pickle
+
+    for action in (lambda: copy.deepcopy(model), lambda: pickle.dumps(model)):
+        with pytest.raises(TypeError, match="compressed weights"):
+            action()
+    assert model.to("cpu") is model
+    assert model.eval() is model
+    with pytest.raises(ValueError, match="bfloat16"):
+        load(folders.compressed("llama"), dtype=torch.float16)
+    with pytest.raises(ValueError, match='device_map="auto"'):
+        load(folders.compressed("llama"), {"model": "cpu", "lm_head": "disk"})
+    with pytest.raises(ValueError, match="df11 compress"):
+        load(folders.bf16("llama"), quantization_config=__import__("df11._quantizer")._quantizer.Df11Config())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_bytes((folders.compressed("llama") / "config.json").read_bytes())
+    with pytest.raises(FileNotFoundError, match="df11 compress"):
+        load(empty)
+    wrong = config_of("llama")
+    wrong.intermediate_size = 192
+    wrong.quantization_config = {"quant_method": "df11"}
+    with pytest.raises(ValueError, match="shape"):
+        load(folders.compressed("llama"), config=wrong)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match='device_map="cpu"'):
+            load(folders.compressed("llama"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe"])
+def test_a_model_is_gone_when_nobody_uses_it(folders: Folders, name: str) -> None:
+    """Without the garbage collector: its memory is wanted for the next one."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = load(folders.compressed(name))
+        model(prompt())
+        runtime, layer = weakref.ref(model.__dict__["_df11"]), weakref.ref(model.model.layers[0])
+        del model
+        assert layer() is None
+        assert runtime() is None
+    finally:
+        gc.enable()
+
+
+def test_decoded_copies(folders: Folders) -> None:
+    state = df11.state_dict(load(folders.compressed("llama-tied")))
+    expected = load(folders.bf16("llama-tied")).state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_auto_without_a_gpu(folders: Folders) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    model = load(folders.compressed("llama"), "auto")
+    assert model.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "order", ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"]
+)
+def test_registration_does_not_depend_on_the_order(order: str) -> None:
+    code = (
+        f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\nassert 'df11' in m"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, df11; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_compiling_breaks_the_graph_at_each_block(folders: Folders) -> None:
+    model = load(folders.compressed("llama"))
+    expected = model(prompt()).logits
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager")
+        assert torch.equal(compiled(prompt()).logits, expected)
+        assert torch.equal(compiled(prompt()).logits, expected)
+    torch._dynamo.reset()
+
+
+# ---- on GPUs ----
+
+
+def same_steps(original: Any, compressed: Any, rows: int = 2) -> bool:
+    pairs = zip(greedy(original, prompt(rows), 12), greedy(compressed, prompt(rows), 12), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "mixtral"])
+def test_decoding_ahead(folders: Folders, name: str, prefetch: bool) -> None:
+    folder = folders.compressed(name)
+    model = load(folder, "cuda", config=with_options(folder, prefetch=prefetch))
+    runtime = model.__dict__["_df11"]
+    assert runtime.prefetch == prefetch
+    assert (len(set(runtime.offsets)) > 1) == prefetch
+    assert same_steps(load(folders.bf16(name), "cuda"), model)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert same_steps(load(folders.bf16(name), "cuda"), model)
+    assert df11.report(model, verify=True).verified
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_cuda_graphs(folders: Folders, name: str, prefetch: bool, streamed: bool) -> None:
+    """A captured decode step, replayed, beside eager steps of the BF16 model; eager steps in between."""
+    folder = folders.compressed(name)
+    options = {"experts_implementation": "batched_mm"} if "moe" in name else {}
+    model = load(folder, "cuda", config=with_options(folder, prefetch=prefetch, streamed=streamed), **options)
+    original = load(folders.bf16(name), "cuda", **options)
+    with torch.no_grad():
+        caches = [transformers.StaticCache(config=m.config, max_cache_len=64) for m in (original, model)]
+        starts = [
+            m(prompt().cuda(), past_key_values=c).logits
+            for m, c in zip((original, model), caches, strict=True)
+        ]
+        assert torch.equal(*starts)
+        token = starts[0][:, -1:].argmax(-1)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                model(token, past_key_values=caches[1])
+                original(token, past_key_values=caches[0])
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = model(token, past_key_values=caches[1]).logits
+        for at in range(8):
+            expected = original(token, past_key_values=caches[0]).logits
+            graph.replay()
+            assert torch.equal(found, expected)
+            token.copy_(expected[:, -1:].argmax(-1))
+            if at % 3 == 1:
+                assert torch.equal(model(prompt().cuda()).logits, original(prompt().cuda()).logits)
+    df11.report(model, verify=True)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_too_small(folders: Folders) -> None:
+    folder = folders.compressed("llama")
+    original = load(folders.bf16("llama"), "cuda")
+    whole = df11.report(load(folder, "cuda"))
+    for share in (0.95, 0.8):
+        limit = int(share * whole.device_bytes)
+        model = load(folder, "auto", max_memory={0: limit, "cpu": 10**12})
+        report = df11.report(model, verify=True)
+        assert report.devices[0].streamed_units > 0
+        assert report.host_bytes > 0
+        assert report.device_bytes <= limit
+        assert same_steps(original, model)
+    model = load(folder, "cuda", config=with_options(folder, streamed=True))
+    assert df11.report(model).devices[0].streamed_units == df11.report(model).devices[0].units
+    assert same_steps(original, model)
+
+
+@pytest.mark.gpu
+def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
+    """While it is loaded, PyTorch allocates no more than the arena and small parameters."""
+    folder = folders.compressed("llama")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model = load(folder, "cuda")
+    report = df11.report(model)
+    allowed = report.devices[0].arena + report.devices[0].resident + (1 << 17)
+    assert torch.cuda.max_memory_allocated() - before <= allowed
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gemma2", "mixtral"])
+def test_several_gpus(folders: Folders, name: str) -> None:
+    model = load(folders.compressed(name), "auto")
+    devices = set(model.hf_device_map.values())
+    assert len(devices) == torch.cuda.device_count()
+    report = df11.report(model, verify=True)
+    assert len(report.devices) == len(devices)
+    assert same_steps(load(folders.bf16(name), "cuda"), model)
+    assert torch.cuda.current_device() == 0
+    single = load(folders.compressed(name), "cuda:1")
+    assert single.device == torch.device("cuda:1")
+    assert same_steps(load(folders.bf16(name), "cuda:1"), single)
+
+
+@pytest.mark.gpu
+def test_two_threads_on_streams_of_their_own(folders: Folders) -> None:
+    model = load(folders.compressed("llama"), "cuda")
+    with torch.no_grad():
+        expected = load(folders.bf16("llama"), "cuda")(prompt().cuda()).logits
+    wrong: list[int] = []
+
+    def use(number: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                if not torch.equal(model(prompt().cuda()).logits, expected):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.gpu
+def test_compiled_on_a_gpu(folders: Folders) -> None:
+    model = load(folders.compressed("llama"), "cuda")
+    with torch.no_grad():
+        expected = model(prompt().cuda()).logits.float()
+        torch._dynamo.reset()
+        # Fused kernels round elsewhere: the weights are the same bits, and the logits nearly.
+        found = torch.compile(model)(prompt().cuda()).logits.float()
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()

@@ -1,0 +1,174 @@
+//! Programs: any tensors of one GPU, or rows of them, to chosen places of one output.
+
+use std::{ops::Range, sync::Arc};
+
+use df11::{
+    Error,
+    gpu::{
+        GpuModel, GpuProgram, LoadOptions, Piece, Plan, Status,
+        cudarc::driver::{
+            CudaStream,
+            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+        },
+    },
+};
+
+use super::{GUARD, POISON, gpu, load, mixed, open, random, streaming::layers};
+
+/// A piece and the bytes that it must become.
+struct Expected {
+    name: String,
+    rows: Option<Range<u64>>,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+/// Pieces at random, one behind the other with gaps of random multiples of 16.
+fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u64) -> Vec<Expected> {
+    let mut end = 0;
+    let piece = |_| {
+        let name = names[random(state) as usize % names.len()].clone();
+        let tensor = original.tensor(&name).unwrap();
+        let all = tensor.decode_bytes().unwrap();
+        let rows = (random(state).is_multiple_of(2) && tensor.elements() > 0).then(|| {
+            let start = random(state) % tensor.shape()[0];
+            start..start + random(state) % (tensor.shape()[0] - start + 1)
+        });
+        let range = rows.clone().map_or(0..all.len() as u64, |rows| tensor.row_bytes(rows).unwrap());
+        let bytes = all[range.start as usize..range.end as usize].to_vec();
+        let offset = end + 16 * (random(state) % 5);
+        end = (offset + bytes.len() as u64).next_multiple_of(16);
+        Expected { name, rows, offset, bytes }
+    };
+    (0..count).map(piece).collect()
+}
+
+fn program(model: &GpuModel, expected: &[Expected]) -> GpuProgram {
+    let pieces = expected.iter().map(|piece| match &piece.rows {
+        Some(rows) => Piece::new(&piece.name, piece.offset).rows(rows.clone()),
+        None => Piece::new(&piece.name, piece.offset),
+    });
+    model.program(&pieces.collect::<Vec<_>>()).unwrap()
+}
+
+/// What the output must be: the pieces, and poison between and behind them.
+fn whole(program: &GpuProgram, expected: &[Expected]) -> Vec<u8> {
+    let mut whole = vec![POISON; program.bytes() as usize + GUARD];
+    for piece in expected {
+        whole[piece.offset as usize..][..piece.bytes.len()].copy_from_slice(&piece.bytes);
+    }
+    whole
+}
+
+fn check(stream: &Arc<CudaStream>, status: &Status, program: &GpuProgram, expected: &[Expected]) {
+    let whole = whole(program, expected);
+    let mut output = stream.clone_htod(&vec![POISON; whole.len()]).unwrap();
+    program.decode_into(&mut output.as_view_mut(), stream, status).unwrap();
+    status.check(stream).unwrap();
+    let names: Vec<_> = expected.iter().map(|piece| (&piece.name, &piece.rows, piece.offset)).collect();
+    assert!(stream.clone_dtoh(&output).unwrap() == whole, "{names:?}");
+}
+
+fn names(model: &df11::Model, block: Option<&str>) -> Vec<String> {
+    let tensors = model.tensors().filter(|tensor| block.is_none_or(|name| tensor.block_name() == name));
+    tensors.map(|tensor| tensor.name().to_owned()).collect()
+}
+
+#[test]
+fn any_pieces_go_to_their_places() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let status = Status::new(device).unwrap();
+    for (sample, bytes) in [mixed(3), layers()].into_iter().enumerate() {
+        let original = open(bytes.clone());
+        for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+            let model = open(bytes.clone()).load(device, &LoadOptions::new().plan(plan.unwrap())).unwrap();
+            let (all, mut state) = (names(&original, None), 1 + sample as u64);
+            for count in [1, 2, 7, 40] {
+                for _ in 0..6 {
+                    let expected = pieces(&original, &all, count, &mut state);
+                    check(&stream, &status, &program(&model, &expected), &expected);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn programs_of_streamed_blocks_take_turns_with_blocks() {
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    let plan = Plan::all_streamed(&original).unwrap();
+    let model = open(layers()).load(device, &LoadOptions::new().plan(plan)).unwrap();
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+    let mut state = 9;
+    let programs: Vec<_> = original
+        .blocks()
+        .map(|block| {
+            let mut expected = pieces(&original, &names(&original, Some(block.name())), 9, &mut state);
+            // Whole tensors, for which slots are filled.
+            let mut end = 0;
+            for piece in &mut expected {
+                piece.bytes = original.tensor(&piece.name).unwrap().decode_bytes().unwrap();
+                piece.rows = None;
+                piece.offset = end;
+                end = (end + piece.bytes.len() as u64).next_multiple_of(16);
+            }
+            (program(&model, &expected), expected)
+        })
+        .collect();
+    let mut block_output = stream.alloc_zeros::<u8>(model.largest_block_bytes() as usize).unwrap();
+    for step in 0..60 {
+        let at = if step < 20 { step } else { random(&mut state) as usize } % programs.len();
+        let (program, expected) = &programs[at];
+        assert!(program.is_streamed());
+        check(&stream, &status, program, expected);
+        let block = model.blocks().nth(random(&mut state) as usize % programs.len()).unwrap();
+        block.decode_into(&mut block_output.as_view_mut(), &stream, &status).unwrap();
+    }
+    status.check(&stream).unwrap();
+}
+
+#[test]
+#[expect(unsafe_code, reason = "capture of raw pointers")]
+fn programs_are_captured_in_graphs() {
+    use df11::gpu::cudarc::driver::DevicePtrMut as _;
+    let Some(device) = gpu() else { return };
+    let original = open(layers());
+    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+        let model = open(layers()).load(device, &LoadOptions::new().plan(plan.unwrap())).unwrap();
+        let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+        let mut state = 4;
+        for of in [None, Some("layer 3")] {
+            let expected = pieces(&original, &names(&original, of), 12, &mut state);
+            let program = program(&model, &expected);
+            let whole = whole(&program, &expected);
+            let mut output = stream.alloc_zeros::<u8>(whole.len()).unwrap();
+            let pointer = output.device_ptr_mut(&stream).0;
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            // SAFETY: output, model and status live until the graph has run.
+            unsafe { program.decode_into_raw(pointer, &stream, &status) }.unwrap();
+            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let graph = stream.end_capture(flags).unwrap().unwrap();
+            for _ in 0..3 {
+                stream.memcpy_htod(&vec![POISON; whole.len()], &mut output).unwrap();
+                graph.launch().unwrap();
+                status.check(&stream).unwrap();
+                assert!(stream.clone_dtoh(&output).unwrap() == whole);
+            }
+        }
+    }
+}
+
+#[test]
+fn coded_pieces_start_on_multiples_of_16() {
+    let Some(device) = gpu() else { return };
+    let model = load(device, mixed(5));
+    for (name, offset, is_good) in
+        [("coded", 16, true), ("coded", 8, false), ("tiles", 2, false), ("odd", 3, true)]
+    {
+        let program = model.program(&[Piece::new(name, offset)]);
+        assert_eq!(program.is_ok(), is_good, "{name} at {offset}");
+        assert!(program.err().is_none_or(|error| matches!(error, Error::Parameter { .. })));
+    }
+}

@@ -1,0 +1,190 @@
+//! Programs of tensors on a GPU, planned and run on the stand-in for its driver (see `tests/driver.rs`), which copies what is stored as it
+//! is and runs no kernels. What kernels make of programs, `tests/gpu/programs.rs` tests.
+//!
+//! The driver's library is found by the environment of a process, so that each test runs itself again in a process of its own.
+#![cfg(all(target_os = "linux", feature = "cuda"))]
+
+#[path = "support/container.rs"]
+mod container;
+#[path = "support/driver.rs"]
+mod stand_in;
+
+use std::process::Command;
+
+use container::{Item, Model, normal_weights};
+use df11::{
+    Dtype, Error, OpenOptions,
+    gpu::{Device, GpuModel, GpuProgram, LoadOptions, Piece, Plan, Status},
+};
+
+const POISON: u8 = 0xA5;
+/// Set where the driver is the stand-in.
+const CHILD: &str = "DF11_TEST_STAND_IN";
+
+/// Runs the test of this name again, with the stand-in and so many GPUs; whether this is the process where it goes on.
+fn is_child(name: &str, devices: u32) -> bool {
+    if std::env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let Some(folder) = stand_in::compile(&[]) else { return false };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env("LD_LIBRARY_PATH", folder.path()).env(CHILD, "1");
+    command.env_remove("CUDA_VISIBLE_DEVICES").env("DRIVER_devices", devices.to_string());
+    command.envs(stand_in::CONSTANTS.map(|(name, answer)| (format!("DRIVER_{name}"), answer)));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{name} is the test's name");
+    false
+}
+
+/// Three blocks: raw tensors of 40 rows, of 120, 9 and 64 bytes, and a coded one.
+fn sample() -> df11::Model {
+    let mut items = Vec::new();
+    for block in 0..3u8 {
+        let bytes = |count: usize| (0..count).map(|at| (at * 7) as u8 ^ block << 6).collect::<Vec<u8>>();
+        let name = |part: &str| format!("{block}.{part}");
+        let of_block = [
+            Item::raw(&name("floats"), Dtype::F32, &[40, 30], bytes(4800)),
+            Item::raw(&name("odd"), Dtype::U8, &[40, 9], bytes(360)),
+            Item::raw(&name("halves"), Dtype::F16, &[40, 32], bytes(2560)),
+            Item::gap(&name("coded"), &[50, 80], normal_weights(4000, 5), (32, 128)),
+        ];
+        items.extend(of_block.map(|item| item.in_block(&format!("layer {block}"))));
+    }
+    items.push(items[0].alias("tied"));
+    items.push(Item::raw("none", Dtype::BF16, &[7, 0], vec![]));
+    let bytes = Model::new(&items, &[]).build();
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+}
+
+/// Runs a program of raw tensors, whose memory is the host's, and compares each piece, and what lies between.
+fn check(original: &df11::Model, program: &GpuProgram, pieces: &[Cut<'_>]) {
+    let device = program.device();
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+    let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize + 64]).unwrap();
+    let mut expected = vec![POISON; output.len()];
+    for &(name, rows, offset) in pieces {
+        let tensor = original.tensor(name).unwrap();
+        let bytes = tensor.decode_bytes().unwrap();
+        let range = rows.map_or(0..bytes.len() as u64, |(start, end)| tensor.row_bytes(start..end).unwrap());
+        let piece = &bytes[range.start as usize..range.end as usize];
+        expected[offset as usize..][..piece.len()].copy_from_slice(piece);
+    }
+    program.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+    status.check(&stream).unwrap();
+    assert!(stream.clone_dtoh(&output).unwrap() == expected, "{pieces:?}");
+}
+
+/// A tensor, its rows or all of it, and its place in the output.
+type Cut<'n> = (&'n str, Option<(u64, u64)>, u64);
+
+fn program(model: &GpuModel, cuts: &[Cut<'_>]) -> df11::Result<GpuProgram> {
+    let pieces = cuts.iter().map(|&(name, rows, offset)| match rows {
+        Some((start, end)) => Piece::new(name, offset).rows(start..end),
+        None => Piece::new(name, offset),
+    });
+    model.program(&pieces.collect::<Vec<_>>())
+}
+
+fn load(original: &df11::Model, plan: &Plan) -> GpuModel {
+    let devices: Vec<Device> =
+        (0..plan.device_bytes().len()).map(|ordinal| Device::open(ordinal).unwrap()).collect();
+    original.load_on(&devices, &LoadOptions::new().plan(plan.clone())).unwrap()
+}
+
+#[test]
+fn pieces_of_any_blocks_go_to_their_places() {
+    if !is_child("pieces_of_any_blocks_go_to_their_places", 1) {
+        return;
+    }
+    let original = sample();
+    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+        let model = load(&original, &plan.unwrap());
+        let cuts: [&[Cut<'_>]; 7] = [
+            &[("0.floats", None, 0)],
+            // Raw tensors go anywhere, in any order.
+            &[("2.odd", None, 4999), ("0.floats", None, 16), ("1.halves", None, 6000)],
+            &[("1.odd", Some((3, 40)), 1), ("1.odd", Some((0, 3)), 500), ("1.halves", Some((5, 5)), 0)],
+            &[("tied", Some((0, 20)), 0), ("0.floats", Some((20, 40)), 2400)],
+            &[("none", None, 77)],
+            &[("1.odd", None, 0), ("1.odd", None, 360), ("1.odd", Some((39, 40)), 720)],
+            &[("1.floats", None, 1 << 20)],
+        ];
+        for cuts in cuts {
+            let program = program(&model, cuts).unwrap();
+            (0..3).for_each(|_| check(&original, &program, cuts));
+        }
+        let rows = model.rows("2.floats", 4..9).unwrap();
+        assert_eq!(rows.bytes(), 600);
+        check(&original, &rows, &[("2.floats", Some((4, 9)), 0)]);
+        // It keeps the model.
+        drop(model);
+        check(&original, &rows, &[("2.floats", Some((4, 9)), 0)]);
+    }
+}
+
+#[test]
+fn slots_serve_programs_of_one_streamed_block() {
+    if !is_child("slots_serve_programs_of_one_streamed_block", 1) {
+        return;
+    }
+    let original = sample();
+    let resident = load(&original, &Plan::resident(&original).unwrap());
+    let model = load(&original, &Plan::all_streamed(&original).unwrap());
+    let is_streamed = |model: &GpuModel, cuts: &[Cut<'_>]| program(model, cuts).unwrap().is_streamed();
+    for (cuts, expected) in [
+        (&[("0.odd", None, 0)][..], true),
+        (&[("1.odd", None, 0), ("1.coded", None, 512)], true),
+        (&[("0.odd", None, 0), ("1.odd", None, 512)], false),
+        // A few rows are no reason to copy a block; the halves of a tensor are.
+        (&[("1.floats", Some((3, 9)), 0)], false),
+        (&[("1.coded", Some((0, 25)), 4096), ("1.coded", Some((25, 50)), 0)], true),
+    ] {
+        assert_eq!(is_streamed(&model, cuts), expected, "{cuts:?}");
+        assert!(!is_streamed(&resident, cuts));
+    }
+    // Programs and blocks take turns.
+    let cuts: [[Cut<'_>; 2]; 3] = [
+        [("0.floats", None, 0), ("0.odd", None, 4800)],
+        [("1.floats", None, 0), ("1.odd", None, 4800)],
+        [("2.floats", None, 0), ("2.odd", None, 4800)],
+    ];
+    let programs = cuts.map(|cuts| program(&model, &cuts).unwrap());
+    let device = model.devices().next().unwrap();
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+    let mut output = stream.alloc_zeros::<u8>(model.largest_block_bytes() as usize).unwrap();
+    for at in [0, 1, 2, 0, 2, 1, 1, 0, 2] {
+        check(&original, &programs[at], &cuts[at]);
+        let block = model.block(&format!("layer {}", (at * 2 + 1) % 3)).unwrap();
+        block.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+    }
+}
+
+#[test]
+fn impossible_programs_are_refused() {
+    if !is_child("impossible_programs_are_refused", 2) {
+        return;
+    }
+    let original = sample();
+    let model = load(&original, &Plan::resident(&original).unwrap());
+    let coded = original.tensor("0.coded").unwrap();
+    assert!(coded.stored_bytes() < coded.byte_length().unwrap());
+    for (cuts, part) in [
+        (&[][..], "nothing to decode"),
+        (&[("absent", None, 0)], "no tensor \"absent\""),
+        (&[("0.odd", Some((3, 41)), 0)], "rows are 0..40"),
+        (&[("0.odd", None, 0), ("0.coded", None, 8)], "a multiple of 16"),
+        (&[("0.odd", None, u64::MAX - 9)], "a smaller offset"),
+    ] {
+        let error = program(&model, cuts).unwrap_err();
+        assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains(part), "{error}");
+    }
+    let all = Plan::resident(&original).unwrap().device_bytes()[0];
+    let plan = Plan::fit(&original, &[all * 2 / 3, all]).unwrap();
+    let model = load(&original, &plan);
+    let of = |device| plan.placements().iter().position(|place| place.device == device).unwrap();
+    let name = |device: usize| original.blocks().nth(of(device)).unwrap().tensors().next().unwrap().name();
+    let error = model.program(&[Piece::new(name(0), 0), Piece::new(name(1), 512)]).unwrap_err();
+    assert!(error.to_string().contains("different GPUs; make a program for each"), "{error}");
+    assert_eq!(model.program(&[Piece::new(name(1), 0)]).unwrap().device().info().ordinal, 1);
+}
