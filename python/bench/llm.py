@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -132,6 +132,20 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+class Timing(NamedTuple):
+    """Tokens behind the first ones, and the seconds until the first ones and until all."""
+
+    tokens: int
+    first: float
+    whole: float
+
+
+def rate(timings: list[Timing]) -> float:
+    """Tokens a second behind the first one: the best of each part."""
+    seconds = min(timing.whole for timing in timings) - min(timing.first for timing in timings)
+    return timings[0].tokens / max(seconds, 1e-9)
 
 
 class Bench:
@@ -349,12 +363,13 @@ class Bench:
         models = {kind: self.load_model(kind) for kind in KINDS}
         rates: dict[tuple[str, int], float] = {}
         for rows in self.options.batches:
-            # In turns, since such machines are not equally fast all the time; the best of each.
+            timings: dict[str, list[Timing]] = {kind: [] for kind in KINDS}
+            # In turns, since such machines are not equally fast all the time.
             for _ in range(self.options.rounds):
                 for kind, model in models.items():
-                    rate = self.generate(model, rows, self.options.tokens)
-                    rates[kind, rows] = max(rate, rates.get((kind, rows), 0.0))
+                    timings[kind].append(self.time_generate(model, rows, self.options.tokens))
             for kind in KINDS:
+                rates[kind, rows] = rate(timings[kind])
                 self.row("speed", kind=kind, batch=rows, tokens_per_second=rates[kind, rows])
             free()
         self.ratios("speed", rates)
@@ -364,8 +379,8 @@ class Bench:
             if ("bf16", rows) in rates and ("df11", rows) in rates:
                 self.row(part, batch=rows, df11_of_bf16=rates["df11", rows] / rates["bf16", rows])
 
-    def generate(self, model: Any, rows: int, count: int) -> float:
-        """Tokens a second, the prompt's 32 tokens aside."""
+    def time_generate(self, model: Any, rows: int, count: int) -> Timing:
+        """Times one generate() behind a prompt of 32 tokens."""
         prompt = self.prompt(rows, 32)
         fixed = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "pad_token_id": 0}
 
@@ -373,8 +388,7 @@ class Bench:
             model.generate(prompt, min_new_tokens=new, max_new_tokens=new, **fixed)
 
         run(4)
-        first, whole = self.seconds(lambda: run(1)), self.seconds(lambda: run(count + 1))
-        return rows * count / max(whole - first, 1e-9)
+        return Timing(rows * count, self.seconds(lambda: run(1)), self.seconds(lambda: run(count + 1)))
 
     def graph(self) -> None:
         if not self.on_gpu:
@@ -435,8 +449,8 @@ class Bench:
 
     def budget_of(self, kind: str, limit: int, count: int, model: Any) -> float:
         """Tokens a second of a model of which not all fits."""
-        rate = self.generate(model, 1, count)
-        figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rate}
+        tokens = rate([self.time_generate(model, 1, count)])
+        figures: dict[str, Any] = {"limit": limit, "tokens_per_second": tokens}
         if kind == "df11":
             report = df11.report(model)
             figures |= {
@@ -446,7 +460,7 @@ class Bench:
         else:
             figures["weights"] = sum(p.nbytes for p in model.parameters() if p.device.type == "cuda")
         self.row("budget", kind=kind, **figures)
-        return rate
+        return tokens
 
     def capacity(self) -> None:
         if not self.on_gpu:

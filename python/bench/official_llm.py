@@ -13,7 +13,6 @@ compared bit by bit with those of the same model in BF16.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import sys
 import types
@@ -61,8 +60,10 @@ def main() -> int:
         identical = torch.equal(before.view(torch.int16), model(tokens).logits.view(torch.int16))
     bench.row("official", identical=identical, stored=sum(b.nbytes for b in model.buffers()))
     for rows in bench.options.batches:
-        rate = functools.partial(bench.generate, model, rows, bench.options.tokens)
-        bench.row("official", batch=rows, tokens_per_second=max(rate() for _ in range(bench.options.rounds)))
+        timings = [
+            bench.time_generate(model, rows, bench.options.tokens) for _ in range(bench.options.rounds)
+        ]
+        bench.row("official", batch=rows, tokens_per_second=llm.rate(timings))
         llm.free()
     return 0 if identical else 1
 
