@@ -8,6 +8,7 @@ use std::{
 
 pub mod bytes;
 pub mod draft;
+pub mod import;
 pub mod model;
 pub mod samples;
 pub mod tensors;
