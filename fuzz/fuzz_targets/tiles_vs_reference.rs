@@ -153,7 +153,7 @@ impl Subject {
                 let length = 1 + a % 11;
                 if words[length] > 0 {
                     words[length] -= 1;
-                    words[length + 1] += 2;
+                    words[length + 1] = words[length + 1].wrapping_add(2);
                     let place = 13 + (1..=length).map(|length| usize::from(words[length])).sum::<usize>();
                     words.insert(place.min(words.len()), u16::from(how) << 8 | b as u16);
                 }
