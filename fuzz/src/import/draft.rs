@@ -216,16 +216,38 @@ impl Draft {
     /// One change.
     pub fn change(&mut self, bytes: &mut Bytes<'_>) {
         match bytes.u8() % 16 {
-            0..=3 => self.change_config(bytes),
-            4 => self.change_files(bytes),
-            _ => {
-                let (file, tensor) = (bytes.u8(), bytes.u8());
-                if let Some((_, tensors)) = at(&mut self.files, file)
-                    && let Some(tensor) = at(tensors, tensor)
-                {
-                    change_tensor(tensor, bytes);
+            0..=2 => self.change_config(bytes),
+            3 => self.change_files(bytes),
+            4 => self.change_array("output_positions", bytes, |array, bytes| {
+                change_number::<4>(&mut array.bytes, bytes)
+            }),
+            5 => self.change_array("split_positions", bytes, |array, bytes| {
+                change_number::<8>(&mut array.bytes, bytes)
+            }),
+            6 | 7 => self.change_array("gaps", bytes, |array, bytes| change_gap(&mut array.bytes, bytes)),
+            8 | 9 => self.change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),
+            10 | 11 => self.change_array("encoded_exponent", bytes, |array, bytes| {
+                let place = bytes.u16() as usize % array.bytes.len().max(1);
+                if let Some(byte) = array.bytes.get_mut(place) {
+                    *byte ^= bytes.u8();
                 }
-            }
+            }),
+            _ => self.change_array("", bytes, change_tensor),
+        }
+    }
+
+    /// Changes one of the tensors whose names end so.
+    fn change_array(
+        &mut self,
+        end: &str,
+        bytes: &mut Bytes<'_>,
+        change: impl FnOnce(&mut Tensor, &mut Bytes<'_>),
+    ) {
+        let choice = bytes.u8();
+        let tensors = self.files.iter_mut().flat_map(|(_, tensors)| tensors);
+        let mut arrays: Vec<_> = tensors.filter(|tensor| tensor.name.ends_with(end)).collect();
+        if let Some(tensor) = at(&mut arrays, choice) {
+            change(tensor, bytes);
         }
     }
 
@@ -388,16 +410,14 @@ fn push_block(tensors: &mut Vec<Tensor>, module: &str, arrays: Arrays, ends: &[u
 
 fn change_tensor(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
     let length = tensor.bytes.len();
-    match bytes.u8() % 12 {
+    match bytes.u8() % 8 {
         0..=2 => {
             let place = bytes.u16() as usize;
             if length > 0 {
                 tensor.bytes[place % length] ^= bytes.u8();
             }
         }
-        3 => change_number::<4>(&mut tensor.bytes, bytes),
-        4 => change_number::<8>(&mut tensor.bytes, bytes),
-        5 | 6 => {
+        3 | 4 => {
             let by = if bytes.u8().is_multiple_of(4) { 256 } else { usize::from(bytes.u8() % 16) };
             let longer = bytes.u8().is_multiple_of(2);
             tensor.bytes.resize(if longer { length + by } else { length.saturating_sub(by) }, 0);
@@ -409,26 +429,29 @@ fn change_tensor(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
             };
             tensor.shape = vec![(tensor.bytes.len() / size) as u64];
         }
-        7 => {
-            // A gap, of a thread.
-            let (thread, value) = (bytes.u16() as usize, bytes.u8());
-            for bit in 0..5 {
-                let place = 5 * thread + bit;
-                if let Some(byte) = tensor.bytes.get_mut(place / 8) {
-                    let mask = 0x80 >> (place % 8);
-                    *byte = *byte & !mask | if value >> bit & 1 == 1 { mask } else { 0 };
-                }
-            }
-        }
-        8 => change_rows(&mut tensor.bytes, bytes),
-        9 => tensor.dtype = bytes.pick(DTYPES).to_owned(),
-        10 => {
+        5 => tensor.dtype = bytes.pick(DTYPES).to_owned(),
+        6 => {
             tensor.shape.insert(
                 bytes.index(tensor.shape.len() + 1),
                 bytes.pick(&[1, 1, 1, 1, 1, 1, 0, 2, 1 << 40, u64::MAX]),
             );
         }
         _ => tensor.name = bytes.pick(NAMES).to_owned(),
+    }
+}
+
+/// Changes where a thread is said to begin.
+fn change_gap(gaps: &mut [u8], bytes: &mut Bytes<'_>) {
+    // Small checkpoints fill few of the first threads.
+    let threads = (8 * gaps.len() / 5).max(1);
+    let among = if bytes.u8() < 192 { threads.min(32) } else { threads };
+    let (thread, value) = (bytes.index(among), bytes.u8());
+    for bit in 0..5 {
+        let place = 5 * thread + bit;
+        if let Some(byte) = gaps.get_mut(place / 8) {
+            let mask = 0x80 >> (place % 8);
+            *byte = *byte & !mask | if value >> bit & 1 == 1 { mask } else { 0 };
+        }
     }
 }
 
