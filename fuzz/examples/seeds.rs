@@ -49,6 +49,8 @@ fn raw(folder: &Folder) -> Option<Vec<u8>> {
     bytes.extend(config);
     bytes.extend(lengths[1]?.to_le_bytes());
     bytes.extend(&first.1);
-    rest.iter().for_each(|(_, content)| bytes.extend(content));
+    for (_, content) in rest {
+        bytes.extend(content);
+    }
     (rest.len() < 2).then_some(bytes)
 }

@@ -70,28 +70,77 @@ fn codes(codebook: &[u8]) -> HashMap<u32, (u32, u32)> {
     codes
 }
 
-/// The weights of a unit: band, `j`, and first and last element and one.
+/// Neighbouring weights of one row: band, `j`, the first element and the one behind the last.
 type Unit = (u64, u64, u64, u64);
 
-/// The units of a lane, in its order.
-fn units(tile_columns: u64, columns: u64, rows: u64, tile: u64, lane: u64) -> Vec<Unit> {
-    let across = columns.div_ceil(tile_columns);
-    let (first_row, first_column) = (8192 / tile_columns * (tile / across), tile_columns * (tile % across));
-    let mut units = Vec::new();
-    for b in 0..if tile_columns == 256 { 4 } else { 1 } {
-        for j in 0..if tile_columns == 256 { 8 } else { 32 } {
-            let (row, column) = if tile_columns == 256 {
-                (first_row + 8 * b + lane / 4, first_column + 32 * j + 8 * (lane % 4))
-            } else {
-                (0, first_column + 256 * j + 8 * lane)
-            };
-            if row < rows && column < columns {
-                let first = row * columns + column;
-                units.push((b, j, first, first + (columns - column).min(8)));
+/// Weights, and how they are cut into tiles.
+struct Matrix<'a> {
+    weights: &'a [u8],
+    tile_columns: u64,
+    columns: u64,
+    rows: u64,
+}
+
+impl Matrix<'_> {
+    fn tiles(&self) -> u64 {
+        self.columns.div_ceil(self.tile_columns) * self.rows.div_ceil(8192 / self.tile_columns)
+    }
+
+    /// The units of a lane, in its order.
+    fn units(&self, tile: u64, lane: u64) -> Vec<Unit> {
+        let narrow = self.tile_columns == 256;
+        let across = self.columns.div_ceil(self.tile_columns);
+        let (first_row, first_column) =
+            (8192 / self.tile_columns * (tile / across), self.tile_columns * (tile % across));
+        let mut units = Vec::new();
+        for b in 0..if narrow { 4 } else { 1 } {
+            for j in 0..if narrow { 8 } else { 32 } {
+                let (row, column) = if narrow {
+                    (8 * b + lane / 4, 32 * j + 8 * (lane % 4))
+                } else {
+                    (0, 256 * j + 8 * lane)
+                };
+                let (row, column) = (first_row + row, first_column + column);
+                if row < self.rows && column < self.columns {
+                    let first = row * self.columns + column;
+                    units.push((b, j, first, first + (self.columns - column).min(8)));
+                }
             }
         }
+        units
     }
-    units
+
+    fn exponent(&self, element: u64) -> u32 {
+        let weight = &self.weights[2 * element as usize..][..2];
+        u32::from(weight[1] << 1 | weight[0] >> 7)
+    }
+
+    fn sign_mantissa(&self, element: u64) -> u8 {
+        let weight = &self.weights[2 * element as usize..][..2];
+        weight[1] & 0x80 | weight[0] & 0x7F
+    }
+
+    /// The values of the pairs of a lane.
+    fn pairs(&self, units: &[Unit]) -> Vec<u32> {
+        let of_unit = |&(_, _, first, end): &Unit| {
+            let second = move |element: u64| (element + 1).min(end - 1);
+            (first..end).step_by(2).map(move |at| self.exponent(at) + 256 * self.exponent(second(at)))
+        };
+        units.iter().flat_map(of_unit).collect()
+    }
+
+    /// The plane of a tile, by the units of its lanes.
+    fn plane(&self, lanes: &[Vec<Unit>]) -> Vec<u8> {
+        let mut plane = Vec::new();
+        for (b, k) in (0..4).flat_map(|b| (0..16).map(move |k| (b, k))) {
+            for units in lanes {
+                for &(_, _, first, end) in units.iter().filter(|unit| (unit.0, unit.1 / 2) == (b, k)) {
+                    plane.extend((first..end).map(|element| self.sign_mantissa(element)));
+                }
+            }
+        }
+        plane
+    }
 }
 
 /// Codes weights (little-endian) with a codebook that has a code for each pair, or an escape.
@@ -104,64 +153,49 @@ pub fn encode(
     [tile_columns, columns]: [u64; 2],
     escaped: impl Fn(u64) -> bool,
 ) -> Coded {
+    let matrix = Matrix { weights, tile_columns, columns, rows: weights.len() as u64 / 2 / columns };
     let codes = codes(codebook);
-    let exponent = |element: u64| {
-        let weight = &weights[2 * element as usize..][..2];
-        u32::from(weight[1] << 1 | weight[0] >> 7)
-    };
-    let sign_mantissa = |element: u64| {
-        let weight = &weights[2 * element as usize..][..2];
-        weight[1] & 0x80 | weight[0] & 0x7F
-    };
-    let rows = weights.len() as u64 / 2 / columns;
-    let tiles = columns.div_ceil(tile_columns) * rows.div_ceil(8192 / tile_columns);
-    let (mut records, mut bitstream, mut plane, mut pairs) =
-        (Bits::default(), Bits::default(), Vec::new(), 0);
-    for tile in 0..tiles {
-        let lanes: Vec<_> = (0..LANES).map(|lane| units(tile_columns, columns, rows, tile, lane)).collect();
-        let lane_bits = |units: &Vec<Unit>| {
-            let mut bits = Bits::default();
-            for &(_, _, first, end) in units {
-                for element in (first..end).step_by(2) {
-                    let value = exponent(element) + 256 * exponent((element + 1).min(end - 1));
-                    let own = codes.get(&value).filter(|_| !escaped(pairs));
-                    let &(length, code) = own.unwrap_or_else(|| &codes[&ESCAPE]);
-                    (0..length).rev().for_each(|bit| bits.push(code >> bit & 1 == 1));
-                    if own.is_none() {
-                        bits.number(value.into(), 16);
-                    }
-                    pairs += 1;
-                }
+    let mut number = 0;
+    let mut bits_of = |units: &Vec<Unit>| {
+        let mut bits = Bits::default();
+        for value in matrix.pairs(units) {
+            let own = codes.get(&value).filter(|_| !escaped(number));
+            let &(length, code) = own.unwrap_or_else(|| &codes[&ESCAPE]);
+            (0..length).rev().for_each(|bit| bits.push(code >> bit & 1 == 1));
+            if own.is_none() {
+                bits.number(value.into(), 16);
             }
-            bits
-        };
-        let coded: Vec<Bits> = lanes.iter().map(lane_bits).collect();
-        let least = coded.iter().map(|lane| lane.count).min().expect("32 lanes");
-        let excess = |lane: &Bits, shift: u32| (lane.count - least).div_ceil(1 << shift);
-        let shift =
-            (0..).find(|&shift| coded.iter().all(|lane| excess(lane, shift) <= 63)).expect("a large one");
-        records.number(bitstream.count, 48);
-        records.number(least, 13);
-        records.number(shift.into(), 3);
-        for lane in &coded {
-            records.number(excess(lane, shift), 6);
-            let end = bitstream.count + least + (excess(lane, shift) << shift);
-            (0..lane.count)
-                .for_each(|bit| bitstream.push(lane.bytes[(bit / 8) as usize] >> (bit % 8) & 1 == 1));
-            bitstream.zeros_to(end);
+            number += 1;
         }
-        bitstream.zeros_to(bitstream.count.next_multiple_of(8));
-        for (b, k) in (0..4).flat_map(|b| (0..16).map(move |k| (b, k))) {
-            for units in &lanes {
-                for &(_, _, first, end) in units.iter().filter(|unit| (unit.0, unit.1 / 2) == (b, k)) {
-                    plane.extend((first..end).map(sign_mantissa));
-                }
-            }
-        }
+        bits
+    };
+    let (mut records, mut bitstream, mut plane) = (Bits::default(), Bits::default(), Vec::new());
+    for tile in 0..matrix.tiles() {
+        let lanes: Vec<_> = (0..LANES).map(|lane| matrix.units(tile, lane)).collect();
+        put_tile(&lanes.iter().map(&mut bits_of).collect::<Vec<_>>(), &mut records, &mut bitstream);
+        plane.extend(matrix.plane(&lanes));
     }
     let bit_count = bitstream.count;
     records.number(bit_count, 48);
-    records.zeros_to(256 * (tiles + 1));
+    records.zeros_to(256 * (matrix.tiles() + 1));
     bitstream.zeros_to(bit_count.next_multiple_of(128));
     Coded { records: records.bytes, bitstream: bitstream.bytes, plane, bit_count }
+}
+
+/// Puts the record of a tile and the bits of its lanes behind those of the tiles before it.
+fn put_tile(lanes: &[Bits], records: &mut Bits, bitstream: &mut Bits) {
+    let least = lanes.iter().map(|lane| lane.count).min().expect("32 lanes");
+    let excess = |lane: &Bits, shift: u32| (lane.count - least).div_ceil(1 << shift);
+    let suits = |shift: &u32| lanes.iter().all(|lane| excess(lane, *shift) <= 63);
+    let shift = (0..8).find(suits).expect("a lane has at most 3584 bits");
+    records.number(bitstream.count, 48);
+    records.number(least, 13);
+    records.number(shift.into(), 3);
+    for lane in lanes {
+        records.number(excess(lane, shift), 6);
+        let end = bitstream.count + least + (excess(lane, shift) << shift);
+        (0..lane.count).for_each(|bit| bitstream.push(lane.bytes[(bit / 8) as usize] >> (bit % 8) & 1 == 1));
+        bitstream.zeros_to(end);
+    }
+    bitstream.zeros_to(bitstream.count.next_multiple_of(8));
 }

@@ -219,10 +219,10 @@ impl Draft {
             0..=2 => self.change_config(bytes),
             3 => self.change_files(bytes),
             4 => self.change_array("output_positions", bytes, |array, bytes| {
-                change_number::<4>(&mut array.bytes, bytes)
+                change_number::<4>(&mut array.bytes, bytes);
             }),
             5 => self.change_array("split_positions", bytes, |array, bytes| {
-                change_number::<8>(&mut array.bytes, bytes)
+                change_number::<8>(&mut array.bytes, bytes);
             }),
             6 | 7 => self.change_array("gaps", bytes, |array, bytes| change_gap(&mut array.bytes, bytes)),
             8 | 9 => self.change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),
@@ -324,7 +324,7 @@ impl Draft {
             }
             2 => {
                 let mut copy = tensors[index].clone();
-                copy.name = bytes.pick(NAMES).to_owned();
+                bytes.pick(NAMES).clone_into(&mut copy.name);
                 tensors.push(copy);
             }
             _ => {
@@ -429,14 +429,14 @@ fn change_tensor(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
             };
             tensor.shape = vec![(tensor.bytes.len() / size) as u64];
         }
-        5 => tensor.dtype = bytes.pick(DTYPES).to_owned(),
+        5 => bytes.pick(DTYPES).clone_into(&mut tensor.dtype),
         6 => {
             tensor.shape.insert(
                 bytes.index(tensor.shape.len() + 1),
                 bytes.pick(&[1, 1, 1, 1, 1, 1, 0, 2, 1 << 40, u64::MAX]),
             );
         }
-        _ => tensor.name = bytes.pick(NAMES).to_owned(),
+        _ => bytes.pick(NAMES).clone_into(&mut tensor.name),
     }
 }
 

@@ -53,7 +53,9 @@ type Codes = BTreeMap<u8, (u64, u8)>;
 
 fn codes(exponents: &[u8], lengths: Lengths) -> Codes {
     let mut counts = BTreeMap::<u8, u64>::new();
-    exponents.iter().for_each(|&exponent| *counts.entry(exponent).or_default() += 1);
+    for &exponent in exponents {
+        *counts.entry(exponent).or_default() += 1;
+    }
     let mut order: Vec<u8> = counts.keys().copied().collect();
     order.sort_by_key(|exponent| std::cmp::Reverse(counts[exponent]));
     let equal = order.len().next_power_of_two().trailing_zeros().max(1) as u8;

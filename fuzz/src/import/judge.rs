@@ -92,7 +92,9 @@ fn take(ours: &mut Tensors, module: &str, matrices: &[&[u8]], patterns: &Value) 
         names.len() == matrices.len() && names.iter().zip(matrices).all(is)
     };
     let found = lists.map(names).find(are).unwrap_or_else(|| panic!("two results for {module:?}"));
-    found.iter().for_each(|name| drop(ours.remove(name)));
+    for name in &found {
+        ours.remove(name);
+    }
 }
 
 struct Block {
