@@ -75,13 +75,12 @@ fn matrices<'a>(weights: &'a [u8], splits: Option<&[u8]>) -> Vec<&'a [u8]> {
 fn take(ours: &mut Tensors, module: &str, matrices: &[&[u8]], patterns: &Value) {
     let path = module.strip_suffix('.').unwrap_or(module);
     let lists = patterns.as_object().expect("patterns").values().map(|list| list.as_array().expect("a list"));
+    let weight = |path: String| if path.is_empty() { "weight".to_owned() } else { path + ".weight" };
     let names = |list: &Vec<Value>| -> Vec<String> {
-        let attribute = |attribute: &Value| format!("{module}{}.weight", attribute.as_str().expect("a name"));
-        match (&list[..], path) {
-            ([], "") => vec!["weight".to_owned()],
-            ([], path) => vec![format!("{path}.weight")],
-            (list, _) => list.iter().map(attribute).collect(),
+        if list.is_empty() {
+            return vec![weight(path.to_owned())];
         }
+        list.iter().map(|name| weight(format!("{module}{}", name.as_str().expect("a name")))).collect()
     };
     let are = |names: &Vec<String>| {
         let is = |(name, matrix): (&String, &&[u8])| {
