@@ -48,6 +48,9 @@ impl Bits {
     }
 }
 
+/// The smallest number that leads to another table.
+const FIRST_POINTER: u8 = 240;
+
 /// The code of each exponent that occurs: its bits and their number.
 type Codes = BTreeMap<u8, (u64, u8)>;
 
@@ -87,23 +90,29 @@ fn luts(codes: &Codes, filler: u8) -> Vec<u8> {
     prefixes.sort_unstable();
     prefixes.dedup();
     let index = |level: u8, prefix: u64| prefixes.binary_search(&(level, prefix)).expect("a prefix");
-    let mut rows = vec![[filler; 256]; prefixes.len() + 1];
+    let mut rows = vec![[None; 256]; prefixes.len()];
+    let mut lengths = [0; 256];
     for (row, &(level, prefix)) in prefixes.iter().enumerate().skip(1) {
-        rows[index(level - 1, prefix >> 8)][(prefix & 255) as usize] = (256 - row) as u8;
+        rows[index(level - 1, prefix >> 8)][(prefix & 255) as usize] = Some((256 - row) as u8);
     }
-    *rows.last_mut().expect("the lengths") = [0; 256];
     for (&exponent, &(code, length)) in codes {
         let level = (length - 1) / 8;
         let rest = length - 8 * level;
         let first = (code & ((1 << rest) - 1)) << (8 - rest);
         let row = index(level, code >> rest);
-        rows[row][first as usize..][..1 << (8 - rest)].fill(exponent);
-        rows.last_mut().expect("the lengths")[usize::from(exponent)] = length;
+        rows[row][first as usize..][..1 << (8 - rest)].fill(Some(exponent));
+        lengths[usize::from(exponent)] = length;
     }
-    rows.concat()
+    let mut before = 0;
+    let entry = |entry: Option<u8>| {
+        before = entry.unwrap_or(if filler < FIRST_POINTER { filler } else { before });
+        before
+    };
+    rows.into_iter().flatten().map(entry).chain(lengths).collect()
 }
 
-/// Codes weights (little-endian), at least one. `filler` stands in entries of the tables that no code reaches.
+/// Codes weights (little-endian), at least one. `filler` stands in entries of the tables that no code reaches; if it would be a pointer, they repeat
+/// the entry before them, as the package has it.
 pub fn encode(weights: &[u8], lengths: Lengths, threads: u64, filler: u8) -> Arrays {
     let weights = weights.as_chunks::<2>().0;
     let exponents: Vec<u8> = weights.iter().map(|[low, high]| high << 1 | low >> 7).collect();
