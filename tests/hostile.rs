@@ -153,6 +153,34 @@ fn forge_content(original: &Model) {
     });
 }
 
+/// Every array of coded tensors cut short at every byte, or longer by a few zeros, in a container that is right otherwise.
+#[test]
+fn cut_arrays_are_found() {
+    for (sample, names) in samples().iter().zip([&["coded"][..], &["coded", "vector"]]) {
+        for name in names {
+            let arrays = sample.clone().tensor(name).arrays.len();
+            (0..arrays).for_each(|array| cut_array(sample, name, array));
+        }
+    }
+}
+
+fn cut_array(original: &Model, name: &str, array: usize) {
+    let whole = original.clone().tensor(name).arrays[array].1.len();
+    (1..=whole + 40).into_par_iter().filter(|&length| length != whole).for_each(|length| {
+        let what = format!("{name}, array {array}: {length} of {whole} bytes");
+        let mut cut = original.clone();
+        cut.tensor(name).arrays[array].1.resize(length, 0);
+        match open(cut.build().into()) {
+            Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{what}: {error:?}"),
+            Ok(model) => {
+                check_tensors(&model, original, &what);
+                let error = model.verify(Level::Full, &()).unwrap_err();
+                assert!(matches!(error, Error::Corrupt { .. }), "{what}: {error:?}");
+            }
+        }
+    });
+}
+
 /// Every eight bytes of the directory at the values where rules and arithmetic turn, under right checksums. This crate and
 /// the reference decoder agree on what opens.
 #[test]

@@ -278,6 +278,66 @@ fn a_config_that_does_not_fit() {
     assert_error!(Source::open(&folder.path().join("model.safetensors")), Parameter, "config.json");
 }
 
+/// What a small config.json or a small file could ask for much with is refused before it is there.
+#[test]
+fn a_config_that_asks_for_much() {
+    let folder = copy("plain");
+    let config = folder.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let sound = json["dfloat11_config"]["pattern_dict"].clone();
+    let mut with = |patterns: &serde_json::Map<String, serde_json::Value>| {
+        json["dfloat11_config"]["pattern_dict"] = serde_json::json!(patterns);
+        fs::write(&config, json.to_string()).unwrap();
+        Source::open(folder.path())
+    };
+    let of = |patterns: &mut dyn Iterator<Item = String>| {
+        let mut all = sound.as_object().unwrap().clone();
+        all.extend(patterns.map(|pattern| (pattern, serde_json::json!(["x"]))));
+        all
+    };
+    // Some MiB each when compiled, unless that is refused.
+    let large = of(&mut (0..1000).map(|n| format!("((a{{100}}){{100}}){{8}}{n}")));
+    assert_error!(with(&large), Limit, "patterns");
+    let large = of(&mut (0..100).map(|n| format!("((a{{100}}){{100}}){{8}}{n}")));
+    assert_error!(with(&large), Unsupported, "size limit");
+    with(&of(&mut (0..250).map(|n| format!("(model|transformer)\\.blocks\\.\\d+\\.x{n}")))).unwrap();
+
+    // 15 MB for each of many modules.
+    let long = "x".repeat(15 << 20);
+    let patterns: serde_json::Map<_, _> =
+        [(".*".to_owned(), serde_json::json!([long]))].into_iter().collect();
+    let mut all = Tensors::new();
+    let source = tensors(&fixture("plain/model.safetensors"));
+    for module in 0..50 {
+        for array in ["encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps"] {
+            all.insert(format!("{module}.{array}"), source[&format!("proj.{array}")].clone());
+        }
+    }
+    write(&folder.path().join("model.safetensors"), &all);
+    assert_error!(with(&patterns), Limit, "header");
+}
+
+/// A module's long name counts for each of its matrices, and control characters take six bytes of JSON.
+#[test]
+fn names_that_no_header_could_hold() {
+    let folder = copy("plain");
+    let source = tensors(&fixture("plain/model.safetensors"));
+    let module = "\u{1}".repeat(4000);
+    let mut all: Tensors = ["encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps"]
+        .map(|array| (format!("{module}.{array}"), source[&format!("proj.{array}")].clone()))
+        .into();
+    let count = 100_000;
+    let splits = (safetensors::Dtype::I64, vec![count - 1], vec![0; 8 * (count - 1)]);
+    all.insert(format!("{module}.split_positions"), splits);
+    write(&folder.path().join("model.safetensors"), &all);
+    let config = folder.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let names: Vec<String> = (0..count).map(|n| n.to_string()).collect();
+    json["dfloat11_config"]["pattern_dict"] = serde_json::json!({ "[^m]*": names });
+    fs::write(&config, json.to_string()).unwrap();
+    assert_error!(Source::open(folder.path()), Limit, "header");
+}
+
 #[test]
 fn arrays_that_are_missing_or_cut_short() {
     const BLOCK: &str = "model.layers.0";

@@ -67,18 +67,8 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let (choice, spans) = (bytes.u8(), u64::from(bytes.u8()));
     let cuts: [u64; 2] = [bytes.u32().into(), bytes.u32().into()];
     let mut weights = tensors::weights(bytes, 1 << 16);
-    let geometry = if choice.is_multiple_of(3) {
-        tile::Geometry::vector(weights.len() as u64 / 2)
-    } else {
-        let columns = (8 * (1 + u64::from(choice) % 70)).min(weights.len() as u64 / 16 * 8);
-        let rows = (weights.len() as u64 / 2).checked_div(columns).unwrap_or(0);
-        if rows == 0 {
-            return;
-        }
-        weights.truncate((2 * rows * columns) as usize);
-        tile::Geometry::new(256, columns, rows * columns)
-    };
-    let encoded = tile::encode_tensor(&weights, geometry.expect("a geometry")).expect("weights encode");
+    let Some(geometry) = tensors::tile_geometry(choice, &mut weights) else { return };
+    let encoded = tile::encode_tensor(&weights, geometry).expect("weights encode");
     let count = weights.len() as u64 / 2;
     assert!(encoded.decode(0..count).expect("what was encoded decodes") == weights);
     let (start, end) = (cuts[0] % count, cuts[1] % (count + 1));
@@ -86,6 +76,11 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let part = encoded.decode(range.clone()).expect("any range decodes");
     assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
     encoded.verify(1 + spans).expect("what was encoded is right");
+    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } = &encoded;
+    let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
+    let arrays = [&codebook[..], records, bitstream, plane];
+    witness::verify_tile(arrays, parameters).expect("every array is right");
+    assert!(df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights);
 }
 
 /// The reference decoder finds the same weights, and an index and LUTs as the format asks for.

@@ -8,9 +8,11 @@ use std::{
 
 pub mod bytes;
 pub mod draft;
+pub mod import;
 pub mod model;
 pub mod samples;
 pub mod tensors;
+pub mod tile;
 pub mod witness;
 
 /// The largest single allocation that any target may need, in bytes. The largest honest one is a piece of some MiB for each thread.

@@ -1,6 +1,6 @@
 //! Weights of every sort of histogram.
 
-use df11::encoding::gap::Geometry;
+use df11::encoding::{gap::Geometry, tile};
 
 use crate::bytes::{Bytes, Random};
 
@@ -13,6 +13,19 @@ pub fn geometry(bytes: &mut Bytes<'_>) -> Geometry {
 pub fn geometry_of(choice: u8) -> Geometry {
     let (per_thread, per_block) = ([8, 16, 32, 64][usize::from(choice % 4)], 64 << (choice / 4 % 5));
     Geometry::new(per_thread, per_block).expect("one of the geometries of the format")
+}
+
+/// A geometry of tiles for these weights, the last of which are cut off where need be; none where all would be.
+pub fn tile_geometry(choice: u8, weights: &mut Vec<u8>) -> Option<tile::Geometry> {
+    let geometry = if choice.is_multiple_of(3) {
+        tile::Geometry::vector(weights.len() as u64 / 2)
+    } else {
+        let columns = (8 * (1 + u64::from(choice) % 70)).min(weights.len() as u64 / 16 * 8);
+        let rows = (weights.len() as u64 / 2).checked_div(columns)?;
+        weights.truncate((2 * rows * columns) as usize);
+        tile::Geometry::new(256, columns, rows * columns)
+    };
+    Some(geometry.expect("a geometry"))
 }
 
 /// Little-endian weights: at least one, and at most `most`.

@@ -1,5 +1,5 @@
 //! What verification must find, written anew from spec/format.md: slow, and on top of the reference decoder. It knows neither
-//! hashes nor JSON, nor yet what is in tiles.
+//! hashes nor JSON.
 
 use df11::{
     Dtype,
@@ -9,6 +9,8 @@ use df11::{
         records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, TensorRecord},
     },
 };
+
+use crate::tile;
 
 /// Why a container or a tensor does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,26 @@ pub fn verify_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result {
     require(zeros_after(bitstream, parameters[2]), "zeros from bit_count on")
 }
 
+/// Checks the arrays of a `tile` tensor (section 6.4): all that the reference decoder checks and, by coding its weights again, what is left to
+/// verification: zeros behind lanes, tiles and `bit_count`, no pair escaped that has a code, `least` and `shift`.
+///
+/// # Errors
+/// [`Failure::Corrupt`] at the first broken rule.
+pub fn verify_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result {
+    let weights =
+        df11_reference::decode_tile(arrays, parameters).map_err(|error| Failure::Corrupt(error.message))?;
+    let [codebook, records, bitstream, plane] = arrays;
+    let [tile_columns, columns, bit_count] = parameters;
+    let again = tile::encode(&weights, codebook, [tile_columns, columns], |_| false);
+    require(plane == again.plane, "order of the plane")?;
+    require(bit_count == again.bit_count, "bits of lanes, or an escaped pair with a code")?;
+    require(records == again.records, "records")?;
+    require(
+        bitstream == again.bitstream,
+        "zeros behind lanes, tiles and bit_count, or an escaped pair with a code",
+    )
+}
+
 /// Whether all bits from `bit` on are zero.
 pub fn zeros_after(bitstream: &[u8], bit: u64) -> bool {
     (bit..8 * bitstream.len() as u64).all(|bit| bitstream[(bit / 8) as usize] >> (bit % 8) & 1 == 0)
@@ -71,7 +93,7 @@ fn index(code_lengths: impl Iterator<Item = u8>, parameters: [u64; 3]) -> (Vec<u
     (gaps, output_offsets)
 }
 
-/// Checks a container whose directory is valid: checksums, zeros, `gap` tensors, and that tensors cover their files.
+/// Checks a container whose directory is valid: checksums, zeros, coded tensors, and that tensors cover their files.
 ///
 /// # Errors
 /// [`Failure::Corrupt`] at the first broken rule; [`Failure::Unsupported`] where there is none.
@@ -81,8 +103,16 @@ pub fn verify(container: &[u8], directory: &Directory) -> Result {
     let mut all_known = true;
     for tensor in &directory.tensors {
         all_known &= is_known(directory, tensor);
-        if tensor.encoding == ENCODING_GAP && Dtype::from_id(tensor.dtype.get()).is_some() {
-            verify_gap(arrays(container, directory, tensor), parameters(tensor))?;
+        if Dtype::from_id(tensor.dtype.get()).is_some() {
+            let arrays = arrays(container, directory, tensor);
+            match tensor.encoding.get() {
+                ENCODING_GAP => verify_gap(arrays, parameters(tensor))?,
+                ENCODING_TILE => {
+                    let [codebook, records, bitstream, plane, _] = arrays;
+                    verify_tile([codebook, records, bitstream, plane], parameters(tensor))?;
+                }
+                _ => {}
+            }
         }
     }
     for (index, file) in directory.files.iter().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use regex_lite::Regex;
+use regex_lite::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,6 +10,9 @@ use crate::{Error, Result, source::unique::Unique};
 
 /// The longest config.json, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// The most patterns, and the most bytes that one takes when it is compiled: 16 MiB for all of them, where a checkpoint has a handful of some KB.
+const MAX_PATTERNS: usize = 256;
+const MAX_PATTERN_BYTES: usize = 64 << 10;
 /// What the package's kernel is made for.
 const BYTES_PER_THREAD: u64 = super::coded::BYTES_PER_THREAD;
 
@@ -46,7 +49,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Corrupt`] where it is not what the package writes; [`Error::Unsupported`] for a geometry that its kernel does not have, or a
-    /// pattern beyond ours; [`Error::Limit`]; [`Error::Io`].
+    /// pattern beyond ours; [`Error::Limit`] for a config, or a number of patterns, that no checkpoint has; [`Error::Io`].
     pub(super) fn read(file: &Path) -> Result<Option<Self>> {
         match fs::metadata(file) {
             Ok(metadata) if metadata.is_file() && metadata.len() > MAX_CONFIG_BYTES => {
@@ -70,8 +73,13 @@ impl Config {
                 format!("{place}: {} bytes a thread, {threads_per_block} threads", own.bytes_per_thread);
             return Err(Error::unsupported(what, "compress the original BF16 files"));
         }
+        if own.pattern_dict.len() > MAX_PATTERNS {
+            let what = format!("{place}: the number of patterns in its pattern_dict");
+            return Err(Error::limit(what, own.pattern_dict.len() as u64, MAX_PATTERNS as u64));
+        }
         let patterns = own.pattern_dict.into_iter().map(|(pattern, attributes)| {
-            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+            let mut regex = RegexBuilder::new(&format!("^(?:{pattern})$"));
+            let regex = regex.size_limit(MAX_PATTERN_BYTES).build().map_err(|error| {
                 let what = format!("{place}: the pattern {pattern:?} ({error})").replace('\n', " ");
                 Error::unsupported(what, "write it in plain regular expressions")
             })?;

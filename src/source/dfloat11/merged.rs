@@ -2,7 +2,8 @@
 
 use std::{io, sync::Arc};
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::{Entry, coded::Coded};
 use crate::{Error, Result, io::ReadAt, source::WeightsFile};
@@ -142,13 +143,19 @@ impl ReadAt for Merged {
 
 /// The files' own metadata, as JSON in ascending order of the keys; of equal keys the first counts.
 fn metadata(files: &[WeightsFile]) -> Option<Value> {
-    let mut all: Option<serde_json::Map<String, Value>> = None;
+    /// A header, without its tensors.
+    #[derive(Deserialize)]
+    struct Header {
+        #[serde(rename = "__metadata__")]
+        metadata: Option<Map<String, Value>>,
+    }
+    let mut all: Option<Map<String, Value>> = None;
     for file in files {
-        let header: Option<Value> = serde_json::from_slice(&file.prefix[8..]).ok();
-        if let Some(Value::Object(metadata)) = header.as_ref().and_then(|header| header.get("__metadata__")) {
+        let header: Option<Header> = serde_json::from_slice(&file.prefix[8..]).ok();
+        if let Some(metadata) = header.and_then(|header| header.metadata) {
             let all = all.get_or_insert_default();
-            metadata.iter().for_each(|(key, value)| {
-                all.entry(key).or_insert_with(|| value.clone());
+            metadata.into_iter().for_each(|(key, value)| {
+                all.entry(key).or_insert(value);
             });
         }
     }

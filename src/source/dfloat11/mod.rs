@@ -32,13 +32,15 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value;
+
 use self::{
     coded::Coded,
     config::Config,
     merged::{Merged, Part, Piece},
     shapes::Geometry,
 };
-use super::{Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
+use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
 use crate::{Dtype, Error, Result};
 
 const CODES: &str = "encoded_exponent";
@@ -52,6 +54,8 @@ const CONFIG: &str = "config.json";
 const MERGED: &str = "model.safetensors";
 /// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
 const MAX_SPLIT_BYTES: u64 = 1 << 20;
+/// What a tensor takes of a header besides its name, at least: `:{"dtype":"U8","shape":[],"data_offsets":[0,0]},`.
+const ENTRY_BYTES: usize = 48;
 const AGAIN: &str = "download the checkpoint again";
 
 /// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint of the package.
@@ -117,6 +121,8 @@ struct Import {
     geometry: Geometry,
     coded: Vec<Arc<Coded>>,
     entries: BTreeMap<String, Entry>,
+    /// Bytes that the entries take in a header, at least.
+    header: u64,
     /// Names of tensors whose shape nothing tells.
     flat: Vec<String>,
 }
@@ -145,9 +151,17 @@ impl Import {
                 }
             }
         }
-        let (coded, entries, flat) = (Vec::new(), BTreeMap::new(), Vec::new());
-        let mut import =
-            Self { files, config_path, config, stored, geometry: Geometry::default(), coded, entries, flat };
+        let mut import = Self {
+            files,
+            config_path,
+            config,
+            stored,
+            geometry: Geometry::default(),
+            coded: Vec::new(),
+            entries: BTreeMap::new(),
+            header: 0,
+            flat: Vec::new(),
+        };
         let modules = import.modules();
         let vectors = import.stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
         import.geometry = Geometry::new(&import.config.json, &modules, vectors);
@@ -278,7 +292,14 @@ impl Import {
         Ok(())
     }
 
+    /// Adds a tensor. A module's name counts for each of its matrices, so names may take far more than the files and config.json do: more
+    /// than a header may is refused before it is there.
     fn add(&mut self, name: String, entry: Entry) -> Result<()> {
+        self.header += (Value::from(name.as_str()).to_string().len() + ENTRY_BYTES) as u64;
+        if self.header > MAX_HEADER_BYTES {
+            let what = format!("{}: the header's length in bytes", self.path());
+            return Err(Error::limit(what, self.header, MAX_HEADER_BYTES));
+        }
         if self.entries.contains_key(&name) {
             let problem = format!("the DFloat11 checkpoint has the weights of {name:?} twice");
             return Err(Error::parameter(problem, AGAIN));

@@ -64,7 +64,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// From config.json, and from the shapes of the tensors that are stored as they are. `modules` end with a dot.
+    /// From config.json, and from the shapes of the tensors that are stored as they are. `modules` end with a dot, and ascend.
     pub(super) fn new<'a>(
         config: &Value,
         modules: &[String],
@@ -149,7 +149,9 @@ fn norms<'a>(modules: &[String], tensors: impl Iterator<Item = (&'a str, &'a [u6
             let path = name.strip_suffix("norm.weight")?;
             let module = &path[..=path.rfind('.')?];
             match *shape {
-                [length] if modules.iter().any(|coded| coded == module) => Some(length),
+                [length] if modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok() => {
+                    Some(length)
+                }
                 _ => None,
             }
         })

@@ -8,7 +8,9 @@
 //! a LUT has no such pointer, the values that could lead to it are ambiguous: that takes, say, a code of 8 bits or fewer for
 //! infinities, where 255 leads to LUT 1. A stream that comes to such an entry is rejected.
 //!
-//! Entries that no code reaches hold remains of others in what the package writes. They may say anything; a stream that comes to one is rejected.
+//! Entries that no code reaches repeat the entry before them in what the package writes. They may say anything; a stream that comes to one is rejected.
+//! One thing that the package's do not: where they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and streams whose codes
+//! lead there are rejected.
 
 use crate::{Error, Result};
 

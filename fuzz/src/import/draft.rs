@@ -1,0 +1,519 @@
+//! A checkpoint of the official package taken apart, to be changed and put together again.
+
+use std::sync::LazyLock;
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use super::{
+    Folder,
+    encode::{Arrays, Lengths, encode},
+};
+use crate::{bytes::Bytes, tensors};
+
+/// The most weights of a block that is made up.
+const MOST_WEIGHTS: usize = 3000;
+
+/// Patterns of module names, for some of which compilers run long.
+const PATTERNS: &[&str] = &[
+    "blocks\\.0",
+    "blocks\\.[0-9]+",
+    "blocks\\.\\d+|",
+    "",
+    ".*",
+    "(",
+    "a)|(?:b",
+    "(?i)BLOCKS\\.0",
+    "(?x)blocks\\.0 # all",
+    "(a|b|blocks)*\\.0",
+    "((a{1000}){1000}){1000}",
+    "(.?){999}",
+    "(?=x)",
+    "\\1",
+    "\u{e9}+\n",
+];
+
+/// Names of matrices, modules and tensors.
+const NAMES: &[&str] = &[
+    "",
+    "q_proj",
+    "o_proj",
+    "down_proj",
+    "wte",
+    "weight",
+    "bias",
+    "a.b",
+    ".",
+    "\0",
+    "\"\\\n",
+    "\u{e9}\u{10ffff}",
+    "blocks.0.norm.weight",
+    "blocks.0.q_proj.bias",
+    "blocks.0.q_proj.weight",
+    "blocks.0.encoded_exponent",
+    "blocks.0.luts",
+    "blocks.0.gaps",
+    "blocks.0.sign_mantissa",
+    "blocks.0.output_positions",
+    "blocks.0.split_positions",
+    "blocks.1.sign_mantissa",
+    "encoded_exponent",
+    "sign_mantissa",
+    "wte.weight",
+    "__metadata__",
+];
+
+/// Numbers at which checks tend to break.
+const VALUES: &[u64] = &[
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    16,
+    255,
+    512,
+    1023,
+    1024,
+    1025,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 61,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    u64::MAX,
+];
+
+const DTYPES: &[&str] = &["U8", "U32", "I32", "I64", "BF16", "F16", "BOOL", "F4", "U64", "BF17"];
+
+#[derive(Clone)]
+struct Tensor {
+    name: String,
+    dtype: String,
+    shape: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+/// A checkpoint as a tree.
+#[derive(Clone)]
+pub struct Draft {
+    config: Option<Value>,
+    files: Vec<(String, Vec<Tensor>)>,
+}
+
+/// A file of this repository's fixtures.
+macro_rules! fixture {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../tests/dfloat11/", $name))
+    };
+}
+
+/// The fixtures, which the package itself has made.
+pub static FIXTURES: LazyLock<[Folder; 2]> = LazyLock::new(|| {
+    let file = |name: &str, bytes: &[u8]| (format!("{name}.safetensors"), bytes.to_vec());
+    let plain = Folder {
+        config: Some(fixture!("plain/config.json").to_vec()),
+        files: vec![file("model", fixture!("plain/model.safetensors"))],
+    };
+    let llama = Folder {
+        config: Some(fixture!("llama/config.json").to_vec()),
+        files: vec![
+            file("lm_head", fixture!("llama/lm_head.safetensors")),
+            file("model", fixture!("llama/model.safetensors")),
+            file("model_embed_tokens", fixture!("llama/model_embed_tokens.safetensors")),
+            file("model_layers_0", fixture!("llama/model_layers_0.safetensors")),
+            file("model_layers_1", fixture!("llama/model_layers_1.safetensors")),
+        ],
+    };
+    [plain, llama]
+});
+
+impl Draft {
+    /// A checkpoint that is in no folder yet: one block or two, with what stands beside them. Also the weights of its matrices by their
+    /// names.
+    pub fn new(bytes: &mut Bytes<'_>) -> (Self, Vec<(String, Vec<u8>)>) {
+        let threads = bytes.pick(&[1u64, 2, 3, 5, 8, 33, 512, 1024]);
+        let mut tensors = Vec::new();
+        let mut matrices = Vec::new();
+        let shape = bytes.u8();
+        let modules: &[(&str, &[&str])] = match shape % 4 {
+            0 => &[("blocks.0.", &["q_proj", "o_proj", "mixer"])],
+            1 => &[("blocks.0.", &["q_proj"]), ("wte.", &[])],
+            2 => &[("", &[])],
+            _ => &[("wte.", &[]), ("blocks.0.", &["a.b", "down_proj"])],
+        };
+        for (module, attributes) in modules {
+            let weights = tensors::weights(bytes, MOST_WEIGHTS);
+            let lengths = bytes.pick(&[Lengths::Equal, Lengths::Unary, Lengths::Steep]);
+            let arrays = encode(&weights, lengths, threads, bytes.u8());
+            let mut ends: Vec<usize> =
+                attributes.iter().skip(1).map(|_| 2 * bytes.index(weights.len() / 2 + 1)).collect();
+            ends.sort_unstable();
+            push_block(&mut tensors, module, arrays, &ends, shape >= 128);
+            ends.push(weights.len());
+            let starts = [0].into_iter().chain(ends.clone());
+            for (matrix, (start, &end)) in starts.zip(&ends).enumerate() {
+                let path = match attributes.get(matrix) {
+                    Some(attribute) => format!("{module}{attribute}."),
+                    None => (*module).to_owned(),
+                };
+                matrices.push((format!("{path}weight"), weights[start..end].to_vec()));
+            }
+        }
+        let other = |name: &str, length: u64| Tensor {
+            name: name.to_owned(),
+            dtype: "BF16".to_owned(),
+            shape: vec![length],
+            bytes: vec![7; 2 * length as usize],
+        };
+        tensors.push(other("blocks.0.norm.weight", u64::from(bytes.u8())));
+        tensors.push(other("blocks.0.q_proj.bias", u64::from(bytes.u8())));
+        let mut files = vec![("a.safetensors".to_owned(), tensors)];
+        if shape / 4 % 2 == 1 {
+            let rest = files[0].1.split_off(6);
+            files.push(("b.safetensors".to_owned(), rest));
+        }
+        let patterns: serde_json::Map<String, Value> = modules
+            .iter()
+            .map(|(module, attributes)| {
+                (module.trim_end_matches('.').replace(".0", "\\.\\d+"), json!(attributes))
+            })
+            .collect();
+        let config = json!({
+            "hidden_size": bytes.u8(),
+            "num_attention_heads": bytes.u8() % 8,
+            "dfloat11_config": {
+                "version": "0.5.0",
+                "threads_per_block": [threads],
+                "bytes_per_thread": 8,
+                "pattern_dict": patterns,
+            },
+        });
+        (Self { config: Some(config), files }, matrices)
+    }
+
+    /// Takes a sound checkpoint apart.
+    pub fn of(folder: &Folder) -> Self {
+        let config = folder.config.as_ref().map(|config| serde_json::from_slice(config).expect("JSON"));
+        let files = folder.files.iter().map(|(name, bytes)| {
+            let file = SafeTensors::deserialize(bytes).expect("a sound file");
+            let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| Tensor {
+                name: name.to_owned(),
+                dtype: view.dtype().to_string(),
+                shape: view.shape().iter().map(|&dimension| dimension as u64).collect(),
+                bytes: view.data().to_vec(),
+            };
+            let mut tensors: Vec<Tensor> = file.iter().map(tensor).collect();
+            tensors.sort_by(|a, b| a.name.cmp(&b.name));
+            (name.clone(), tensors)
+        });
+        Self { config, files: files.collect() }
+    }
+
+    /// One change.
+    pub fn change(&mut self, bytes: &mut Bytes<'_>) {
+        match bytes.u8() % 16 {
+            0..=2 => self.change_config(bytes),
+            3 => self.change_files(bytes),
+            4 => self.change_array("output_positions", bytes, |array, bytes| {
+                change_number::<4>(&mut array.bytes, bytes);
+            }),
+            5 => self.change_array("split_positions", bytes, |array, bytes| {
+                change_number::<8>(&mut array.bytes, bytes);
+            }),
+            6 | 7 => self.change_array("gaps", bytes, |array, bytes| change_gap(&mut array.bytes, bytes)),
+            8 | 9 => self.change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),
+            10 | 11 => self.change_array("encoded_exponent", bytes, |array, bytes| {
+                let place = bytes.u16() as usize % array.bytes.len().max(1);
+                if let Some(byte) = array.bytes.get_mut(place) {
+                    *byte ^= bytes.u8();
+                }
+            }),
+            _ => self.change_array("", bytes, change_tensor),
+        }
+    }
+
+    /// Changes one of the tensors whose names end so.
+    fn change_array(
+        &mut self,
+        end: &str,
+        bytes: &mut Bytes<'_>,
+        change: impl FnOnce(&mut Tensor, &mut Bytes<'_>),
+    ) {
+        let choice = bytes.u8();
+        let tensors = self.files.iter_mut().flat_map(|(_, tensors)| tensors);
+        let mut arrays: Vec<_> = tensors.filter(|tensor| tensor.name.ends_with(end)).collect();
+        if let Some(tensor) = at(&mut arrays, choice) {
+            change(tensor, bytes);
+        }
+    }
+
+    fn change_config(&mut self, bytes: &mut Bytes<'_>) {
+        let Some(config) = &mut self.config else { return };
+        let choice = bytes.u8();
+        if choice % 16 == 15 {
+            self.config = None;
+            return;
+        }
+        if choice % 16 >= 13 {
+            let key = bytes.pick(&["hidden_size", "vocab_size", "head_dim", "intermediate_size", "n_embd"]);
+            config[key] = value(bytes);
+            return;
+        }
+        let own = &mut config["dfloat11_config"];
+        match choice % 16 {
+            0 => own["threads_per_block"] = json!(bytes.pick(VALUES)),
+            1 => own["threads_per_block"] = json!([bytes.u8()]),
+            2 => own["bytes_per_thread"] = value(bytes),
+            3 => {
+                let key =
+                    bytes.pick(&["version", "threads_per_block", "bytes_per_thread", "pattern_dict", "x"]);
+                own[key] = value(bytes);
+            }
+            4..=6 => {
+                let names = (0..bytes.u8() % 4).map(|_| bytes.pick(NAMES)).collect::<Vec<_>>();
+                if let Some(patterns) = own["pattern_dict"].as_object_mut() {
+                    patterns.insert(bytes.pick(PATTERNS).to_owned(), json!(names));
+                }
+            }
+            7 => {
+                let pattern = String::from_utf8_lossy(bytes.run(usize::from(choice / 8))).into_owned();
+                if let Some(patterns) = own["pattern_dict"].as_object_mut() {
+                    patterns.insert(pattern, json!(["q_proj"]));
+                }
+            }
+            _ => {
+                let (pattern, attribute) = (bytes.u8(), bytes.u8());
+                let Some(patterns) = own["pattern_dict"].as_object_mut() else { return };
+                let count = patterns.len().max(1);
+                let Some(list) = patterns.values_mut().nth(usize::from(pattern) % count) else { return };
+                match (list.as_array_mut(), choice % 4) {
+                    (Some(list), 0) => list.push(json!(bytes.pick(NAMES))),
+                    (Some(list), 1) => {
+                        list.pop();
+                    }
+                    (Some(list), 2) if !list.is_empty() => {
+                        let index = usize::from(attribute) % list.len();
+                        list[index] = json!(bytes.pick(NAMES));
+                    }
+                    _ => *list = value(bytes),
+                }
+            }
+        }
+    }
+
+    fn change_files(&mut self, bytes: &mut Bytes<'_>) {
+        let (from, tensor, to) = (bytes.u8(), bytes.u8(), bytes.u8());
+        let Some((_, tensors)) = at(&mut self.files, from) else { return };
+        if tensors.is_empty() {
+            return;
+        }
+        let index = usize::from(tensor) % tensors.len();
+        match bytes.u8() % 4 {
+            0 => drop(tensors.remove(index)),
+            1 => {
+                let moved = tensors.remove(index);
+                if to.is_multiple_of(3) {
+                    self.files.push((format!("c{}.safetensors", self.files.len()), vec![moved]));
+                } else if let Some((_, tensors)) = at(&mut self.files, to) {
+                    tensors.push(moved);
+                }
+            }
+            2 => {
+                let mut copy = tensors[index].clone();
+                bytes.pick(NAMES).clone_into(&mut copy.name);
+                tensors.push(copy);
+            }
+            _ => {
+                let other = usize::from(to) % tensors.len();
+                tensors.swap(index, other);
+            }
+        }
+    }
+
+    /// The files, of one input of eight with the rest of the fuzzer's bytes as changes of theirs.
+    pub fn render(&self, bytes: &mut Bytes<'_>) -> Folder {
+        let config = self.config.as_ref().map(|config| config.to_string().into_bytes());
+        let files = self.files.iter().map(|(name, tensors)| (name.clone(), safetensors(tensors)));
+        let mut folder = Folder { config, files: files.collect() };
+        if bytes.u8() % 8 < 7 {
+            return folder;
+        }
+        let mut changes = 0;
+        while !bytes.is_empty() && changes < 4 {
+            changes += 1;
+            let (choice, place, value) = (bytes.u8(), bytes.u16(), bytes.u8());
+            let content = match &mut folder.config {
+                Some(config) if choice % 4 == 0 => config,
+                _ => match at(&mut folder.files, choice / 4) {
+                    Some((_, content)) => content,
+                    None => return folder,
+                },
+            };
+            if content.is_empty() {
+                continue;
+            }
+            let place = usize::from(place) % content.len();
+            match choice % 4 {
+                3 => content.truncate(place),
+                _ => content[place] ^= value,
+            }
+        }
+        folder
+    }
+}
+
+fn at<T>(items: &mut [T], choice: u8) -> Option<&mut T> {
+    let count = items.len();
+    items.get_mut(usize::from(choice) % count.max(1))
+}
+
+fn value(bytes: &mut Bytes<'_>) -> Value {
+    match bytes.u8() % 8 {
+        0 => Value::Null,
+        1 => json!(bytes.pick(NAMES)),
+        2 => json!([bytes.pick(VALUES), bytes.pick(VALUES)]),
+        3 => json!({ "a": bytes.pick(VALUES) }),
+        4 => json!(-1),
+        5 => json!(bytes.pick(VALUES)),
+        _ => json!(bytes.u8()),
+    }
+}
+
+fn push_block(tensors: &mut Vec<Tensor>, module: &str, arrays: Arrays, ends: &[usize], words: bool) {
+    let mut push = |name: &str, dtype: &str, size: usize, bytes: Vec<u8>| {
+        let name = format!("{module}{name}");
+        tensors.push(Tensor {
+            name,
+            dtype: dtype.to_owned(),
+            shape: vec![(bytes.len() / size) as u64],
+            bytes,
+        });
+    };
+    push("encoded_exponent", "U8", 1, arrays.codes);
+    push("sign_mantissa", "U8", 1, arrays.plane);
+    push("luts", "U8", 1, arrays.luts);
+    if words {
+        push("output_positions", "U32", 4, arrays.positions);
+    } else {
+        push("output_positions", "U8", 1, arrays.positions);
+    }
+    push("gaps", "U8", 1, arrays.gaps);
+    if !ends.is_empty() {
+        let splits = ends.iter().flat_map(|&end| (end as u64 / 2).to_le_bytes()).collect();
+        push("split_positions", "I64", 8, splits);
+    }
+}
+
+fn change_tensor(tensor: &mut Tensor, bytes: &mut Bytes<'_>) {
+    let length = tensor.bytes.len();
+    match bytes.u8() % 8 {
+        0..=2 => {
+            let place = bytes.u16() as usize;
+            if length > 0 {
+                tensor.bytes[place % length] ^= bytes.u8();
+            }
+        }
+        3 | 4 => {
+            let by = if bytes.u8().is_multiple_of(4) { 256 } else { usize::from(bytes.u8() % 16) };
+            let longer = bytes.u8().is_multiple_of(2);
+            tensor.bytes.resize(if longer { length + by } else { length.saturating_sub(by) }, 0);
+            let size = match &tensor.dtype[..] {
+                "I64" => 8,
+                "U32" | "I32" => 4,
+                "BF16" => 2,
+                _ => 1,
+            };
+            tensor.shape = vec![(tensor.bytes.len() / size) as u64];
+        }
+        5 => bytes.pick(DTYPES).clone_into(&mut tensor.dtype),
+        6 => {
+            tensor.shape.insert(
+                bytes.index(tensor.shape.len() + 1),
+                bytes.pick(&[1, 1, 1, 1, 1, 1, 0, 2, 1 << 40, u64::MAX]),
+            );
+        }
+        _ => bytes.pick(NAMES).clone_into(&mut tensor.name),
+    }
+}
+
+/// Changes where a thread is said to begin.
+fn change_gap(gaps: &mut [u8], bytes: &mut Bytes<'_>) {
+    // Small checkpoints fill few of the first threads.
+    let threads = (8 * gaps.len() / 5).max(1);
+    let among = if bytes.u8() < 192 { threads.min(32) } else { threads };
+    let (thread, value) = (bytes.index(among), bytes.u8());
+    for bit in 0..5 {
+        let place = 5 * thread + bit;
+        if let Some(byte) = gaps.get_mut(place / 8) {
+            let mask = 0x80 >> (place % 8);
+            *byte = *byte & !mask | if value >> bit & 1 == 1 { mask } else { 0 };
+        }
+    }
+}
+
+fn change_number<const N: usize>(content: &mut [u8], bytes: &mut Bytes<'_>) {
+    let numbers = content.as_chunks_mut::<N>().0;
+    if numbers.is_empty() {
+        return;
+    }
+    let place = bytes.index(numbers.len());
+    let mut before = [0; 8];
+    before[..N].copy_from_slice(&numbers[place]);
+    let before = u64::from_le_bytes(before);
+    let after = match bytes.u8() % 3 {
+        0 => bytes.pick(VALUES),
+        1 => bytes.u16().into(),
+        _ => before.wrapping_add(bytes.u8().into()).wrapping_sub(128),
+    };
+    numbers[place].copy_from_slice(&after.to_le_bytes()[..N]);
+}
+
+/// Tables and code lengths, as far as these bytes are such.
+fn change_rows(content: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
+    let rows = content.as_chunks_mut::<256>().0;
+    if rows.is_empty() {
+        return;
+    }
+    let (a, b) = (bytes.index(rows.len()), bytes.index(rows.len()));
+    match bytes.u8() % 5 {
+        0 => rows[a] = rows[b],
+        1 => {
+            // Entries become a number, a pointer more often than not.
+            let (first, count, value) = (usize::from(bytes.u8()), usize::from(bytes.u8()), bytes.u8());
+            let value = if value < 128 { 0xF0 | value } else { value };
+            rows[a][first..].iter_mut().take(count).for_each(|entry| *entry = value);
+        }
+        2 => {
+            let last = rows.len() - 1;
+            let (a, b) = (bytes.u8(), bytes.u8());
+            rows[last].swap(a.into(), b.into());
+        }
+        3 => {
+            let last = rows.len() - 1;
+            rows[last][usize::from(bytes.u8())] = bytes.u8() % 34;
+        }
+        _ => {
+            let row = rows[b];
+            content.splice(256 * a..256 * a, row);
+        }
+    }
+}
+
+/// A safetensors file of these tensors, whatever they say.
+fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for tensor in tensors {
+        let start = data.len();
+        data.extend_from_slice(&tensor.bytes);
+        let entry =
+            json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, data.len()] });
+        header.push(format!("{}:{entry}", json!(tensor.name)));
+    }
+    let mut header = format!("{{{}}}", header.join(",")).into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}

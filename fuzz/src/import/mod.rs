@@ -1,0 +1,78 @@
+//! Checkpoints of the official DFloat11 package, sound and hostile, and what importing them must give.
+
+pub mod draft;
+pub mod encode;
+pub mod judge;
+
+use std::{fs, path::Path};
+
+use df11::{Error, Result, Source, source::WeightsFile};
+
+use crate::bytes::Bytes;
+
+/// A checkpoint as files: their names and bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Folder {
+    /// What config.json holds, if there is one.
+    pub config: Option<Vec<u8>>,
+    /// The safetensors files.
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+/// What an importer made of a folder: each file that a container would hold, with its bytes where they can be decoded.
+pub type Imported = Vec<(WeightsFile, Option<Vec<u8>>)>;
+
+impl Folder {
+    /// Imports the folder, and reads all files as a whole and in ranges that the fuzzer's bytes name. A file that reads as a whole reads
+    /// alike in ranges; everything else is a typed error.
+    ///
+    /// # Errors
+    /// What the importer refuses the folder with; always a typed error.
+    pub fn import(&self, bytes: &mut Bytes<'_>) -> Result<Imported> {
+        // Memory is faster than a disk, where there is such a folder.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let folder = folder.expect("a temporary folder");
+        for (name, content) in &self.files {
+            fs::write(folder.path().join(name), content).expect("a temporary file");
+        }
+        if let Some(config) = &self.config {
+            fs::write(folder.path().join("config.json"), config).expect("a temporary file");
+        }
+        let source = Source::open(folder.path()).inspect_err(assert_typed)?;
+        assert!(source.notes.iter().all(|note| !note.is_empty()));
+        let read = |file: WeightsFile| {
+            let whole = read(&file, 0, file.length as usize);
+            for _ in 0..4 {
+                let (a, b) = (u64::from(bytes.u32()) % file.length, u64::from(bytes.u32()) % file.length);
+                let (start, end) = (a.min(b), a.max(b) + 1);
+                let part = read(&file, start, (end - start) as usize);
+                if let Some(whole) = &whole {
+                    let part = part.expect("a part of what reads as a whole");
+                    assert!(part == whole[start as usize..end as usize], "{start}..{end} reads otherwise");
+                }
+            }
+            let behind = file.read_exact_at(file.length, &mut [0]);
+            assert!(matches!(behind, Err(Error::Io { .. })), "{behind:?}");
+            (file, whole)
+        };
+        Ok(source.weights.into_iter().map(read).collect())
+    }
+}
+
+fn read(file: &WeightsFile, start: u64, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0xAA; length];
+    file.read_exact_at(start, &mut bytes).inspect_err(assert_typed).ok()?;
+    Some(bytes)
+}
+
+/// A folder is the fault of who made it: its bytes are wrong, or it is not what it is taken for. Nothing is the system's.
+fn assert_typed(error: &Error) {
+    let typed = matches!(
+        error,
+        Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. } | Error::Parameter { .. }
+    );
+    assert!(typed, "{error:?}");
+    let line = error.to_string();
+    assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
+}
