@@ -23,7 +23,7 @@ fn said(model: &Model) -> Vec<String> {
 fn an_outline_says_what_the_container_will() {
     let root = tempfile::tempdir().unwrap();
     let source = folder(root.path());
-    for layout in [Layout::default(), Layout::Tile, Layout::Raw] {
+    for layout in [Layout::gap(), Layout::Tile, Layout::Raw] {
         for out in ["out.df11", "out"] {
             let out = root.path().join(out);
             let estimate = df11::estimate(&source, &out, layout, &()).unwrap();
@@ -89,7 +89,7 @@ fn headers_alone_tell_the_size_of_llama_405b_and_that_it_fits_eight_gpus() {
     let bytes = llama_405b(&path);
     assert_eq!(bytes, 811_706_777_600, "811.7 GB, as the paper has it");
     let source = Source::open(&path).unwrap();
-    for layout in [Layout::default(), Layout::Tile] {
+    for layout in [Layout::gap(), Layout::Tile] {
         let out = root.path().join("out.df11");
         let estimate = df11::estimate_headers(&source, &out, layout, 2.65).unwrap();
         let bits = 16.0 * estimate.report.stored_bytes as f64 / bytes as f64;

@@ -43,7 +43,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// All layouts that code.
 fn layouts() -> [Layout; 2] {
-    [Layout::default(), Layout::Tile]
+    [Layout::gap(), Layout::Tile]
 }
 
 fn options(layout: Layout) -> CompressOptions {
@@ -137,7 +137,7 @@ fn large_tensors_go_through_tiles_too() {
 fn the_version_is_the_least_that_has_all() {
     let folder = tempfile::tempdir().unwrap();
     let source = demo::tiny_checkpoint(folder.path()).unwrap();
-    for (layout, minor) in [(Layout::default(), 0), (Layout::Tile, 1), (Layout::Raw, 0)] {
+    for (layout, minor) in [(Layout::gap(), 0), (Layout::Tile, 1), (Layout::Raw, 0)] {
         let out = folder.path().join(format!("{minor}{layout:?}.df11"));
         compressed(&source, &out, layout, 2);
         assert_eq!(container::header(&fs::read(out).unwrap()).version_minor.get(), minor);
@@ -230,7 +230,7 @@ fn large_tensors_are_converted() {
         compressed(&source, &out, layout, 2);
         out
     });
-    for (from, to, layout) in [(&gap, &tile, Layout::Tile), (&tile, &gap, Layout::default())] {
+    for (from, to, layout) in [(&gap, &tile, Layout::Tile), (&tile, &gap, Layout::gap())] {
         let out = folder.path().join("converted.df11");
         let mut options = options(layout);
         options.overwrite = true;
@@ -328,7 +328,7 @@ fn tiny_modules_do_not_pad_the_container() {
         .collect();
     let source = folder.path().join("tiny.safetensors");
     serialize_to_file(tensors, None, &source).unwrap();
-    let model = compressed(&source, &folder.path().join("tiny.df11"), Layout::default(), 2);
+    let model = compressed(&source, &folder.path().join("tiny.df11"), Layout::gap(), 2);
     let (before, after) = (fs::metadata(&source).unwrap().len(), model.shards()[0].file_length());
     // The directory takes 300 bytes a tensor, here more than half of the tensor itself.
     let directory = model.shards()[0].directory_range();

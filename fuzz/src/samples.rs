@@ -75,11 +75,11 @@ fn containers() -> Vec<Vec<u8>> {
         out
     };
     let read = |path| fs::read(path).expect("a container");
-    let shards = compressed(&root, "shards", Layout::default());
+    let shards = compressed(&root, "shards", Layout::gap());
     vec![
-        read(compressed(&root, "all.df11", Layout::default())),
+        read(compressed(&root, "all.df11", Layout::gap())),
         read(compressed(&one, "one.df11", wide)),
-        read(compressed(&small, "small.df11", Layout::default())),
+        read(compressed(&small, "small.df11", Layout::gap())),
         read(shards.join("a.df11")),
         read(shards.join("b.df11")),
         read(compressed(&root, "raw.df11", Layout::Raw)),

@@ -73,7 +73,7 @@ def compress(
 
     An `out` whose name ends in `.df11` becomes one self-contained file; any other becomes a folder with a container for each weights
     file, and the side files beside them. It gets its name when it is whole and, unless `verify=False`, decoded and compared. `layout`
-    says how BF16 tensors are stored: `gap` (the default), `tile` (smaller, faster on a GPU, somewhat slower on a CPU) or `raw`.
+    says how BF16 tensors are stored: `tile` (the default), `gap` (as in the paper) or `raw`.
 
     Some 1 GB/s a thread; memory some MiB a thread, whatever the size of the model. Raises `ParameterError` where `out` exists and
     `overwrite` is not given, or holds the source.

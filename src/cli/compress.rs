@@ -72,31 +72,40 @@ impl Verification {
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct LayoutArgs {
-    /// How BF16 tensors are stored
-    #[arg(long, value_enum, default_value_t = LayoutName::Gap)]
-    layout: LayoutName,
-    /// Advanced: bitstream bytes a thread of the gap layout: 8, 16, 32 or 64
-    #[arg(long, value_name = "N", default_value_t = GAP_DEFAULT_BYTES_PER_THREAD)]
-    bytes_per_thread: u32,
-    /// Advanced: threads a thread block of the gap layout: 64, 128, 256, 512 or 1024
-    #[arg(long, value_name = "N", default_value_t = GAP_DEFAULT_THREADS_PER_BLOCK)]
-    threads_per_block: u32,
+    /// How BF16 tensors are stored [default: tile, or gap where its geometry is named]
+    #[arg(long, value_enum, hide_default_value = true)]
+    layout: Option<LayoutName>,
+    /// Advanced: bitstream bytes a thread of the gap layout: 8, 16, 32 or 64 [default: 32]
+    #[arg(long, value_name = "N")]
+    bytes_per_thread: Option<u32>,
+    /// Advanced: threads a thread block of the gap layout: 64, 128, 256, 512 or 1024 [default: 128]
+    #[arg(long, value_name = "N")]
+    threads_per_block: Option<u32>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum LayoutName {
-    /// Huffman-coded exponents with a gap array, where that is smaller
-    Gap,
     /// Huffman-coded pairs of exponents in tiles, where that is smaller
     Tile,
+    /// Huffman-coded exponents with a gap array, as in the paper, where that is smaller
+    Gap,
     /// As they are
     Raw,
 }
 
 impl LayoutArgs {
     pub(super) fn layout(self) -> Result<Layout, Failure> {
-        let geometry = Geometry::new(self.bytes_per_thread, self.threads_per_block)?;
-        Ok(match self.layout {
+        let geometry = self.bytes_per_thread.is_some() || self.threads_per_block.is_some();
+        let name = self.layout.unwrap_or(if geometry { LayoutName::Gap } else { LayoutName::Tile });
+        if geometry && name != LayoutName::Gap {
+            let problem = "bytes a thread and threads a block are numbers of the gap layout";
+            return Err(Error::parameter(problem, "leave them out, or choose --layout gap").into());
+        }
+        let geometry = Geometry::new(
+            self.bytes_per_thread.unwrap_or(GAP_DEFAULT_BYTES_PER_THREAD),
+            self.threads_per_block.unwrap_or(GAP_DEFAULT_THREADS_PER_BLOCK),
+        )?;
+        Ok(match name {
             LayoutName::Gap => Layout::Gap(geometry),
             LayoutName::Tile => Layout::Tile,
             LayoutName::Raw => Layout::Raw,
