@@ -62,6 +62,11 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 PARTS = ["make", "load", "memory", "exact", "speed", "graph", "budget", "capacity", "clean"]
 KINDS = ("bf16", "df11")
 Result = TypeVar("Result")
+ATTENTION: dict[str, list[SDPBackend]] = {
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "plain": [SDPBackend.MATH],
+    "default": [],
+}
 SHARD_BYTES = 4 << 30
 SCALE = 0.02
 
@@ -102,6 +107,12 @@ def arguments() -> argparse.Namespace:
         "--rounds", type=int, default=3, help="of each timed generate(), the two models in turns"
     )
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 128])
+    parser.add_argument(
+        "--against", choices=KINDS, default="df11", help="what `exact` compares with BF16; bf16 as a control"
+    )
+    parser.add_argument(
+        "--attention", choices=ATTENTION, default="flash", help="PyTorch's attention in `exact`"
+    )
     parser.add_argument("--exact-batches", type=numbers, default=[1, 32])
     parser.add_argument("--prompts", type=numbers, default=[1, 37, 2048])
     parser.add_argument("--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`")
@@ -212,7 +223,7 @@ class Bench:
     @contextmanager
     def reproducible(self, *backends: SDPBackend) -> Iterator[None]:
         """Attention that gives the same bits for the same input: cuDNN's, PyTorch's default on Hopper, does not."""
-        with sdpa_kernel(list(backends)) if self.on_gpu else nullcontext():
+        with sdpa_kernel(list(backends)) if self.on_gpu and backends else nullcontext():
             yield
 
     def sync(self) -> None:
@@ -330,11 +341,12 @@ class Bench:
         return int(figures["weights"])
 
     def exact(self) -> None:
-        original, compressed = (self.load_model(kind) for kind in KINDS)
+        original = self.load_model("bf16")
+        other = self.load_model(self.options.against)
         for rows in self.options.exact_batches:
             for length in self.options.prompts:
-                with self.reproducible(SDPBackend.FLASH_ATTENTION):
-                    self.compare(original, compressed, rows, length)
+                with self.reproducible(*ATTENTION[self.options.attention]):
+                    self.compare(original, other, rows, length)
 
     @torch.no_grad()
     def compare(self, original: Any, compressed: Any, rows: int, length: int) -> None:
@@ -355,6 +367,7 @@ class Bench:
         first = next((at for at, equal in enumerate(each) if not equal), None)
         spread = float(logits[0].float().std())
         figures = {"batch": rows, "prompt": length, "steps": self.options.steps, "identical": bool(same)}
+        figures |= {"against": self.options.against, "attention": self.options.attention}
         self.row("exact", **figures, first_difference=first, std_of_logits=spread)
         del caches, logits
         free()
