@@ -1,37 +1,49 @@
 //! Decoding lanes: one look-up a pair, several lanes in turns.
 //!
-//! A look-up waits for the one before it, so the lanes of a tile take turns. Measured on one Zen 5 core (virtual,
-//! shared), GB of BF16 a second of verification, N(0, 0.02²); chosen: 7.0.
+//! A look-up waits for the one before it, so lanes take turns; one load of bits serves two units of a lane, whose pairs have more bits
+//! than a load only in one of a hundred to ten; then the lane is decoded again unit by unit. An entry is stored as it is: it has the
+//! exponents where they stand in their weights, and lengths are summed from what was stored. What counts is the number of instructions
+//! (the core does five a cycle): 5.8 a pair in the look-ups, 2.5 for the lengths.
+//!
+//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0, 0.02²); chosen: 8.3.
 //!
 //! | rejected | GB/s |
 //! |---|---|
-//! | 4 lanes | 5.4 |
-//! | 8 lanes, all look-ups of a lane before those of the next | 5.3 |
-//! | lengths summed, entries joined to find others | 5.6 |
-//! | every lane's unit decoded again where one met an escape | 6.4 |
+//! | a load for each unit | 7.9; with per-row scales it is the faster one, by 5 % |
+//! | entries of pairs (the table that was here), a marked bit above the load, by which the zeros above it tell the length | 7.3 |
+//! | a marked bit, but entries as they are now | 7.5: a plain x86-64 has no instruction for it |
+//! | lengths summed in registers: 8 lanes, 4 lanes | 7.4, 7.3: there are too few |
+//! | lengths summed by 32-bit loads, which the compiler joins to vectors that wait for the stores | 7.2 |
+//! | two entries joined to one store | 7.1 |
+//! | all 32 lanes in one call | 5.9 |
 //!
 //! ```text
 //! entry of the table, indexed by the next 12 bits
-//!   bits 0..8    length of the code, 1..=12; 0 with OTHER
+//!   bits 0..4    length of the code, 1..=12; 0 with OTHER
+//!   bits 7..15   exponent of the pair's first weight, where it stands in it
 //!   bit  15      OTHER: the code of the escape, or none
-//!   bits 16..32  the pair
+//!   bits 23..31  exponent of its second weight
 //! ```
 
 use super::codebook::ESCAPE;
-use super::{Codebook, MAX_CODE_BITS, MAX_LANE_BITS, UNIT, VALUE_BITS};
+use super::window::Window;
+use super::{Codebook, MAX_CODE_BITS, UNIT, VALUE_BITS};
 use crate::huffman::Code;
-use crate::huffman::bits::{PEEK_BITS, peek};
+use crate::huffman::bits::PEEK_BITS;
 
 const ENTRIES: usize = 1 << MAX_CODE_BITS;
+const ENTRY_BYTES: usize = 4;
 const OTHER: u32 = 1 << 15;
-/// Pairs of a unit, which one load of bits serves.
+/// Above any length: entries shift by their low 6 bits, and 8 lengths have 7 bits together.
+const LENGTH_END: u32 = 1 << 6;
+const LENGTHS_END: u8 = 1 << 7;
+/// Pairs of a unit.
 const UNIT_PAIRS: usize = UNIT / 2;
 const _: () = assert!(UNIT_PAIRS * MAX_CODE_BITS as usize <= PEEK_BITS);
-/// Set above the bits that are looked up; the zeros above it then tell how many were consumed.
-const MARK: u64 = 1 << 63;
-const _: () = assert!(UNIT_PAIRS * (MAX_CODE_BITS as usize) < 63);
-/// Bytes that must follow the start of any lane: those of the longest, and a load.
-pub(super) const READ_BYTES: usize = MAX_LANE_BITS / 8 + 8;
+const _: () = assert!(2 * UNIT_PAIRS * (MAX_CODE_BITS as usize) < LENGTHS_END as usize);
+
+/// The exponents of a unit where they stand in its weights; its other bits are anything.
+pub(super) type Placed = [u8; UNIT_PAIRS * ENTRY_BYTES];
 
 /// The decoder's table of a code, 16 KiB.
 #[derive(Clone, Debug)]
@@ -45,7 +57,7 @@ pub(super) struct Lookup {
 /// A stretch of bits has no code at a bit, or an escaped pair that has a code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoCode {
-    /// The bit, from the start of the stream.
+    /// The bit, from the start of the tile.
     pub(super) bit: usize,
     pub(super) problem: &'static str,
 }
@@ -59,7 +71,7 @@ impl Lookup {
                 escape = Some(code);
                 continue;
             }
-            let entry = value << 16 | u32::from(code.length);
+            let entry = place(value as u16) | u32::from(code.length);
             entries
                 .iter_mut()
                 .skip(usize::from(code.bits))
@@ -75,13 +87,82 @@ impl Lookup {
         self.entries[bits as usize % ENTRIES]
     }
 
+    /// Decodes two units of some lanes, each from its bit on, and moves behind them.
+    #[inline]
+    pub(super) fn lanes<const N: usize, const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bits: &mut [usize; N],
+        units: &mut [[Placed; 2]; N],
+    ) -> Result<(), NoCode> {
+        look_up(&self.entries, window, bits, units);
+        for (bit, units) in bits.iter_mut().zip(units) {
+            let length = length(&units[0]).wrapping_add(length(&units[1])) % LENGTHS_END;
+            // Where a pair has more bits than are left of the load, so have all of them together, whatever was found in its place.
+            if is_other(&units[1]) || usize::from(length) > PEEK_BITS {
+                units.iter_mut().try_for_each(|unit| self.unit::<VERIFY>(window, bit, unit))?;
+            } else {
+                *bit += usize::from(length);
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit behind them.
+    pub(super) fn lane<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        mut bit: usize,
+        pairs: usize,
+        units: &mut [Placed],
+    ) -> Result<usize, NoCode> {
+        let (whole, rest) = units.split_at_mut(pairs / UNIT_PAIRS);
+        for unit in whole {
+            self.unit::<VERIFY>(window, &mut bit, unit)?;
+        }
+        let rest = rest.as_flattened_mut().as_chunks_mut::<ENTRY_BYTES>().0;
+        for pair in rest.iter_mut().take(pairs % UNIT_PAIRS) {
+            *pair = self.pair::<VERIFY>(window, &mut bit)?;
+        }
+        Ok(bit)
+    }
+
+    /// Decodes a unit and moves behind it.
+    #[inline(never)]
+    fn unit<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bit: &mut usize,
+        unit: &mut Placed,
+    ) -> Result<(), NoCode> {
+        let mut bits = window.peek(*bit);
+        for pair in unit.as_chunks_mut::<ENTRY_BYTES>().0 {
+            let entry = self.get(bits);
+            bits >>= entry % LENGTH_END;
+            *bit += (entry % LENGTH_END) as usize;
+            *pair = entry.to_le_bytes();
+        }
+        if !is_other(unit) {
+            return Ok(());
+        }
+        let pairs = unit.as_chunks_mut::<ENTRY_BYTES>().0.iter_mut();
+        for pair in pairs.skip_while(|pair| u32::from_le_bytes(**pair) & OTHER == 0) {
+            *pair = self.pair::<VERIFY>(window, bit)?;
+        }
+        Ok(())
+    }
+
     /// Decodes a pair and moves behind it. With `VERIFY`, one that is escaped must have no code.
-    fn pair<const VERIFY: bool>(&self, stream: &[u8], bit: &mut usize) -> Result<u16, NoCode> {
-        let bits = peek(stream, *bit);
+    fn pair<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bit: &mut usize,
+    ) -> Result<[u8; ENTRY_BYTES], NoCode> {
+        let bits = window.peek(*bit);
         let entry = self.get(bits);
         if entry & OTHER == 0 {
-            *bit += (entry % 256) as usize;
-            return Ok((entry >> 16) as u16);
+            *bit += (entry % LENGTH_END) as usize;
+            return Ok(entry.to_le_bytes());
         }
         let no_code = |problem| NoCode { bit: *bit, problem };
         // Other entries are all the escape's, but in a code of a single pair.
@@ -92,79 +173,48 @@ impl Lookup {
             return Err(no_code("an escaped pair has a code"));
         }
         *bit += usize::from(escape.length + VALUE_BITS);
-        Ok(pair)
+        Ok(place(pair).to_le_bytes())
     }
+}
 
-    #[inline(never)]
-    fn unit<const VERIFY: bool>(&self, stream: &[u8], bit: &mut usize) -> Result<[u8; UNIT], NoCode> {
-        let mut unit = [0; UNIT];
-        for pair in unit.as_chunks_mut::<2>().0 {
-            *pair = self.pair::<VERIFY>(stream, bit)?.to_le_bytes();
-        }
-        Ok(unit)
+/// The hot loop: finds the entries of two units of each lane, with one load a lane.
+///
+/// Kept apart, or the compiler runs out of registers for it.
+#[inline(never)]
+fn look_up<const N: usize>(
+    entries: &[u32; ENTRIES],
+    window: &Window,
+    bits: &[usize; N],
+    units: &mut [[Placed; 2]; N],
+) {
+    let mut words = [0; N];
+    for (word, bit) in words.iter_mut().zip(bits) {
+        *word = window.peek(*bit);
     }
+    for turn in 0..2 * UNIT_PAIRS {
+        for (word, units) in words.iter_mut().zip(&mut *units) {
+            let entry = entries[*word as usize % ENTRIES];
+            *word >>= entry % LENGTH_END;
+            units.as_flattened_mut()[ENTRY_BYTES * turn..ENTRY_BYTES * (turn + 1)]
+                .copy_from_slice(&entry.to_le_bytes());
+        }
+    }
+}
 
-    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit behind them.
-    pub(super) fn lane<const VERIFY: bool>(
-        &self,
-        stream: &[u8],
-        bit: usize,
-        pairs: usize,
-        units: &mut [[[u8; UNIT]; 1]],
-    ) -> Result<usize, NoCode> {
-        let (whole, rest) = units.split_at_mut(pairs / UNIT_PAIRS);
-        let [mut bit] = self.lanes::<1, VERIFY>(stream, [bit], whole)?;
-        for pair in rest
-            .as_flattened_mut()
-            .as_flattened_mut()
-            .as_chunks_mut::<2>()
-            .0
-            .iter_mut()
-            .take(pairs % UNIT_PAIRS)
-        {
-            *pair = self.pair::<VERIFY>(stream, &mut bit)?.to_le_bytes();
-        }
-        Ok(bit)
-    }
+/// The bits of a unit's pairs, modulo [`LENGTHS_END`]: byte by byte, see the table of the rejected.
+#[inline]
+fn length(unit: &Placed) -> u8 {
+    unit[0].wrapping_add(unit[4]).wrapping_add(unit[8]).wrapping_add(unit[12])
+}
 
-    /// Decodes units of some lanes, each from its bit on; the bits behind them.
-    ///
-    /// The stream has [`READ_BYTES`] more behind the start of each.
-    pub(super) fn lanes<const N: usize, const VERIFY: bool>(
-        &self,
-        stream: &[u8],
-        mut bits: [usize; N],
-        units: &mut [[[u8; UNIT]; N]],
-    ) -> Result<[usize; N], NoCode> {
-        for units in units {
-            let mut words = bits.map(|bit| peek(stream, bit) | MARK);
-            let mut others = 0;
-            for turn in 0..UNIT_PAIRS {
-                for (word, unit) in words.iter_mut().zip(&mut *units) {
-                    let entry = self.get(*word);
-                    *word >>= entry % 64;
-                    // An entry that consumes nothing repeats itself.
-                    if turn == UNIT_PAIRS - 1 {
-                        others |= entry;
-                    }
-                    unit[2 * turn..2 * turn + 2].copy_from_slice(&((entry >> 16) as u16).to_le_bytes());
-                }
-            }
-            if others & OTHER == 0 {
-                for (bit, word) in bits.iter_mut().zip(words) {
-                    *bit += word.leading_zeros() as usize;
-                }
-                continue;
-            }
-            for ((bit, unit), word) in bits.iter_mut().zip(units).zip(words) {
-                // Of the lanes that met no such entry, one that will with its next pair is decoded again too.
-                if self.get(word) & OTHER == 0 {
-                    *bit += word.leading_zeros() as usize;
-                } else {
-                    *unit = self.unit::<VERIFY>(stream, bit)?;
-                }
-            }
-        }
-        Ok(bits)
-    }
+/// Whether a unit met an entry with [`OTHER`]: it consumes nothing, so it repeats itself.
+#[inline]
+fn is_other(unit: &Placed) -> bool {
+    unit[13] >= (OTHER >> 8) as u8
+}
+
+/// The exponents of a pair where they stand in two weights.
+const fn place(pair: u16) -> u32 {
+    let [first, second] = pair.to_le_bytes();
+    (first as u32) << 7 | (second as u32) << 23
 }
