@@ -1,15 +1,13 @@
 //! One tile: its lanes decoded, checked, and merged with its plane.
 
 use super::geometry::{Places, Tile};
-use super::lanes::{Lookup, NoCode, Placed};
+use super::lanes::{Lookup, NoCode, Placed, Step};
 use super::record::Lengths;
-use super::stage::{self, Stage};
+use super::stage::{self, ROWS, Stage};
 use super::window::Window;
 use super::{LANE_UNITS, LANES, RECORD_BYTES, UNIT};
 use crate::{Error, Result, bf16};
 
-/// Lanes decoded in turns, a part of the tile; see [`super::lanes`] for the choice.
-const TURNS: usize = 8;
 /// The units of each lane of a tile.
 type Units = [[Placed; LANE_UNITS]; LANES];
 
@@ -42,9 +40,7 @@ impl Coded<'_> {
         weights: &mut [u8],
     ) -> Result<()> {
         if let Some(places) = self.tile.places() {
-            self.regular(lookup, places, stage, plane)?;
-            stage.put(places, weights);
-            return Ok(());
+            return self.regular(lookup, places, stage, plane, weights);
         }
         let mut lanes = [[[0; 2 * UNIT]; LANE_UNITS]; LANES];
         self.partial::<false>(lookup, &mut lanes)?;
@@ -77,17 +73,38 @@ impl Coded<'_> {
         Ok(())
     }
 
-    /// Decodes a tile in which every lane has as many units, and joins it with its plane.
-    fn regular(&self, lookup: &Lookup, places: Places, stage: &mut Stage, plane: &[u8]) -> Result<()> {
+    /// Decodes a tile in which every lane has as many units.
+    fn regular(
+        &self,
+        lookup: &Lookup,
+        places: Places,
+        stage: &mut Stage,
+        plane: &[u8],
+        weights: &mut [u8],
+    ) -> Result<()> {
         let mut bits = *self.lane_starts();
-        for step in 0..places.steps() {
-            self.step::<false>(lookup, &mut bits, &mut stage.steps[step])?;
-            // Not the one that was just stored: loads as wide as these wait for the stores.
-            if step > 0 {
-                stage.join(step - 1, plane);
+        let halves = 2 * places.pairs;
+        let mut touched = 0;
+        for band in 0..places.bands {
+            for k in 0..places.pairs {
+                for half in 0..2 {
+                    self.half_step::<false>(lookup, &mut bits, stage.step(band, k), half)?;
+                    let done = 2 * k + half;
+                    touched |= stage::touch(plane, (halves * band + done) * 256);
+                    if band > 0 {
+                        stage.put(
+                            places,
+                            band - 1,
+                            ROWS * done / halves..ROWS * (done + 1) / halves,
+                            plane,
+                            weights,
+                        );
+                    }
+                }
             }
         }
-        stage.join(places.steps() - 1, plane);
+        stage.put(places, places.bands - 1, 0..ROWS, plane, weights);
+        std::hint::black_box(touched);
         self.check_ends(&bits)
     }
 
@@ -96,25 +113,24 @@ impl Coded<'_> {
         let mut bits = *self.lane_starts();
         let mut units = [[[0; 2 * UNIT]; 2]; LANES];
         for _ in 0..places.steps() {
-            self.step::<true>(lookup, &mut bits, &mut units)?;
+            for half in 0..2 {
+                self.half_step::<true>(lookup, &mut bits, &mut units, half)?;
+            }
         }
         self.check_ends(&bits)?;
         Ok(bits)
     }
 
-    /// Decodes the next two units of each lane.
+    /// Decodes half of the next two units of each lane.
     #[inline]
-    fn step<const VERIFY: bool>(
+    fn half_step<const VERIFY: bool>(
         &self,
         lookup: &Lookup,
         bits: &mut [usize; LANES],
-        units: &mut stage::Step,
+        step: &mut Step,
+        half: usize,
     ) -> Result<()> {
-        for (bits, units) in bits.as_chunks_mut::<TURNS>().0.iter_mut().zip(units.as_chunks_mut::<TURNS>().0)
-        {
-            lookup.lanes::<TURNS, VERIFY>(self.window, bits, units).map_err(|at| self.no_code(at))?;
-        }
-        Ok(())
+        lookup.half_step::<VERIFY>(self.window, bits, step, half).map_err(|at| self.no_code(at))
     }
 
     fn lane_starts(&self) -> &[usize; LANES] {

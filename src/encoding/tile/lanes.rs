@@ -27,7 +27,7 @@
 
 use super::codebook::ESCAPE;
 use super::window::Window;
-use super::{Codebook, MAX_CODE_BITS, UNIT, VALUE_BITS};
+use super::{Codebook, LANES, MAX_CODE_BITS, UNIT, VALUE_BITS};
 use crate::huffman::Code;
 use crate::huffman::bits::PEEK_BITS;
 
@@ -37,13 +37,21 @@ const OTHER: u32 = 1 << 15;
 /// Above any length: entries shift by their low 6 bits, and 8 lengths have 7 bits together.
 const LENGTH_END: u32 = 1 << 6;
 const LENGTHS_END: u8 = 1 << 7;
+/// Codes of at most so many bits on average, if the code suits its pairs, are decoded by two units a load.
+const SHORT_BITS: usize = 6;
 /// Pairs of a unit.
 const UNIT_PAIRS: usize = UNIT / 2;
 const _: () = assert!(UNIT_PAIRS * MAX_CODE_BITS as usize <= PEEK_BITS);
 const _: () = assert!(2 * UNIT_PAIRS * (MAX_CODE_BITS as usize) < LENGTHS_END as usize);
 
+/// Lanes decoded in turns.
+const TURNS: usize = 8;
+
 /// The exponents of a unit where they stand in its weights; its other bits are anything.
 pub(super) type Placed = [u8; UNIT_PAIRS * ENTRY_BYTES];
+
+/// Two units of each lane.
+pub(super) type Step = [[Placed; 2]; LANES];
 
 /// The decoder's table of a code, 16 KiB.
 #[derive(Clone, Debug)]
@@ -51,6 +59,8 @@ pub(super) struct Lookup {
     entries: Box<[u32; ENTRIES]>,
     /// The code of the escape.
     escape: Option<Code>,
+    /// Whether one load holds the pairs of two units, as a rule.
+    is_short: bool,
     codebook: Codebook,
 }
 
@@ -65,7 +75,7 @@ pub(super) struct NoCode {
 impl Lookup {
     pub(super) fn new(codebook: &Codebook) -> Self {
         let mut entries = Box::new([OTHER; ENTRIES]);
-        let mut escape = None;
+        let (mut escape, mut bits) = (None, 0);
         for (value, code) in codebook.codes() {
             if value == ESCAPE {
                 escape = Some(code);
@@ -77,8 +87,10 @@ impl Lookup {
                 .skip(usize::from(code.bits))
                 .step_by(1 << code.length)
                 .for_each(|slot| *slot = entry);
+            bits += usize::from(code.length) << (MAX_CODE_BITS - code.length);
         }
-        Self { entries, escape, codebook: codebook.clone() }
+        let is_short = bits <= SHORT_BITS * ENTRIES;
+        Self { entries, escape, is_short, codebook: codebook.clone() }
     }
 
     /// The entry for a stream whose next bits are `bits`.
@@ -87,19 +99,43 @@ impl Lookup {
         self.entries[bits as usize % ENTRIES]
     }
 
-    /// Decodes two units of some lanes, each from its bit on, and moves behind them.
+    /// Decodes half of the next two units of all lanes, each from its bit on, and moves behind it: those of half the lanes, or one of each.
     #[inline]
-    pub(super) fn lanes<const N: usize, const VERIFY: bool>(
+    pub(super) fn half_step<const VERIFY: bool>(
         &self,
         window: &Window,
-        bits: &mut [usize; N],
-        units: &mut [[Placed; 2]; N],
+        bits: &mut [usize; LANES],
+        step: &mut Step,
+        half: usize,
     ) -> Result<(), NoCode> {
-        look_up(&self.entries, window, bits, units);
-        for (bit, units) in bits.iter_mut().zip(units) {
-            let length = length(&units[0]).wrapping_add(length(&units[1])) % LENGTHS_END;
+        let mut turns = bits.as_chunks_mut::<TURNS>().0.iter_mut().zip(step.as_chunks_mut::<TURNS>().0);
+        if self.is_short {
+            let turns = turns.skip(half * LANES / TURNS / 2).take(LANES / TURNS / 2);
+            return turns
+                .into_iter()
+                .try_for_each(|(bits, lanes)| self.units::<0, 2, VERIFY>(window, bits, lanes));
+        }
+        if half == 0 {
+            turns.try_for_each(|(bits, lanes)| self.units::<0, 1, VERIFY>(window, bits, lanes))
+        } else {
+            turns.try_for_each(|(bits, lanes)| self.units::<1, 1, VERIFY>(window, bits, lanes))
+        }
+    }
+
+    /// Decodes `UNITS` of the two units, from number `FIRST` on.
+    #[inline]
+    fn units<const FIRST: usize, const UNITS: usize, const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bits: &mut [usize; TURNS],
+        lanes: &mut [[Placed; 2]; TURNS],
+    ) -> Result<(), NoCode> {
+        look_up::<FIRST, UNITS>(&self.entries, window, bits, lanes);
+        for (bit, lane) in bits.iter_mut().zip(lanes) {
+            let units = &mut lane[FIRST..FIRST + UNITS];
+            let length = units.iter().map(length).fold(0, u8::wrapping_add) % LENGTHS_END;
             // Where a pair has more bits than are left of the load, so have all of them together, whatever was found in its place.
-            if is_other(&units[1]) || usize::from(length) > PEEK_BITS {
+            if is_other(&units[UNITS - 1]) || (UNITS > 1 && usize::from(length) > PEEK_BITS) {
                 units.iter_mut().try_for_each(|unit| self.unit::<VERIFY>(window, bit, unit))?;
             } else {
                 *bit += usize::from(length);
@@ -177,25 +213,26 @@ impl Lookup {
     }
 }
 
-/// The hot loop: finds the entries of two units of each lane, with one load a lane.
+/// The hot loop: finds the entries of one or two units of each lane, with one load a lane.
 ///
 /// Kept apart, or the compiler runs out of registers for it.
 #[inline(never)]
-fn look_up<const N: usize>(
+fn look_up<const FIRST: usize, const UNITS: usize>(
     entries: &[u32; ENTRIES],
     window: &Window,
-    bits: &[usize; N],
-    units: &mut [[Placed; 2]; N],
+    bits: &[usize; TURNS],
+    lanes: &mut [[Placed; 2]; TURNS],
 ) {
-    let mut words = [0; N];
+    let mut words = [0; TURNS];
     for (word, bit) in words.iter_mut().zip(bits) {
         *word = window.peek(*bit);
     }
-    for turn in 0..2 * UNIT_PAIRS {
-        for (word, units) in words.iter_mut().zip(&mut *units) {
+    for turn in 0..UNITS * UNIT_PAIRS {
+        for (word, lane) in words.iter_mut().zip(&mut *lanes) {
             let entry = entries[*word as usize % ENTRIES];
             *word >>= entry % LENGTH_END;
-            units.as_flattened_mut()[ENTRY_BYTES * turn..ENTRY_BYTES * (turn + 1)]
+            let at = FIRST * UNIT_PAIRS + turn;
+            lane.as_flattened_mut()[ENTRY_BYTES * at..ENTRY_BYTES * (at + 1)]
                 .copy_from_slice(&entry.to_le_bytes());
         }
     }

@@ -17,57 +17,93 @@
 //! | a row of the four steps before with each half step | 6.3, 4.4 |
 //! | lines of the output loaded before they are written | 6.5, 4.4 |
 
+use std::ops::Range;
+
 use super::geometry::{Places, ROW_LANES};
-use super::lanes::Placed;
-use super::{LANE_UNITS, LANES, UNIT};
+use super::lanes::Step;
+use super::{LANES, UNIT};
 
 /// Bytes of a unit's weights.
 const UNIT_BYTES: usize = 2 * UNIT;
 /// Bytes of the weights that four lanes have side by side.
 const RUN_BYTES: usize = ROW_LANES * UNIT_BYTES;
+/// Weights of a row of a narrow tile's step.
+const PAIR: usize = 2 * UNIT * ROW_LANES;
 /// Bytes of a step's plane.
 const STEP_PLANE: usize = 2 * UNIT * LANES;
 
-/// Two units of each lane.
-pub(super) type Step = [[Placed; 2]; LANES];
+/// Rows of a band, each of four lanes.
+pub(super) const ROWS: usize = LANES / ROW_LANES;
 
-/// A whole tile, 16 KiB.
+/// Steps of a whole tile's band.
+const STEPS: usize = 4;
+
+/// Two bands of a tile, 8 KiB.
+#[repr(align(64))]
 pub(super) struct Stage {
-    pub(super) steps: [Step; LANE_UNITS / 2],
+    bands: [[Step; STEPS]; 2],
 }
 
 impl Stage {
     pub(super) const fn new() -> Self {
-        Self { steps: [[[[0; UNIT_BYTES]; 2]; LANES]; LANE_UNITS / 2] }
+        Self { bands: [[[[[0; UNIT_BYTES]; 2]; LANES]; STEPS]; 2] }
     }
 
-    /// Joins a step with the tile's plane.
     #[inline]
-    pub(super) fn join(&mut self, step: usize, plane: &[u8]) {
-        let plane = &plane.as_chunks::<STEP_PLANE>().0[step];
-        let weights = self.steps[step].as_flattened_mut().as_flattened_mut().as_chunks_mut::<2>().0;
-        for (weight, plane) in weights.iter_mut().zip(plane) {
-            *weight = join(*weight, *plane);
-        }
+    pub(super) fn step(&mut self, band: usize, k: usize) -> &mut Step {
+        &mut self.bands[band % 2][k]
     }
 
-    /// Puts the joined steps to their places: row by row in a narrow tile.
-    pub(super) fn put(&self, places: Places, weights: &mut [u8]) {
-        for (band, steps) in self.steps[..places.steps()].chunks(places.pairs).enumerate() {
-            for group in 0..LANES / ROW_LANES {
-                for (k, step) in steps.iter().enumerate() {
-                    let lanes = &step.as_chunks::<ROW_LANES>().0[group];
-                    let at = 2 * (band * places.band + group * places.group + k * places.pair);
-                    for (half, at) in [at, at + places.pair].into_iter().enumerate() {
-                        let units = weights[at..at + RUN_BYTES].as_chunks_mut::<UNIT_BYTES>().0;
-                        for (unit, lane) in units.iter_mut().zip(lanes) {
-                            *unit = lane[half];
-                        }
-                    }
-                }
+    /// Joins some rows of a band with the tile's plane, in their places.
+    #[inline]
+    pub(super) fn put(
+        &self,
+        places: Places,
+        band: usize,
+        rows: Range<usize>,
+        plane: &[u8],
+        weights: &mut [u8],
+    ) {
+        let steps = &self.bands[band % 2][..places.pairs];
+        let planes = &plane.as_chunks::<STEP_PLANE>().0[band * places.pairs..(band + 1) * places.pairs];
+        for row in rows {
+            let weights = &mut weights[2 * (band * places.band + row * places.group)..];
+            // Whole tiles, in a loop without an end to find.
+            match (<&[Step; 4]>::try_from(steps), <&[[u8; STEP_PLANE]; 4]>::try_from(planes), places.pair) {
+                (Ok(steps), Ok(planes), PAIR) => put_row(steps, planes, row, PAIR, weights),
+                _ => put_row(steps, planes, row, places.pair, weights),
             }
         }
     }
+}
+
+#[inline]
+fn put_row(steps: &[Step], planes: &[[u8; STEP_PLANE]], row: usize, pair: usize, weights: &mut [u8]) {
+    for (k, (step, plane)) in steps.iter().zip(planes).enumerate() {
+        let lanes = &step.as_chunks::<ROW_LANES>().0[row];
+        let planes = &plane.as_chunks::<UNIT_BYTES>().0.as_chunks::<ROW_LANES>().0[row];
+        for half in 0..2 {
+            let at = (2 * k + half) * pair;
+            let units = weights[at..at + RUN_BYTES].as_chunks_mut::<UNIT_BYTES>().0;
+            for ((unit, lane), plane) in units.iter_mut().zip(lanes).zip(planes) {
+                *unit = join_unit(&lane[half], &plane.as_chunks::<UNIT>().0[half]);
+            }
+        }
+    }
+}
+
+#[inline]
+fn join_unit(placed: &[u8; UNIT_BYTES], plane: &[u8; UNIT]) -> [u8; UNIT_BYTES] {
+    const EXPONENT: u16 = 0x7F80;
+    let e: [u16; UNIT] = std::array::from_fn(|i| u16::from_le_bytes([placed[2 * i], placed[2 * i + 1]]));
+    let w: [u16; UNIT] = std::array::from_fn(|i| {
+        e[i] & EXPONENT | (u16::from(plane[i]) | u16::from(plane[i]) << 8) & !EXPONENT
+    });
+    let mut out = [0; UNIT_BYTES];
+    for i in 0..UNIT {
+        [out[2 * i], out[2 * i + 1]] = w[i].to_le_bytes();
+    }
+    out
 }
 
 /// A weight, of its exponent in its place and its plane byte.
@@ -76,4 +112,9 @@ pub(super) fn join(placed: [u8; 2], plane: u8) -> [u8; 2] {
     const EXPONENT: u16 = 0x7F80;
     let twice = u16::from_le_bytes([plane; 2]);
     (u16::from_le_bytes(placed) & EXPONENT | twice & !EXPONENT).to_le_bytes()
+}
+
+#[inline]
+pub(super) fn touch(plane: &[u8], at: usize) -> u8 {
+    plane.get(at..at + 256).map_or(0, |plane| plane[0] | plane[64] | plane[128] | plane[192])
 }

@@ -14,6 +14,7 @@ const BEHIND: usize = MAX_LANE_BITS / 8 + LOAD;
 const _: () = assert!(MAX_TILE_BYTES + BEHIND <= BYTES);
 
 /// A tile's bits and what follows them.
+#[repr(align(64))]
 pub(super) struct Window {
     bytes: [u8; BYTES + LOAD],
 }
