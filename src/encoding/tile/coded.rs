@@ -1,5 +1,6 @@
 //! One tile: its lanes decoded, checked, and merged with its plane.
 
+use super::ahead::Ahead;
 use super::geometry::{Places, Tile};
 use super::lanes::{Lookup, NoCode, Placed, Step};
 use super::record::Lengths;
@@ -19,6 +20,8 @@ pub(super) struct Coded<'a> {
     pub(super) starts: [usize; LANES + 1],
     /// Bits from the tile's first on.
     pub(super) window: &'a Window,
+    /// What follows the tile in the bitstream.
+    pub(super) behind: &'a [u8],
     /// The index of its record.
     pub(super) index: u64,
     /// Its first byte in the bitstream array.
@@ -49,9 +52,9 @@ impl Coded<'_> {
     }
 
     /// Checks all that is to be checked of a tile.
-    pub(super) fn verify(&self, lookup: &Lookup) -> Result<()> {
+    pub(super) fn verify(&self, lookup: &Lookup, stage: &mut Stage) -> Result<()> {
         let ends = match self.tile.places() {
-            Some(places) => self.regular_ends(lookup, places)?,
+            Some(places) => self.regular_ends(lookup, places, stage)?,
             None => self.partial::<true>(lookup, &mut [[[0; 2 * UNIT]; LANE_UNITS]; LANES])?,
         };
         let bits = std::array::from_fn(|lane| ends[lane] - self.starts[lane]);
@@ -73,7 +76,7 @@ impl Coded<'_> {
         Ok(())
     }
 
-    /// Decodes a tile in which every lane has as many units.
+    /// Decodes a tile in which every lane has as many units: rows of one band are put while the next one is decoded.
     fn regular(
         &self,
         lookup: &Lookup,
@@ -83,39 +86,28 @@ impl Coded<'_> {
         weights: &mut [u8],
     ) -> Result<()> {
         let mut bits = *self.lane_starts();
-        let halves = 2 * places.pairs;
-        let mut touched = 0;
+        let mut ahead = Ahead::new(plane, self.behind);
+        let parts = 2 * places.pairs;
         for band in 0..places.bands {
-            for k in 0..places.pairs {
-                for half in 0..2 {
-                    self.half_step::<false>(lookup, &mut bits, stage.step(band, k), half)?;
-                    let done = 2 * k + half;
-                    touched |= stage::touch(plane, (halves * band + done) * 256);
-                    if band > 0 {
-                        stage.put(
-                            places,
-                            band - 1,
-                            ROWS * done / halves..ROWS * (done + 1) / halves,
-                            plane,
-                            weights,
-                        );
-                    }
+            for part in 0..parts {
+                self.half_step::<false>(lookup, &mut bits, stage.step(band, part / 2), part % 2)?;
+                ahead.look(band * parts + part);
+                if band > 0 {
+                    let rows = ROWS * part / parts..ROWS * (part + 1) / parts;
+                    stage.put(places, band - 1, rows, plane, weights);
                 }
             }
         }
         stage.put(places, places.bands - 1, 0..ROWS, plane, weights);
-        std::hint::black_box(touched);
+        ahead.finish();
         self.check_ends(&bits)
     }
 
     /// Where the pairs of all lanes of such a tile end.
-    fn regular_ends(&self, lookup: &Lookup, places: Places) -> Result<[usize; LANES]> {
+    fn regular_ends(&self, lookup: &Lookup, places: Places, stage: &mut Stage) -> Result<[usize; LANES]> {
         let mut bits = *self.lane_starts();
-        let mut units = [[[0; 2 * UNIT]; 2]; LANES];
-        for _ in 0..places.steps() {
-            for half in 0..2 {
-                self.half_step::<true>(lookup, &mut bits, &mut units, half)?;
-            }
+        for part in 0..2 * places.steps() {
+            self.half_step::<true>(lookup, &mut bits, stage.step(0, 0), part % 2)?;
         }
         self.check_ends(&bits)?;
         Ok(bits)

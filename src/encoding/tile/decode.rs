@@ -93,7 +93,8 @@ impl Decoder {
     /// As [`decode_strips`](Self::decode_strips).
     pub fn verify_strips(&self, span: &Span<'_>) -> Result<()> {
         let held = self.sizes.elements_of(&span.strips)?;
-        self.walk(span, &held, |_, coded, _| coded.verify(&self.lookup))?;
+        let mut stage = Stage::new();
+        self.walk(span, &held, |_, coded, _| coded.verify(&self.lookup, &mut stage))?;
         let bytes = self.sizes.bitstream_of(span.records, &span.strips)?;
         let end = self.sizes.bit_count() / 8;
         let behind = 8 * end.saturating_sub(bytes.start) as usize;
@@ -146,7 +147,11 @@ impl Decoder {
             window.take(rest, bytes);
             let strip_plane = ((strip - span.strips.start) * geometry.strip_elements()) as usize + tile.plane;
             let plane = &span.plane[strip_plane..strip_plane + tile.elements()];
-            hand(strip, &Coded { tile, lengths, starts, window: &window, index, byte }, plane)?;
+            hand(
+                strip,
+                &Coded { tile, lengths, starts, window: &window, behind: &rest[bytes..], index, byte },
+                plane,
+            )?;
         }
         Ok(())
     }

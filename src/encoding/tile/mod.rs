@@ -13,6 +13,7 @@
 //! ...                               lane 0 | 00 | lane 1 | 0 | ... | lane 31 | 000
 //! ```
 
+mod ahead;
 mod choice;
 mod codebook;
 mod coded;
