@@ -1,21 +1,23 @@
 //! Decoding lanes: one look-up a pair, several lanes in turns.
 //!
-//! A look-up waits for the one before it, so lanes take turns; one load of bits serves two units of a lane, whose pairs have more bits
-//! than a load only in one of a hundred to ten; then the lane is decoded again unit by unit. An entry is stored as it is: it has the
-//! exponents where they stand in their weights, and lengths are summed from what was stored. What counts is the number of instructions
-//! (the core does five a cycle): 5.8 a pair in the look-ups, 2.5 for the lengths.
+//! A look-up waits for the one before it, so lanes take turns. Of a code with short codes one load of bits serves two units of a lane: their
+//! pairs have more bits than a load once in a hundred times, and then the lane is decoded again unit by unit. Of other codes that would be
+//! once in eight times, and a load serves one unit. An entry is stored as it is: it has the exponents where they stand in their weights,
+//! and lengths are summed from what was stored. What counts is the number of instructions, of which the core does some five a cycle: for
+//! two units 5.8 a pair in the look-ups and 2.5 for the lengths.
 //!
-//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0, 0.02²); chosen: 8.3.
+//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0, 0.02²); chosen: 8.4.
 //!
 //! | rejected | GB/s |
 //! |---|---|
-//! | a load for each unit | 7.9; with per-row scales it is the faster one, by 5 % |
-//! | entries of pairs (the table that was here), a marked bit above the load, by which the zeros above it tell the length | 7.3 |
-//! | a marked bit, but entries as they are now | 7.5: a plain x86-64 has no instruction for it |
-//! | lengths summed in registers: 8 lanes, 4 lanes | 7.4, 7.3: there are too few |
+//! | a load for each unit (of all codes) | 7.9 |
+//! | two units a load of all codes | 8.4, but decoding of weights with per-row scales 5 to 8 % slower |
+//! | the table that was here, of 16-bit pairs, and a bit set above the load, the zeros above which tell the length | 7.3 |
+//! | such a bit, but entries as they are now | 7.5: plain x86-64 has no good instruction for it |
+//! | lengths summed in registers, 8 or 4 lanes | 7.4, 7.3: there are too few |
 //! | lengths summed by 32-bit loads, which the compiler joins to vectors that wait for the stores | 7.2 |
 //! | two entries joined to one store | 7.1 |
-//! | all 32 lanes in one call | 5.9 |
+//! | the turns of all 32 lanes in one function | 5.9 (of 7.9) |
 //!
 //! ```text
 //! entry of the table, indexed by the next 12 bits

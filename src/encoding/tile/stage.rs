@@ -67,28 +67,28 @@ impl Stage {
         weights: &mut [u8],
     ) {
         let steps = &self.bands[band % 2][..places.pairs];
-        let planes = &plane.as_chunks::<STEP_PLANE>().0[band * places.pairs..(band + 1) * places.pairs];
+        let signs = &plane.as_chunks::<STEP_PLANE>().0[band * places.pairs..(band + 1) * places.pairs];
         for row in rows {
             let weights = &mut weights[2 * (band * places.band + row * places.group)..];
             // Whole narrow tiles, by a loop whose end is known.
-            match (<&[_; STEPS]>::try_from(steps), <&[_; STEPS]>::try_from(planes), places.pair) {
-                (Ok(steps), Ok(planes), PAIR) => put_row(steps, planes, row, PAIR, weights),
-                _ => put_row(steps, planes, row, places.pair, weights),
+            match (<&[_; STEPS]>::try_from(steps), <&[_; STEPS]>::try_from(signs), places.pair) {
+                (Ok(steps), Ok(signs), PAIR) => put_row(steps, signs, row, PAIR, weights),
+                _ => put_row(steps, signs, row, places.pair, weights),
             }
         }
     }
 }
 
 #[inline]
-fn put_row(steps: &[Step], planes: &[[u8; STEP_PLANE]], row: usize, pair: usize, weights: &mut [u8]) {
-    for (k, (step, plane)) in steps.iter().zip(planes).enumerate() {
+fn put_row(steps: &[Step], signs: &[[u8; STEP_PLANE]], row: usize, pair: usize, weights: &mut [u8]) {
+    for (k, (step, plane)) in steps.iter().zip(signs).enumerate() {
         let lanes = &step.as_chunks::<ROW_LANES>().0[row];
         let planes = &plane.as_chunks::<UNIT>().0.as_chunks::<2>().0.as_chunks::<ROW_LANES>().0[row];
         for half in 0..2 {
             let at = (2 * k + half) * pair;
             let units = weights[at..at + RUN_BYTES].as_chunks_mut::<UNIT_BYTES>().0;
             for ((unit, lane), plane) in units.iter_mut().zip(lanes).zip(planes) {
-                *unit = join_unit(&lane[half], &plane[half]);
+                *unit = join_unit(&lane[half], plane[half]);
             }
         }
     }
@@ -96,7 +96,7 @@ fn put_row(steps: &[Step], planes: &[[u8; STEP_PLANE]], row: usize, pair: usize,
 
 /// Eight weights of their placed exponents and their plane; in this form the compiler makes vectors of them.
 #[inline]
-fn join_unit(placed: &[u8; UNIT_BYTES], plane: &[u8; UNIT]) -> [u8; UNIT_BYTES] {
+fn join_unit(placed: &[u8; UNIT_BYTES], plane: [u8; UNIT]) -> [u8; UNIT_BYTES] {
     let words: [u16; UNIT] = std::array::from_fn(|at| {
         let twice = u16::from(plane[at]) | u16::from(plane[at]) << 8;
         u16::from_le_bytes([placed[2 * at], placed[2 * at + 1]]) & EXPONENT | twice & !EXPONENT

@@ -20,6 +20,7 @@ pub(super) struct Window {
 }
 
 impl Window {
+    #[allow(clippy::large_stack_arrays, reason = "one a call, and a load more than 16 KiB")]
     pub(super) const fn new() -> Self {
         Self { bytes: [0; BYTES + LOAD] }
     }
