@@ -159,12 +159,13 @@ impl Codebook {
     /// The bits that the codes of these weights take, those of escaped pairs with their values; `None` where a
     /// pair occurs that has no code, and there is no escape.
     pub fn expected_bits(&self, histogram: &PairHistogram) -> Option<u64> {
-        let mut lengths = vec![self.escape().map(|length| u64::from(length + VALUE_BITS)); PAIRS];
+        let mut lengths = vec![self.escape().map_or(0, |length| length + VALUE_BITS); PAIRS];
         for (value, length) in self.lengths().filter(|&(value, _)| value != ESCAPE) {
-            lengths[value as usize] = Some(u64::from(length));
+            lengths[value as usize] = length;
         }
-        histogram
-            .used()
-            .try_fold(0u64, |bits, (pair, count)| Some(bits + count * lengths[usize::from(pair)]?))
+        histogram.used().try_fold(0u64, |bits, (pair, count)| {
+            let length = lengths[usize::from(pair)];
+            (length > 0).then(|| bits + count * u64::from(length))
+        })
     }
 }

@@ -1,12 +1,13 @@
 //! Decoding spans of strips.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use super::coded::Coded;
-use super::lanes::{Lookup, READ_BYTES};
+use super::lanes::Lookup;
 use super::record::{self, Lengths};
-use super::{Codebook, LANES, RECORD_BYTES, Sizes, TILE_ELEMENTS};
+use super::stage::Stage;
+use super::window::Window;
+use super::{Codebook, LANES, MAX_TILE_BYTES, RECORD_BYTES, Sizes, TILE_ELEMENTS};
 use crate::huffman::bits::is_zero_from;
 use crate::{Error, Result};
 
@@ -59,17 +60,18 @@ impl Decoder {
             ));
         }
         let each = self.sizes.geometry().strip_elements();
+        let mut stage = Stage::new();
         self.walk(span, &elements, |strip, coded, plane| {
             let strip_start = strip * each;
             let end = (strip_start + each).min(held.end);
             if elements.start <= strip_start && end <= elements.end {
                 let at = 2 * (strip_start - elements.start) as usize + 2 * coded.tile.first;
-                return coded.decode(&self.lookup, plane, &mut weights[at..]);
+                return coded.decode(&self.lookup, &mut stage, plane, &mut weights[at..]);
             }
             // Some of its weights are wanted: decode them all, copy those row by row.
             let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
             let (first, stride) = (strip_start + coded.tile.first as u64, coded.tile.stride as u64);
-            coded.alone().decode(&self.lookup, plane, &mut buffer)?;
+            coded.alone().decode(&self.lookup, &mut stage, plane, &mut buffer)?;
             let width = coded.tile.width;
             for (row, decoded) in (0..).zip(buffer.chunks(2 * width).take(coded.tile.height)) {
                 let start = first + row * stride;
@@ -91,7 +93,8 @@ impl Decoder {
     /// As [`decode_strips`](Self::decode_strips).
     pub fn verify_strips(&self, span: &Span<'_>) -> Result<()> {
         let held = self.sizes.elements_of(&span.strips)?;
-        self.walk(span, &held, |_, coded, _| coded.verify(&self.lookup))?;
+        let mut stage = Stage::new();
+        self.walk(span, &held, |_, coded, _| coded.verify(&self.lookup, &mut stage))?;
         let bytes = self.sizes.bitstream_of(span.records, &span.strips)?;
         let end = self.sizes.bit_count() / 8;
         let behind = 8 * end.saturating_sub(bytes.start) as usize;
@@ -110,6 +113,7 @@ impl Decoder {
         mut hand: impl FnMut(u64, &Coded<'_>, &[u8]) -> Result<()>,
     ) -> Result<()> {
         self.check(span)?;
+        let mut window = Window::new();
         let geometry = self.sizes.geometry();
         let (records, _) = span.records.as_chunks::<RECORD_BYTES>();
         let first_byte = record::offset(&records[0]) / 8;
@@ -137,17 +141,17 @@ impl Decoder {
             let from = byte.checked_sub(first_byte).and_then(|from| usize::try_from(from).ok());
             let rest = from.and_then(|from| span.bitstream.get(from..)).filter(|rest| bytes <= rest.len());
             let rest = rest.ok_or_else(|| corrupt("an offset is not within the strips"))?;
-            let stream = if bytes + READ_BYTES <= rest.len() {
-                Cow::Borrowed(rest)
-            } else {
-                let mut padded = Vec::with_capacity(bytes + READ_BYTES);
-                padded.extend_from_slice(&rest[..bytes]);
-                padded.resize(bytes + READ_BYTES, 0);
-                Cow::Owned(padded)
-            };
+            if bytes > MAX_TILE_BYTES {
+                return Err(corrupt("the lanes have more bits than any pairs"));
+            }
+            window.take(rest, bytes);
             let strip_plane = ((strip - span.strips.start) * geometry.strip_elements()) as usize + tile.plane;
             let plane = &span.plane[strip_plane..strip_plane + tile.elements()];
-            hand(strip, &Coded { tile, lengths, starts, stream, index, byte }, plane)?;
+            hand(
+                strip,
+                &Coded { tile, lengths, starts, window: &window, behind: &rest[bytes..], index, byte },
+                plane,
+            )?;
         }
         Ok(())
     }

@@ -205,7 +205,7 @@ impl Tile {
         }
         let pairs = self.width / pair;
         if self.is_vector {
-            return Some(Places { bands: 1, pairs, pair, band: 0, group: ROW_LANES * UNIT });
+            return Some(Places { bands: pairs, pairs: 1, pair, band: pair, group: ROW_LANES * UNIT });
         }
         if !self.height.is_multiple_of(BAND_ROWS) {
             return None;
@@ -216,7 +216,7 @@ impl Tile {
 }
 
 /// Where the units of a regular tile lie: unit `2k` of band `b` and lane `4g + q` at
-/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later.
+/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later. Of a vector, each two units of a lane are a band.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) bands: usize,

@@ -1,37 +1,59 @@
 //! Decoding lanes: one look-up a pair, several lanes in turns.
 //!
-//! A look-up waits for the one before it, so the lanes of a tile take turns. Measured on one Zen 5 core (virtual,
-//! shared), GB of BF16 a second of verification, N(0, 0.02²); chosen: 7.0.
+//! A look-up waits for the one before it, so lanes take turns. Of a code with short codes one load of bits serves two units of a lane: their
+//! pairs have more bits than a load once in a hundred times, and then the lane is decoded again unit by unit. Of other codes that would be
+//! once in eight times, and a load serves one unit. An entry is stored as it is: it has the exponents where they stand in their weights,
+//! and lengths are summed from what was stored. What counts is the number of instructions, of which the core does some five a cycle: for
+//! two units 5.8 a pair in the look-ups and 2.5 for the lengths.
+//!
+//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0, 0.02²); chosen: 8.4.
 //!
 //! | rejected | GB/s |
 //! |---|---|
-//! | 4 lanes | 5.4 |
-//! | 8 lanes, all look-ups of a lane before those of the next | 5.3 |
-//! | lengths summed, entries joined to find others | 5.6 |
-//! | every lane's unit decoded again where one met an escape | 6.4 |
+//! | a load for each unit (of all codes) | 7.9 |
+//! | two units a load of all codes | 8.4, but decoding of weights with per-row scales 5 to 8 % slower |
+//! | the table that was here, of 16-bit pairs, and a bit set above the load, the zeros above which tell the length | 7.3 |
+//! | such a bit, but entries as they are now | 7.5: plain x86-64 has no good instruction for it |
+//! | lengths summed in registers, 8 or 4 lanes | 7.4, 7.3: there are too few |
+//! | lengths summed by 32-bit loads, which the compiler joins to vectors that wait for the stores | 7.2 |
+//! | two entries joined to one store | 7.1 |
+//! | the turns of all 32 lanes in one function | 5.9 (of 7.9) |
 //!
 //! ```text
 //! entry of the table, indexed by the next 12 bits
-//!   bits 0..8    length of the code, 1..=12; 0 with OTHER
+//!   bits 0..4    length of the code, 1..=12; 0 with OTHER
+//!   bits 7..15   exponent of the pair's first weight, where it stands in it
 //!   bit  15      OTHER: the code of the escape, or none
-//!   bits 16..32  the pair
+//!   bits 23..31  exponent of its second weight
 //! ```
 
 use super::codebook::ESCAPE;
-use super::{Codebook, MAX_CODE_BITS, MAX_LANE_BITS, UNIT, VALUE_BITS};
+use super::window::Window;
+use super::{Codebook, LANES, MAX_CODE_BITS, UNIT, VALUE_BITS};
 use crate::huffman::Code;
-use crate::huffman::bits::{PEEK_BITS, peek};
+use crate::huffman::bits::PEEK_BITS;
 
 const ENTRIES: usize = 1 << MAX_CODE_BITS;
+const ENTRY_BYTES: usize = 4;
 const OTHER: u32 = 1 << 15;
-/// Pairs of a unit, which one load of bits serves.
+/// Above any length: entries shift by their low 6 bits, and 8 lengths have 7 bits together.
+const LENGTH_END: u32 = 1 << 6;
+const LENGTHS_END: u8 = 1 << 7;
+/// Codes of at most so many bits on average, if the code suits its pairs, are decoded by two units a load.
+const SHORT_BITS: usize = 6;
+/// Pairs of a unit.
 const UNIT_PAIRS: usize = UNIT / 2;
 const _: () = assert!(UNIT_PAIRS * MAX_CODE_BITS as usize <= PEEK_BITS);
-/// Set above the bits that are looked up; the zeros above it then tell how many were consumed.
-const MARK: u64 = 1 << 63;
-const _: () = assert!(UNIT_PAIRS * (MAX_CODE_BITS as usize) < 63);
-/// Bytes that must follow the start of any lane: those of the longest, and a load.
-pub(super) const READ_BYTES: usize = MAX_LANE_BITS / 8 + 8;
+const _: () = assert!(2 * UNIT_PAIRS * (MAX_CODE_BITS as usize) < LENGTHS_END as usize);
+
+/// Lanes decoded in turns.
+const TURNS: usize = 8;
+
+/// The exponents of a unit where they stand in its weights; its other bits are anything.
+pub(super) type Placed = [u8; UNIT_PAIRS * ENTRY_BYTES];
+
+/// Two units of each lane.
+pub(super) type Step = [[Placed; 2]; LANES];
 
 /// The decoder's table of a code, 16 KiB.
 #[derive(Clone, Debug)]
@@ -39,13 +61,15 @@ pub(super) struct Lookup {
     entries: Box<[u32; ENTRIES]>,
     /// The code of the escape.
     escape: Option<Code>,
+    /// Whether one load holds the pairs of two units, as a rule.
+    is_short: bool,
     codebook: Codebook,
 }
 
 /// A stretch of bits has no code at a bit, or an escaped pair that has a code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoCode {
-    /// The bit, from the start of the stream.
+    /// The bit, from the start of the tile.
     pub(super) bit: usize,
     pub(super) problem: &'static str,
 }
@@ -53,20 +77,22 @@ pub(super) struct NoCode {
 impl Lookup {
     pub(super) fn new(codebook: &Codebook) -> Self {
         let mut entries = Box::new([OTHER; ENTRIES]);
-        let mut escape = None;
+        let (mut escape, mut bits) = (None, 0);
         for (value, code) in codebook.codes() {
             if value == ESCAPE {
                 escape = Some(code);
                 continue;
             }
-            let entry = value << 16 | u32::from(code.length);
+            let entry = place(value as u16) | u32::from(code.length);
             entries
                 .iter_mut()
                 .skip(usize::from(code.bits))
                 .step_by(1 << code.length)
                 .for_each(|slot| *slot = entry);
+            bits += usize::from(code.length) << (MAX_CODE_BITS - code.length);
         }
-        Self { entries, escape, codebook: codebook.clone() }
+        let is_short = bits <= SHORT_BITS * ENTRIES;
+        Self { entries, escape, is_short, codebook: codebook.clone() }
     }
 
     /// The entry for a stream whose next bits are `bits`.
@@ -75,13 +101,106 @@ impl Lookup {
         self.entries[bits as usize % ENTRIES]
     }
 
+    /// Decodes half of the next two units of all lanes, each from its bit on, and moves behind it: those of half the lanes, or one of each.
+    #[inline]
+    pub(super) fn half_step<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bits: &mut [usize; LANES],
+        step: &mut Step,
+        half: usize,
+    ) -> Result<(), NoCode> {
+        let mut turns = bits.as_chunks_mut::<TURNS>().0.iter_mut().zip(step.as_chunks_mut::<TURNS>().0);
+        if self.is_short {
+            let turns = turns.skip(half * LANES / TURNS / 2).take(LANES / TURNS / 2);
+            return turns
+                .into_iter()
+                .try_for_each(|(bits, lanes)| self.units::<0, 2, VERIFY>(window, bits, lanes));
+        }
+        if half == 0 {
+            turns.try_for_each(|(bits, lanes)| self.units::<0, 1, VERIFY>(window, bits, lanes))
+        } else {
+            turns.try_for_each(|(bits, lanes)| self.units::<1, 1, VERIFY>(window, bits, lanes))
+        }
+    }
+
+    /// Decodes `UNITS` of the two units, from number `FIRST` on.
+    #[inline]
+    fn units<const FIRST: usize, const UNITS: usize, const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bits: &mut [usize; TURNS],
+        lanes: &mut [[Placed; 2]; TURNS],
+    ) -> Result<(), NoCode> {
+        look_up::<FIRST, UNITS>(&self.entries, window, bits, lanes);
+        for (bit, lane) in bits.iter_mut().zip(lanes) {
+            let units = &mut lane[FIRST..FIRST + UNITS];
+            let length = units.iter().map(length).fold(0, u8::wrapping_add) % LENGTHS_END;
+            // Where a pair has more bits than are left of the load, so have all of them together, whatever was found in its place.
+            if is_other(&units[UNITS - 1]) || (UNITS > 1 && usize::from(length) > PEEK_BITS) {
+                units.iter_mut().try_for_each(|unit| self.unit::<VERIFY>(window, bit, unit))?;
+            } else {
+                *bit += usize::from(length);
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit behind them.
+    pub(super) fn lane<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        mut bit: usize,
+        pairs: usize,
+        units: &mut [Placed],
+    ) -> Result<usize, NoCode> {
+        let (whole, rest) = units.split_at_mut(pairs / UNIT_PAIRS);
+        for unit in whole {
+            self.unit::<VERIFY>(window, &mut bit, unit)?;
+        }
+        let rest = rest.as_flattened_mut().as_chunks_mut::<ENTRY_BYTES>().0;
+        for pair in rest.iter_mut().take(pairs % UNIT_PAIRS) {
+            *pair = self.pair::<VERIFY>(window, &mut bit)?;
+        }
+        Ok(bit)
+    }
+
+    /// Decodes a unit and moves behind it.
+    #[inline(never)]
+    fn unit<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bit: &mut usize,
+        unit: &mut Placed,
+    ) -> Result<(), NoCode> {
+        let mut bits = window.peek(*bit);
+        for pair in unit.as_chunks_mut::<ENTRY_BYTES>().0 {
+            let entry = self.get(bits);
+            bits >>= entry % LENGTH_END;
+            *bit += (entry % LENGTH_END) as usize;
+            *pair = entry.to_le_bytes();
+        }
+        if !is_other(unit) {
+            return Ok(());
+        }
+        let pairs = unit.as_chunks_mut::<ENTRY_BYTES>().0.iter_mut();
+        for pair in pairs.skip_while(|pair| u32::from_le_bytes(**pair) & OTHER == 0) {
+            *pair = self.pair::<VERIFY>(window, bit)?;
+        }
+        Ok(())
+    }
+
     /// Decodes a pair and moves behind it. With `VERIFY`, one that is escaped must have no code.
-    fn pair<const VERIFY: bool>(&self, stream: &[u8], bit: &mut usize) -> Result<u16, NoCode> {
-        let bits = peek(stream, *bit);
+    fn pair<const VERIFY: bool>(
+        &self,
+        window: &Window,
+        bit: &mut usize,
+    ) -> Result<[u8; ENTRY_BYTES], NoCode> {
+        let bits = window.peek(*bit);
         let entry = self.get(bits);
         if entry & OTHER == 0 {
-            *bit += (entry % 256) as usize;
-            return Ok((entry >> 16) as u16);
+            *bit += (entry % LENGTH_END) as usize;
+            return Ok(entry.to_le_bytes());
         }
         let no_code = |problem| NoCode { bit: *bit, problem };
         // Other entries are all the escape's, but in a code of a single pair.
@@ -92,79 +211,49 @@ impl Lookup {
             return Err(no_code("an escaped pair has a code"));
         }
         *bit += usize::from(escape.length + VALUE_BITS);
-        Ok(pair)
+        Ok(place(pair).to_le_bytes())
     }
+}
 
-    #[inline(never)]
-    fn unit<const VERIFY: bool>(&self, stream: &[u8], bit: &mut usize) -> Result<[u8; UNIT], NoCode> {
-        let mut unit = [0; UNIT];
-        for pair in unit.as_chunks_mut::<2>().0 {
-            *pair = self.pair::<VERIFY>(stream, bit)?.to_le_bytes();
-        }
-        Ok(unit)
+/// The hot loop: finds the entries of one or two units of each lane, with one load a lane.
+///
+/// Kept apart, or the compiler runs out of registers for it.
+#[inline(never)]
+fn look_up<const FIRST: usize, const UNITS: usize>(
+    entries: &[u32; ENTRIES],
+    window: &Window,
+    bits: &[usize; TURNS],
+    lanes: &mut [[Placed; 2]; TURNS],
+) {
+    let mut words = [0; TURNS];
+    for (word, bit) in words.iter_mut().zip(bits) {
+        *word = window.peek(*bit);
     }
+    for turn in 0..UNITS * UNIT_PAIRS {
+        for (word, lane) in words.iter_mut().zip(&mut *lanes) {
+            let entry = entries[*word as usize % ENTRIES];
+            *word >>= entry % LENGTH_END;
+            let at = FIRST * UNIT_PAIRS + turn;
+            lane.as_flattened_mut()[ENTRY_BYTES * at..ENTRY_BYTES * (at + 1)]
+                .copy_from_slice(&entry.to_le_bytes());
+        }
+    }
+}
 
-    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit behind them.
-    pub(super) fn lane<const VERIFY: bool>(
-        &self,
-        stream: &[u8],
-        bit: usize,
-        pairs: usize,
-        units: &mut [[[u8; UNIT]; 1]],
-    ) -> Result<usize, NoCode> {
-        let (whole, rest) = units.split_at_mut(pairs / UNIT_PAIRS);
-        let [mut bit] = self.lanes::<1, VERIFY>(stream, [bit], whole)?;
-        for pair in rest
-            .as_flattened_mut()
-            .as_flattened_mut()
-            .as_chunks_mut::<2>()
-            .0
-            .iter_mut()
-            .take(pairs % UNIT_PAIRS)
-        {
-            *pair = self.pair::<VERIFY>(stream, &mut bit)?.to_le_bytes();
-        }
-        Ok(bit)
-    }
+/// The bits of a unit's pairs, modulo [`LENGTHS_END`]: byte by byte, see the table of the rejected.
+#[inline]
+fn length(unit: &Placed) -> u8 {
+    unit[0].wrapping_add(unit[4]).wrapping_add(unit[8]).wrapping_add(unit[12])
+}
 
-    /// Decodes units of some lanes, each from its bit on; the bits behind them.
-    ///
-    /// The stream has [`READ_BYTES`] more behind the start of each.
-    pub(super) fn lanes<const N: usize, const VERIFY: bool>(
-        &self,
-        stream: &[u8],
-        mut bits: [usize; N],
-        units: &mut [[[u8; UNIT]; N]],
-    ) -> Result<[usize; N], NoCode> {
-        for units in units {
-            let mut words = bits.map(|bit| peek(stream, bit) | MARK);
-            let mut others = 0;
-            for turn in 0..UNIT_PAIRS {
-                for (word, unit) in words.iter_mut().zip(&mut *units) {
-                    let entry = self.get(*word);
-                    *word >>= entry % 64;
-                    // An entry that consumes nothing repeats itself.
-                    if turn == UNIT_PAIRS - 1 {
-                        others |= entry;
-                    }
-                    unit[2 * turn..2 * turn + 2].copy_from_slice(&((entry >> 16) as u16).to_le_bytes());
-                }
-            }
-            if others & OTHER == 0 {
-                for (bit, word) in bits.iter_mut().zip(words) {
-                    *bit += word.leading_zeros() as usize;
-                }
-                continue;
-            }
-            for ((bit, unit), word) in bits.iter_mut().zip(units).zip(words) {
-                // Of the lanes that met no such entry, one that will with its next pair is decoded again too.
-                if self.get(word) & OTHER == 0 {
-                    *bit += word.leading_zeros() as usize;
-                } else {
-                    *unit = self.unit::<VERIFY>(stream, bit)?;
-                }
-            }
-        }
-        Ok(bits)
-    }
+/// Whether a unit met an entry with [`OTHER`]: it consumes nothing, so it repeats itself.
+#[inline]
+fn is_other(unit: &Placed) -> bool {
+    unit[13] >= (OTHER >> 8) as u8
+}
+
+/// The exponents of a pair where they stand in two weights.
+const fn place(pair: u16) -> u32 {
+    let [first, second] = pair.to_le_bytes();
+    (first as u32) << 7 | (second as u32) << 23
 }

@@ -13,6 +13,7 @@
 //! ...                               lane 0 | 00 | lane 1 | 0 | ... | lane 31 | 000
 //! ```
 
+mod ahead;
 mod choice;
 mod codebook;
 mod coded;
@@ -24,10 +25,12 @@ mod histogram;
 mod lanes;
 mod record;
 mod sizes;
+mod stage;
 #[cfg(feature = "cuda")]
 mod staging;
 mod table;
 mod whole;
+mod window;
 mod writer;
 
 pub use codebook::Codebook;
@@ -62,5 +65,9 @@ const VALUE_BITS: u8 = 16;
 const MAX_PAIR_BITS: usize = (MAX_CODE_BITS + VALUE_BITS) as usize;
 /// The most bits that a lane's pairs have.
 const MAX_LANE_BITS: usize = LANE_ELEMENTS / 2 * MAX_PAIR_BITS;
+/// A lane is longer than its pairs by at most this many bits: a step of 2^7, less one.
+const MAX_SLACK: usize = 127;
+/// The most bytes of a tile, padding included.
+const MAX_TILE_BYTES: usize = (LANES * (MAX_LANE_BITS + MAX_SLACK)).div_ceil(8);
 /// The number of different pairs.
 const PAIRS: usize = 1 << 16;

@@ -1,14 +1,12 @@
 //! What a GPU must know of all records before it decodes: it takes a tile's bits whole into its fastest memory.
 
-use super::{LANES, MAX_LANE_BITS, RECORD_BYTES, Sizes, record};
+use super::{MAX_TILE_BYTES, RECORD_BYTES, Sizes, record};
 use crate::{Error, Result};
 
 /// A GPU copies so many bytes at once, from multiples of as many.
 const COPY_BYTES: u64 = 16;
-/// A lane is longer than its pairs by at most this many bits: a step of 2^7, less one.
-const MAX_SLACK: usize = 127;
 /// The most bits of a tile, padding included.
-const MAX_TILE_BITS: u64 = (LANES * (MAX_LANE_BITS + MAX_SLACK)).next_multiple_of(8) as u64;
+const MAX_TILE_BITS: u64 = 8 * MAX_TILE_BYTES as u64;
 /// The most bytes of the bitstream that a tile touches, in copies of 16.
 const MAX_STAGED: u64 = (MAX_TILE_BITS / 8).next_multiple_of(COPY_BYTES) + COPY_BYTES;
 

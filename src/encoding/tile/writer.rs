@@ -73,7 +73,7 @@ impl LaneBuffer {
             let entries = table.unit(unit);
             let length = table::length(entries.iter().sum());
             if length > MOST_BITS {
-                entries.iter().try_for_each(|&entry| self.push(&mut end, entry))?;
+                end = self.push_pairs(end, &entries)?;
                 continue;
             }
             let [a, b, c, d] = entries;
@@ -82,17 +82,20 @@ impl LaneBuffer {
             end.push(&mut self.bytes, first | second << ((a + b) % 64), length);
         }
         for pair in exponents.rest(lane) {
-            self.push(&mut end, table.get(pair))?;
+            end = self.push_pairs(end, &[table.get(pair)])?;
         }
         Some(end.bit)
     }
 
+    /// Pair by pair. The end comes and goes by value, or it would be in memory in the loop above too.
     #[inline(never)]
-    fn push(&mut self, end: &mut End, entry: u64) -> Option<()> {
-        if table::is_none(entry) {
-            return None;
+    fn push_pairs(&mut self, mut end: End, entries: &[u64]) -> Option<End> {
+        for &entry in entries {
+            if table::is_none(entry) {
+                return None;
+            }
+            end.push(&mut self.bytes, table::bits(entry), table::length(entry));
         }
-        end.push(&mut self.bytes, table::bits(entry), table::length(entry));
-        Some(())
+        Some(end)
     }
 }
