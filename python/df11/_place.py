@@ -11,6 +11,7 @@ from torch import nn
 
 from . import _native
 from ._errors import ParameterError
+from ._units import inside
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -148,7 +149,7 @@ def dispatch(runtime: Runtime) -> None:
             # what is tied.
             stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
             for place in weight.places:
-                if place.path == unit.path or place.path.startswith(unit.path + "."):
+                if inside(place.path, unit.path):
                     root.get_submodule(place.path)._parameters[place.attribute] = nn.Parameter(
                         stand_in, requires_grad=False
                     )
