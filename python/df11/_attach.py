@@ -11,7 +11,7 @@ from torch import nn
 
 from . import _native
 from ._parameters import MissingError, Weight, by_name, missing_error
-from ._place import Placement, byte_count, default_device, device_of, dispatch, resolve
+from ._place import Placement, byte_count, default_device, device_of, resolve, set_up
 from ._runtime import KEY, Runtime, runtimes
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -49,10 +49,7 @@ def attach(
     placement = _placement(device, memory, container)
     runtime = Runtime(module, container, weights, prefetch=prefetch)
     runtime.unused_tensors = unused
-    runtime.load(placement.devices, placement.memory, streamed)
-    dispatch(runtime)
-    runtime.place()
-    runtime.install()
+    set_up(runtime, placement, streamed)
     return module.eval()
 
 

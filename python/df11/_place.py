@@ -135,9 +135,17 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
     return sizes(high)
 
 
-def dispatch(runtime: Runtime) -> None:
-    """Has accelerate move activations between several devices."""
+def set_up(runtime: Runtime, placement: Placement, streamed: bool) -> None:
+    """Loads the weights, and makes the module use them."""
+    runtime.load(placement.devices, placement.memory, streamed)
     runtime.place_residents()
+    _dispatch(runtime)
+    runtime.place()
+    runtime.install()
+
+
+def _dispatch(runtime: Runtime) -> None:
+    """Has accelerate move activations between several devices."""
     if len(runtime.devices) < 2:
         return
     from accelerate import dispatch_model  # type: ignore[import-untyped]

@@ -36,6 +36,12 @@ KEY = "_df11"
 _CPU = torch.device("cpu")
 
 
+class _Turn(threading.local):
+    """How many forwards of this thread hold the lock, one in another."""
+
+    depth = 0
+
+
 class Runtime:
     """What a module with compressed weights hangs on."""
 
@@ -62,9 +68,7 @@ class Runtime:
         #: Of each arena, when it was made ready.
         self._versions: dict[torch.device, int] = {}
         self._lock = threading.RLock()
-        self._depth = 0
-        #: The thread whose forward runs.
-        self._owner: int | None = None
+        self._turn = _Turn()
         self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
         self.wanted_devices: list[torch.device] = [_CPU]
         self._streams: dict[int, tuple[int, torch.cuda.Stream]] = {}
@@ -284,9 +288,8 @@ class Runtime:
 
     def _begin(self) -> None:
         self._lock.acquire()
-        self._depth += 1
-        self._owner = threading.get_ident()
-        if self._depth == 1 and self.loaded is not None:
+        self._turn.depth += 1
+        if self._turn.depth == 1 and self.loaded is not None:
             self._order_streams()
 
     def _order_streams(self) -> None:
@@ -303,13 +306,11 @@ class Runtime:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         # It is called as well where a hook before `_enter` failed, or `_enter` itself.
-        if self._owner == threading.get_ident():
+        if self._turn.depth:
             self._end()
 
     def _end(self) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._owner = None
+        self._turn.depth -= 1
         self._lock.release()
 
     # ---- what parameters do not bear ----

@@ -9,7 +9,7 @@ from torch import nn
 
 _REMEDY = (
     "they are decoded anew before each use, and their memory holds other weights meanwhile, so that the result "
-    "would be lost or wrong; merge adapters into the BF16 model, change weights there, and compress that"
+    "would be lost or wrong; merge adapters into the BF16 model, change weights there, compress that, and load it"
 )
 
 
@@ -22,7 +22,7 @@ class View(nn.Parameter):
     """
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         """Its memory, as `detach` gives it."""
         return self.detach()
 

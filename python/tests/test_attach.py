@@ -330,27 +330,31 @@ class Adapted(torch.nn.Module):
             self.base_layer.weight.data += self.up @ self.down
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_adapters_are_used_and_not_merged(tmp_path: Path) -> None:
+def test_adapters_are_used_and_not_merged(tmp_path: Path, device: str) -> None:
     original = fill(Net())
-    module = df11.attach(Net(), compressed(original, tmp_path), device="cpu")
+    module = df11.attach(Net(), compressed(original, tmp_path), device=device)
     names = {name for name, _ in original.named_parameters()}
+    original.to(device)
     for net in (original, module):
-        net.layers[1].up = Adapted(net.layers[1].up)
-    expected = original(tokens())
+        net.layers[1].up = Adapted(net.layers[1].up).to(device)
+    expected = original(tokens().to(device))
     for _ in range(2):
-        assert torch.equal(module(tokens()), expected)
-    assert module.to("cpu", torch.bfloat16) is module
+        assert torch.equal(module(tokens().to(device)), expected)
+    assert module.to(device, torch.bfloat16) is module
     assert df11.report(module, verify=True).verified
     # What is wrapped, with its own name, and adapters with theirs.
     state = df11.state_dict(module)
     added = {"layers.1.up.down", "layers.1.up.up"}
     assert state.keys() - {"count", "head.weight"} == names | added
-    assert torch.equal(state["layers.1.up.weight"], original.layers[1].up.base_layer.weight)
+    assert torch.equal(state["layers.1.up.weight"], original.layers[1].up.base_layer.weight.cpu())
     assert state["layers.1.up.down"].eq(0.125).all()
     for safe in (True, False):
         with pytest.raises(RuntimeError, match="merge adapters into the BF16 model"):
             module.layers[1].up.merge(safe)
+    with pytest.raises(RuntimeError, match="merge adapters into the BF16 model"):
+        module(tokens().to(device))
 
 
 WRITES = {
@@ -396,10 +400,10 @@ def test_a_hook_that_fails_before_ours(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="mine"):
             module(tokens())
-    assert runtime._depth == 0
+    assert runtime._turn.depth == 0
     hook.remove()
     module(tokens())
-    assert runtime._depth == 0 and runtime._owner is None
+    assert runtime._turn.depth == 0
 
 
 def test_one_layer_of_two_threads(tmp_path: Path) -> None:
@@ -408,7 +412,7 @@ def test_one_layer_of_two_threads(tmp_path: Path) -> None:
     module = df11.attach(torch.nn.Linear(256, 256), path, device="cpu")
     runtime = module.__dict__["_df11"]
     assert [unit.path for unit in runtime.units] == [""]
-    module.register_forward_pre_hook(lambda *_: None if runtime._depth == 1 else pytest.fail("no guard"))
+    module.register_forward_pre_hook(lambda *_: None if runtime._turn.depth == 1 else pytest.fail("no guard"))
     module(torch.ones(1, 256, dtype=torch.bfloat16))
 
 
