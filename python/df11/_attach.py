@@ -11,7 +11,7 @@ from torch import nn
 
 from . import _native
 from ._parameters import MissingError, Weight, by_name, missing_error
-from ._place import Placement, byte_count, default_device, device_of, dispatch, resolve
+from ._place import Placement, byte_count, default_device, device_of, resolve, set_up
 from ._runtime import KEY, Runtime, runtimes
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -49,10 +49,7 @@ def attach(
     placement = _placement(device, memory, container)
     runtime = Runtime(module, container, weights, prefetch=prefetch)
     runtime.unused_tensors = unused
-    runtime.load(placement.devices, placement.memory, streamed)
-    dispatch(runtime)
-    runtime.place()
-    runtime.install()
+    set_up(runtime, placement, streamed)
     return module.eval()
 
 
@@ -64,7 +61,7 @@ def _placement(device: Any, memory: Any, container: Any) -> Placement:
     if isinstance(device, (list, tuple)):
         devices = [device_of(one) for one in device]
         if len(devices) == 1 or any(one.type != "cuda" for one in devices):
-            return resolve({"": devices[0]}, options)
+            return resolve(dict(enumerate(devices)), options)
         caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
         return resolve("auto", options, container, caps)
     chosen = default_device() if device is None else device_of(device)
@@ -105,14 +102,21 @@ def save(model: Any, folder: str | Path) -> None:
     """Copies the containers of a model with compressed weights into a folder, byte for byte."""
     from ._copy import copy_containers
 
+    found = runtimes(model)
+    if not found:
+        raise ValueError("the model has no compressed weights of df11")
+    paths = {shard["path"] for runtime in found for shard in runtime.container.shards}
+    if len({Path(path).name for path in paths}) < len(paths):
+        raise ValueError("containers of the model's parts have the same names; save each part by itself")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for runtime in _runtimes(model):
+    for runtime in found:
         copy_containers(runtime.container, Path(folder))
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model."""
     out: dict[str, torch.Tensor] = {}
+    found = runtimes(model)
     for path, module in model.named_modules():
         runtime = module.__dict__.get(KEY)
         if runtime is None or runtime.root is not module:
@@ -123,16 +127,11 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
                 out.update({f"{path}.{place.name}" if path else place.name: value for place in weight.places})
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         module = model.get_submodule(name.rpartition(".")[0])
-        if name not in out and name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+        # Adapters give what they wrap another name; here it has its own.
+        is_there = name in out or any(runtime.holds(value) for runtime in found)
+        if not is_there and name.rpartition(".")[2] not in module._non_persistent_buffers_set:
             out[name] = value.detach().cpu().clone()
     return out
-
-
-def _runtimes(model: Any) -> list[Runtime]:
-    found = runtimes(model)
-    if not found:
-        raise ValueError("the model has no compressed weights of df11")
-    return found
 
 
 __all__ = ["MissingError", "attach", "save", "state_dict"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from os import PathLike
 from typing import Any
 
@@ -56,9 +57,7 @@ def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
     """Aliases count as elements; their stored bytes are those of another tensor."""
     elements = decoded = stored = weights = weight_bytes = 0
     for tensor in tensors:
-        count = 1
-        for dimension in tensor.shape:
-            count *= dimension
+        count = prod(tensor.shape)
         elements += count
         decoded += tensor.nbytes
         stored += tensor.stored_bytes

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +68,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Its decoded size."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     def decode(self, container: Any) -> torch.Tensor:
         """Decodes it on the CPU, into memory of its own."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from . import _native
 from ._errors import ParameterError
+from ._units import inside
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -134,9 +135,17 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
     return sizes(high)
 
 
-def dispatch(runtime: Runtime) -> None:
-    """Has accelerate move activations between several devices."""
+def set_up(runtime: Runtime, placement: Placement, streamed: bool) -> None:
+    """Loads the weights, and makes the module use them."""
+    runtime.load(placement.devices, placement.memory, streamed)
     runtime.place_residents()
+    _dispatch(runtime)
+    runtime.place()
+    runtime.install()
+
+
+def _dispatch(runtime: Runtime) -> None:
+    """Has accelerate move activations between several devices."""
     if len(runtime.devices) < 2:
         return
     from accelerate import dispatch_model  # type: ignore[import-untyped]
@@ -148,7 +157,7 @@ def dispatch(runtime: Runtime) -> None:
             # what is tied.
             stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
             for place in weight.places:
-                if place.path == unit.path or place.path.startswith(unit.path + "."):
+                if inside(place.path, unit.path):
                     root.get_submodule(place.path)._parameters[place.attribute] = nn.Parameter(
                         stand_in, requires_grad=False
                     )

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -26,7 +28,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from ._parameters import Entry, Piece, Place, Weight, entries, whole
+from ._parameters import Piece, Weight, entries, whole
 from ._torch import decoded, dtype_of
 
 #: Pieces of a weight, for each of its tensors, up to which it is decoded from pieces.
@@ -121,9 +123,7 @@ class _Mapping:
         starts: list[tuple[int, str]] = []
         for _, name in sources:
             shape = tuple(self.container[name].shape)
-            count = 1
-            for length in shape[:-1]:
-                count *= length
+            count = prod(shape[:-1])
             rows[name] = (
                 torch.arange(base, base + count).reshape((*shape[:-1], 1)) if len(shape) > 1 else None
             )
@@ -169,20 +169,15 @@ class _Mapping:
         cuts = sorted({0, flat.numel(), *breaks, *boundaries})
         if len(cuts) - 1 > MOST_PIECES * len(sources):
             return None
-        owner = {start: at for at, (start, _) in enumerate(starts)}
         begins = [start for start, _ in starts]
         pieces = []
         for begin, end in pairwise(cuts):
             number = int(flat[begin])
-            at = owner.get(number)
-            if at is None:
-                at = int(torch.searchsorted(torch.tensor(begins), number, right=True)) - 1
+            at = bisect_right(begins, number) - 1
             row = number - begins[at]
             source = starts[at][1]
             tensor_shape = tuple(self.container[source].shape)
-            count = 1
-            for length in tensor_shape[:-1]:
-                count *= length
+            count = prod(tensor_shape[:-1])
             offset = begin * width * kind.itemsize
             if row == 0 and end - begin == count:
                 pieces.append(Piece(source, offset))
@@ -253,9 +248,6 @@ def missing(model: Any, weights: list[Weight]) -> list[str]:
     patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
     return [
         name
-        for name, value in model.named_parameters()
-        if name not in held and not any(pattern.search(name) for pattern in patterns) and value is not None
+        for name, _ in model.named_parameters()
+        if name not in held and not any(pattern.search(name) for pattern in patterns)
     ]
-
-
-__all__ = ["Entry", "Place", "missing", "weights_of"]

@@ -33,7 +33,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _native
 from ._copy import copy_containers
 from ._parameters import Weight
-from ._place import Placement, dispatch, resolve
+from ._place import Placement, resolve, set_up
 from ._pretrained import weights_of
 from ._runtime import Runtime
 
@@ -209,10 +209,7 @@ class Df11Quantizer(HfQuantizer):
         options: Any = self.quantization_config
         runtime = Runtime(model, self.container, self.weights, prefetch=options.prefetch)
         runtime.unused_tensors = self._unused
-        runtime.load(self.placement.devices, self.placement.memory, options.streamed)
-        dispatch(runtime)
-        runtime.place()
-        runtime.install()
+        set_up(runtime, self.placement, options.streamed)
         model.save_pretrained = partial(_save_pretrained, weakref.ref(model))
         self.model = None
         return model

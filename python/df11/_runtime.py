@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -28,10 +29,17 @@ from torch import nn
 from ._ahead import Ahead
 from ._parameters import Place, Weight, decode_piece, piece_bytes
 from ._torch import show_bytes
-from ._units import ALIGNMENT, Unit, find_units, is_callable
+from ._units import ALIGNMENT, Unit, find_units, inside, is_callable
+from ._view import View, refuse_writes
 
 KEY = "_df11"
 _CPU = torch.device("cpu")
+
+
+class _Turn(threading.local):
+    """How many forwards of this thread hold the lock, one in another."""
+
+    depth = 0
 
 
 class Runtime:
@@ -54,11 +62,13 @@ class Runtime:
         #: Offset of each unit in its arena.
         self.offsets: list[int] = []
         self.unused_tensors: list[str] = []
-        self.notes: list[str] = []
         self._programs: list[Callable[[], None]] = []
-        self._residents: set[int] = set()
+        #: Ordinary parameters and buffers by the identity of their weight: adapters change their places.
+        self.residents: dict[int, torch.Tensor] = {}
+        #: Of each arena, when it was made ready.
+        self._versions: dict[torch.device, int] = {}
         self._lock = threading.RLock()
-        self._depth = 0
+        self._turn = _Turn()
         self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
         self.wanted_devices: list[torch.device] = [_CPU]
         self._streams: dict[int, tuple[int, torch.cuda.Stream]] = {}
@@ -103,6 +113,7 @@ class Runtime:
                 self._place_resident(weight)
         self._place_buffers()
 
+    @torch.inference_mode(False)  # whose tensors count no versions
     def place(self) -> None:
         """Turns parameters into views of the arenas."""
         parameters: dict[tuple[int, torch.device, int], nn.Parameter] = {}
@@ -135,7 +146,8 @@ class Runtime:
             for turn, at in enumerate(mine):
                 if self.prefetch and turn % 2 and not self._is_tied(self.units[at]):
                     self.offsets[at] = _aligned_down(bytes_ - self.units[at].nbytes)
-            self.arenas[device] = torch.empty(bytes_, dtype=torch.uint8, device=device)
+            with torch.inference_mode(False):  # as in place
+                self.arenas[device] = torch.empty(bytes_, dtype=torch.uint8, device=device)
 
     @staticmethod
     def _is_tied(unit: Unit) -> bool:
@@ -145,7 +157,7 @@ class Runtime:
         device = self.device_at(weight.places[0].path)
         value = weight.decode(self.container).to(device)
         parameter = value if weight.is_buffer else nn.Parameter(value, requires_grad=False)
-        self._residents.add(id(parameter))
+        self.residents[id(weight)] = parameter
         for place in weight.places:
             _set(self.root, place, parameter)
 
@@ -155,7 +167,7 @@ class Runtime:
             return self.devices[0]
         device = self.unit_devices[0]
         for unit, other in zip(self.units, self.unit_devices, strict=True):
-            if path == unit.path or path.startswith(unit.path + "."):
+            if inside(path, unit.path):
                 return other
             if self._order.get(unit.path, 0) <= self._order.get(path, 0):
                 device = other
@@ -174,9 +186,9 @@ class Runtime:
             key = (id(weight), device, begin)
             if key not in parameters:
                 view = arena[begin : begin + weight.nbytes].view(weight.dtype).view(weight.shape)
-                parameters[key] = nn.Parameter(view, requires_grad=False)
+                parameters[key] = View(view, requires_grad=False)
             for place in weight.places:
-                if place.path == unit.path or place.path.startswith(unit.path + ".") or not unit.path:
+                if inside(place.path, unit.path):
                     _set(self.root, place, parameters[key])
 
     def _place_buffers(self) -> None:
@@ -184,8 +196,8 @@ class Runtime:
         held = {(id(self.root.get_submodule(p.path)), p.attribute) for w in self.weights for p in w.places}
         for path, module in self.root.named_modules():
             has_parameters = any(True for _ in module.parameters(recurse=False))
-            inside = any(path == unit.path or path.startswith(unit.path + ".") for unit in self.units)
-            device = self.device_at(path) if inside or has_parameters else self.devices[0]
+            in_unit = any(inside(path, unit.path) for unit in self.units)
+            device = self.device_at(path) if in_unit or has_parameters else self.devices[0]
             for attribute, value in module._buffers.items():
                 if value is not None and (id(module), attribute) not in held and not value.is_meta:
                     module._buffers[attribute] = value.to(device)
@@ -248,6 +260,7 @@ class Runtime:
         for module in {id(m): m for m in self._owners()}.values():
             module.register_state_dict_post_hook(partial(self._on_state_dict))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(self._on_load_state_dict)  # type: ignore[no-untyped-call]
+        self._versions = {device: arena._version for device, arena in self.arenas.items()}
         self.root.__dict__[KEY] = self
         # A module of which nothing is compressed in memory is an ordinary one.
         for module in self.root.modules() if self.units else ():
@@ -255,13 +268,12 @@ class Runtime:
             module.__dict__[KEY] = self
 
     def _guards(self) -> list[nn.Module]:
-        """The modules around units, whose forward one thread runs at a time."""
+        """The module and those around units, whose forward one thread runs at a time."""
         paths = {""}
         for unit in self.units:
             parts = unit.path.split(".")[:-1]
             paths.update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
-        inside = {unit.path for unit in self.units}
-        modules = [self.root.get_submodule(path) for path in sorted(paths) if path not in inside]
+        modules = [self.root.get_submodule(path) for path in sorted(paths)]
         return [module for module in modules if is_callable(module)]
 
     def _owners(self) -> list[nn.Module]:
@@ -269,9 +281,15 @@ class Runtime:
         return [self.root.get_submodule(p.path) for w in self.weights if id(w) in arena for p in w.places]
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        for device, arena in self.arenas.items():
+            if arena._version != self._versions[device]:
+                refuse_writes()
+        self._begin()
+
+    def _begin(self) -> None:
         self._lock.acquire()
-        self._depth += 1
-        if self._depth == 1 and self.loaded is not None:
+        self._turn.depth += 1
+        if self._turn.depth == 1 and self.loaded is not None:
             self._order_streams()
 
     def _order_streams(self) -> None:
@@ -287,7 +305,12 @@ class Runtime:
                 self._streams[device.index] = (number, stream)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._depth -= 1
+        # It is called as well where a hook before `_enter` failed, or `_enter` itself.
+        if self._turn.depth:
+            self._end()
+
+    def _end(self) -> None:
+        self._turn.depth -= 1
         self._lock.release()
 
     # ---- what parameters do not bear ----
@@ -308,8 +331,11 @@ class Runtime:
 
     def _has_adapters(self) -> bool:
         """Whether the module has parameters that are not the container's."""
-        parameters = self.root.parameters()
-        return any(id(value) not in self._residents and not self._in_arena(value) for value in parameters)
+        return not all(self.holds(value) for value in self.root.parameters())
+
+    def holds(self, value: torch.Tensor) -> bool:
+        """Whether a parameter or buffer is one of the container's."""
+        return self._in_arena(value) or any(value is other for other in self.residents.values())
 
     def _on_load_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for name, value in module._parameters.items():
@@ -358,9 +384,14 @@ class Runtime:
         """Decodes a unit into its place in the arena, as its hook does."""
         self._programs[at]()
 
-    def exclusive(self) -> Any:
-        """Held while the arenas are in use; no forward runs meanwhile."""
-        return self._lock
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Held while the arenas are in use; no forward runs meanwhile, on this thread's streams or another's."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
 
     def check(self) -> None:
         """Waits for the GPUs, and raises CorruptError where any decode so far met a malformed stream."""

@@ -138,7 +138,7 @@ def _add(out: ModelReport, runtime: Runtime) -> None:
         out.resident[weight.resident_because] = (count + 1, size + weight.nbytes)
         if weight.nbytes >= _LARGE:
             out.large_residents[weight.name] = weight.resident_because
-        device = _value(runtime, weight).device
+        device = runtime.residents[id(weight)].device
         resident[device] = resident.get(device, 0) + weight.nbytes
     for device in dict.fromkeys([*runtime.arenas, *resident]):
         units = [at for at, other in enumerate(runtime.unit_devices) if other == device]
@@ -177,14 +177,6 @@ def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) 
     return sum(int(runtime.container[name].stored_bytes) for name in names)
 
 
-def _value(runtime: Runtime, weight: Weight) -> torch.Tensor:
-    place = weight.places[0]
-    module = runtime.root.get_submodule(place.path)
-    value = module._buffers[place.attribute] if weight.is_buffer else module._parameters[place.attribute]
-    assert value is not None
-    return value
-
-
 def _verify(runtime: Runtime) -> int:
     runtime.container.verify("full", progress=False)
     checked = set()
@@ -200,7 +192,7 @@ def _verify(runtime: Runtime) -> int:
         runtime.check()
         for weight in runtime.weights:
             if weight.resident_because is not None:
-                value = _value(runtime, weight).detach()
+                value = runtime.residents[id(weight)]
                 if not torch.equal(
                     bytes_of(value.cpu().contiguous()), bytes_of(weight.decode(runtime.container))
                 ):

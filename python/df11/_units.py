@@ -93,7 +93,7 @@ def _module(root: nn.Module, place: Place) -> nn.Module:
 
 def _settle_raw(weights: list[Weight], container: Any) -> None:
     """Weights of blocks in which nothing is coded are better left alone."""
-    coded = {container[name].block for name in container if container[name].encoding not in ("raw",)}
+    coded = {container[name].block for name in container if container[name].encoding != "raw"}
     for weight in weights:
         if weight.resident_because is None and not any(
             container[name].block in coded for name in weight.tensors
@@ -112,7 +112,8 @@ def _callable_path(root: nn.Module, path: str) -> str:
     return path
 
 
-def _inside(path: str, outer: str) -> bool:
+def inside(path: str, outer: str) -> bool:
+    """Whether a module is another one, or lies in it."""
     return outer == "" or path == outer or path.startswith(outer + ".")
 
 
@@ -133,13 +134,13 @@ def _split(
     outer = _common([path for path, _ in members])
     here = [weight for path, weight in members if path == outer]
     own = {path for path, _ in members}
-    others = any(_inside(path, outer) and path not in own for path in all_paths)
+    others = any(inside(path, outer) and path not in own for path in all_paths)
     if is_callable(root.get_submodule(outer)) and not others and (outer or len(own) == 1):
         unit = units.setdefault(outer, Unit(outer))
         known = {id(weight) for weight in unit.weights}
         unit.weights.extend({id(w): w for _, w in members if id(w) not in known}.values())
         return
-    nested = any(path != outer and _inside(path, outer) for path in all_paths)
+    nested = any(path != outer and inside(path, outer) for path in all_paths)
     for weight in here:
         if nested:
             weight.resident_because = "used by a module around other blocks"

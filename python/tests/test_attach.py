@@ -6,6 +6,7 @@ import importlib.util
 import runpy
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,125 @@ def test_sentence_encoder(encoder: tuple[Path, Path], device: str, tmp_path: Pat
     ][5:]
 
     shutil.rmtree(tmp_path)
+
+
+class Adapted(torch.nn.Module):
+    """A layer with an adapter, which merges itself as those of PEFT do."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.down = torch.nn.Parameter(torch.full((1, base.in_features), 0.125, dtype=torch.bfloat16))
+        self.up = torch.nn.Parameter(torch.full((base.out_features, 1), 0.125, dtype=torch.bfloat16))
+
+    def forward(self, x: Any) -> Any:
+        return self.base_layer(x) + x @ self.down.T @ self.up.T
+
+    def merge(self, safe: bool) -> None:
+        if safe:
+            self.base_layer.weight.data = self.base_layer.weight.data.clone() + self.up @ self.down
+        else:
+            self.base_layer.weight.data += self.up @ self.down
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_adapters_are_used_and_not_merged(tmp_path: Path, device: str) -> None:
+    original = fill(Net())
+    module = df11.attach(Net(), compressed(original, tmp_path), device=device)
+    names = {name for name, _ in original.named_parameters()}
+    original.to(device)
+    for net in (original, module):
+        net.layers[1].up = Adapted(net.layers[1].up).to(device)
+    expected = original(tokens().to(device))
+    for _ in range(2):
+        assert torch.equal(module(tokens().to(device)), expected)
+    assert module.to(device, torch.bfloat16) is module
+    assert df11.report(module, verify=True).verified
+    # What is wrapped, with its own name, and adapters with theirs.
+    state = df11.state_dict(module)
+    added = {"layers.1.up.down", "layers.1.up.up"}
+    assert state.keys() - {"count", "head.weight"} == names | added
+    assert torch.equal(state["layers.1.up.weight"], original.layers[1].up.base_layer.weight.cpu())
+    assert state["layers.1.up.down"].eq(0.125).all()
+    for safe in (True, False):
+        with pytest.raises(RuntimeError, match="merge adapters into the BF16 model"):
+            module.layers[1].up.merge(safe)
+    with pytest.raises(RuntimeError, match="merge adapters into the BF16 model"):
+        module(tokens().to(device))
+
+
+WRITES = {
+    "add_": lambda weight: weight.add_(1),
+    "copy_": lambda weight: weight.copy_(torch.zeros_like(weight)),
+    "data.mul_": lambda weight: weight.data.mul_(2),
+    "detach": lambda weight: weight.detach().zero_(),
+    "item": lambda weight: weight[0].fill_(1),
+    "init": lambda weight: torch.nn.init.zeros_(weight),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_what_is_written_in_place_is_told(tmp_path: Path, write: Any, inference: bool) -> None:
+    path = compressed(fill(Net()), tmp_path)
+    with torch.inference_mode(inference), torch.no_grad():
+        module = df11.attach(Net(), path, device="cpu")
+        module(tokens())
+        module(tokens())
+        write(module.layers[2].down.weight)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="merge adapters into the BF16 model"):
+                module(tokens())
+        # The lock is free, and ordinary parameters are one's own.
+        thread = threading.Thread(target=module.__dict__["_df11"].exclusive().__enter__)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        module = df11.attach(Net(), path, device="cpu")
+        module.norm.weight.add_(1)
+        module(tokens())
+
+
+def test_a_hook_that_fails_before_ours(tmp_path: Path) -> None:
+    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cpu")
+    runtime = module.__dict__["_df11"]
+
+    def fail(*_: Any) -> None:
+        raise ValueError("mine")
+
+    hook = module.register_forward_pre_hook(fail, prepend=True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            module(tokens())
+    assert runtime._turn.depth == 0
+    hook.remove()
+    module(tokens())
+    assert runtime._turn.depth == 0
+
+
+def test_one_layer_of_two_threads(tmp_path: Path) -> None:
+    """A module that is a unit itself runs one forward at a time as well."""
+    path = compressed(torch.nn.Linear(256, 256).to(torch.bfloat16), tmp_path)
+    module = df11.attach(torch.nn.Linear(256, 256), path, device="cpu")
+    runtime = module.__dict__["_df11"]
+    assert [unit.path for unit in runtime.units] == [""]
+    module.register_forward_pre_hook(lambda *_: None if runtime._turn.depth == 1 else pytest.fail("no guard"))
+    module(torch.ones(1, 256, dtype=torch.bfloat16))
+
+
+def test_parts_are_saved_by_themselves(tmp_path: Path) -> None:
+    for part in ("one", "two"):
+        (tmp_path / part).mkdir()
+        compressed(fill(Net(), len(part)), tmp_path / part)
+    pair = torch.nn.ModuleList(
+        df11.attach(Net(), tmp_path / part / "net.df11", device="cpu") for part in ("one", "two")
+    )
+    with pytest.raises(ValueError, match="save each part by itself"):
+        df11.save(pair, tmp_path / "saved")
+
+
+def test_several_devices_that_are_no_gpus(tmp_path: Path) -> None:
+    path = compressed(fill(Net()), tmp_path)
+    df11.attach(Net(), path, device=["cpu"])
+    df11.attach(Net(), path, device=["cpu", "cpu"])

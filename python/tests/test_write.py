@@ -23,7 +23,7 @@ def test_files_come_back_byte_for_byte(container: Path, source: Path, tmp_path: 
 
 
 def test_reports_have_all_figures(source: Path, tmp_path: Path) -> None:
-    report = df11.compress(source, tmp_path / "a.df11", progress=False)
+    report = df11.compress(source, tmp_path / "a.df11", layout="gap", progress=False)
     assert report.source_bytes == source.stat().st_size
     assert report.stored_bytes == (tmp_path / "a.df11").stat().st_size
     # All patterns are as many as 16 bits a weight hold, and stay as they are.
@@ -33,8 +33,9 @@ def test_reports_have_all_figures(source: Path, tmp_path: Path) -> None:
     assert 2 < report.entropy < 3 and 0.5 < report.ratio < 1.2
     assert report.left_out == () and report.notes == ()
     assert dataclasses.asdict(report)["coded_weights"] == 72800
-    estimated = df11.estimate(source, progress=False)
+    estimated = df11.estimate(source, layout="gap", progress=False)
     assert estimated == report
+    assert df11.estimate(source, progress=False) == df11.estimate(source, layout="tile", progress=False)
     smaller = df11.estimate(source, tmp_path / "folder", layout="raw", progress=False)
     assert smaller.coded_tensors == 0
 
