@@ -1,8 +1,8 @@
 //! Decoding lanes: one look-up a pair, several lanes in turns.
 //!
 //! A look-up waits for the one before it, so lanes take turns. Of a code with short codes one load of bits serves two units of a lane: their
-//! pairs have more bits than a load once in a hundred times, and then the lane is decoded again unit by unit. Of other codes that would be
-//! once in eight times, and a load serves one unit. An entry is stored as it is: it has the exponents where they stand in their weights,
+//! pairs rarely have more bits than a load, and then the lane is decoded again unit by unit. With per-row scales that would be about once in
+//! eight times; of such codes a load serves one unit. An entry is stored as it is: it has the exponents where they stand in their weights,
 //! and lengths are summed from what was stored. What counts is the number of instructions, of which the core does some five a cycle: for
 //! two units 5.8 a pair in the look-ups and 2.5 for the lengths.
 //!
@@ -17,7 +17,7 @@
 //! | lengths summed in registers, 8 or 4 lanes | 7.4, 7.3: there are too few |
 //! | lengths summed by 32-bit loads, which the compiler joins to vectors that wait for the stores | 7.2 |
 //! | two entries joined to one store | 7.1 |
-//! | the turns of all 32 lanes in one function | 5.9 (of 7.9) |
+//! | the turns of all 32 lanes in one function, a load for each unit | 6.9 |
 //!
 //! ```text
 //! entry of the table, indexed by the next 12 bits
