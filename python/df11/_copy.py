@@ -16,5 +16,8 @@ def copy_containers(container: Any, folder: Path) -> None:
             continue
         # Under its name only when it is whole.
         part = target.with_name(f".{target.name}.part")
-        shutil.copyfile(source, part)
-        part.replace(target)
+        try:
+            shutil.copyfile(source, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)

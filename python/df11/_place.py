@@ -95,16 +95,24 @@ def resolve(
     caps = {gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap}
     if not caps or not torch.cuda.is_available():
         return Placement([torch.device("cpu")])
-    if memory is not None:
-        sizes = memory if isinstance(memory, list) else [memory] * len(caps)
-        caps = {
-            gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=False)
-        }
+    caps = limited(caps, memory)
     for gpu in caps:
         free, _ = torch.cuda.mem_get_info(gpu)
         caps[gpu] = min(caps[gpu], int(SHARE * free))
     devices = [torch.device("cuda", gpu) for gpu in caps]
     return Placement(devices, balance(list(caps.values()), wanted, lambda sizes: fits(container, sizes)))
+
+
+def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
+    """What each GPU may use where `memory` is all that one may, or a list with a number of bytes for each."""
+    if memory is None:
+        return caps
+    sizes = memory if isinstance(memory, list) else [memory] * len(caps)
+    if len(sizes) != len(caps):
+        raise ValueError(
+            f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single one for all"
+        )
+    return {gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=True)}
 
 
 def fits(container: Any, sizes: list[int]) -> bool:

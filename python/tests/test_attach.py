@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +432,34 @@ def test_several_devices_that_are_no_gpus(tmp_path: Path) -> None:
     path = compressed(fill(Net()), tmp_path)
     df11.attach(Net(), path, device=["cpu"])
     df11.attach(Net(), path, device=["cpu", "cpu"])
+
+
+def test_memory_is_for_each_gpu_or_for_all() -> None:
+    from df11._place import limited
+
+    caps = {0: 10 * 10**9, 1: 20 * 10**9}
+    assert limited(caps, None) == caps
+    assert limited(caps, "12GB") == {0: 10 * 10**9, 1: 12 * 10**9}
+    assert limited(caps, ["1GB", 2]) == {0: 10**9, 1: 2}
+    for wrong in (["1GB"], ["1GB"] * 3):
+        with pytest.raises(ValueError, match="one for each"):
+            limited(caps, wrong)
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from df11 import _copy
+
+    source = tmp_path / "model.df11"
+    source.write_bytes(b"container")
+    container = types.SimpleNamespace(shards=[{"path": str(source)}])
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def full(source: Path, part: Path) -> None:
+        Path(part).write_bytes(b"cont")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_copy.shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space"):
+        _copy.copy_containers(container, folder)
+    assert list(folder.iterdir()) == []

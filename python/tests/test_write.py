@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,15 @@ def test_what_progress_raises_ends_the_work(large: Path, tmp_path: Path) -> None
     assert time.monotonic() - start < 30
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler: shells let what they start in the background ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_work_and_leaves_nothing(large: Path, tmp_path: Path) -> None:
     for stage in ("analyse", "encode", "verify"):
         sent = []
@@ -158,6 +168,7 @@ def test_ctrl_c_ends_the_work_and_leaves_nothing(large: Path, tmp_path: Path) ->
         assert sent and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_work_that_tells_nothing(large: Path, tmp_path: Path) -> None:
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
