@@ -19,7 +19,7 @@ use crate::{
 fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     match name {
         None => Ok(Layout::default()),
-        Some("gap") => Ok(Layout::Gap(df11::encoding::gap::Geometry::default())),
+        Some("gap") => Ok(Layout::gap()),
         Some("tile") => Ok(Layout::Tile),
         Some("raw") => Ok(Layout::Raw),
         Some(name) => Err(unknown_word(py, "the layout", name, "gap, tile or raw")),

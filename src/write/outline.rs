@@ -5,7 +5,10 @@ use std::{io, path::PathBuf};
 
 use zerocopy::{IntoBytes, little_endian::U32};
 
-use super::{output::weights, plan::Plan};
+use super::{
+    output::{seal, weights},
+    plan::Plan,
+};
 use crate::{
     Model, OpenOptions, Result,
     format::{self, Directory, Header, directory::chunk_count},
@@ -33,15 +36,12 @@ impl Draft {
     }
 
     fn seal(mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<(PathBuf, Outline)> {
-        let directory = &mut self.directory;
-        directory.shard.shard_index = shard_index.into();
-        directory.shard.shard_count = shard_count.into();
-        directory.shard.identity = identity;
-        let chunks: u64 = directory.sections.iter().map(|section| chunk_count(section.length.get())).sum();
-        directory.checksums = vec![U32::ZERO; chunks as usize];
-        let bytes = directory.to_bytes();
-        let header = Header::complete(self.directory_offset, &bytes)?.with_minor(directory.version_minor());
-        Ok((self.path, Outline { header, directory: bytes }))
+        let sections = self.directory.sections.iter();
+        let chunks: u64 = sections.map(|section| chunk_count(section.length.get())).sum();
+        self.directory.checksums = vec![U32::ZERO; chunks as usize];
+        let (header, directory) =
+            seal(&mut self.directory, self.directory_offset, shard_index, shard_count, identity)?;
+        Ok((self.path, Outline { header, directory }))
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     format::{
         Directory, Header,
         checksum::{Piece, SectionChecksums},
+        directory::ShardRecord,
         records::FILE_WEIGHTS,
     },
     io::write_all_at,
@@ -77,18 +78,14 @@ impl Output {
 
     /// Writes directory, footer and header, and makes sure that they are on the disk. Returns the container's length in bytes.
     pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<u64> {
-        self.directory.shard.shard_index = shard_index.into();
-        self.directory.shard.shard_count = shard_count.into();
-        self.directory.shard.identity = identity;
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
             let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.directory.checksums.extend(
                 checksums.finish(section.length.get()).into_iter().map(zerocopy::little_endian::U32::new),
             );
         }
-        let bytes = self.directory.to_bytes();
-        let header =
-            Header::complete(self.directory_offset, &bytes)?.with_minor(self.directory.version_minor());
+        let (header, bytes) =
+            seal(&mut self.directory, self.directory_offset, shard_index, shard_count, identity)?;
         self.write_at(self.directory_offset, &bytes)?;
         self.write_at(header.footer_offset(), header.as_bytes())?;
         self.sync()?;
@@ -115,6 +112,21 @@ impl Output {
     }
 }
 
+/// Makes a directory with all its checksums that of one shard of a model. Returns header and directory as they are stored.
+pub(super) fn seal(
+    directory: &mut Directory,
+    directory_offset: u64,
+    shard_index: u64,
+    shard_count: u64,
+    identity: [u8; 32],
+) -> Result<(Header, Vec<u8>)> {
+    directory.shard =
+        ShardRecord { shard_index: shard_index.into(), shard_count: shard_count.into(), identity };
+    let bytes = directory.to_bytes();
+    let header = Header::complete(directory_offset, &bytes)?.with_minor(directory.version_minor());
+    Ok((header, bytes))
+}
+
 /// Hashes of a container's weights files, in order, as the identity wants them: path, length, hash.
 pub(super) fn weights(directory: &Directory) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
     let files = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
@@ -124,7 +136,7 @@ pub(super) fn weights(directory: &Directory) -> impl Iterator<Item = (&str, u64,
 fn empty_directory() -> Directory {
     use zerocopy::FromZeros;
     Directory {
-        shard: crate::format::directory::ShardRecord::new_zeroed(),
+        shard: ShardRecord::new_zeroed(),
         files: Vec::new(),
         blocks: Vec::new(),
         sections: Vec::new(),
