@@ -44,7 +44,6 @@ ALLOWED_SPILLS = {
     ("df11_gap_decode_16", "sm_80"): 4,
     ("df11_gap_decode_32", "sm_80"): 28,
     ("df11_gap_decode_32", "sm_90"): 32,
-    ("df11_tile_decode", "sm_80"): 16,
 }
 
 

@@ -1,4 +1,4 @@
-// Decodes the `tile` layout (spec/format.md 6.4) into BF16: any set of tensors or element ranges in one launch.
+// Decodes the `tile` layout (spec/format.md 6.4) into BF16: any set of tensors, element ranges, or columns of rows in one launch.
 //
 //   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each with its own stretch of bits
 //   unit      8 weights side by side: four codes of pairs, 8 plane bytes, one 16-byte store
@@ -27,6 +27,7 @@
 //   12 x 2; 24 x 1         0.508; 0.509                             0.362; 0.352
 // A block may have any number of warps up to 24. The host takes the number of which most run at once, as near to 8 as possible
 // (src/gpu/fit.rs): 12 x 2 on compute capability 8.0, 24 x 1 on 8.6, 8.9 and 12.0; fewer where a tile of the launch has many bits.
+// Half of the columns of all seven, each part dense (benches/record/2026-11-22-tile-columns-h200.md): 0.488; half of the rows: 0.488.
 // A kernel that only streams the same bytes makes 0.49. Where the rest goes (ncu, the prototype): L2 81 % busy, DRAM 74 %, issue slots 35 %,
 // data pipe 19 %; half of all warp time waits for the plane. The chip is not short of instructions, but of order among its memory accesses.
 // Rejected, each against the version of its day (0.50 to 0.52):
@@ -101,7 +102,7 @@ __device__ __forceinline__ void begin_round(const TileTask* tasks, u32 task_coun
     for (u32 i = threadIdx.x; i < TASK_WORDS << more; i += blockDim.x)
         reinterpret_cast<u32*>(shared_round.tasks)[i] = task == 0 && i == threadIdx.x ? guess : words[i];
     __syncthreads();
-    const u32 first = at - u32(shared_round.tasks[0].first_unit);
+    const u32 first = at - shared_round.tasks[0].first_unit;
     const u32 count0 = min(shared_round.tasks[0].tiles - first, share_end - at);
     const u32 count1 = more ? min(shared_round.tasks[1].tiles, share_end - at - count0) : 0;
     for (u32 i = threadIdx.x; i < TABLE_ENTRIES / 4; i += blockDim.x) {
@@ -132,7 +133,7 @@ struct Tile {
     u32 position;        // of the lane's bits
     u32 end;             // of them; in the bits from SLACK_SHIFT on, how many of them may be left behind the last code
     bool whole;          // all of it exists and is wanted, in units that 16-byte stores can write
-    u64 first;           // its first element
+    u64 place;           // of its first element in the task's output
     const u8* plane;     // of the tile; of the lane where it is whole
     __device__ const TileTask& from() const { return shared_round.tasks[task]; }
     __device__ u32 table() const { return task * u32(sizeof(TileTable)); }
@@ -140,21 +141,22 @@ struct Tile {
 
 // The tile's corner.
 __device__ inline u64 row_of(const Tile& tile) { return u64(tile.row) * TILE_ROWS; }
-__device__ inline u64 column_of(const Tile& tile) { return u64(tile.column) * (tile.from().linear ? TILE_WEIGHTS : TILE_COLUMNS); }
-// Sets `first`, and `whole`.
+__device__ inline u64 column_of(const Tile& tile) { return u64(tile.column) * (tile.from().linear() ? TILE_WEIGHTS : TILE_COLUMNS); }
+// Sets `place`, and `whole`.
 __device__ inline void place_tile(Tile& tile) {
     const TileTask& t = tile.from();
-    const u64 column = column_of(tile);
-    tile.first = row_of(tile) * t.columns + column;
-    const u64 behind = tile.first + (t.linear ? TILE_WEIGHTS : (TILE_ROWS - 1) * t.columns + TILE_COLUMNS);
-    tile.whole = t.element_begin % UNIT == 0 && tile.first >= t.element_begin && behind <= t.element_end
-              && (t.linear || column + TILE_COLUMNS <= t.columns);
+    const u64 column = column_of(tile), first = row_of(tile) * t.columns + column;
+    const u64 behind = first + (t.linear() ? TILE_WEIGHTS : (TILE_ROWS - 1) * t.columns + TILE_COLUMNS);
+    const u64 aligned = reinterpret_cast<u64>(t.output) | (t.linear() ? 0 : 2 * t.pitch);
+    tile.place = row_of(tile) * t.pitch + column;
+    tile.whole = aligned % 16 == 0 && first >= t.element_begin && behind <= t.element_end
+              && (t.linear() ? t.pitch == t.columns : column >= t.column_begin && column + TILE_COLUMNS <= t.column_end);
 }
 
 // Where a tile's plane starts. Within it, pairs of units follow each other, in each of them lanes; absent weights are left out.
 __device__ inline const u8* plane_of(const Tile& tile) {
     const TileTask& t = tile.from();
-    if (t.linear) return t.plane + column_of(tile);
+    if (t.linear()) return t.plane + column_of(tile);
     return t.plane + row_of(tile) * t.columns + column_of(tile) * min(u64(TILE_ROWS), t.rows - row_of(tile));
 }
 
@@ -190,8 +192,8 @@ __device__ inline void stage_tile(Tile& tile, const Record& r, const Bits& bits,
 __device__ __forceinline__ Tile begin_tile(u32 n, const Bits& bits, u32 lane, uint4 (&ahead)[TILE_PREFETCH], u32& problems) {
     Tile tile;
     tile.task = n >= shared_round.count0;
-    const u32 number = tile.from().first_tile + (tile.task ? n - shared_round.count0 : shared_round.first + n);
-    tile.row = number / tile.from().tiles_across, tile.column = number % tile.from().tiles_across;
+    const u32 number = tile.task ? n - shared_round.count0 : shared_round.first + n, across = tile.from().across;
+    tile.row = tile.from().first_row + number / across, tile.column = tile.from().first_column + number % across;
     const Record record = load_record(tile, lane);
     place_tile(tile);
     tile.plane = plane_of(tile);
@@ -210,8 +212,8 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
     const TileTask& t = tile.from();
     const u8* plane = tile.plane;
     const u32 table = tile.table();
-    const bool linear = t.linear;
-    to += tile.first - t.element_begin + (linear ? lane * UNIT : lane / 4 * t.columns + lane % 4 * UNIT);
+    const bool linear = t.linear();
+    to += tile.place + (linear ? lane * UNIT : lane / 4 * t.pitch + lane % 4 * UNIT);
     u64 address = reinterpret_cast<u64>(to);
     u32 position = tile.position;
 #pragma unroll 1
@@ -232,7 +234,7 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
         }
         if (linear) store_group<2 * LANES * UNIT>(address, weights); else store_group<2 * 4 * UNIT>(address, weights);
         // Read again from shared memory, which is cheaper than registers.
-        address += linear ? 2 * LANES * UNIT * UNITS_A_GROUP : 2 * GROUP_ROWS * t.columns;
+        address += linear ? 2 * LANES * UNIT * UNITS_A_GROUP : 2 * GROUP_ROWS * t.pitch;
     }
     tile.position = position;
 }
@@ -242,10 +244,19 @@ __device__ __forceinline__ void decode_whole(Tile& tile, const Bits& bits, u32 l
 __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* output) {
     u32 position = tile.position, problems = 0;
     const TileTask& t = tile.from();
-    const u32 lanes_a_row = t.linear ? LANES : 4, half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
-    const u32 g = lane / lanes_a_row, l = lane % lanes_a_row, units = t.linear ? UNITS : UNITS_A_GROUP;
+    const bool linear = t.linear();
+    const u32 lanes_a_row = linear ? LANES : 4, half = UNIT * lanes_a_row;  // columns that a unit of all its lanes has
+    const u32 g = lane / lanes_a_row, l = lane % lanes_a_row, units = linear ? UNITS : UNITS_A_GROUP;
     const u64 row0 = row_of(tile), column0 = column_of(tile);
-    const u32 height = t.linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0)), width = u32(min(u64(half * units), t.columns - column0));
+    const u32 height = linear ? 1 : u32(min(u64(TILE_ROWS), t.rows - row0));
+    const u32 width = u32(min(u64(half * units), (linear ? t.rows * t.columns : t.columns) - column0));
+    // Whether the whole tile is in the range of elements. A vector may stand for a matrix, whose rows then end within units.
+    const u64 first_element = row0 * t.columns + column0;
+    const bool inside = first_element >= t.element_begin && first_element + (height - 1) * t.columns + width <= t.element_end;
+    const bool split = linear && t.rows > 1;
+    // Rows and columns count from the tile's, but those of such a matrix.
+    const u64 column_begin = t.column_begin - (split ? 0 : min(t.column_begin, column0)), column_end = t.column_end - (split ? 0 : column0);
+    if (!split) output += row0 * t.pitch + column0;
     const u8* plane = tile.plane;
     for (u32 i = lane * 128; i < height * width; i += LANES * 128) prefetch_l2(plane + i);
 #pragma unroll 1
@@ -258,9 +269,13 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
         const u32 of_lanes_before = min(UNIT * l, both) + min(max(both, half) - half, UNIT * l);
         const u32 of_first_unit = unit % 2 ? min(both - UNIT * l, UNIT) : 0;
         const u8* from = plane + group * GROUP_ROWS * width + rows * before + g * both + of_lanes_before + of_first_unit;
-        const u64 element = (row0 + row_of_tile) * t.columns + column0 + first;
-        u16* to = output + (element - t.element_begin);
-        const bool wanted = element >= t.element_begin && element + UNIT <= t.element_end;
+        const u64 element = first_element + row_of_tile * t.columns + first;
+        u32 row = row_of_tile, column = first;
+        // Numbers of 64 bits would take a call and spills.
+        if (split) row = u32(element) / u32(t.columns), column = u32(element) % u32(t.columns);
+        u16* to = output + (row * t.pitch + column);
+        const bool wanted = (inside || (element >= t.element_begin && element + UNIT <= t.element_end)) && column >= column_begin
+                         && column + UNIT <= column_end;
         if (count == UNIT && wanted && reinterpret_cast<u64>(to) % 16 == 0 && reinterpret_cast<u64>(from) % 8 == 0) {
             u32 e[4];
             decode_unit(tile.table(), bits, position, e, problems);
@@ -274,9 +289,12 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
             if (int(e) < 0) problems |= STATUS_NO_CODE;
             if (k + 1 == count && (e >> 7 & 255) != (e >> 23 & 255)) problems |= STATUS_LAST_PAIR;
             position += e & LENGTH_MASK;
-            for (u32 j = k; j < min(k + 2, count); j++) {
+            for (u32 j = k; j < min(k + 2, count); j++, column++) {
                 const u32 exponent = (j == k ? e >> 7 : e >> 23) & 255;
-                if (element + j >= t.element_begin && element + j < t.element_end) to[j] = merge_one(exponent, __ldg(from + j));
+                if (split && column == t.columns) row++, column = 0;
+                const bool wanted = inside || (element + j >= t.element_begin && element + j < t.element_end);
+                if (wanted && column >= column_begin && column < column_end)
+                    output[row * t.pitch + column] = merge_one(exponent, __ldg(from + j));
             }
         }
     }

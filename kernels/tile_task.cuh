@@ -28,31 +28,35 @@ struct TileRecord {
 };
 static_assert(sizeof(TileRecord) == 32, "one sector");
 
-// One tensor, or a range of its elements, to decode. 128 bytes, aligned to 16.
+// One tensor, or a part of it, to decode: a range of its elements, and of them those in a range of columns. 128 bytes, aligned to 16.
 //
 // The host promises that each pointer has the bytes that section 6.4 of the format gives for `rows`, `columns` and `bits_bytes`, that
-// `element_begin < element_end <= rows * columns`, that the tiles are those that hold the range, and that output has room for it. The contents of the arrays may be
-// anything. Where element_begin is no multiple of 8, decoding is slow. Launch: any number of blocks of 1 to `max_warps` warps (df11_tile_constants), with as many
+// `element_begin < element_end <= rows * columns` and `column_begin < column_end <= columns`, that the tiles are those that hold what is wanted
+// (`across` of each of some rows of tiles), and that output has room for it at `pitch`. The contents of the arrays may be
+// anything. Where output and pitch are no multiples of 16 bytes, decoding is slow. Launch: any number of blocks of 1 to `max_warps` warps (df11_tile_constants), with as many
 // times a stage of dynamic shared memory; a stage is a multiple of 16 and has what df11_tile_constants tells besides the most bytes that a
 // tile of the launch takes of its bitstream, from the 16 bytes with its first bit to those with its last one. Tiles with more are not
 // decoded right, and set the status. unit_count = the sum of tiles, less than 2^32. Blocks are persistent, so more than fit the GPU at once only wait.
-// The launch's `output` is added to the output of each task, so that one table in memory serves any buffer.
+// The launch's `output`, a multiple of 16, is added to the output of each task, so that one table in memory serves any buffer.
 struct alignas(16) TileTask {
     const u8* bits;             // aligned to 16
     const TileRecord* records;  // one more than tiles of the tensor
     const u8* plane;            // aligned to 16
     const TileTable* table;     // aligned to 16
-    u16* output;                // of element_begin, less the launch's `output`; their sum is aligned to 16 (256 by rule of the house)
+    u16* output;                // of row 0, column 0, wanted or not, less the launch's `output`; modulo 2^64
     u64 bits_bytes;             // a multiple of 16
-    u64 rows, columns;          // 1 and the number of elements where tiles have one row
+    u64 rows, columns;          // where tiles have one row, of any matrix with as many elements, of one row if they are 2^32 or more
     u64 element_begin;
     u64 element_end;
-    u64 first_unit;             // tiles of all tasks before
-    u32 first_tile;             // of the tensor, that may hold the range; the first one of its row of tiles
-    u32 tiles;                  // from there on, that the range takes
-    u32 tiles_across;           // in a row of tiles
-    u32 linear;                 // 1 where tiles are 1 x 8192, 0 where they are 32 x 256
-    u64 reserved[3];
+    u64 column_begin;
+    u64 column_end;
+    u64 pitch;                  // elements of the output from one row to the next
+    u32 first_unit;             // tiles of all tasks before
+    u32 tiles;                  // that hold what is wanted
+    u32 first_row, first_column;  // the first of them, in tiles
+    u32 across;                 // of them in a row of tiles
+    u32 tiles_across;           // of the tensor in a row of tiles: 32 x 256 each; 0 where tiles are 1 x 8192, all in row 0
+    __device__ bool linear() const { return tiles_across == 0; }
 };
 static_assert(sizeof(TileTask) == 128, "as a GapTask");
 

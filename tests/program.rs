@@ -78,6 +78,36 @@ fn check(original: &df11::Model, program: &GpuProgram, pieces: &[Cut<'_>]) {
 /// A tensor, its rows or all of it, and its place in the output.
 type Cut<'n> = (&'n str, Option<(u64, u64)>, u64);
 
+/// Columns of raw tensors, which the driver copies row by row, and what cannot be sliced on a GPU.
+#[test]
+fn slices_are_dense_in_the_output() {
+    if !is_child("slices_are_dense_in_the_output", 1) {
+        return;
+    }
+    let original = sample();
+    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
+        let model = load(&original, &plan.unwrap());
+        for (name, ranges) in
+            [("0.floats", [3..37, 7..30]), ("1.odd", [0..40, 8..9]), ("tied", [5..6, 0..29])]
+        {
+            let program = model.program(&[Piece::new(name, 48).slice(&ranges)]).unwrap();
+            let tensor = original.tensor(name).unwrap();
+            let mut expected = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
+            tensor.decode_slice_bytes(&ranges, &mut expected).unwrap();
+            let (stream, status) =
+                (program.device().context().new_stream().unwrap(), Status::new(program.device()).unwrap());
+            let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize]).unwrap();
+            program.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+            status.check(&stream).unwrap();
+            assert!(stream.clone_dtoh(&output).unwrap()[48..] == expected, "{name} {ranges:?}");
+        }
+        let sliced = |columns| model.program(&[Piece::new("0.coded", 0).slice(&[0..50, columns])]);
+        sliced(8..24).unwrap();
+        let error = sliced(8..23).unwrap_err().to_string();
+        assert!(error.contains("convert the container to the tile layout"), "{error}");
+    }
+}
+
 fn program(model: &GpuModel, cuts: &[Cut<'_>]) -> df11::Result<GpuProgram> {
     let pieces = cuts.iter().map(|&(name, rows, offset)| match rows {
         Some((start, end)) => Piece::new(name, offset).rows(start..end),

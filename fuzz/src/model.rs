@@ -1,6 +1,6 @@
 //! Everything that can be done with an open model.
 
-use std::{io, path::PathBuf};
+use std::{io, ops::Range, path::PathBuf};
 
 use df11::{Encoding, Error, Level, Model, OpenOptions, Result, Tensor, io::ReadAt};
 
@@ -102,6 +102,28 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     let row = whole.len() / rows as usize;
     let bytes = range.start as usize * row..range.end as usize * row;
     let mut part = vec![0xAA; bytes.len()];
-    tensor.decode_row_bytes(range, &mut part).expect("a range of what decodes");
+    tensor.decode_row_bytes(range.clone(), &mut part).expect("a range of what decodes");
     assert!(part == whole[bytes]);
+    check_columns(tensor, &shape, whole, range);
+}
+
+/// Some columns of some rows of a matrix of whole bytes are what lies there in the whole.
+fn check_columns(tensor: &Tensor<'_>, shape: &[u64], whole: &[u8], rows: Range<u64>) {
+    let &[height, width] = shape else { return };
+    let each = whole.len() as u64 / (height * width).max(1);
+    if each == 0 || each * height * width != whole.len() as u64 {
+        return;
+    }
+    let columns = width / 4..width - width / 3;
+    let (row, wanted) = ((width * each) as usize, (columns.start * each) as usize..(columns.end * each) as usize);
+    let expected: Vec<u8> = whole
+        .chunks(row)
+        .take(rows.end as usize)
+        .skip(rows.start as usize)
+        .flat_map(|row| &row[wanted.clone()])
+        .copied()
+        .collect();
+    let mut part = vec![0xAA; expected.len()];
+    tensor.decode_slice_bytes(&[rows, columns], &mut part).expect("a slice of what decodes");
+    assert!(part == expected);
 }

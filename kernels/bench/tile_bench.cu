@@ -133,18 +133,27 @@ struct Resident {
     void free() {
         for (void* p : {(void*)bits, (void*)plane, (void*)codebook, (void*)records, (void*)table}) CUDA(cudaFree(p));
     }
-    TileTask task(u64 begin, u64 end, u16* out) const {
+    // A range of elements, and of them some columns of a matrix so wide, which is the tensor's own unless its tiles are 1 x 8192.
+    TileTask task(u64 begin, u64 end, u64 columns, u64 column_begin, u64 column_end, u16* out) const {
         TileTask t{};
-        t.bits = bits, t.records = records, t.plane = plane, t.table = table, t.output = out;
-        t.bits_bytes = s->bits.size(), t.rows = s->rows, t.columns = s->columns;
-        t.element_begin = begin, t.element_end = end;
-        t.tiles_across = u32(s->tiles_across), t.linear = s->linear;
-        // Of a row of tiles, or of a tile that is one.
-        const u64 strip = s->linear ? TILE_WEIGHTS : TILE_ROWS * s->columns, each = s->linear ? 1 : s->tiles_across;
-        t.first_tile = u32(begin / strip * each);
-        t.tiles = u32((end + strip - 1) / strip * each) - t.first_tile;
+        t.bits = bits, t.records = records, t.plane = plane, t.table = table;
+        t.bits_bytes = s->bits.size(), t.rows = s->elements() / columns, t.columns = columns;
+        t.element_begin = begin, t.element_end = end, t.column_begin = column_begin, t.column_end = column_end;
+        t.pitch = column_end - column_begin;
+        t.output = out - (begin / columns * t.pitch + begin % columns);
+        if (s->linear) {
+            t.first_column = u32(begin / TILE_WEIGHTS);
+            t.tiles = t.across = u32((end + TILE_WEIGHTS - 1) / TILE_WEIGHTS) - t.first_column;
+            return t;
+        }
+        const u64 strip = TILE_ROWS * columns;
+        t.first_row = u32(begin / strip), t.first_column = u32(column_begin / TILE_COLUMNS);
+        t.across = u32((column_end + TILE_COLUMNS - 1) / TILE_COLUMNS) - t.first_column;
+        t.tiles = (u32((end + strip - 1) / strip) - t.first_row) * t.across;
+        t.tiles_across = u32(s->tiles_across);
         return t;
     }
+    TileTask task(u64 begin, u64 end, u16* out) const { return task(begin, end, s->columns, 0, s->columns, out); }
     TileTask task(u16* out) const { return task(0, s->elements(), out); }
 };
 static u32 shared_limit() {
@@ -244,6 +253,39 @@ static void bench_edges(int reps) {
     }
 }
 
+// The share of one of two GPUs that split every matrix by its columns, or by its rows.
+static int bench_columns(const std::vector<Resident>& residents, const std::vector<Matrix>& ms, const u16* original, u16* out, u64 most,
+                         u32 warps, int reps) {
+    Launch columns(most, warps), rows(most, warps);
+    u64 half = 0, wrong = 0;
+    for (size_t i = 0; i < residents.size(); half += ms[i++].elements() / 2) {
+        const u64 width = ms[i].cols, elements = ms[i].elements();
+        columns.add(residents[i].task(width / 2, elements, width, width / 2, width, out + half));
+        rows.add(residents[i].task(elements / 2, elements, out + half));
+    }
+    columns.prepare();
+    rows.prepare();
+    std::vector<double> c, r, copy;
+    for (int i = 0; i < reps + 2; i++) {
+        double x = once([&] { columns.start(); }), y = once([&] { rows.start(); }),
+               z = once([&] { CUDA(cudaMemcpyAsync(out, original, half * 2, cudaMemcpyDeviceToDevice)); });
+        if (i > 1) c.push_back(x), r.push_back(y), copy.push_back(z);
+    }
+    columns.start();
+    u32 status = columns.result() | rows.result();
+    std::vector<u16> back(half);
+    CUDA(cudaMemcpy(back.data(), out, half * 2, cudaMemcpyDeviceToHost));
+    u64 at = 0;
+    for (auto& m : ms)
+        for (u64 row = 0; row < m.rows; row++, at += m.cols / 2)
+            wrong += memcmp(&back[at], &m.w[row * m.cols + m.cols / 2], m.cols) != 0;
+    printf("    half of all columns: %6.1f us %5.0f GB/s %.4f of copy; half of all rows %.4f | wrong rows %llu status %u\n", median(c) * 1e6,
+        half * 2 / median(c) / 1e9, median(copy) / median(c) / 2, median(copy) / median(r) / 2, (unsigned long long)wrong, status);
+    columns.free();
+    rows.free();
+    return wrong || status;
+}
+
 static int bench(int reps, int mode, std::vector<u32> warps) {
     const u32 shapes[7][2] = {{4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}};
     std::vector<Stored> stored;
@@ -316,6 +358,7 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
                "us %5.0f GB/s %.4f | wrong %llu status %u\n",
             TABLE_BITS, TILE_PREFETCH, block.warps, block.blocks / sm_count(), block.stage, cr / 1e9,
             median(b) * 1e6, br / 1e9, br / cr, median(a) * 1e6, ar / 1e9, ar / cr, wrong, status);
+        failed |= bench_columns(residents, ms, original, out, most, w, reps);
         if (!n.empty()) {
             double nr = elements * 2 / median(n);
             printf("    nvCOMP in the same run: block %6.1f us %5.0f GB/s %.4f of copy; this kernel %.3f times as fast\n", median(n) * 1e6,
@@ -343,7 +386,7 @@ static std::vector<Case> cases() {
             add(r, c, mode, false);
         for (u32 n : {1u, 2u, 7u, 8u, 9u, 255u, 256u, 257u, 511u, 513u, 8191u, 8192u, 8193u, 8448u, 16384u, 20001u})
             add(1, n, mode, true);
-        add(33, 77, mode, true);
+        for (auto [r, c] : {std::pair<u32, u32>{33, 77}, {300, 64}, {5000, 3}, {9, 2000}}) add(r, c, mode, true);
     }
     add(64, 256, 0, false);
     for (auto& w : all.back().m.w) w = 0x3F80; // one pair
@@ -356,14 +399,25 @@ static std::vector<Case> cases() {
         w = u16((w & 0x807F) | (120 + __builtin_ctz(w * 2654435761u | 1 << 20)) << 7); // codes of many lengths
     return all;
 }
-// Decodes a range between guards of poison.
-static bool decodes(const Resident& r, const Matrix& m, u64 begin, u64 end, u32 warps, u32* status_out, bool guard = true) {
-    const size_t count = end - begin, around = guard ? 128 : 0;
+// What is decoded: a range of elements, and of them some columns of a matrix.
+struct Part {
+    u64 begin, end, columns, column_begin, column_end;
+    std::vector<u16> of(const Matrix& m) const {
+        std::vector<u16> wanted;
+        for (u64 i = begin; i < end; i++)
+            if (i % columns >= column_begin && i % columns < column_end) wanted.push_back(m.w[i]);
+        return wanted;
+    }
+};
+// Decodes a part between guards of poison.
+static bool decodes(const Resident& r, const Matrix& m, const Part& p, u32 warps, u32* status_out, bool guard = true) {
+    const std::vector<u16> wanted = p.of(m);
+    const size_t count = wanted.size(), around = guard ? 128 : 0;
     u16* device;
     CUDA(cudaMalloc(&device, (count + 2 * around) * 2));
     CUDA(cudaMemset(device, 0xA5, (count + 2 * around) * 2));
     Launch l(r.s->most_bytes, warps);
-    l.add(r.task(begin, end, device + around));
+    l.add(r.task(p.begin, p.end, p.columns, p.column_begin, p.column_end, device + around));
     l.prepare();
     l.start();
     u32 status = l.result();
@@ -373,7 +427,7 @@ static bool decodes(const Resident& r, const Matrix& m, u64 begin, u64 end, u32 
     CUDA(cudaFree(device));
     bool good = true;
     for (size_t i = 0; i < around; i++) good &= out[i] == 0xA5A5 && out[out.size() - 1 - i] == 0xA5A5;
-    const bool same = !memcmp(&out[around], &m.w[begin], count * 2);
+    const bool same = !memcmp(&out[around], wanted.data(), count * 2);
     if (status_out) {
         *status_out = status;
         return good && same;
@@ -385,6 +439,21 @@ static bool same_table(const Resident& r) {
     std::vector<u32> entries(TABLE_ENTRIES);
     CUDA(cudaMemcpy(entries.data(), r.table, sizeof(TileTable), cudaMemcpyDeviceToHost));
     return entries == r.s->table;
+}
+// All of it; whole rows; any range, from a unit on or from anywhere; columns of rows, at tiles, at units or anywhere.
+static Part part(int kind, const Stored& s, const Matrix& m, std::mt19937_64& random) {
+    Part p = {0, s.elements(), s.columns, 0, s.columns};
+    const u64 row = m.cols, first = random() % m.rows, rows = 1 + random() % (m.rows - first);
+    if (kind == 1 || kind == 2) p.begin = first * row, p.end = p.begin + rows * row;
+    if (kind == 3 || kind == 4) p.begin = random() % s.elements(), p.end = p.begin + 1 + random() % (s.elements() - p.begin);
+    if (kind == 3) p.begin -= p.begin % 8;
+    if (kind < 5 || (s.linear && m.rows == 1)) return p;
+    const u64 unit = kind == 5 ? TILE_COLUMNS : kind == 6 ? UNIT : 1;
+    p.columns = row;
+    p.column_begin = random() % row / unit * unit;
+    p.column_end = std::min(row, p.column_begin + (1 + random() % ((row - p.column_begin + unit - 1) / unit)) * unit);
+    p.begin = first * row + p.column_begin, p.end = (first + rows - 1) * row + p.column_end;
+    return p;
 }
 static int check() {
     size_t tests = 0, failures = 0;
@@ -398,15 +467,12 @@ static int check() {
         const Stored& s = stored.back();
         residents.emplace_back(s);
         tests++, failures += !same_table(residents.back());
-        for (int i = 0; i < 5; i++) {
-            // All of it; whole rows; any range, from a unit on or from anywhere.
-            u64 begin = 0, end = s.elements(), row = c.m.cols;
-            if (i == 1 || i == 2) begin = random() % c.m.rows * row, end = begin + (1 + random() % (c.m.rows - begin / row)) * row;
-            if (i > 2) begin = random() % s.elements(), end = begin + 1 + random() % (s.elements() - begin);
-            if (i == 3) begin -= begin % 8;
+        for (int i = 0; i < 9; i++) {
+            const Part p = part(i, s, c.m, random);
             tests++;
-            if (!decodes(residents.back(), c.m, begin, end, i == 1 ? 2 : TILE_GOOD_WARPS, nullptr) && failures++ < 20)
-                printf("FAIL %llu x %llu linear %d: %llu..%llu\n", s.rows, s.columns, s.linear, begin, end);
+            if (!decodes(residents.back(), c.m, p, i == 1 ? 2 : TILE_GOOD_WARPS, nullptr) && failures++ < 20)
+                printf("FAIL %llu x %llu linear %d: %llu..%llu, columns %llu..%llu of %llu\n", s.rows, s.columns, s.linear, p.begin, p.end,
+                    p.column_begin, p.column_end, p.columns);
         }
     }
     u64 size = 0, most = 0;
@@ -466,14 +532,13 @@ static int hostile(int count, u64 seed) {
         }
         Resident r(s);
         u32 status;
-        u64 begin = 0, end = s.elements();
-        if (random() % 2) begin = random() % end, end = begin + 1 + random() % (end - begin);
-        bool equal = decodes(r, all[which].m, begin, end, 1 + random() % TILE_GOOD_WARPS, &status, false);
+        const Part p = part(random() % 2 ? 0 : random() % 9, s, all[which].m, random);
+        bool equal = decodes(r, all[which].m, p, 1 + random() % TILE_GOOD_WARPS, &status, false);
         if (status) refused++;
         else if (equal) same++;
         else {
             other++;
-            missed += kind == 1 && end - begin == s.elements();
+            missed += kind == 1 && p.of(all[which].m).size() == s.elements();
         }
         r.free();
     }

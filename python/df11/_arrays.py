@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._errors import ParameterError
 
 if TYPE_CHECKING:
-    from ._native import Rows, Tensor
+    from ._native import Slice, Tensor
 
 # By the name in a container; the second name is that of ml_dtypes, where NumPy has no such type, and the first one holds its bits.
 NUMPY = {
@@ -34,7 +34,7 @@ NUMPY = {
 }
 
 
-def numpy(selection: Tensor | Rows) -> Any:
+def numpy(selection: Tensor | Slice) -> Any:
     """A new array."""
     import numpy as np
 
@@ -57,6 +57,6 @@ def _ml_dtype(name: str) -> Any:
         return None
 
 
-def torch(selection: Tensor | Rows) -> Any:
+def torch(selection: Tensor | Slice) -> Any:
     """A new tensor on the CPU."""
     return importlib.import_module("torch").from_dlpack(selection)

@@ -25,7 +25,8 @@ _Level: TypeAlias = Literal["structure", "checksums", "full"]
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
 # Anything with the buffer protocol; NumPy tells type checkers of it from Python 3.12 on.
 _Buffer: TypeAlias = Any
-_Piece: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
+_Piece: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[str, int, Sequence[tuple[int, int]]]
+_Index: TypeAlias = int | slice
 
 __version__: str
 
@@ -35,7 +36,7 @@ __all__ = [
     "DeviceModel",
     "Model",
     "Program",
-    "Rows",
+    "Slice",
     "Tensor",
     "__version__",
     "compress",
@@ -262,10 +263,19 @@ class Tensor:
         """
     def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
         """As `rows(start, stop).decode_into(buffer)`."""
-    def rows(self, start: int, stop: int) -> Rows:
+    def rows(self, start: int, stop: int) -> Slice:
         """The part whose index in the first dimension lies in `start..stop`. Decoded without the rest.
 
         Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
+        """
+    def __getitem__(self, index: _Index | tuple[_Index, ...]) -> Slice:
+        """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing is decoded yet.
+
+        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it: `tensor[:, 1024:2048]` is the part of one of
+        several GPUs. Of other coded tensors whole rows are, piece by piece.
+
+        Raises `IndexError` for an index that does not exist or too many of them, `ParameterError` where the part does not begin and end
+        between bytes.
         """
     def numpy(self) -> Any:
         """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else `uint16` and `uint8` hold their bits."""
@@ -284,24 +294,21 @@ class Tensor:
         """The CPU, in the numbers of DLPack."""
 
 @final
-class Rows:
-    """Rows of a tensor. From `Tensor.rows`. Only the thread blocks, or the tiles of 32 rows, that hold them are decoded."""
+class Slice:
+    """A part of a tensor, from `Tensor.rows` or by indexing one. Only the thread blocks, or the tiles, that hold it are decoded."""
 
     @property
     def tensor(self) -> Tensor:
         """The tensor."""
     @property
-    def start(self) -> int:
-        """The first row."""
-    @property
-    def stop(self) -> int:
-        """The row behind the last one."""
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """For each of the first dimensions the first index, and the one behind the last."""
     @property
     def dtype(self) -> str:
         """As `Tensor.dtype`."""
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's, with `stop - start` as the first dimension."""
+        """The numbers of indices, without dimensions that were indexed with a number."""
     @property
     def nbytes(self) -> int:
         """Bytes when they are decoded."""
@@ -378,8 +385,8 @@ class DeviceModel:
     def program(self, pieces: Sequence[_Piece]) -> Program:
         """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one output.
 
-        Each piece is `(tensor name, byte offset in the output)` or `(tensor name, byte offset, first row, row behind the last)`. Offsets
-        are multiples of 16; of tensors that are stored as they are (`raw`), any. Allocates 128 bytes of device memory a piece (384 if
+        Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first row, row behind the last)` or `(tensor
+        name, byte offset, ranges)` with `Slice.ranges`. Offsets are multiples of 16; of tensors that are stored as they are (`raw`), any. Allocates 128 bytes of device memory a piece (384 if
         they are streamed) and waits for their upload, so that it cannot be captured.
 
         Tensors of exactly one streamed block come through its slots as those of `DeviceBlock.decode`, unless rows of less than half of

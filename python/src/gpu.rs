@@ -275,10 +275,11 @@ impl DeviceModel {
     }
 }
 
-/// A tensor's name, its offset in the output, and a range of rows or none.
+/// A tensor's name, its offset in the output, and a range of rows, ranges of the first dimensions, or none.
 #[derive(FromPyObject)]
 enum PieceArgument {
     Whole(String, u64),
+    Slice(String, u64, Vec<(u64, u64)>),
     Rows(String, u64, u64, u64),
 }
 
@@ -286,6 +287,10 @@ impl PieceArgument {
     fn piece(&self) -> Piece<'_> {
         match self {
             Self::Whole(name, offset) => Piece::new(name, *offset),
+            Self::Slice(name, offset, ranges) => {
+                let ranges: Vec<_> = ranges.iter().map(|&(start, stop)| start..stop).collect();
+                Piece::new(name, *offset).slice(&ranges)
+            }
             Self::Rows(name, offset, start, stop) => {
                 Piece::new(name, *offset).rows(Range { start: *start, end: *stop })
             }
@@ -351,7 +356,7 @@ impl DeviceBlock {
     }
 }
 
-/// Tensors, or rows of them, to chosen places of one output.
+/// Tensors, or slices of them, to chosen places of one output.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Program {
     /// `None` while it is dropped.

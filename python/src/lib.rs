@@ -27,7 +27,7 @@ mod _native {
         block::Block,
         gpu::{DeviceBlock, DeviceModel, Program, devices, plan},
         model::{Model, open, verify},
-        tensor::{Rows, Tensor},
+        tensor::{Slice, Tensor},
         write::{compress, convert, decompress, estimate},
     };
     use std::ffi::OsString;

@@ -1,12 +1,14 @@
-//! Tensors, and rows of them.
+//! Tensors, and slices of them.
 
 use std::{ops::Range, sync::Arc};
 
 use df11::Dtype;
 use pyo3::{
-    IntoPyObjectExt, intern,
+    IntoPyObjectExt,
+    exceptions::{PyIndexError, PyTypeError},
+    intern,
     prelude::*,
-    types::{PyCapsule, PyTuple},
+    types::{PyCapsule, PySlice, PyTuple},
 };
 
 use crate::{dlpack, error::OrRaise, memory::Output, work};
@@ -19,13 +21,46 @@ pub(crate) struct Tensor {
     name: String,
 }
 
-/// Rows of a tensor.
+/// A slice of a tensor.
 #[pyclass(frozen, module = "df11")]
-pub(crate) struct Rows {
+pub(crate) struct Slice {
     tensor: Tensor,
-    range: Range<u64>,
+    /// Of the first dimensions.
+    ranges: Vec<Range<u64>>,
     shape: Vec<u64>,
     bytes: u64,
+}
+
+/// What one dimension is indexed with.
+#[derive(FromPyObject)]
+enum Index<'py> {
+    One(isize),
+    Range(Bound<'py, PySlice>),
+}
+
+impl Index<'_> {
+    /// The indices, and whether the dimension stays.
+    fn of(&self, size: u64) -> PyResult<(Range<u64>, bool)> {
+        let length = size as isize;
+        match self {
+            Self::One(index) => {
+                let at = if *index < 0 { index + length } else { *index };
+                if !(0..length).contains(&at) {
+                    return Err(PyIndexError::new_err(format!("index {index} of {size}")));
+                }
+                Ok((at as u64..at as u64 + 1, false))
+            }
+            Self::Range(slice) => {
+                let found = slice.indices(length)?;
+                if found.step != 1 {
+                    return Err(PyTypeError::new_err(
+                        "a slice of a tensor has steps of 1; decode it and index that",
+                    ));
+                }
+                Ok((found.start as u64..found.stop.max(found.start) as u64, true))
+            }
+        }
+    }
 }
 
 impl Tensor {
@@ -37,18 +72,20 @@ impl Tensor {
         self.model.tensor(&self.name).expect("a tensor of the model")
     }
 
-    /// Decodes on the CPU, all or some rows.
-    fn decode(&self, rows: Option<Range<u64>>, bytes: &mut [u8]) -> df11::Result<()> {
-        match rows {
-            None => self.view().decode_bytes_into(bytes),
-            Some(rows) => self.view().decode_row_bytes(rows, bytes),
-        }
+    /// Decodes a slice on the CPU; all of it where no range is named.
+    fn decode(&self, ranges: &[Range<u64>], bytes: &mut [u8]) -> df11::Result<()> {
+        self.view().decode_slice_bytes(ranges, bytes)
+    }
+
+    fn slice(&self, ranges: Vec<Range<u64>>, shape: Vec<u64>) -> df11::Result<Slice> {
+        let bytes = self.view().slice_bytes(&ranges)?;
+        Ok(Slice { tensor: self.clone(), ranges, shape, bytes })
     }
 
     fn capsule<'py>(
         &self,
         py: Python<'py>,
-        rows: Option<Range<u64>>,
+        ranges: &[Range<u64>],
         shape: &[u64],
         bytes: u64,
         versioned: bool,
@@ -56,7 +93,7 @@ impl Tensor {
         let decoded = work::briefly(py, || {
             self.view().check_known()?;
             let mut decoded = dlpack::Decoded::new(&self.name, self.view().dtype(), shape, bytes)?;
-            self.decode(rows, decoded.bytes())?;
+            self.decode(ranges, decoded.bytes())?;
             Ok(decoded)
         })?;
         decoded.capsule(py, versioned)
@@ -68,7 +105,7 @@ fn is_versioned(max_version: Option<(u32, u32)>) -> bool {
     max_version.is_some_and(|(major, _)| major >= 1)
 }
 
-/// What `df11/_arrays.py` makes of a tensor or its rows.
+/// What `df11/_arrays.py` makes of a tensor or a slice.
 fn array<'py>(of: &Bound<'py, PyAny>, library: &str) -> PyResult<Bound<'py, PyAny>> {
     let py = of.py();
     py.import(intern!(py, "df11._arrays"))?.call_method1(library, (of,))
@@ -129,7 +166,7 @@ impl Tensor {
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut output = Output::new(buffer, self.nbytes(py)?)?;
         let bytes = output.bytes();
-        work::briefly(py, || self.decode(None, bytes))
+        work::briefly(py, || self.decode(&[], bytes))
     }
 
     fn decode_rows_into(
@@ -142,14 +179,32 @@ impl Tensor {
         self.rows(py, start, stop)?.decode_into(py, buffer)
     }
 
-    fn rows(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Rows> {
-        let rows = start..stop;
-        let range = self.view().row_bytes(rows.clone()).or_raise(py)?;
+    fn rows(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Slice> {
         let mut shape = self.view().shape();
         if let Some(first) = shape.first_mut() {
-            *first = stop - start;
+            *first = stop.saturating_sub(start);
         }
-        Ok(Rows { tensor: self.clone(), range: rows, shape, bytes: range.end - range.start })
+        self.slice(vec![start..stop], shape).or_raise(py)
+    }
+
+    fn __getitem__(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<Slice> {
+        let indices = match index.cast::<PyTuple>() {
+            Ok(tuple) => tuple.extract::<Vec<Index<'_>>>()?,
+            Err(_) => vec![index.extract()?],
+        };
+        let all = self.view().shape();
+        if indices.len() > all.len() {
+            let (given, has) = (indices.len(), all.len());
+            return Err(PyIndexError::new_err(format!("{given} indices for {has} dimensions")));
+        }
+        let (mut ranges, mut shape) = (Vec::new(), Vec::new());
+        for (index, &size) in indices.iter().zip(&all) {
+            let (range, stays) = index.of(size)?;
+            shape.extend(stays.then(|| range.end - range.start));
+            ranges.push(range);
+        }
+        shape.extend(&all[indices.len()..]);
+        self.slice(ranges, shape).or_raise(py)
     }
 
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
@@ -172,7 +227,7 @@ impl Tensor {
         // Nobody else has what is decoded for the caller, and it is there when the call returns.
         let _ = (stream, copy);
         dlpack::check_device(py, dl_device)?;
-        self.capsule(py, None, &self.view().shape(), self.nbytes(py)?, is_versioned(max_version))
+        self.capsule(py, &[], &self.view().shape(), self.nbytes(py)?, is_versioned(max_version))
     }
 
     #[expect(clippy::unused_self, reason = "a method by protocol")]
@@ -187,20 +242,15 @@ impl Tensor {
 }
 
 #[pymethods]
-impl Rows {
+impl Slice {
     #[getter]
     fn tensor<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.tensor.clone().into_bound_py_any(py)
     }
 
     #[getter]
-    fn start(&self) -> u64 {
-        self.range.start
-    }
-
-    #[getter]
-    fn stop(&self) -> u64 {
-        self.range.end
+    fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.ranges.iter().map(|range| (range.start, range.end)))
     }
 
     #[getter]
@@ -221,7 +271,7 @@ impl Rows {
     fn decode_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut output = Output::new(buffer, self.bytes)?;
         let bytes = output.bytes();
-        work::briefly(py, || self.tensor.decode(Some(self.range.clone()), bytes))
+        work::briefly(py, || self.tensor.decode(&self.ranges, bytes))
     }
 
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
@@ -243,8 +293,7 @@ impl Rows {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let _ = (stream, copy);
         dlpack::check_device(py, dl_device)?;
-        let rows = Some(self.range.clone());
-        self.tensor.capsule(py, rows, &self.shape, self.bytes, is_versioned(max_version))
+        self.tensor.capsule(py, &self.ranges, &self.shape, self.bytes, is_versioned(max_version))
     }
 
     #[expect(clippy::unused_self, reason = "a method by protocol")]
@@ -253,7 +302,6 @@ impl Rows {
     }
 
     fn __repr__(&self) -> String {
-        let Range { start, end } = self.range;
-        format!("<df11.Rows {start}..{end} of {:?}, {} {:?}>", self.tensor.name, self.dtype(), self.shape)
+        format!("<df11.Slice {:?} of {:?}, {} {:?}>", self.ranges, self.tensor.name, self.dtype(), self.shape)
     }
 }

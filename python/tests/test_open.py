@@ -79,20 +79,43 @@ def test_rows_are_parts_of_tensors(container: Path) -> None:
         row = len(content) // shape[0]
         for start, stop in [(0, shape[0]), (1, 2), (shape[0] // 3, shape[0] // 2), (shape[0], shape[0])]:
             rows = model[name].rows(start, stop)
-            assert (rows.start, rows.stop, rows.dtype, rows.tensor.name) == (
-                start,
-                stop,
-                model[name].dtype,
-                name,
-            )
+            assert (rows.ranges, rows.dtype, rows.tensor.name) == (((start, stop),), model[name].dtype, name)
             assert rows.shape == (stop - start, *shape[1:]) and rows.nbytes == row * (stop - start)
             one, other = bytearray(rows.nbytes), bytearray(rows.nbytes)
             rows.decode_into(one)
             model[name].decode_rows_into(start, stop, other)
             assert one == other == content[row * start : row * stop], (name, start, stop)
     for start, stop in [(0, 521), (5, 4)]:
-        with pytest.raises(df11.ParameterError, match=r"rows.*0\.\.520"):
+        with pytest.raises(df11.ParameterError, match=r"indices.*0\.\.520"):
             model["model.layers.0.mlp.weight"].rows(start, stop)
+
+
+def test_slices_are_what_indexing_gives(container: Path) -> None:
+    np = pytest.importorskip("numpy")
+    model = df11.open(container)
+    tensor = model["model.layers.0.mlp.weight"]
+    array = tensor.numpy()
+    for index in [
+        np.s_[:],
+        np.s_[:, 32:64],
+        np.s_[100:, -10:],
+        np.s_[5],
+        np.s_[-1, 3:],
+        np.s_[7, 9],
+        np.s_[400:90, 1:2],
+        np.s_[::1, :900],
+        np.s_[()],
+    ]:
+        part = tensor[index]
+        assert part.shape == array[index].shape and part.nbytes == array[index].nbytes, index
+        assert np.array_equal(part.numpy().view("u2"), array[index].view("u2")), index
+    assert tensor[2:4, 60:].ranges == ((2, 4), (60, 70)) and "Slice" in repr(tensor[1])
+    for wrong in [(0, 0, 0), 520, (0, -71)]:
+        with pytest.raises(IndexError):
+            tensor[wrong]
+    for other in [np.s_[::2], np.s_[::-1], "one", None, 1.5]:
+        with pytest.raises(TypeError):
+            tensor[other]
 
 
 def test_blocks_decode_into_one_buffer(container: Path) -> None:

@@ -59,6 +59,7 @@ const FUNCTIONS: &[&str] = &[
     "cuMemHostUnregister",
     "cuMemHostGetDevicePointer_v2",
     "cuMemcpyAsync",
+    "cuMemcpy2DAsync_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",

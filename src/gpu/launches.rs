@@ -1,10 +1,10 @@
 //! What decodes a set of tensors or rows of them: tasks in device memory, made once, launched any number of times.
 
-use std::ops::Range;
+use std::ptr::{null, null_mut};
 
 use cudarc::driver::{
     CudaStream,
-    sys::{self, CUdeviceptr},
+    sys::{self, CUdeviceptr, CUmemorytype, CUresult},
 };
 
 use super::{
@@ -12,10 +12,13 @@ use super::{
     coding::KERNELS,
     fault::OrFault,
     module::Launch,
-    stored::{Addresses, Stored},
+    stored::{Addresses, Coded, Stored},
     task::Task,
 };
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    open::{Rect, Slice},
+};
 
 /// The alignment that the kernels need, of the output and of each tensor in it.
 pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
@@ -38,40 +41,56 @@ struct DraftLaunch {
     staged_bytes: u32,
 }
 
-/// Stored bytes that are decoded by copying.
+/// Stored bytes that are decoded by copying: rows that are dense in the output.
 #[derive(Debug)]
 struct Copy {
     from: CUdeviceptr,
     to: u64,
-    bytes: u64,
+    /// Of a row, in bytes.
+    width: u64,
+    rows: u64,
+    /// Bytes from one row to the next where they are stored.
+    pitch: u64,
 }
 
 impl Draft {
-    /// Adds a range of a tensor's bytes, which goes to `to` of the output.
+    /// Adds a slice of a tensor's bytes, which goes to `to` of the output.
     pub(super) fn add(
         &mut self,
         tensor: &Stored,
-        range: &Range<u64>,
+        slice: &Slice,
         to: u64,
         addresses: &dyn Addresses,
     ) -> Result<()> {
-        self.bytes = self.bytes.max(to + range.end - range.start);
-        match tensor {
-            _ if range.is_empty() => {}
-            Stored::Empty => {}
-            Stored::Raw(array) => {
-                let from = array.address(addresses) + range.start;
-                self.copies.push(Copy { from, to, bytes: range.end - range.start });
+        self.bytes = self.bytes.max(to + slice.bytes());
+        let mut to = to;
+        for part in slice.rects().flat_map(|rect| {
+            let at_once = tensor.takes(&rect);
+            rect.split(at_once)
+        }) {
+            match tensor {
+                Stored::Empty => {}
+                Stored::Raw(array) => self.copy(array.address(addresses), &part, to),
+                Stored::Coded(coded) => self.decode(&**coded, &part, to, addresses)?,
             }
-            Stored::Coded(coded) => {
-                let part = &mut self.parts[coded.kernel()];
-                let elements = range.start / 2..range.end / 2;
-                let (task, units) = coded.task(&elements, to, part.units, addresses)?;
-                part.tasks.push(task);
-                part.units += units;
-                part.staged_bytes = part.staged_bytes.max(coded.staged_bytes());
-            }
+            to += part.bytes();
         }
+        Ok(())
+    }
+
+    fn copy(&mut self, array: CUdeviceptr, part: &Rect, to: u64) {
+        let Rect { rows, columns, width } = part;
+        let from = array + rows.start * width + columns.start;
+        let (rows, each) = (rows.end - rows.start, columns.end - columns.start);
+        self.copies.push(Copy { from, to, width: each, rows, pitch: *width });
+    }
+
+    fn decode(&mut self, coded: &dyn Coded, part: &Rect, to: u64, addresses: &dyn Addresses) -> Result<()> {
+        let launch = &mut self.parts[coded.kernel()];
+        let (task, units) = coded.task(part, to, launch.units, addresses)?;
+        launch.tasks.push(task);
+        launch.units += units;
+        launch.staged_bytes = launch.staged_bytes.max(coded.staged_bytes());
         Ok(())
     }
 
@@ -133,15 +152,61 @@ impl Launches {
             unsafe { device.kernels().decode(stream, launch, tasks, output, status.device_pointer()) }?;
         }
         for copy in &self.copies {
-            let (to, bytes) = (output + copy.to, copy.bytes as usize);
-            // SAFETY: the source, device memory or mapped host memory, holds as many bytes (the directory's validation compared them),
-            // and so does the output.
-            let copied = unsafe { sys::cuMemcpyAsync(to, copy.from, bytes, stream.cu_stream()) };
-            copied.result().or_fault("copying on the GPU")?;
+            // SAFETY: the source, device memory or mapped host memory, holds the rows (the directory's validation compared the sizes), and
+            // the output as many bytes.
+            unsafe { copy.run(output, stream) }.result().or_fault("copying on the GPU")?;
         }
         Ok(())
     }
 }
+
+impl Copy {
+    /// Puts it on the stream.
+    ///
+    /// # Safety
+    /// Source and output have the bytes.
+    #[expect(unsafe_code, reason = "copies")]
+    unsafe fn run(&self, output: CUdeviceptr, stream: &CudaStream) -> CUresult {
+        let (to, width) = (output + self.to, self.width as usize);
+        if self.rows == 1 {
+            // SAFETY: the caller's promise.
+            return unsafe { sys::cuMemcpyAsync(to, self.from, width, stream.cu_stream()) };
+        }
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            srcDevice: self.from,
+            srcPitch: self.pitch as usize,
+            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            dstDevice: to,
+            dstPitch: width,
+            WidthInBytes: width,
+            Height: self.rows as usize,
+            ..NO_COPY
+        };
+        // SAFETY: the caller's promise; the driver has read the numbers when the call returns.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
+    }
+}
+
+/// A copy of nothing from nowhere.
+const NO_COPY: sys::CUDA_MEMCPY2D = sys::CUDA_MEMCPY2D {
+    srcXInBytes: 0,
+    srcY: 0,
+    srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+    srcHost: null(),
+    srcDevice: 0,
+    srcArray: null_mut(),
+    srcPitch: 0,
+    dstXInBytes: 0,
+    dstY: 0,
+    dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+    dstHost: null_mut(),
+    dstDevice: 0,
+    dstArray: null_mut(),
+    dstPitch: 0,
+    WidthInBytes: 0,
+    Height: 0,
+};
 
 #[cfg(test)]
 mod tests {
@@ -149,7 +214,7 @@ mod tests {
 
     use zerocopy::transmute;
 
-    use super::{Addresses, Draft, Stored};
+    use super::{Addresses, Draft, Slice, Stored};
     use crate::gpu::{
         coding::TILE_KERNEL,
         needs::{SectionId, TensorId},
@@ -177,14 +242,14 @@ mod tests {
         let tiles = Stored::Coded(Box::new(StoredTile::of(&weights)));
         let bytes = weights.len() as u64;
         let mut draft = Draft::default();
-        draft.add(&coded(8), &(0..bytes), 0, &Flat).unwrap();
-        draft.add(&Stored::raw_at(1, 0), &(8..24), bytes, &Flat).unwrap();
-        draft.add(&coded(32), &(0..bytes), bytes + 256, &Flat).unwrap();
-        draft.add(&coded(8), &(40_000..50_000), 2 * bytes + 256, &Flat).unwrap();
-        draft.add(&coded(8), &(70..70), 0, &Flat).unwrap();
-        draft.add(&tiles, &(0..bytes), 0, &Flat).unwrap();
-        draft.add(&tiles, &(40_000..50_000), 0, &Flat).unwrap();
-        draft.add(&Stored::Empty, &(0..0), 0, &Flat).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(0..bytes), 0, &Flat).unwrap();
+        draft.add(&Stored::raw_at(1, 0), &Slice::of_bytes(8..24), bytes, &Flat).unwrap();
+        draft.add(&coded(32), &Slice::of_bytes(0..bytes), bytes + 256, &Flat).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(40_000..50_000), 2 * bytes + 256, &Flat).unwrap();
+        draft.add(&coded(8), &Slice::of_bytes(70..70), 0, &Flat).unwrap();
+        draft.add(&tiles, &Slice::of_bytes(0..bytes), 0, &Flat).unwrap();
+        draft.add(&tiles, &Slice::of_bytes(40_000..50_000), 0, &Flat).unwrap();
+        draft.add(&Stored::Empty, &Slice::of_bytes(0..0), 0, &Flat).unwrap();
         assert_eq!(draft.bytes, 2 * bytes + 10_256);
         assert_eq!(draft.parts.each_ref().map(|part| part.tasks.len()), [2, 0, 1, 0, 2]);
         let [whole, part] = draft.parts[0].tasks[..] else { unreachable!() };
@@ -199,9 +264,14 @@ mod tests {
         let [whole, part]: [TileTask; 2] = [transmute!(whole), transmute!(part)];
         assert_eq!((whole.tiles, part.first_unit, tiles.units), (8, 8, 10));
         assert_eq!((whole.records, whole.bits, whole.plane), (256, 4096 + 256, 2 * 4096 + 256));
-        assert_eq!((part.first_tile, part.tiles, part.tiles_across, part.linear), (2, 2, 8, 1));
+        assert_eq!(
+            (part.first_row, part.first_column, part.tiles, part.across, part.tiles_across),
+            (0, 2, 2, 2, 0)
+        );
         assert_eq!((part.element_begin, part.element_end, part.columns), (20_000, 25_000, 60_000));
+        assert_eq!((part.column_begin, part.column_end, part.pitch, part.rows), (0, 60_000, 60_000, 1));
+        assert_eq!(part.output, 40_000u64.wrapping_neg());
         assert!(tiles.staged_bytes > 1000);
-        assert_eq!((draft.copies[0].from, draft.copies[0].to, draft.copies[0].bytes), (4104, bytes, 16));
+        assert_eq!((draft.copies[0].from, draft.copies[0].to, draft.copies[0].width), (4104, bytes, 16));
     }
 }

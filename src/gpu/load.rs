@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     Error, Model, Result,
+    open::Slice,
     progress::{Observer, Stage, advance},
 };
 
@@ -231,7 +232,7 @@ impl<'m> Loader<'m> {
             let stored: Vec<_> = ids.map(|&id| &tensors[&target_of(self.model, id)]).collect();
             let cuts = stored.iter().zip(&layout.tensors).map(|(stored, range)| Cut {
                 stored,
-                range: 0..range.end - range.start,
+                slice: Slice::of_bytes(0..range.end - range.start),
                 to: range.start,
             });
             let cuts: Vec<Cut<'_>> = cuts.collect();

@@ -1,7 +1,7 @@
 //! How tensors of one GPU are decoded: tasks that are made once, and run on the caller's stream any number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::{ops::Range, ptr::null_mut, sync::Arc};
+use std::{ptr::null_mut, sync::Arc};
 
 use cudarc::driver::{
     CudaStream, CudaViewMut, DevicePtrMut, DeviceSlice,
@@ -16,13 +16,13 @@ use super::{
     stored::{Addresses, Stored},
     task::Task,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, open::Slice};
 
-/// A range of a tensor's bytes, and where in the output it goes.
+/// A slice of a tensor's bytes, and where in the output it goes.
 #[derive(Debug)]
 pub(super) struct Cut<'s> {
     pub(super) stored: &'s Stored,
-    pub(super) range: Range<u64>,
+    pub(super) slice: Slice,
     pub(super) to: u64,
 }
 
@@ -53,7 +53,7 @@ impl Route {
         let mut launches = |addresses: &dyn Addresses| {
             let mut draft = Draft::default();
             for cut in cuts {
-                draft.add(cut.stored, &cut.range, cut.to, addresses)?;
+                draft.add(cut.stored, &cut.slice, cut.to, addresses)?;
             }
             draft.finish(&part.device, tasks)
         };

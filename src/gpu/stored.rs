@@ -18,7 +18,11 @@ use crate::{
         tile::{self, Codebook, Sizes},
     },
     huffman,
+    open::Rect,
 };
+
+/// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
+const MOST_PITCH: u64 = i32::MAX as u64;
 
 /// Device addresses of sections, and of decode tables, on one GPU.
 pub(super) trait Addresses {
@@ -74,10 +78,15 @@ pub(super) trait Coded: std::fmt::Debug + Send + Sync {
         0
     }
 
-    /// The task that decodes a range of elements to `output`, behind others of so many units, and its own units.
+    /// Whether one task decodes a part of its bytes; any does that lies in one piece.
+    fn takes(&self, part: &Rect) -> bool {
+        part.is_run()
+    }
+
+    /// The task that decodes a part that it [takes](Self::takes) to `output`, behind others of so many units, and its own units.
     fn task(
         &self,
-        elements: &Range<u64>,
+        part: &Rect,
         output: u64,
         first_unit: u64,
         addresses: &dyn Addresses,
@@ -137,6 +146,14 @@ impl Stored {
     #[cfg(test)]
     pub(super) fn raw_at(section: usize, offset: u64) -> Self {
         Self::Raw(ArrayPlace { section: (0, section), offset })
+    }
+
+    /// Whether a part of its bytes is decoded at once; any is that lies in one piece.
+    pub(super) fn takes(&self, part: &Rect) -> bool {
+        match self {
+            Self::Coded(coded) => coded.takes(part),
+            Self::Raw(_) | Self::Empty => part.is_run() || part.width <= MOST_PITCH,
+        }
     }
 
     /// For a kernel, if it is coded.
@@ -206,12 +223,13 @@ impl Coded for StoredGap {
 
     fn task(
         &self,
-        elements: &Range<u64>,
+        part: &Rect,
         output: u64,
         first_unit: u64,
         addresses: &dyn Addresses,
     ) -> Result<(Task, u64)> {
-        let thread_blocks = self.layout.thread_blocks_of(&self.host_offsets, elements)?;
+        let elements = part.elements();
+        let thread_blocks = self.layout.thread_blocks_of(&self.host_offsets, &elements)?;
         if thread_blocks.end > u64::from(u32::MAX) {
             let count = thread_blocks.end;
             return Err(Error::limit("thread blocks of a tensor on the GPU", count, u32::MAX.into()));
@@ -297,41 +315,91 @@ impl Coded for StoredTile {
         self.staged_bytes
     }
 
+    fn takes(&self, part: &Rect) -> bool {
+        part.is_run() || self.has_rows_of(part.width)
+    }
+
     fn task(
         &self,
-        elements: &Range<u64>,
+        part: &Rect,
         output: u64,
         first_unit: u64,
         addresses: &dyn Addresses,
     ) -> Result<(Task, u64)> {
-        let (geometry, strips) = (self.sizes.geometry(), self.sizes.strips_of(elements)?);
-        let tiles_across = geometry.strip_tiles();
-        let units = (strips.end - strips.start) * tiles_across;
+        let (geometry, elements) = (self.sizes.geometry(), part.elements());
+        // As wide as the kernel shall take the matrix for, and which columns are wanted.
+        let (columns, wanted) = if self.has_rows_of(part.width) && !(self.is_vector() && part.is_run()) {
+            (part.width / 2, part.columns.start / 2..part.columns.end / 2)
+        } else {
+            (geometry.columns(), 0..geometry.columns())
+        };
+        let tiles = self.tiles(&elements, &wanted)?;
         let most = u64::from(u32::MAX);
-        if first_unit + units > most {
-            return Err(Error::limit("tiles of one launch on the GPU", first_unit + units, most));
+        let behind = first_unit + tiles.count();
+        if behind > most {
+            return Err(Error::limit("tiles of one launch on the GPU", behind, most));
         }
-        // Tiles of one row are all in one row of tiles.
-        let linear = geometry.tile_rows() == 1;
+        let pitch = wanted.end - wanted.start;
+        let place = elements.start / columns * pitch + elements.start % columns;
         // No truncation: a tensor has fewer than 2^32 tiles.
         let task = TileTask {
             bits: self.bitstream.address(addresses),
             records: self.records.address(addresses),
             plane: self.plane.address(addresses),
             table: addresses.table(self.id),
-            output,
+            output: output.wrapping_sub(2 * place),
             bits_bytes: self.sizes.bitstream_bytes(),
-            rows: geometry.rows(),
-            columns: geometry.columns(),
+            rows: geometry.elements() / columns,
+            columns,
             element_begin: elements.start,
             element_end: elements.end,
-            first_unit,
-            first_tile: (strips.start * tiles_across) as u32,
-            tiles: units as u32,
-            tiles_across: if linear { geometry.tile_count() } else { tiles_across } as u32,
-            linear: linear.into(),
-            ..TileTask::default()
+            column_begin: wanted.start,
+            column_end: wanted.end,
+            pitch,
+            first_unit: first_unit as u32,
+            tiles: tiles.count() as u32,
+            first_row: tiles.rows.start as u32,
+            first_column: tiles.columns.start as u32,
+            across: (tiles.columns.end - tiles.columns.start) as u32,
+            tiles_across: if self.is_vector() { 0 } else { geometry.strip_tiles() as u32 },
         };
-        Ok((task.into(), units))
+        Ok((task.into(), tiles.count()))
+    }
+}
+
+/// Tiles, by the rows and columns of them.
+struct Tiles {
+    rows: Range<u64>,
+    columns: Range<u64>,
+}
+
+impl Tiles {
+    fn count(&self) -> u64 {
+        (self.rows.end - self.rows.start) * (self.columns.end - self.columns.start)
+    }
+}
+
+impl StoredTile {
+    fn is_vector(&self) -> bool {
+        self.sizes.geometry().tile_rows() == 1
+    }
+
+    /// Whether columns of rows of so many bytes can be decoded: those of its matrix, or any of a vector whose indices the kernel can divide.
+    fn has_rows_of(&self, width: u64) -> bool {
+        if self.is_vector() {
+            u32::try_from(self.sizes.elements()).is_ok()
+        } else {
+            width == 2 * self.sizes.geometry().columns()
+        }
+    }
+
+    /// The tiles that hold a range of elements, and of it some columns. Those of a vector are all in one row.
+    fn tiles(&self, elements: &Range<u64>, columns: &Range<u64>) -> Result<Tiles> {
+        let strips = self.sizes.strips_of(elements)?;
+        if self.is_vector() {
+            return Ok(Tiles { rows: 0..1, columns: strips });
+        }
+        let each = self.sizes.geometry().tile_columns();
+        Ok(Tiles { rows: strips, columns: columns.start / each..columns.end.div_ceil(each) })
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct GapTask {
     pub(super) reserved2: [u64; 2],
 }
 
-/// One tensor in the `tile` encoding, or a range of its elements, to decode. Pointers are device addresses.
+/// One tensor in the `tile` encoding, or a part of it, to decode. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct TileTask {
@@ -51,19 +51,23 @@ pub(super) struct TileTask {
     pub(super) records: u64,
     pub(super) plane: u64,
     pub(super) table: u64,
-    /// Of `element_begin`, counted from the launch's output.
+    /// Of row 0, column 0, wanted or not, counted from the launch's output; modulo 2^64.
     pub(super) output: u64,
     pub(super) bits_bytes: u64,
     pub(super) rows: u64,
     pub(super) columns: u64,
     pub(super) element_begin: u64,
     pub(super) element_end: u64,
-    pub(super) first_unit: u64,
-    pub(super) first_tile: u32,
+    pub(super) column_begin: u64,
+    pub(super) column_end: u64,
+    pub(super) pitch: u64,
+    pub(super) first_unit: u32,
     pub(super) tiles: u32,
+    pub(super) first_row: u32,
+    pub(super) first_column: u32,
+    pub(super) across: u32,
+    /// 0 where tiles have one row.
     pub(super) tiles_across: u32,
-    pub(super) linear: u32,
-    pub(super) reserved: [u64; 3],
 }
 
 /// Where the codebook of a tensor is and where its decode table goes.

@@ -1,6 +1,7 @@
 //! Opening: `open → validate → views → decode`.
 
 mod block;
+mod columns;
 mod decoder;
 mod model;
 mod original;
@@ -8,6 +9,7 @@ mod pieces;
 mod purpose;
 mod reader;
 mod shard;
+mod slice;
 mod tensor;
 mod verify;
 
@@ -26,7 +28,7 @@ pub use purpose::Purpose;
 pub(crate) use reader::PIECE_BYTES;
 pub use shard::Shard;
 #[cfg(feature = "cuda")]
-pub(crate) use tensor::row_bytes;
+pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor};
 pub(crate) use verify::wrong_hash;
 pub use verify::{Level, Verification};

@@ -117,7 +117,7 @@ impl<'m> FilePieces<'m> {
             let prepared = self.prepare(index, tensor)?;
             let (length, unit) = (tensor.byte_length()?, prepared.unit());
             let room = (PIECE_BYTES.max(unit) * threads).saturating_sub(taken);
-            let mut end = piece_end(start, length, unit);
+            let mut end = piece_end(start, length, PIECE_BYTES, unit);
             if end - start > room {
                 // A cut goes between units, and so between elements.
                 end = (start + room) / unit * unit;

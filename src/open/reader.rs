@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, cell::RefCell, ops::Range};
 
-use super::{Encoding, Shard, Tensor};
+use super::{Encoding, Shard, Tensor, slice::Rect};
 use crate::{
     Error, Result,
     encoding::{
@@ -108,6 +108,35 @@ impl<'m> TensorReader<'m> {
                 self.with_strips(*first_array, sizes, &elements, |span| {
                     decoder.decode_strips(span, elements.clone(), out)
                 })
+            }
+        }
+    }
+
+    /// Rows of this width in bytes that are decoded together, if columns of them can be decoded without the others.
+    pub(super) fn unit_rows(&self, width: u64) -> Option<u64> {
+        match &self.stored {
+            Stored::Empty | Stored::Raw { .. } => Some(1),
+            Stored::Tile { sizes, .. } if 2 * sizes.geometry().columns() == width => {
+                Some(sizes.geometry().tile_rows())
+            }
+            Stored::Gap { .. } | Stored::Tile { .. } => None,
+        }
+    }
+
+    /// Decodes some columns of some rows, on this thread.
+    pub(super) fn read_rect(&self, rect: &Rect, out: &mut [u8]) -> Result<()> {
+        let Rect { rows, columns, width } = rect;
+        match &self.stored {
+            Stored::Tile { first_array, decoder, sizes } if self.unit_rows(*width).is_some() => {
+                let elements = rows.start * width / 2..rows.end * width / 2;
+                let columns = columns.start / 2..columns.end / 2;
+                self.with_strips(*first_array, sizes, &elements, |span| {
+                    decoder.decode_columns(span, rows.clone(), columns, out)
+                })
+            }
+            _ => {
+                let each = (columns.end - columns.start) as usize;
+                rect.clone().runs().zip(out.chunks_mut(each)).try_for_each(|(run, out)| self.read(run, out))
             }
         }
     }

@@ -8,8 +8,10 @@ use zerocopy::IntoBytes;
 
 use super::{
     Shard,
+    columns::read_slice,
     decoder::{ranges, read_parallel},
     reader::TensorReader,
+    slice::Slice,
 };
 use crate::{
     Dtype, Error, Result, dtype,
@@ -242,10 +244,7 @@ impl<'m> Tensor<'m> {
     /// [`Error::Parameter`] for another dtype or a slice of another length; [`Error::Unsupported`] for an encoding of a newer version;
     /// [`Error::Corrupt`] where the container is damaged, then the slice holds anything; [`Error::Io`].
     pub fn decode_into(&self, weights: &mut [bf16]) -> Result<()> {
-        self.require_bf16()?;
-        self.read_into(0..self.byte_length()?, weights.as_mut_bytes())?;
-        to_native(weights);
-        Ok(())
+        self.decode_slice(&[], weights)
     }
 
     /// Rows of a BF16 tensor: all weights whose index in the first dimension lies in `rows`. A vector's rows are its elements. Only
@@ -254,8 +253,36 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// As [`Tensor::decode_into`], and [`Error::Parameter`] for rows that do not exist.
     pub fn decode_rows(&self, rows: Range<u64>, weights: &mut [bf16]) -> Result<()> {
+        self.decode_slice(&[rows], weights)
+    }
+
+    /// A slice of a BF16 tensor, as indexing with ranges gives it: of the first dimensions the indices in `ranges`, of the others all. The
+    /// weights come dense, in row-major order.
+    ///
+    /// Where a matrix is stored in tiles of 32 rows × 256 columns ([`Encoding::Tile`], from 16 rows and 128 columns on), only the tiles that
+    /// hold wanted weights are decoded, which is what tensor parallelism needs; at multiples of these numbers nothing is decoded in vain. Of
+    /// other coded tensors all columns of the wanted rows are decoded, piece by piece.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// let model = df11::open(&path)?;
+    /// let tensor = model.tensor("model.layers.0.mlp.down_proj.weight").unwrap();
+    /// let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);
+    /// // The second of two parts of all rows.
+    /// let mut part = vec![half::bf16::ZERO; (rows * columns / 2) as usize];
+    /// tensor.decode_slice(&[0..rows, columns / 2..columns], &mut part)?;
+    /// assert_eq!(part[0], tensor.decode()?[columns as usize / 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_into`], and [`Error::Parameter`] for more ranges than dimensions, and for indices that do not exist.
+    pub fn decode_slice(&self, ranges: &[Range<u64>], weights: &mut [bf16]) -> Result<()> {
         self.require_bf16()?;
-        self.read_into(self.row_bytes(rows)?, weights.as_mut_bytes())?;
+        self.read_into(&self.slice(ranges)?, weights.as_mut_bytes())?;
         to_native(weights);
         Ok(())
     }
@@ -278,7 +305,7 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// As [`Tensor::decode_into`], but for the dtype.
     pub fn decode_bytes_into(&self, bytes: &mut [u8]) -> Result<()> {
-        self.read_into(0..self.byte_length()?, bytes)
+        self.decode_slice_bytes(&[], bytes)
     }
 
     /// Rows of a tensor of any dtype, as bytes.
@@ -286,15 +313,31 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// As [`Tensor::decode_rows`], but for the dtype; [`Error::Parameter`] where a row does not fill whole bytes.
     pub fn decode_row_bytes(&self, rows: Range<u64>, bytes: &mut [u8]) -> Result<()> {
-        self.read_into(self.row_bytes(rows)?, bytes)
+        self.decode_slice_bytes(&[rows], bytes)
     }
 
-    /// The bytes of a range of rows, among those of the tensor.
+    /// A slice of a tensor of any dtype, as bytes.
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_slice`], but for the dtype; [`Error::Parameter`] where wanted elements do not fill whole bytes.
+    pub fn decode_slice_bytes(&self, ranges: &[Range<u64>], bytes: &mut [u8]) -> Result<()> {
+        self.read_into(&self.slice(ranges)?, bytes)
+    }
+
+    /// The size of a slice in bytes, for [`Tensor::decode_slice_bytes`].
+    ///
+    /// # Errors
+    /// As [`Tensor::decode_slice_bytes`], but that nothing is read.
+    pub fn slice_bytes(&self, ranges: &[Range<u64>]) -> Result<u64> {
+        Ok(self.slice(ranges)?.bytes())
+    }
+
+    /// The bytes of a range of rows, among those of the tensor; 0..0 where it has none.
     ///
     /// # Errors
     /// [`Error::Parameter`] for rows that do not exist, or that do not fill whole bytes; [`Error::Unsupported`] for an unknown dtype.
     pub fn row_bytes(&self, rows: Range<u64>) -> Result<Range<u64>> {
-        row_bytes(self.name(), &self.shape(), self.byte_length()?, rows)
+        Ok(self.slice(&[rows])?.runs().next().unwrap_or(0..0))
     }
 
     /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the least.
@@ -317,15 +360,21 @@ impl<'m> Tensor<'m> {
         super::reader::tile_index(self).map_err(|error| self.locate(error))
     }
 
-    fn read_into(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let length = range.end - range.start;
+    fn slice(&self, ranges: &[Range<u64>]) -> Result<Slice> {
+        self.byte_length()?;
+        let dtype = self.dtype().expect("its size is known");
+        Slice::new(self.name(), dtype, &self.shape(), ranges)
+    }
+
+    fn read_into(&self, slice: &Slice, out: &mut [u8]) -> Result<()> {
+        let length = slice.bytes();
         if out.len() as u64 != length {
             return Err(Error::parameter(
                 format!("tensor {:?} needs an output of {length} bytes, not {}", self.name(), out.len()),
                 "pass a slice of the right length",
             ));
         }
-        read_parallel(&TensorReader::new(self)?, range, out)
+        read_slice(&TensorReader::new(self)?, slice, out)
     }
 
     fn require_bf16(&self) -> Result<()> {
@@ -338,26 +387,6 @@ impl<'m> Tensor<'m> {
             "decode its bytes instead",
         ))
     }
-}
-
-/// The range of bytes of a range of rows of a tensor of `length` bytes.
-pub(crate) fn row_bytes(name: &str, shape: &[u64], length: u64, rows: Range<u64>) -> Result<Range<u64>> {
-    let count = shape.first().copied().unwrap_or(1);
-    if rows.start > rows.end || rows.end > count {
-        return Err(Error::parameter(
-            format!("tensor {name:?} has no rows {}..{}", rows.start, rows.end),
-            format!("its rows are 0..{count}"),
-        ));
-    }
-    if count == 0 {
-        return Ok(0..0);
-    }
-    if !length.is_multiple_of(count) {
-        let problem = format!("a row of tensor {name:?} does not fill whole bytes");
-        return Err(Error::parameter(problem, "decode the whole tensor"));
-    }
-    let row = length / count;
-    Ok(rows.start * row..rows.end * row)
 }
 
 /// Containers are little-endian.

@@ -1,9 +1,9 @@
-//! Programs: any tensors of one GPU, or rows of them, to chosen places of one output.
+//! Programs: any tensors of one GPU, or slices of them, to chosen places of one output.
 
 use std::{ops::Range, sync::Arc};
 
 use df11::{
-    Error,
+    Dtype, Encoding, Error,
     gpu::{
         GpuModel, GpuProgram, LoadOptions, Piece, Plan, Status,
         cudarc::driver::{
@@ -13,12 +13,17 @@ use df11::{
     },
 };
 
-use super::{GUARD, POISON, gpu, load, mixed, open, random, streaming::layers};
+use super::{
+    GUARD, POISON,
+    container::{self, Item, normal_weights},
+    gpu, load, mixed, open, random,
+    streaming::layers,
+};
 
 /// A piece and the bytes that it must become.
 struct Expected {
     name: String,
-    rows: Option<Range<u64>>,
+    ranges: Vec<Range<u64>>,
     offset: u64,
     bytes: Vec<u8>,
 }
@@ -29,25 +34,39 @@ fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u6
     let piece = |_| {
         let name = names[random(state) as usize % names.len()].clone();
         let tensor = original.tensor(&name).unwrap();
-        let all = tensor.decode_bytes().unwrap();
-        let rows = (random(state).is_multiple_of(2) && tensor.elements() > 0).then(|| {
-            let start = random(state) % tensor.shape()[0];
-            start..start + random(state) % (tensor.shape()[0] - start + 1)
-        });
-        let range = rows.clone().map_or(0..all.len() as u64, |rows| tensor.row_bytes(rows).unwrap());
-        let bytes = all[range.start as usize..range.end as usize].to_vec();
+        let ranges = if tensor.elements() > 0 { ranges(&tensor, state) } else { vec![] };
+        let mut bytes = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
+        tensor.decode_slice_bytes(&ranges, &mut bytes).unwrap();
         let offset = end + 16 * (random(state) % 5);
         end = (offset + bytes.len() as u64).next_multiple_of(16);
-        Expected { name, rows, offset, bytes }
+        Expected { name, ranges, offset, bytes }
     };
     (0..count).map(piece).collect()
 }
 
+/// Indices wanted of none, one or more of the first dimensions: often all of one, often at multiples of tiles.
+fn ranges(tensor: &df11::Tensor<'_>, state: &mut u64) -> Vec<Range<u64>> {
+    let shape = tensor.shape();
+    let named = random(state) as usize % (shape.len() + 1);
+    let mut one = |&size: &u64| {
+        let unit = [1, 1, 8, 32, 256][random(state) as usize % 5];
+        let start = random(state) % size / unit * unit;
+        let end = (start + random(state) % (size - start + 1)).next_multiple_of(unit).min(size);
+        if random(state).is_multiple_of(3) { 0..size } else { start..end }
+    };
+    let mut ranges: Vec<Range<u64>> = shape.iter().take(named).map(&mut one).collect();
+    // Rows of a slice of `gap` begin on multiples of 16 bytes.
+    if let (Encoding::Gap, Some(last)) = (tensor.target().encoding(), ranges.last_mut()) {
+        let inner: u64 = shape[named..].iter().product();
+        if named > 1 && !((last.end - last.start) * inner).is_multiple_of(8) {
+            *last = 0..shape[named - 1];
+        }
+    }
+    ranges
+}
+
 fn program(model: &GpuModel, expected: &[Expected]) -> GpuProgram {
-    let pieces = expected.iter().map(|piece| match &piece.rows {
-        Some(rows) => Piece::new(&piece.name, piece.offset).rows(rows.clone()),
-        None => Piece::new(&piece.name, piece.offset),
-    });
+    let pieces = expected.iter().map(|piece| Piece::new(&piece.name, piece.offset).slice(&piece.ranges));
     model.program(&pieces.collect::<Vec<_>>()).unwrap()
 }
 
@@ -65,7 +84,7 @@ fn check(stream: &Arc<CudaStream>, status: &Status, program: &GpuProgram, expect
     let mut output = stream.clone_htod(&vec![POISON; whole.len()]).unwrap();
     program.decode_into(&mut output.as_view_mut(), stream, status).unwrap();
     status.check(stream).unwrap();
-    let names: Vec<_> = expected.iter().map(|piece| (&piece.name, &piece.rows, piece.offset)).collect();
+    let names: Vec<_> = expected.iter().map(|piece| (&piece.name, &piece.ranges, piece.offset)).collect();
     assert!(stream.clone_dtoh(&output).unwrap() == whole, "{names:?}");
 }
 
@@ -110,7 +129,7 @@ fn programs_of_streamed_blocks_take_turns_with_blocks() {
             let mut end = 0;
             for piece in &mut expected {
                 piece.bytes = original.tensor(&piece.name).unwrap().decode_bytes().unwrap();
-                piece.rows = None;
+                piece.ranges.clear();
                 piece.offset = end;
                 end = (end + piece.bytes.len() as u64).next_multiple_of(16);
             }
@@ -157,6 +176,55 @@ fn programs_are_captured_in_graphs() {
                 assert!(stream.clone_dtoh(&output).unwrap() == whole);
             }
         }
+    }
+}
+
+/// Each half of the columns of a matrix, of as many GPUs as there might be, and what a slice of `gap` may not ask for.
+#[test]
+fn columns_of_all_encodings() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let status = Status::new(device).unwrap();
+    let (tiles, gap) = (normal_weights(70 * 1304, 8), normal_weights(64 * 400, 9));
+    let items = [
+        Item::tile("tiles", &[70, 1304], tiles.clone(), (256, 1304)),
+        Item::tile("vector", &[70, 1304], tiles.clone(), (8192, 70 * 1304)),
+        Item::tile("experts", &[7, 10, 1304], tiles.clone(), (256, 1304)),
+        Item::tile("folded", &[70, 1304], tiles.clone(), (256, 652 * 2 * 2)),
+        Item::gap("gap", &[64, 400], gap, (8, 64)),
+        Item::raw("raw", Dtype::BF16, &[70, 1304], tiles),
+    ];
+    let original = open(container::Model::new(&items, &[]).build());
+    let model = original.load(device, &LoadOptions::new()).unwrap();
+    for name in ["tiles", "vector", "experts", "folded", "gap", "raw"] {
+        let tensor = original.tensor(name).unwrap();
+        let (shape, mut state) = (tensor.shape(), 5);
+        let (rows, columns) = (shape[0], shape[shape.len() - 1]);
+        let mut slices = vec![vec![0..rows, 0..shape[1] / 2], vec![1..rows / 2, shape[1] / 2..shape[1]]];
+        slices.extend((0..30).map(|_| ranges(&tensor, &mut state)));
+        if name == "experts" {
+            slices.extend([vec![2..5, 0..10, 256..512], vec![0..7, 3..9, 5..1303], vec![1..7, 2..3]]);
+        }
+        for ranges in slices {
+            let mut bytes = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
+            tensor.decode_slice_bytes(&ranges, &mut bytes).unwrap();
+            let piece = Expected { name: name.into(), ranges: ranges.clone(), offset: 32, bytes };
+            let made = model.program(&[Piece::new(name, 32).slice(&ranges)]);
+            match made {
+                Ok(program) => check(&stream, &status, &program, &[piece]),
+                Err(error) => {
+                    assert!(
+                        matches!(error, Error::Parameter { .. }) && name == "folded",
+                        "{name} {ranges:?}: {error}"
+                    );
+                }
+            }
+        }
+        let odd = model.program(&[Piece::new(name, 0).slice(&[0..rows, 3..shape[1] - 2])]);
+        assert_eq!(odd.is_err(), ["gap", "folded"].contains(&name), "{name}");
+        assert!(
+            model.program(&[Piece::new(name, 0).slice(&[0..rows, 0..shape[1], 0..columns, 0..1])]).is_err()
+        );
     }
 }
 

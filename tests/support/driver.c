@@ -248,6 +248,28 @@ int cuMemcpyAsync(Address to, Address from, size_t bytes, Handle stream) {
     return copy(to, from, bytes);
 }
 
+// As cuda.h has it; memory is unified.
+struct Rows {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    Address from;
+    Handle from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    void *to_host;
+    Address to;
+    Handle to_array;
+    size_t to_pitch, width, height;
+};
+
+int cuMemcpy2DAsync_v2(const struct Rows *rows, Handle stream) {
+    FAIL_IF_TOLD;
+    for (size_t row = 0; row < rows->height; row++)
+        copy(rows->to + row * rows->to_pitch, rows->from + row * rows->from_pitch, rows->width);
+    return 0;
+}
+
 int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Handle stream) {
     FAIL_IF_TOLD;
     memset((Handle)to, value, bytes);

@@ -29,9 +29,9 @@ pub(super) struct Coded<'a> {
 }
 
 impl Coded<'_> {
-    /// The same tile where its rows follow each other without others between.
-    pub(super) fn alone(&self) -> Coded<'_> {
-        Coded { tile: Tile { stride: self.tile.width, ..self.tile }, ..*self }
+    /// The same tile where its rows go so many weights apart.
+    pub(super) fn with_stride(&self, stride: usize) -> Coded<'_> {
+        Coded { tile: Tile { stride, ..self.tile }, ..*self }
     }
 
     /// Decodes the tile to `weights`, where its first weight comes first and rows are its stride apart.

@@ -6,6 +6,7 @@ use super::coded::Coded;
 use super::lanes::Lookup;
 use super::record::{self, Lengths};
 use super::stage::Stage;
+use super::wanted::{Corner, Wanted};
 use super::window::Window;
 use super::{Codebook, LANES, MAX_TILE_BYTES, RECORD_BYTES, Sizes, TILE_ELEMENTS};
 use crate::huffman::bits::is_zero_from;
@@ -48,39 +49,52 @@ impl Decoder {
     /// [`Error::Corrupt`] where the records contradict themselves or the codes, or a code is none; then `weights`
     /// holds anything. [`Error::Parameter`] where a slice has another size than the range or the span asks for.
     pub fn decode_strips(&self, span: &Span<'_>, elements: Range<u64>, weights: &mut [u8]) -> Result<()> {
-        let held = self.sizes.elements_of(&span.strips)?;
-        if elements.start > elements.end
-            || elements.start < held.start
-            || elements.end > held.end
-            || weights.len() as u64 != 2 * (elements.end - elements.start)
+        self.decode(span, &Wanted::elements(&self.sizes.geometry(), elements), weights)
+    }
+
+    /// Decodes some columns of some rows of the matrix, all of them in the span's strips, into little-endian BF16, row by row.
+    ///
+    /// Tiles that hold none of them are not decoded; the cost is that of the others. At multiples of 32 rows and 256 columns they are
+    /// decoded straight into the output.
+    ///
+    /// # Errors
+    /// As [`decode_strips`](Self::decode_strips).
+    pub fn decode_columns(
+        &self,
+        span: &Span<'_>,
+        rows: Range<u64>,
+        columns: Range<u64>,
+        weights: &mut [u8],
+    ) -> Result<()> {
+        self.decode(span, &Wanted::columns(&self.sizes.geometry(), &rows, &columns)?, weights)
+    }
+
+    fn decode(&self, span: &Span<'_>, wanted: &Wanted, weights: &mut [u8]) -> Result<()> {
+        let (held, range) = (self.sizes.elements_of(&span.strips)?, wanted.range());
+        if range.start > range.end
+            || range.start < held.start
+            || range.end > held.end
+            || weights.len() as u64 != 2 * wanted.count()
         {
             return Err(Error::parameter(
-                "the span or the output does not fit the range of weights",
-                "pass the strips of the range, and 2n bytes",
+                "the span or the output does not fit the weights asked for",
+                "pass the strips that hold them, and two bytes for each",
             ));
         }
-        let each = self.sizes.geometry().strip_elements();
+        let geometry = self.sizes.geometry();
         let mut stage = Stage::new();
-        self.walk(span, &elements, |strip, coded, plane| {
-            let strip_start = strip * each;
-            let end = (strip_start + each).min(held.end);
-            if elements.start <= strip_start && end <= elements.end {
-                let at = 2 * (strip_start - elements.start) as usize + 2 * coded.tile.first;
-                return coded.decode(&self.lookup, &mut stage, plane, &mut weights[at..]);
+        self.walk(span, wanted, |strip, coded, plane| {
+            let corner = Corner::of(&geometry, strip, &coded.tile);
+            if let Some(place) = wanted.whole(corner, &coded.tile) {
+                let coded = coded.with_stride(wanted.pitch() as usize);
+                return coded.decode(&self.lookup, &mut stage, plane, &mut weights[2 * place..]);
             }
             // Some of its weights are wanted: decode them all, copy those row by row.
             let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
-            let (first, stride) = (strip_start + coded.tile.first as u64, coded.tile.stride as u64);
-            coded.alone().decode(&self.lookup, &mut stage, plane, &mut buffer)?;
-            let width = coded.tile.width;
-            for (row, decoded) in (0..).zip(buffer.chunks(2 * width).take(coded.tile.height)) {
-                let start = first + row * stride;
-                let (from, to) = (start.max(elements.start), (start + width as u64).min(elements.end));
-                if from < to {
-                    let decoded = &decoded[2 * (from - start) as usize..2 * (to - start) as usize];
-                    let at = 2 * (from - elements.start) as usize;
-                    weights[at..at + decoded.len()].copy_from_slice(decoded);
-                }
+            coded.with_stride(coded.tile.width).decode(&self.lookup, &mut stage, plane, &mut buffer)?;
+            for run in wanted.runs(corner, &coded.tile) {
+                let decoded = &buffer[2 * run.from..2 * (run.from + run.count)];
+                weights[2 * run.to..2 * (run.to + run.count)].copy_from_slice(decoded);
             }
             Ok(())
         })
@@ -94,7 +108,8 @@ impl Decoder {
     pub fn verify_strips(&self, span: &Span<'_>) -> Result<()> {
         let held = self.sizes.elements_of(&span.strips)?;
         let mut stage = Stage::new();
-        self.walk(span, &held, |_, coded, _| coded.verify(&self.lookup, &mut stage))?;
+        let all = Wanted::elements(&self.sizes.geometry(), held);
+        self.walk(span, &all, |_, coded, _| coded.verify(&self.lookup, &mut stage))?;
         let bytes = self.sizes.bitstream_of(span.records, &span.strips)?;
         let end = self.sizes.bit_count() / 8;
         let behind = 8 * end.saturating_sub(bytes.start) as usize;
@@ -109,7 +124,7 @@ impl Decoder {
     fn walk(
         &self,
         span: &Span<'_>,
-        elements: &Range<u64>,
+        wanted: &Wanted,
         mut hand: impl FnMut(u64, &Coded<'_>, &[u8]) -> Result<()>,
     ) -> Result<()> {
         self.check(span)?;
@@ -121,9 +136,7 @@ impl Decoder {
         let strips =
             span.strips.clone().flat_map(|strip| geometry.tiles(strip).map(move |tile| (strip, tile)));
         for ((strip, tile), (index, pair)) in strips.zip(&mut pairs) {
-            let first = strip * geometry.strip_elements() + tile.first as u64;
-            let last = first + ((tile.height - 1) * tile.stride + tile.width) as u64;
-            if last <= elements.start || first >= elements.end {
+            if !wanted.reaches(Corner::of(&geometry, strip, &tile), &tile) {
                 continue;
             }
             let (start, end) = (record::offset(&pair[0]), record::offset(&pair[1]));

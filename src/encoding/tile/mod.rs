@@ -29,6 +29,7 @@ mod stage;
 #[cfg(feature = "cuda")]
 mod staging;
 mod table;
+mod wanted;
 mod whole;
 mod window;
 mod writer;

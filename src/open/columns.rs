@@ -1,0 +1,75 @@
+//! Decoding of slices that do not lie in one piece, on all threads.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::{
+    decoder::{cut, ranges},
+    reader::{PIECE_BYTES, TensorReader},
+    slice::{Rect, Slice},
+};
+use crate::{Result, parallel};
+
+/// What one thread decodes at once.
+enum Part {
+    /// Columns of some rows, without the others.
+    Columns(Rect),
+    /// Columns of some rows, out of whole rows: where codes have no columns, each row alone would decode its neighbours too.
+    OfWholeRows(Rect),
+    /// A range of the tensor's bytes.
+    Run(Range<u64>),
+}
+
+impl Part {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Columns(rect) | Self::OfWholeRows(rect) => rect.bytes(),
+            Self::Run(range) => range.end - range.start,
+        }
+    }
+
+    fn read(&self, tensor: &TensorReader<'_>, out: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Columns(rect) => tensor.read_rect(rect, out),
+            Self::OfWholeRows(Rect { rows, columns, width }) => {
+                let mut whole = vec![0; ((rows.end - rows.start) * width) as usize];
+                tensor.read(rows.start * width..rows.end * width, &mut whole)?;
+                let wanted = columns.start as usize..columns.end as usize;
+                let rows = whole.chunks(*width as usize).zip(out.chunks_mut(wanted.len()));
+                rows.for_each(|(row, out)| out.copy_from_slice(&row[wanted.clone()]));
+                Ok(())
+            }
+            Self::Run(range) => tensor.read(range.clone(), out),
+        }
+    }
+}
+
+/// Decodes a slice into as many bytes.
+pub(super) fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8]) -> Result<()> {
+    let parts: Vec<Part> = slice.rects().flat_map(|rect| parts(tensor, rect)).collect();
+    let outs: Vec<_> = parallel::split(out, parts.iter().map(Part::bytes)).collect();
+    parts.into_par_iter().zip(outs).try_for_each(|(part, out)| part.read(tensor, out))
+}
+
+/// Cuts a rect into parts of about [`PIECE_BYTES`].
+fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Part> {
+    let rows = |row_bytes: u64, unit: u64| {
+        let Rect { rows, columns, width } = rect.clone();
+        cut(rows, PIECE_BYTES / row_bytes, unit).map(move |rows| Rect {
+            rows,
+            columns: columns.clone(),
+            width,
+        })
+    };
+    if rect.rows.end - rect.rows.start > 1 {
+        if let Some(unit) = tensor.unit_rows(rect.width) {
+            return rows(rect.columns.end - rect.columns.start, unit).map(Part::Columns).collect();
+        }
+        if rect.width <= PIECE_BYTES {
+            return rows(rect.width, 1).map(Part::OfWholeRows).collect();
+        }
+    }
+    let unit = tensor.unit();
+    rect.runs().flat_map(|run| ranges(run, unit)).map(Part::Run).collect()
+}
