@@ -9,7 +9,7 @@ use std::{
 };
 
 use rayon::prelude::*;
-use safetensors::{Dtype, View, tensor::serialize_to_file};
+use safetensors::{Dtype, SafeTensorError, View, tensor::serialize_to_file};
 
 use crate::{CompressOptions, Error, Result, Source, bf16, compress};
 
@@ -172,7 +172,7 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
         let path = folder.join(&name);
         let views = shard.iter().map(|tensor| (tensor.name.as_str(), tensor));
         serialize_to_file(views, Some(metadata.clone()), &path)
-            .map_err(|error| Error::io("writing", &path, std::io::Error::other(error)))?;
+            .map_err(|error| Error::io("writing", &path, system_error(error)))?;
         map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
     }
     let total: usize = shards.iter().flatten().map(|tensor| tensor.bytes.len()).sum();
@@ -195,6 +195,14 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
         fs::write(&path, format!("{json:#}\n")).map_err(|error| Error::io("writing", &path, error))?;
     }
     Ok(folder.to_owned())
+}
+
+/// The system's answer, where there is one: a full disk is to be known as one.
+fn system_error(error: SafeTensorError) -> std::io::Error {
+    match error {
+        SafeTensorError::IoError(error) => error,
+        error => std::io::Error::other(error),
+    }
 }
 
 /// A checkpoint of 1 MiB in `folder/model`. Returns that folder.
