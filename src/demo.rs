@@ -223,3 +223,17 @@ pub fn tiny_container(folder: &Path) -> Result<PathBuf> {
     compress(&source, &path, &CompressOptions::default(), &())?;
     Ok(path)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_known_as_one() {
+        let full = std::io::Error::from(ErrorKind::StorageFull);
+        assert_eq!(system_error(SafeTensorError::IoError(full)).kind(), ErrorKind::StorageFull);
+        assert_eq!(system_error(SafeTensorError::HeaderTooLarge).kind(), ErrorKind::Other);
+    }
+}

@@ -364,7 +364,7 @@ fn a_bad_source_is_refused_and_nothing_is_made() {
     for (name, part) in [
         ("short.safetensors", "short.safetensors"),
         ("twice.safetensors", "twice"),
-        ("text.safetensors", "text.safetensors"),
+        ("text.safetensors", "no safetensors file"),
         ("tiny.safetensors", "tiny.safetensors"),
         ("old.bin", "convert it"),
         ("empty", "holds no safetensors files"),
@@ -425,8 +425,12 @@ fn damage_fails_the_check_and_a_newer_version_does_not() {
 
     fs::write(&fixture.container, &original[..original.len() - 100]).unwrap();
     fails(&verify, 1, &["model.df11"]);
-    fs::write(&fixture.container, "text").unwrap();
-    fails(&verify, 1, &["model.df11"]);
+    for other in ["text", "no container at all"] {
+        fs::write(&fixture.container, other).unwrap();
+        let output = df11(&verify);
+        assert_fails(&output, 1, &["model.df11", "no df11 file", "name another"]);
+        assert!(!text(&output.stderr).contains("damaged"), "{}", text(&output.stderr));
+    }
 
     let mut newer = original;
     newer[8] = 2;
