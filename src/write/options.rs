@@ -22,7 +22,7 @@ impl Layout {
     }
 }
 
-/// Choices of [`compress`].
+/// Choices of [`compress`](super::compress()).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompressOptions {
