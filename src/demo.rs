@@ -9,7 +9,7 @@ use std::{
 };
 
 use rayon::prelude::*;
-use safetensors::{Dtype, View, tensor::serialize_to_file};
+use safetensors::{Dtype, SafeTensorError, View, tensor::serialize_to_file};
 
 use crate::{CompressOptions, Error, Result, Source, bf16, compress};
 
@@ -172,7 +172,7 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
         let path = folder.join(&name);
         let views = shard.iter().map(|tensor| (tensor.name.as_str(), tensor));
         serialize_to_file(views, Some(metadata.clone()), &path)
-            .map_err(|error| Error::io("writing", &path, std::io::Error::other(error)))?;
+            .map_err(|error| Error::io("writing", &path, system_error(error)))?;
         map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone().into())));
     }
     let total: usize = shards.iter().flatten().map(|tensor| tensor.bytes.len()).sum();
@@ -197,6 +197,14 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
     Ok(folder.to_owned())
 }
 
+/// The system's answer, where there is one: a full disk is to be known as one.
+fn system_error(error: SafeTensorError) -> std::io::Error {
+    match error {
+        SafeTensorError::IoError(error) => error,
+        error => std::io::Error::other(error),
+    }
+}
+
 /// A checkpoint of 1 MiB in `folder/model`. Returns that folder.
 ///
 /// # Errors
@@ -214,4 +222,18 @@ pub fn tiny_container(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("model.df11");
     compress(&source, &path, &CompressOptions::default(), &())?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_known_as_one() {
+        let full = std::io::Error::from(ErrorKind::StorageFull);
+        assert_eq!(system_error(SafeTensorError::IoError(full)).kind(), ErrorKind::StorageFull);
+        assert_eq!(system_error(SafeTensorError::HeaderTooLarge).kind(), ErrorKind::Other);
+    }
 }

@@ -58,15 +58,15 @@ impl FileReader {
     /// reading a pipe or a device would block or never end.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let metadata = std::fs::metadata(path).map_err(|source| Error::io("open", path, source))?;
+        let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
         if !metadata.is_file() {
             return Err(Error::parameter(
                 format!("{} is not a regular file", path.display()),
                 "name a file that lies on a disk",
             ));
         }
-        let file = File::open(path).map_err(|source| Error::io("open", path, source))?;
-        Self::new(file).map_err(|source| Error::io("read the length of", path, source))
+        let file = File::open(path).map_err(|source| Error::io("opening", path, source))?;
+        Self::new(file).map_err(|source| Error::io("reading the length of", path, source))
     }
 
     /// Takes over an open file.

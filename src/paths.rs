@@ -1,4 +1,6 @@
-//! The rule for paths that a container holds: shards and side files, relative to the folder of the model.
+//! Names of files: what they tell, and the rule for paths that a container holds: shards and side files, relative to the folder of the model.
+
+use std::path::Path;
 
 use crate::{Error, Result, constants::MAX_NAME_BYTES};
 
@@ -28,6 +30,21 @@ pub fn check_path(path: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a path is that of a container, or of an output that is to be one.
+pub(crate) fn is_container(path: impl AsRef<Path>) -> bool {
+    has_extension(path, "df11")
+}
+
+/// Whether a path is that of a safetensors file.
+pub(crate) fn is_safetensors(path: impl AsRef<Path>) -> bool {
+    has_extension(path, "safetensors")
+}
+
+/// Whether a path ends in this extension, without its dot.
+pub(crate) fn has_extension(path: impl AsRef<Path>, extension: &str) -> bool {
+    path.as_ref().extension().is_some_and(|found| found == extension)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// First pass over the source: histograms and hashes.
+    /// First pass over the source: histograms, hashes, and sizes.
     Analyse,
     /// Second pass over the source: encoding and writing.
     Encode,
@@ -24,7 +24,8 @@ pub trait Observer: Send + Sync {
     fn begin(&self, _bytes: u64) {}
     /// A stage is entered; with several containers, more than once.
     fn enter(&self, _stage: Stage) {}
-    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each stage; of [`Stage::Load`], stored bytes.
+    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each time that they are looked at (in
+    /// [`Stage::Analyse`], twice for large tensors that become tiles); of [`Stage::Load`], stored bytes.
     fn advance(&self, _bytes: u64) {}
     /// Asked between pieces of a few MiB; `true` ends the work with [`Error::Cancelled`](crate::Error::Cancelled).
     fn is_cancelled(&self) -> bool {

@@ -131,6 +131,20 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
 }
 
 #[test]
+fn a_container_is_not_compressed_again() {
+    let fixture = Fixture::new();
+    let folder = fixture.path("folder");
+    json(&["compress", fixture.model.to_str().unwrap(), "-o", folder.to_str().unwrap()]);
+    for source in [fixture.container.to_str().unwrap(), folder.to_str().unwrap()] {
+        for more in [&["--dry-run"][..], &["--force"]] {
+            let output = df11(&[&["compress", source], more].concat());
+            assert_fails(&output, 2, &["compressed already", "df11 inspect", "df11 convert"]);
+            assert!(!text(&output.stderr).contains("--gpus"), "{}", text(&output.stderr));
+        }
+    }
+}
+
+#[test]
 fn what_was_left_out_is_said() {
     let fixture = Fixture::new();
     fs::write(fixture.model.join("pytorch_model.bin"), "x").unwrap();
@@ -234,7 +248,8 @@ fn the_picture_is_an_svg_and_replaces_nothing_else() {
     let fixture = Fixture::new();
     let picture = fixture.path("picture.svg");
     let flag = OsStr::new("--picture");
-    good(&[OsStr::new("inspect"), fixture.container.as_ref(), flag, picture.as_ref()]);
+    let said = good(&[OsStr::new("inspect"), fixture.container.as_ref(), flag, picture.as_ref()]);
+    assert!(said.ends_with(&format!("picture   {}\n", picture.display())), "{said}");
     let svg = fs::read_to_string(picture).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("model.layers.0"));
     fails(
@@ -349,7 +364,7 @@ fn a_bad_source_is_refused_and_nothing_is_made() {
     for (name, part) in [
         ("short.safetensors", "short.safetensors"),
         ("twice.safetensors", "twice"),
-        ("text.safetensors", "text.safetensors"),
+        ("text.safetensors", "no safetensors file"),
         ("tiny.safetensors", "tiny.safetensors"),
         ("old.bin", "convert it"),
         ("empty", "holds no safetensors files"),
@@ -410,8 +425,12 @@ fn damage_fails_the_check_and_a_newer_version_does_not() {
 
     fs::write(&fixture.container, &original[..original.len() - 100]).unwrap();
     fails(&verify, 1, &["model.df11"]);
-    fs::write(&fixture.container, "text").unwrap();
-    fails(&verify, 1, &["model.df11"]);
+    for other in ["text", "no container at all"] {
+        fs::write(&fixture.container, other).unwrap();
+        let output = df11(&verify);
+        assert_fails(&output, 1, &["model.df11", "no df11 file", "name another"]);
+        assert!(!text(&output.stderr).contains("damaged"), "{}", text(&output.stderr));
+    }
 
     let mut newer = original;
     newer[8] = 2;

@@ -349,11 +349,13 @@ struct Watch {
     stop_after: u64,
     announced: AtomicU64,
     done: AtomicU64,
+    /// The most that it was told of at once.
+    largest: AtomicU64,
 }
 
 impl Watch {
     fn new(stop_after: u64) -> Self {
-        Self { stop_after, announced: AtomicU64::new(0), done: AtomicU64::new(0) }
+        Self { stop_after, announced: AtomicU64::new(0), done: AtomicU64::new(0), largest: AtomicU64::new(0) }
     }
 }
 
@@ -364,6 +366,7 @@ impl Observer for Watch {
 
     fn advance(&self, bytes: u64) {
         self.done.fetch_add(bytes, Ordering::Relaxed);
+        self.largest.fetch_max(bytes, Ordering::Relaxed);
     }
 
     fn is_cancelled(&self) -> bool {
@@ -396,4 +399,47 @@ fn work_can_be_watched_and_stopped_at_every_stage() {
             assert_eq!(files(folder.path()), before, "part {part} left something");
         }
     }
+}
+
+/// A safetensors file with one tensor of each name, of 8 MiB: more than is measured at once.
+fn long_tensors(path: &Path, tensors: &[(&str, Vec<u8>)]) -> Source {
+    let view = |bytes| TensorView::new(Dtype::BF16, vec![2048, 2048], bytes).unwrap();
+    let tensors: BTreeMap<_, _> = tensors.iter().map(|(name, bytes)| (*name, view(bytes))).collect();
+    serialize_to_file(tensors, None, path).unwrap();
+    Source::open(path).unwrap()
+}
+
+#[test]
+fn measuring_long_tensors_is_announced_and_told_as_it_goes_on() {
+    const BYTES: u64 = 8 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let mut state = 1u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) as u16
+    };
+    let coded: Vec<u8> = (0..BYTES / 2).flat_map(|_| (random() & 0x807F | 0x3F00).to_le_bytes()).collect();
+    // No code makes it smaller, so it is not measured, which its announced bytes are told of all the same.
+    let raw: Vec<u8> = (0..BYTES / 2).flat_map(|_| random().to_le_bytes()).collect();
+    let out = folder.path().join("out.df11");
+    let watched = |source: &Source, layout, stop_after| {
+        let watch = Watch::new(stop_after);
+        let done = with_threads(1, || df11::estimate(source, &out, layout, &watch));
+        (done, watch.announced.into_inner(), watch.done.into_inner(), watch.largest.into_inner())
+    };
+
+    let source = long_tensors(&folder.path().join("coded.safetensors"), &[("a", coded.clone())]);
+    for (layout, times) in [(Layout::Tile, 2), (Layout::gap(), 1), (Layout::Raw, 1)] {
+        let (done, announced, told, largest) = watched(&source, layout, u64::MAX);
+        assert_eq!(done.unwrap().report.coded_tensors, u64::from(layout != Layout::Raw));
+        assert_eq!((announced, told), (times * BYTES, times * BYTES), "{layout:?}");
+        assert!(largest <= 256 << 10, "{largest} bytes at once");
+    }
+    let (done, _, told, _) = watched(&source, Layout::Tile, BYTES + BYTES / 2);
+    assert!(matches!(done, Err(df11::Error::Cancelled)) && told < 2 * BYTES, "{told}");
+
+    let source = long_tensors(&folder.path().join("both.safetensors"), &[("a", coded), ("b", raw)]);
+    let (done, announced, told, _) = watched(&source, Layout::Tile, u64::MAX);
+    assert_eq!(done.unwrap().report.raw_tensors, 1);
+    assert_eq!((announced, told), (4 * BYTES, 4 * BYTES));
 }

@@ -135,6 +135,13 @@ fn limits_are_told_apart() {
     }
     for header in [100_000_001_u64, u64::MAX] {
         assert_error!(parse(header.to_le_bytes().to_vec()), Limit, "100000000");
+        let with = |first| [&header.to_le_bytes()[..], &[first]].concat();
+        assert_error!(parse(with(b'{')), Limit, "100000000");
+        assert_error!(
+            parse(with(b' ')),
+            Corrupt,
+            "x.safetensors, byte 8: this is no safetensors file; name one"
+        );
     }
     assert_error!(parse(100_000_000_u64.to_le_bytes().to_vec()), Corrupt, "8 of at least 100000008 bytes");
 }

@@ -10,6 +10,7 @@ use df11::{
     CompressOptions, Error, Layout, Report, Source,
     constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
     encoding::gap::Geometry,
+    open::is_compressed,
     write::check_replaceable,
 };
 use serde_json::{Value, json};
@@ -18,17 +19,17 @@ use super::{Answer, Failure, Session, estimate, session::Threads, text};
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 compress Llama-3.1-8B                    one self-contained file, Llama-3.1-8B.df11
-  df11 compress Llama-3.1-8B -o Llama-3.1-8B-df11    a folder: a container a shard, side files beside them
+  df11 compress Llama-3.1-8B              one file with all in it, Llama-3.1-8B.df11
+  df11 compress Llama-3.1-8B -o out       a folder: a container a shard, side files
   df11 compress model.safetensors -o model.df11 --force
-  df11 compress Llama-3.1-8B --dry-run          the sizes alone
-  df11 compress Qwen3-8B-DF11                   a checkpoint of the official DFloat11 package, as its BF16 original
+  df11 compress Llama-3.1-8B --dry-run    the sizes alone
+  df11 compress Qwen3-8B-DF11             of the official DFloat11 package
 
 The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.
 
-A checkpoint of the official DFloat11 package is decoded on the way in, and its files become one; config.json must be
-there, beside a single file too. The package stores no shapes: they follow from biases, or from config.json. Matrices
-whose shape nothing tells get one dimension, and a note says which.";
+A checkpoint of the official DFloat11 package is decoded on the way in, to its BF16 original, and its files become one; \
+config.json must be there, beside a single file too. The package stores no shapes: they follow from biases, or from \
+config.json. Matrices whose shape nothing tells get one dimension, and a note says which.";
 
 /// Compress a safetensors file or the folder of a model
 #[derive(Args)]
@@ -115,6 +116,10 @@ impl LayoutArgs {
 
 impl Compress {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        if is_compressed(&self.source)? {
+            let remedy = "its sizes are in df11 inspect, and df11 convert stores it in another layout";
+            return Err(estimate::compressed_already(&self.source, remedy));
+        }
         if self.dry_run {
             return estimate::estimate(session, &self.source, self.out.clone(), self.layout, self.threads);
         }
@@ -198,7 +203,7 @@ pub(super) fn report_text(report: &Report) -> String {
         "  tensors   {} coded, {} raw, {} in {}, {}",
         report.coded_tensors,
         report.raw_tensors,
-        text::count(report.alias_tensors, "alias").replace("aliass", "aliases"),
+        text::count(report.alias_tensors, "alias"),
         text::count(report.blocks, "block"),
         text::count(report.shards, "container")
     ));

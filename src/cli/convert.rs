@@ -14,10 +14,12 @@ use super::{
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 convert Llama-3.1-8B.df11 tile.df11 --layout tile
-  df11 convert Llama-3.1-8B-df11 Llama-3.1-8B.df11     a folder of shards into one file, or the other way
+  df11 convert Llama-3.1-8B.df11 gap.df11 --layout gap
+  df11 convert Llama-3.1-8B-df11 Llama-3.1-8B.df11    a folder of shards to one file
+  df11 convert Llama-3.1-8B.df11 Llama-3.1-8B-df11    or the other way
 
-The output is what df11 compress would make of the original files, which are never written: the same names, hashes and side files.";
+The output is what df11 compress would make of the original files, which are never written: the same names, hashes and \
+side files.";
 
 /// Store a model in another layout, without its original files in between
 #[derive(Args)]

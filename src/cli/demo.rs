@@ -34,7 +34,7 @@ files, and compares everything with what it made, bit for bit. Exit code 1 would
 
 Examples:
   df11 demo
-  df11 demo --keep demo      leaves checkpoint, container and restored files in the folder demo";
+  df11 demo --keep demo    leaves all files in the folder demo";
 
 /// Make a model, compress it, and prove that every bit comes back
 #[derive(Args)]

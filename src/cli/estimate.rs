@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use df11::{Error, Model, Source};
+use df11::{Error, Model, Source, open::is_compressed};
 use serde_json::{Value, json};
 
 use super::{
@@ -19,12 +19,12 @@ use super::{
 const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
-  df11 estimate --layout tile Llama-3.1-8B
-  df11 estimate Llama-3.1-405B --gpus 8x80GB     which block would lie on which GPU; also of a container
-  df11 estimate Llama-3.1-405B --gpus 8x80GB --exponent-bits 2.67    from the files' headers alone, at once
-  df11 estimate Llama-3.1-70B.df11 --gpus 24GB,2x16GB
+  df11 estimate Llama-3.1-8B --layout gap
+  df11 estimate Llama-3.1-405B --gpus 8x80GB     which block would lie on which GPU
+  df11 estimate Llama-3.1-405B --gpus 8x80GB --exponent-bits 2.67    at once
+  df11 estimate Llama-3.1-70B.df11 --gpus 24GB,2x16GB    of a container
 
---exponent-bits reads no weight, so that files which are as long as they should be but empty will do.";
+--exponent-bits reads the headers of the files and no weight: files that are as long as they should be but empty will do.";
 
 /// Tell the exact sizes that compress would give, and which GPUs hold them; write nothing
 #[derive(Args)]
@@ -54,6 +54,11 @@ impl Estimate {
         if is_compressed(&self.source)? {
             return self.place_compressed();
         }
+        self.of_source(session)
+    }
+
+    /// Of a model that is not compressed yet.
+    fn of_source(&self, session: &Session) -> Result<Answer, Failure> {
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let layout = self.layout.layout()?;
         let start = Instant::now();
@@ -69,59 +74,52 @@ impl Estimate {
         drop(progress);
         let (seconds, read) = (start.elapsed().as_secs_f64(), self.exponent_bits.is_none());
         let mut answer = answer(&self.source, &out, &estimate.report, seconds, read);
-        self.place(&estimate.outline, &mut answer)?;
+        self.place(|| estimate.outline(), &mut answer)?;
         Ok(answer)
     }
 
     /// A model that is compressed already has its sizes; only its placement is to be told.
     fn place_compressed(&self) -> Result<Answer, Failure> {
-        let path = self.source.display();
         #[cfg(feature = "cuda")]
-        let wanted = self.gpus.is_some();
+        let (wanted, remedy) = (
+            self.gpus.is_some(),
+            "say where its blocks are to go with --gpus alone, or look into it with df11 inspect",
+        );
         #[cfg(not(feature = "cuda"))]
-        let wanted = false;
+        let (wanted, remedy) = (false, "look into it with df11 inspect");
         if !wanted || self.exponent_bits.is_some() {
-            let problem = format!("{path} is compressed already");
-            let remedy =
-                "say where its blocks are to go with --gpus alone, or look into it with df11 inspect";
-            return Err(Error::parameter(problem, remedy).into());
+            return Err(compressed_already(&self.source, remedy));
         }
         let model = df11::open(&self.source)?;
         let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
-        let text = format!("{}: {}", text::printable(&path.to_string()), text::bytes(stored));
+        let path = text::printable(&self.source.display().to_string());
+        let text = format!("{path}: {}", text::bytes(stored));
         let json =
             json!({ "command": "estimate", "source": self.source.to_string_lossy(), "stored_bytes": stored });
         let mut answer = Answer { text, json };
-        self.place(&model, &mut answer)?;
+        self.place(|| Ok(model), &mut answer)?;
         Ok(answer)
     }
 
     #[cfg(not(feature = "cuda"))]
     #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
-    fn place(&self, _: &Model, _: &mut Answer) -> Result<(), Failure> {
+    fn place(&self, _: impl FnOnce() -> df11::Result<Model>, _: &mut Answer) -> Result<(), Failure> {
         Ok(())
     }
 
     #[cfg(feature = "cuda")]
-    fn place(&self, model: &Model, answer: &mut Answer) -> Result<(), Failure> {
+    fn place(&self, model: impl FnOnce() -> df11::Result<Model>, answer: &mut Answer) -> Result<(), Failure> {
         let Some(gpus) = &self.gpus else { return Ok(()) };
-        let placed = gpus.place(model)?;
+        let placed = gpus.place(&model()?)?;
         answer.text = format!("{}\n{}", answer.text, placed.text);
         answer.json["placement"] = placed.json;
         Ok(())
     }
 }
 
-/// Whether a path is a container, or a folder that holds some and no safetensors file.
-fn is_compressed(path: &Path) -> Result<bool, Failure> {
-    let has = |path: &Path, extension: &str| path.extension().is_some_and(|found| found == extension);
-    if !path.is_dir() {
-        return Ok(has(path, "df11"));
-    }
-    let listing = std::fs::read_dir(path).map_err(|error| Error::io("listing", path, error))?;
-    let files: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    let any = |extension| files.iter().any(|file| has(file, extension));
-    Ok(any("df11") && !any("safetensors"))
+/// A source that needs no compression.
+pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
+    Error::parameter(format!("{} is compressed already", path.display()), remedy).into()
 }
 
 /// The work of `compress --dry-run`.
@@ -141,7 +139,7 @@ pub(super) fn estimate(
         exponent_bits: None,
         threads,
     };
-    estimate.run(session)
+    estimate.of_source(session)
 }
 
 fn answer(path: &Path, out: &Path, report: &df11::Report, seconds: f64, read: bool) -> Answer {

@@ -85,7 +85,7 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
 fn io_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "; free some space, or name an output on another disk (df11 estimate SRC tells the size)"
+            "; free some space, or name an output on another disk (df11 estimate and df11 inspect tell sizes)"
         }
         ErrorKind::FileTooLarge => {
             "; raise the limit of file sizes (ulimit -f), or use a file system that takes larger files"
@@ -93,7 +93,7 @@ fn io_remedy(error: &io::Error) -> &'static str {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             "; change its permissions, or name another place"
         }
-        ErrorKind::NotFound => "; check the path, and create the folder that it lies in",
+        ErrorKind::NotFound => "; check the path, and that the folder in it exists",
         ErrorKind::NotADirectory => "; a part of the path is no folder, check it",
         ErrorKind::OutOfMemory => "; close other programs, or use fewer threads",
         ErrorKind::UnexpectedEof => "; the file is shorter than it says, fetch it again",

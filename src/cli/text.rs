@@ -48,9 +48,10 @@ pub(super) fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }
 
-/// `1 block`, `2 blocks`.
+/// `1 block`, `2 blocks`, `2 aliases`.
 pub(super) fn count(number: u64, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+    let plural = if noun.ends_with('s') { "es" } else { "s" };
+    format!("{number} {noun}{}", if number == 1 { "" } else { plural })
 }
 
 /// Text without characters that would end the line or drive the terminal: names come from files.

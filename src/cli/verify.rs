@@ -20,7 +20,7 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 verify Llama-3.1-8B.df11
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
-  df11 verify --device gpu Llama-3.1-8B.df11    what a GPU decodes has the hashes of the originals
+  df11 verify --device gpu Llama-3.1-8B.df11    that a GPU decodes every bit
 
 Exit code 1 says that the container is damaged, 2 that it could not be checked.";
 

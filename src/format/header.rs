@@ -136,10 +136,16 @@ impl Header {
     /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major version.
     pub fn check_version(head: &[u8]) -> Result<()> {
         let Ok((start, _)) = Start::read_from_prefix(head) else {
-            return Err(corrupt(0, "this is not a df11 file (it is shorter than the magic)"));
+            return Err(corrupt(
+                0,
+                "this is no df11 file (shorter than the magic); name another, or fetch it again",
+            ));
         };
         if start.magic != MAGIC {
-            return Err(corrupt(0, "this is not a df11 file (its first bytes are not the magic)"));
+            return Err(corrupt(
+                0,
+                "this is no df11 file (no magic at its start); name another, or fetch it again",
+            ));
         }
         if start.version_major.get() != VERSION_MAJOR {
             return Err(Error::unsupported(

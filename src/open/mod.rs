@@ -3,6 +3,7 @@
 mod block;
 mod columns;
 mod decoder;
+mod head;
 mod model;
 mod original;
 mod pieces;
@@ -36,6 +37,7 @@ pub use verify::{Level, Verification};
 use crate::{
     Error, Result,
     io::{FileReader, ReadAt},
+    paths::{is_container, is_safetensors},
 };
 
 /// Opens a model: a container, or a folder with all its shards. Equals `OpenOptions::new().open(path)`.
@@ -170,13 +172,23 @@ pub(crate) fn hash(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     }
 }
 
+/// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its name a container, or a folder that holds
+/// some and no safetensors file.
+///
+/// # Errors
+/// [`Error::Io`] where the folder cannot be read.
+pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
+    let path = path.as_ref();
+    if !path.is_dir() {
+        return Ok(is_container(path));
+    }
+    let (found, _) = crate::source::walk(path)?;
+    let mut paths = found.iter().map(|file| &file.path);
+    Ok(paths.clone().any(is_container) && !paths.any(is_safetensors))
+}
+
 /// All containers below a folder, ascending by path.
 fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
     let (found, _) = crate::source::walk(folder)?;
     Ok(found.into_iter().filter(|file| is_container(&file.path)).map(|file| file.file).collect())
-}
-
-/// Whether a path is that of a container.
-pub(crate) fn is_container(path: &str) -> bool {
-    Path::new(path).extension().is_some_and(|extension| extension == "df11")
 }

@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use super::{
     Cpu, Decoder, Encoding, FilePieces, Model, Shard, Tensor,
     decoder::read_parallel,
+    head::check_zero,
     original::{original, wrong_prefix},
     pieces::Part,
     reader::{gap_index, tile_index},
-    shard::check_zero,
 };
 use crate::{
     Dtype, Error, Result,

@@ -9,9 +9,12 @@ use super::{
     dfloat11,
     index::{self, Index},
     safetensors::WeightsFile,
-    walk::{Found, is_weights, walk},
+    walk::{Found, walk},
 };
-use crate::{Error, Result, paths::check_path};
+use crate::{
+    Error, Result,
+    paths::{check_path, is_container, is_safetensors},
+};
 
 /// The largest side file, in bytes.
 pub const MAX_SIDE_BYTES: u64 = 256 << 20;
@@ -69,7 +72,7 @@ impl Source {
     /// a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
     /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
-        let metadata = std::fs::metadata(path).map_err(|source| Error::io("open", path, source))?;
+        let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
         let (mut source, root) = if metadata.is_dir() {
             (open_folder(path)?, path)
         } else {
@@ -151,9 +154,9 @@ fn open_folder(root: &Path) -> Result<Source> {
 pub(crate) fn side_files(root: &Path) -> Result<(Vec<SideFile>, Vec<LeftOut>)> {
     let (found, mut left_out) = walk(root)?;
     let mut side = Vec::new();
-    for file in found.into_iter().filter(|file| !crate::open::is_container(&file.path)) {
+    for file in found.into_iter().filter(|file| !is_container(&file.path)) {
         let Found { path, file: place, length } = file;
-        let reason = if is_weights(&path) || is_other_format(&path) {
+        let reason = if is_safetensors(&path) || is_other_format(&path) {
             "weights that are in no container".to_owned()
         } else if length > MAX_SIDE_BYTES {
             format!("larger than {} MiB", MAX_SIDE_BYTES >> 20)
@@ -183,7 +186,7 @@ fn place(
         Place::LeftOut("an index of files that become one".to_owned())
     } else if named.contains(file.path.as_str()) {
         Place::Weights
-    } else if is_weights(&file.path) {
+    } else if is_safetensors(&file.path) {
         match indexes.get(index::folder_of(&file.path)) {
             Some(index) => Place::LeftOut(format!("not named by {}", index.path)),
             None => Place::Weights,

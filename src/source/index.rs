@@ -37,7 +37,7 @@ impl Index {
                 MAX_SIDE_BYTES,
             ));
         }
-        let bytes = fs::read(&found.file).map_err(|source| Error::io("read", &found.file, source))?;
+        let bytes = fs::read(&found.file).map_err(|source| Error::io("reading", &found.file, source))?;
         let invalid = |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
         serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
         let json: Json = serde_json::from_slice(&bytes).map_err(invalid)?;

@@ -76,7 +76,7 @@ impl WeightsFile {
     /// Reads and validates the header; the cost grows with the header alone, at most [`MAX_HEADER_BYTES`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the file is truncated, has trailing bytes, or breaks a rule of safetensors, or
+    /// [`Error::Corrupt`] where the file is none, is truncated, has trailing bytes, or breaks a rule of safetensors, or
     /// has a duplicate key; [`Error::Unsupported`] for a dtype or a tensor name that a container cannot hold;
     /// [`Error::Limit`] where a length, a shape or the number of dimensions is too large; [`Error::Io`] where
     /// reading fails. Each names `path`.
@@ -104,7 +104,7 @@ impl WeightsFile {
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.reader.read_exact_at(offset, buf).map_err(|source| {
             let known = source.downcast::<Error>().map(|error| error.in_file(&self.path));
-            known.unwrap_or_else(|source| Error::io("read", &self.path, source))
+            known.unwrap_or_else(|source| Error::io("reading", &self.path, source))
         })
     }
 }
@@ -116,7 +116,7 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
         return Err(truncated(path, size, LENGTH_BYTES));
     }
     let read = |offset, buf: &mut [u8]| {
-        reader.read_exact_at(offset, buf).map_err(|source| Error::io("read", path, source))
+        reader.read_exact_at(offset, buf).map_err(|source| Error::io("reading", path, source))
     };
     let mut length = [0; LENGTH_BYTES as usize];
     read(0, &mut length)?;
@@ -127,6 +127,14 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
         if start == LFS_POINTER {
             let problem = "this is a Git LFS pointer, not the weights; run `git lfs pull`";
             return Err(Error::corrupt(path, 0, problem));
+        }
+        let mut first = [0; 1];
+        if size > LENGTH_BYTES {
+            read(LENGTH_BYTES, &mut first)?;
+            if first != *b"{" {
+                let problem = "this is no safetensors file; name one, or the folder of a model";
+                return Err(Error::corrupt(path, LENGTH_BYTES, problem));
+            }
         }
         return Err(Error::limit(format!("{path}: the header's length in bytes"), header, MAX_HEADER_BYTES));
     }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::folder::LeftOut;
-use crate::{Error, Result, paths::check_path};
+use crate::{
+    Error, Result,
+    paths::{check_path, is_safetensors},
+};
 
 /// A regular file, or a link to one.
 pub(crate) struct Found {
@@ -26,8 +29,8 @@ pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     let mut walk =
         Walk { found: Vec::new(), left_out: Vec::new(), folders: vec![(root.to_owned(), String::new())] };
     while let Some((folder, prefix)) = walk.folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(|source| Error::io("list", &folder, source))? {
-            let entry = entry.map_err(|source| Error::io("list", &folder, source))?;
+        for entry in fs::read_dir(&folder).map_err(|source| Error::io("listing", &folder, source))? {
+            let entry = entry.map_err(|source| Error::io("listing", &folder, source))?;
             walk.visit(&entry, &prefix)?;
         }
     }
@@ -46,7 +49,7 @@ impl Walk {
         let file = entry.path();
         let name = entry.file_name();
         let path = format!("{prefix}{}", name.to_string_lossy());
-        let kind = entry.file_type().map_err(|source| Error::io("look at", &file, source))?;
+        let kind = entry.file_type().map_err(|source| Error::io("looking at", &file, source))?;
         if path[prefix.len()..].starts_with('.') {
             self.leave_out(path, "hidden");
         } else if name.to_str().is_none() || check_path(&path).is_err() {
@@ -82,7 +85,7 @@ impl Walk {
 
     /// A model must not lose weights without notice.
     fn leave_out_unless_weights(&mut self, path: String, reason: &str) -> Result<()> {
-        if is_weights(&path) {
+        if is_safetensors(&path) {
             return Err(Error::parameter(
                 format!("{path:?}: {reason}"),
                 "download the file again, or rename it",
@@ -91,9 +94,4 @@ impl Walk {
         self.leave_out(path, reason);
         Ok(())
     }
-}
-
-/// Whether the path is that of a safetensors file.
-pub(crate) fn is_weights(path: &str) -> bool {
-    Path::new(path).extension().is_some_and(|extension| extension == "safetensors")
 }

@@ -72,6 +72,12 @@ enum Found {
     Whole(Option<tile::Coding>),
 }
 
+/// The bytes that the first pass over one file tells the observer of: all tensors, and once more those that are measured on their own.
+pub(super) fn bytes(file: &Weights<'_>, layout: Layout) -> u64 {
+    let times = |tensor| if work(layout, tensor) == Work::Pairs { 2 } else { 1 };
+    file.file.tensors.iter().map(|tensor| times(tensor) * tensor.length).sum()
+}
+
 /// Makes the first pass over one file.
 pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observer) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
@@ -96,12 +102,11 @@ pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observe
 
 /// What the first pass would find where codes take so many bits a weight. Hashes are those of names, so that no tensor equals another.
 pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Result<FileAnalysis> {
-    let pass = Pass { file, layout, observer: &() };
     #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]
     let bits = |elements: u64| (elements as f64 * exponent_bits) as u64;
     let tensors = file.file.tensors.iter().map(|tensor| {
         let elements = tensor.length / 2;
-        let coding = match (pass.work(tensor), layout) {
+        let coding = match (work(layout, tensor), layout) {
             (Work::None, _) | (_, Layout::Raw) => None,
             (_, Layout::Gap(geometry)) => {
                 Some(Coding::Gap(gap::Coding::assume(geometry, elements, bits(elements))?.into()))
@@ -137,6 +142,17 @@ fn batches(pieces: impl Iterator<Item = Piece>, threads: u64) -> impl Iterator<I
     })
 }
 
+/// What is to be done with a tensor.
+fn work(layout: Layout, tensor: &SourceTensor) -> Work {
+    match layout {
+        _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => Work::None,
+        Layout::Raw => Work::None,
+        Layout::Gap(_) => Work::Exponents,
+        Layout::Tile if tensor.length <= tile::WHOLE_BYTES => Work::Whole,
+        Layout::Tile => Work::Pairs,
+    }
+}
+
 struct Pass<'a> {
     file: &'a Weights<'a>,
     layout: Layout,
@@ -148,17 +164,6 @@ impl Pass<'_> {
         &self.file.file.tensors[index]
     }
 
-    /// What is to be done with a tensor.
-    fn work(&self, tensor: &SourceTensor) -> Work {
-        match self.layout {
-            _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => Work::None,
-            Layout::Raw => Work::None,
-            Layout::Gap(_) => Work::Exponents,
-            Layout::Tile if tensor.length <= tile::WHOLE_BYTES => Work::Whole,
-            Layout::Tile => Work::Pairs,
-        }
-    }
-
     /// Bytes of a tensor's pieces, but for the last one: whole units of where they are read from.
     fn piece_bytes(&self, index: usize) -> u64 {
         let unit = self.file.unit(index);
@@ -168,7 +173,7 @@ impl Pass<'_> {
     /// All pieces of the file, in its order.
     fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.file.file.tensors.iter().enumerate().flat_map(|(index, tensor)| {
-            let work = self.work(tensor);
+            let work = work(self.layout, tensor);
             let most = if work == Work::Whole { tensor.length } else { self.piece_bytes(index) };
             (0..tensor.length).step_by(most.max(1) as usize).map(move |start| Piece {
                 tensor: index,

@@ -2,22 +2,28 @@
 
 mod analysis;
 mod arrays;
+mod blocks;
 mod coding;
 mod compress;
 mod config;
 mod encode;
+mod estimate;
 mod folder;
 mod gap;
 mod input;
+mod options;
 mod outline;
 mod output;
 mod plan;
+mod planned;
 mod replace;
 mod report;
 mod restore;
 mod tile;
 
-pub use compress::{CompressOptions, Estimate, Layout, compress, convert, estimate, estimate_headers};
+pub use compress::{compress, convert};
+pub use estimate::{Estimate, estimate, estimate_headers};
+pub use options::{CompressOptions, Layout};
 pub use replace::check_replaceable;
 pub use report::Report;
 pub use restore::{DecompressOptions, decompress};

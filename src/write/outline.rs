@@ -23,6 +23,7 @@ struct Outline {
 }
 
 /// What an outline is made of, once all shards of its model are known.
+#[derive(Debug)]
 pub(super) struct Draft {
     path: PathBuf,
     directory: Directory,
@@ -35,13 +36,14 @@ impl Draft {
         Self { path, directory: plan.directory, directory_offset: plan.directory_offset }
     }
 
-    fn seal(mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<(PathBuf, Outline)> {
-        let sections = self.directory.sections.iter();
+    fn seal(&self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<Outline> {
+        let mut directory = self.directory.clone();
+        let sections = directory.sections.iter();
         let chunks: u64 = sections.map(|section| chunk_count(section.length.get())).sum();
-        self.directory.checksums = vec![U32::ZERO; chunks as usize];
+        directory.checksums = vec![U32::ZERO; chunks as usize];
         let (header, directory) =
-            seal(&mut self.directory, self.directory_offset, shard_index, shard_count, identity)?;
-        Ok((self.path, Outline { header, directory }))
+            seal(&mut directory, self.directory_offset, shard_index, shard_count, identity)?;
+        Ok(Outline { header, directory })
     }
 }
 
@@ -75,12 +77,12 @@ impl ReadAt for Outline {
 ///
 /// # Errors
 /// As [`OpenOptions::open`].
-pub(super) fn open(drafts: Vec<Draft>) -> Result<Model> {
+pub(super) fn open(drafts: &[Draft]) -> Result<Model> {
     let identity = format::identity(drafts.iter().flat_map(|draft| weights(&draft.directory)));
     let count = drafts.len() as u64;
     let outlines = (0..).zip(drafts).map(|(index, draft)| {
-        let (path, outline) = draft.seal(index, count, identity)?;
-        Ok((path, Box::new(outline) as Box<dyn ReadAt>))
+        let outline = draft.seal(index, count, identity)?;
+        Ok((draft.path.clone(), Box::new(outline) as Box<dyn ReadAt>))
     });
     OpenOptions::new().open_readers(outlines.collect::<Result<_>>()?)
 }

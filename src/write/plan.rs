@@ -1,30 +1,25 @@
 //! The plan of a container: with the first pass done, every array has its size and so its place. What is left to do
 //! is listed as jobs that touch disjoint bytes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::{
-    analysis::{FileAnalysis, TensorAnalysis},
+    analysis::FileAnalysis,
     arrays::ArrayLayout,
     coding::Coding,
     input::{Side, Weights},
+    planned::{self, PlannedTensor},
 };
 use crate::{
-    Dtype, Error, Result,
+    Error, Result,
     constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, NONE},
     format::{
         Directory,
         directory::{ShardRecord, chunk_count},
-        records::{
-            BlockRecord, ENCODING_ALIAS, ENCODING_RAW, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_PREFIX,
-            SECTION_RAW, SECTION_SIDE, TensorRecord,
-        },
+        records::{BlockRecord, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_PREFIX, SECTION_SIDE},
     },
     source::SourceTensor,
 };
-
-/// Smaller tensors are stored again where they occur again: an alias would save little and tie their blocks together.
-const MIN_ALIAS_BYTES: u64 = 64 << 10;
 
 /// What goes into one container.
 pub(super) struct Contents<'a> {
@@ -70,33 +65,11 @@ pub(super) enum Job<'a> {
     },
 }
 
-/// Bytes of one raw job.
-const RAW_JOB_BYTES: u64 = 1 << 20;
-
-#[derive(Clone, Copy)]
-enum Encoding<'a> {
-    /// Of the tensor at this index.
-    Alias(usize),
-    Raw,
-    Coded(&'a Coding),
-}
-
-struct PlannedTensor<'a> {
-    name: &'a str,
-    file_index: usize,
-    file: &'a Weights<'a>,
-    tensor: &'a SourceTensor,
-    analysis: &'a TensorAnalysis,
-    /// Index in the model's block names.
-    block: usize,
-    encoding: Encoding<'a>,
-}
-
 impl<'a> Plan<'a> {
     /// Lays out a container.
     pub(super) fn new(contents: &Contents<'a>) -> Result<Self> {
-        let mut tensors = list(contents);
-        find_aliases(&mut tensors);
+        let mut tensors = planned::list(contents);
+        planned::find_aliases(&mut tensors);
         let blocks = used_blocks(&tensors);
         let mut layout = ArrayLayout::default();
         let mut text = Vec::new();
@@ -148,78 +121,6 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// All tensors, ascending by name.
-fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
-    let mut tensors: Vec<PlannedTensor<'a>> = contents
-        .weights
-        .iter()
-        .zip(&contents.blocks)
-        .enumerate()
-        .flat_map(|(file_index, (&(file, analysis), blocks))| {
-            file.file.tensors.iter().zip(&analysis.tensors).zip(blocks).map(
-                move |((tensor, analysis), &block)| PlannedTensor {
-                    name: &tensor.name,
-                    file_index,
-                    file,
-                    tensor,
-                    analysis,
-                    block,
-                    encoding: choose(tensor, analysis),
-                },
-            )
-        })
-        .collect();
-    tensors.sort_unstable_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
-    tensors
-}
-
-/// Coded, where that makes the tensor smaller, with all its alignment.
-fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> Encoding<'a> {
-    let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
-    match &analysis.coding {
-        Some(coding)
-            if coding.arrays().iter().map(|&(_, bytes)| aligned(bytes)).sum::<u64>()
-                < aligned(tensor.length) =>
-        {
-            Encoding::Coded(coding)
-        }
-        _ => Encoding::Raw,
-    }
-}
-
-/// What makes two tensors equal: hash, dtype, shape.
-type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
-
-/// Makes aliases of tensors that equal an earlier one.
-///
-/// An alias lies in its target's block, so that decoding a block needs no other one. To leave the other blocks as they are, a tensor becomes
-/// an alias only where its target is in the same block, or where it is all that its own block holds (a tied head).
-fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
-    let mut sizes: HashMap<usize, usize> = HashMap::new();
-    for tensor in tensors.iter() {
-        *sizes.entry(tensor.block).or_default() += 1;
-    }
-    // The target is the equal tensor whose block comes first, and the first by name in it.
-    let mut order: Vec<usize> =
-        (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
-    order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
-    let mut targets: HashMap<Content<'_>, Vec<usize>> = HashMap::new();
-    for i in order {
-        let tensor = &tensors[i];
-        let equals =
-            targets.entry((tensor.analysis.hash, tensor.tensor.dtype, &tensor.tensor.shape)).or_default();
-        let alone = sizes[&tensor.block] == 1;
-        let target = equals.iter().copied().find(|&target| alone || tensors[target].block == tensor.block);
-        match target {
-            Some(target) => {
-                tensors[i].block = tensors[target].block;
-                tensors[i].encoding = Encoding::Alias(target);
-            }
-            None => equals.push(i),
-        }
-    }
-}
-
 /// The blocks that have a tensor in this container, with their indices in it.
 fn used_blocks(tensors: &[PlannedTensor<'_>]) -> BTreeMap<usize, u64> {
     let mut blocks: BTreeMap<usize, u64> = tensors.iter().map(|tensor| (tensor.block, 0)).collect();
@@ -229,7 +130,8 @@ fn used_blocks(tensors: &[PlannedTensor<'_>]) -> BTreeMap<usize, u64> {
     blocks
 }
 
-fn add_text(text: &mut Vec<u8>, string: &str) -> (u64, u64) {
+/// Adds a string to the text of a directory; its offset and length there.
+pub(super) fn add_text(text: &mut Vec<u8>, string: &str) -> (u64, u64) {
     let offset = text.len() as u64;
     text.extend_from_slice(string.as_bytes());
     (offset, string.len() as u64)
@@ -274,88 +176,4 @@ fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
     let first = contents.weights.len();
     let side = side.enumerate().map(|(i, file)| Job::Side { array: first + i, file });
     prefixes.chain(side).collect()
-}
-
-impl<'a> PlannedTensor<'a> {
-    fn record(
-        &self,
-        block: u64,
-        layout: &mut ArrayLayout,
-        text: &mut Vec<u8>,
-        jobs: &mut Vec<Job<'a>>,
-    ) -> TensorRecord {
-        let (name_offset, name_length) = add_text(text, self.name);
-        let mut shape = [0.into(); 8];
-        for (field, &dimension) in shape.iter_mut().zip(&self.tensor.shape) {
-            *field = dimension.into();
-        }
-        let arrays = self.arrays();
-        let first_array = layout.add(block, &arrays);
-        self.add_jobs(first_array as usize, jobs);
-        let (encoding, parameters) = self.parameters();
-        TensorRecord {
-            name_offset: name_offset.into(),
-            name_length: name_length.into(),
-            dtype: self.tensor.dtype.id().into(),
-            encoding: encoding.into(),
-            block: block.into(),
-            file: (self.file_index as u64).into(),
-            file_offset: self.tensor.offset.into(),
-            dimension_count: (self.tensor.shape.len() as u64).into(),
-            shape,
-            first_array: first_array.into(),
-            array_count: (arrays.len() as u64).into(),
-            parameters: parameters.map(Into::into),
-            hash: self.analysis.hash,
-        }
-    }
-
-    fn alias_bytes(&self) -> u64 {
-        if matches!(self.encoding, Encoding::Alias(_)) { self.tensor.length } else { 0 }
-    }
-
-    fn entropy_bits(&self) -> f64 {
-        match self.encoding {
-            Encoding::Coded(coding) => coding.entropy_bits(),
-            _ => 0.0,
-        }
-    }
-
-    /// Section kind and length in bytes of each array.
-    fn arrays(&self) -> Vec<(u32, u64)> {
-        match self.encoding {
-            Encoding::Alias(_) => Vec::new(),
-            Encoding::Raw if self.tensor.length == 0 => Vec::new(),
-            Encoding::Raw => vec![(SECTION_RAW, self.tensor.length)],
-            Encoding::Coded(coding) => coding.arrays(),
-        }
-    }
-
-    fn parameters(&self) -> (u32, [u64; 4]) {
-        match self.encoding {
-            Encoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0]),
-            Encoding::Raw => (ENCODING_RAW, [0; 4]),
-            Encoding::Coded(coding) => coding.parameters(),
-        }
-    }
-
-    fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>) {
-        let (file, tensor) = (self.file, self.tensor);
-        match self.encoding {
-            Encoding::Alias(_) => {}
-            Encoding::Raw => {
-                let mut offset = 0;
-                while offset < tensor.length {
-                    let length = RAW_JOB_BYTES.min(tensor.length - offset);
-                    jobs.push(Job::Raw { array: first_array, file, tensor, offset, length });
-                    offset += length;
-                }
-            }
-            Encoding::Coded(coding) => {
-                jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
-                let chunks = 0..coding.chunk_count();
-                jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, file, tensor, coding, chunk }));
-            }
-        }
-    }
 }

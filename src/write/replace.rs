@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use crate::{Error, Result};
+use crate::{Error, Result, paths::has_extension};
 
 /// Refuses an output that would delete the source, or a folder that holds no file with this extension, and so is no
 /// earlier output. For callers that let people replace outputs.
@@ -15,7 +15,7 @@ pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<(
         let problem = format!("{} is the source or holds it", out.display());
         return Err(Error::parameter(problem, "choose another output"));
     }
-    let single = out.extension().is_some_and(|found| found == extension);
+    let single = has_extension(out, extension);
     if target.is_dir() == single {
         let (there, wanted) = if single { ("folder", "file") } else { ("file", "folder") };
         let problem = format!("{} is a {there}, and the output would be a {wanted}", out.display());
@@ -40,7 +40,7 @@ fn holds(folder: &Path, extension: &str) -> bool {
             let path = entry.path();
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => holds(&path, extension),
-                Ok(_) => path.extension().is_some_and(|found| found == extension),
+                Ok(_) => has_extension(path, extension),
                 Err(_) => false,
             }
         })

@@ -13,7 +13,8 @@ use crate::{
     Error, Model, Result,
     format::records::{FILE_WEIGHTS, FileRecord},
     io::write_all_at,
-    open::{Cpu, Decoder, FilePieces, Shard, hash, is_container},
+    open::{Cpu, Decoder, FilePieces, Shard, hash},
+    paths::{is_container, is_safetensors},
     progress::{Observer, Stage, advance},
 };
 
@@ -45,7 +46,7 @@ impl DecompressOptions<'_> {
             return Err(Error::parameter(problem, "open the folder that holds all of them"));
         }
         let count = files(model).filter(|&(shard, file)| is_weights(shard, file)).count();
-        if is_single(out) && count != 1 {
+        if is_safetensors(out) && count != 1 {
             let problem = format!("the model was made of {count} weights files");
             return Err(Error::parameter(problem, "name a folder as output"));
         }
@@ -74,7 +75,7 @@ pub fn decompress(
     observer.begin(lengths.fold(0, u64::saturating_add));
     observer.enter(Stage::Decode);
     let restorer = Restorer { decoder: options.decoder, observer };
-    if is_single(out) {
+    if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
         return restorer.restore_alone(shard, file, out);
@@ -97,11 +98,6 @@ fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
 
 fn is_weights(shard: &Shard, file: usize) -> bool {
     shard.directory().files[file].kind == FILE_WEIGHTS
-}
-
-/// Whether an output is to be one file.
-fn is_single(out: &Path) -> bool {
-    out.extension().is_some_and(|extension| extension == "safetensors")
 }
 
 struct Restorer<'a> {

@@ -20,7 +20,7 @@ use crate::{
     Error, Result,
     encoding::tile::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes},
     parallel,
-    progress::Observer,
+    progress::{Observer, advance},
 };
 
 /// Tensors of up to so many bytes are counted and measured at once, by one thread.
@@ -190,23 +190,24 @@ impl Coding {
         measuring.finish(histogram, bytes.into_iter()).map(Some)
     }
 
-    /// Measures a tensor of any size, on all threads.
+    /// Measures a tensor of any size, on all threads, and tells the observer of all its bytes.
     pub(super) fn of_read(
         geometry: Geometry,
         histogram: &PairHistogram,
         read: Read<'_>,
         observer: &dyn Observer,
     ) -> Result<Option<Self>> {
-        let Some(measuring) = Measuring::new(geometry, histogram)? else { return Ok(None) };
+        let Some(measuring) = Measuring::new(geometry, histogram)? else {
+            observer.advance(2 * geometry.elements());
+            return Ok(None);
+        };
         let chunks = measuring.chunks;
         let bytes: Vec<AtomicU64> = (0..chunks.count()).map(|_| AtomicU64::new(0)).collect();
         parallel::for_each(bytes.len(), Vec::new, |weights, chunk| {
             for (group, range) in chunks.groups(chunk) {
-                if observer.is_cancelled() {
-                    return Err(Error::Cancelled);
-                }
                 read(range, weights)?;
                 bytes[chunk].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
+                advance(observer, weights.len() as u64)?;
             }
             Ok(())
         })?;

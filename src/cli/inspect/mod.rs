@@ -12,6 +12,7 @@ use super::{
     Answer, Failure, Session,
     figures::{Figures, Row, has_weights, tensor_rows},
     session::Threads,
+    text::printable,
 };
 
 /// Weights are decoded without being asked for where they take a fraction of a second.
@@ -73,18 +74,21 @@ impl Inspect {
         self.check_picture()?;
         let model = df11::open(&self.source)?;
         let findings = self.threads.run(|| self.examine(&model, session))?;
-        if let Some(path) = &self.picture {
-            let title = self.source.file_name().unwrap_or_default().to_string_lossy();
-            fs::write(path, picture::draw(&findings, &title))
-                .map_err(|error| Error::io("writing", path, error))?;
-        }
         let mut text = report::text(&findings, self.tensors);
         if self.histogram
             && let Some(exponents) = &findings.exponents
         {
             text = format!("{text}\n\n{}", report::histogram(exponents));
         }
-        Ok(Answer { text, json: report::json(&findings, &self.source, self.tensors) })
+        let mut json = report::json(&findings, &self.source, self.tensors);
+        if let Some(path) = &self.picture {
+            let title = self.source.file_name().unwrap_or_default().to_string_lossy();
+            fs::write(path, picture::draw(&findings, &title))
+                .map_err(|error| Error::io("writing", path, error))?;
+            text = format!("{text}\n\npicture   {}", printable(&path.display().to_string()));
+            json["picture"] = path.to_string_lossy().into();
+        }
+        Ok(Answer { text, json })
     }
 
     /// A picture replaces a picture, and nothing else.

@@ -22,7 +22,7 @@
 use std::ops::Range;
 
 use super::geometry::{Places, ROW_LANES};
-use super::lanes::Step;
+use super::lanes::{Placed, Step};
 use super::{LANES, UNIT};
 
 /// Bytes of a unit's weights.
@@ -94,20 +94,13 @@ fn put_row(steps: &[Step], signs: &[[u8; STEP_PLANE]], row: usize, pair: usize, 
     }
 }
 
-/// Eight weights of their placed exponents and their plane. In this form the compiler makes vectors of them; with the plane by value it
-/// does not, and a tile takes a third longer.
+/// Eight weights of their placed exponents and their plane, byte by byte: a vector of 16, in which each byte of the plane stands twice. In
+/// words the compiler made vectors only of references, and of values a third more instructions; of bytes it makes them of either.
 #[inline]
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "see above")]
-fn join_unit(placed: &[u8; UNIT_BYTES], plane: &[u8; UNIT]) -> [u8; UNIT_BYTES] {
-    let words: [u16; UNIT] = std::array::from_fn(|at| {
-        let twice = u16::from(plane[at]) | u16::from(plane[at]) << 8;
-        u16::from_le_bytes([placed[2 * at], placed[2 * at + 1]]) & EXPONENT | twice & !EXPONENT
-    });
-    let mut weights = [0; UNIT_BYTES];
-    for (weight, word) in weights.as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        *weight = word.to_le_bytes();
-    }
-    weights
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "by value, a tile takes 7 % more instructions")]
+fn join_unit(placed: &Placed, plane: &[u8; UNIT]) -> [u8; UNIT_BYTES] {
+    const EXPONENTS: [u8; 2] = EXPONENT.to_le_bytes();
+    std::array::from_fn(|at| placed[at] & EXPONENTS[at % 2] | plane[at / 2] & !EXPONENTS[at % 2])
 }
 
 /// A weight of its placed exponent and its plane byte.

@@ -59,7 +59,7 @@ impl Config {
             Ok(metadata) if metadata.is_file() => {}
             _ => return Ok(None),
         }
-        let bytes = fs::read(file).map_err(|source| Error::io("read", file, source))?;
+        let bytes = fs::read(file).map_err(|source| Error::io("reading", file, source))?;
         let place = file.display().to_string();
         let invalid =
             |error| Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"));

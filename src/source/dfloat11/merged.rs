@@ -29,7 +29,7 @@ impl Piece {
         } else {
             Err(io::ErrorKind::UnexpectedEof.into())
         };
-        read.map_err(|source| Error::io("read", &self.path, source))
+        read.map_err(|source| Error::io("reading", &self.path, source))
     }
 }
 
