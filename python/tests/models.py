@@ -30,6 +30,7 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "qwen3": ("Qwen3Config", {"tie_word_embeddings": False}),
     "qwen3-tied": ("Qwen3Config", {"tie_word_embeddings": True}),
+    "qwen3-wide": ("Qwen3Config", {"vocab_size": 4096, "num_hidden_layers": 6, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2Config", {}),
     "mistral": ("MistralConfig", {"sliding_window": 16}),
     "gemma": ("GemmaConfig", {}),
