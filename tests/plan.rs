@@ -162,8 +162,6 @@ fn what_is_not_loaded_leaves_room() {
     let memory = rest.device_bytes()[0];
     assert!(memory < all / 2 && Plan::fit(&model, &[memory]).is_err());
     assert_eq!(Plan::fit_some(&model, &[memory], |block| !large(&block)).unwrap(), rest);
-    let tight = Plan::fit_some(&model, &[memory - 1, 0], |block| !large(&block));
-    assert!(tight.is_err_and(|error| error.to_string().contains("GPU 1")));
     let tight = Plan::fit_some(&model, &[memory - 1], |block| !large(&block)).unwrap();
     assert!(streamed(&tight) > 0 && tight.placements()[3].is_none() && placed(&tight).count() == 4);
     let none = Plan::fit_some(&model, &[0], |_| false).unwrap();

@@ -91,7 +91,7 @@ def test_layers_are_decoded_alone(folders: Folders, name: str) -> None:
     model = load(folders.compressed(name))
     units = [unit.path for unit in model.__dict__["_df11"].units]
     layers = [path for path in units if path.split(".")[-1].isdigit()]
-    assert len(layers) == 3
+    assert len(layers) == model.config.num_hidden_layers
     heads = set(units) - set(layers)
     assert heads <= {"model.embed_tokens", "lm_head", "transformer.wte", "transformer.wpe"}
     report = df11.report(model)
@@ -484,7 +484,8 @@ def test_several_gpus(folders: Folders, name: str) -> None:
 def test_a_device_map_of_modules(folders: Folders, name: str) -> None:
     """As accelerate's say it; what is on the CPU is streamed to the first GPU."""
     tied = name in ("llama-tied", "qwen3-wide")
-    layers = {f"model.layers.{at}": at % 2 for at in range(6 if name == "qwen3-wide" else 3)}
+    count = config_of(name).num_hidden_layers
+    layers = {f"model.layers.{at}": at % 2 for at in range(count)}
     ends = {
         "model.embed_tokens": 0,
         "model.norm": 1,
