@@ -73,7 +73,7 @@ impl<'m> GpuBlock<'m> {
     /// Its tensors, in the order of [`GpuBlock::layout`].
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = GpuTensor<'m>> + use<'m> {
         let model = self.model;
-        self.entry.tensors.iter().map(|name| model.tensor(name).expect("a tensor of a loaded block"))
+        self.entry.tensors.iter().map(|name| model.own_tensor(name))
     }
 
     /// Where each tensor goes in the output: as [`Block::layout`](crate::Block::layout).

@@ -71,6 +71,11 @@ impl Inner {
         let (name, entry) = find(&self.tensors, "tensor", name)?;
         Ok(GpuTensor::new(name, entry))
     }
+
+    /// A tensor of a block that is loaded.
+    pub(super) fn own_tensor(&self, name: &str) -> GpuTensor<'_> {
+        self.tensor(name).expect("blocks name their own tensors")
+    }
 }
 
 fn find<'m, T>(all: &'m Names<T>, what: &str, name: &str) -> Result<(&'m str, &'m T)> {
