@@ -221,7 +221,9 @@ fn blocks_that_are_not_loaded_are_told() {
         })
         .iter()
         .sum();
-    assert_eq!(model.device_bytes() + outputs, plan.device_bytes().iter().sum::<u64>());
+    // The plan counts a task for raw tensors too, which is far less than the block that is left out.
+    let slack = plan.device_bytes().iter().sum::<u64>() - (model.device_bytes() + outputs);
+    assert!(slack < 4096, "{slack}");
     // What is loaded is as ever, an alias beside its target too.
     for cuts in [
         &[("2.floats", None, 0), ("2.odd", Some((3, 9)), 5000)][..],
