@@ -25,8 +25,13 @@ fn model(rows: &[usize]) -> df11::Model {
     OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
 }
 
+/// Of the blocks that are loaded.
+fn placed(plan: &Plan) -> impl Iterator<Item = Placement> {
+    plan.placements().iter().copied().flatten()
+}
+
 fn streamed(plan: &Plan) -> usize {
-    plan.placements().iter().filter(|place| place.streamed).count()
+    placed(plan).filter(|place| place.streamed).count()
 }
 
 #[test]
@@ -34,7 +39,7 @@ fn what_fits_is_resident() {
     let model = model(&[300; 8]);
     let whole = Plan::resident(&model).unwrap();
     let bytes = whole.device_bytes()[0];
-    assert_eq!(whole.placements(), [Placement { device: 0, streamed: false }; 8]);
+    assert_eq!(whole.placements(), [Some(Placement { device: 0, streamed: false }); 8]);
     assert_eq!(whole.host_bytes(), 0);
     assert_eq!(Plan::fit(&model, &[bytes]).unwrap(), whole);
     assert_eq!(Plan::fit(&model, &[u64::MAX]).unwrap(), whole);
@@ -47,11 +52,11 @@ fn a_second_gpu_takes_what_the_first_does_not_hold() {
     let bytes = Plan::resident(&model).unwrap().device_bytes()[0];
     let plan = Plan::fit(&model, &[bytes * 3 / 4, bytes]).unwrap();
     assert_eq!(streamed(&plan), 0);
-    let devices: Vec<usize> = plan.placements().iter().map(|place| place.device).collect();
+    let devices: Vec<usize> = placed(&plan).map(|place| place.device).collect();
     assert!(devices.is_sorted() && devices[0] == 0 && devices[7] == 1, "{devices:?}");
     // All on the first where there is room.
     let plan = Plan::fit(&model, &[bytes, bytes]).unwrap();
-    assert!(plan.placements().iter().all(|place| place.device == 0));
+    assert!(placed(&plan).all(|place| place.device == 0));
 }
 
 #[test]
@@ -67,7 +72,7 @@ fn streamed_blocks_are_spread_evenly() {
         let count = streamed(&plan);
         assert!(count <= before, "more memory, fewer streamed");
         before = count;
-        let places: Vec<usize> = (0..24).filter(|&at| plan.placements()[at].streamed).collect();
+        let places: Vec<usize> = (0..24).filter(|&at| plan.placements()[at].unwrap().streamed).collect();
         // Two blocks fewer would not do.
         let one = (plan.host_bytes() / count as u64) * 2;
         assert!(plan.device_bytes()[0] + one > memory, "{count} of 24 in {memory}");
@@ -86,7 +91,7 @@ fn small_blocks_stay_resident() {
     let model = model(&rows);
     let whole = Plan::resident(&model).unwrap().device_bytes()[0];
     let plan = Plan::fit(&model, &[whole - 1]).unwrap();
-    assert!(streamed(&plan) > 0 && !plan.placements()[2].streamed, "{:?}", plan.placements());
+    assert!(streamed(&plan) > 0 && !plan.placements()[2].unwrap().streamed, "{:?}", plan.placements());
 }
 
 #[test]
@@ -110,6 +115,59 @@ fn containers_without_weights_have_a_plan() {
     assert_eq!((plan.placements().len(), plan.device_bytes()), (0, &[0, 0][..]));
 }
 
+fn on(device: usize, streamed: bool) -> Option<Placement> {
+    Some(Placement { device, streamed })
+}
+
+#[test]
+fn each_block_lies_where_the_caller_says() {
+    let model = model(&[300, 400, 200, 300, 500]);
+    let of = |places: [Option<Placement>; 5]| {
+        let names: Vec<String> = model.blocks().map(|block| block.name().to_owned()).collect();
+        let at = |name: &str| names.iter().position(|other| other == name).unwrap();
+        Plan::of(&model, 3, |block| places[at(block.name())]).unwrap()
+    };
+    let places = [on(2, false), None, on(0, true), on(0, false), on(2, true)];
+    let plan = of(places);
+    assert_eq!(plan.placements(), places);
+    // GPUs do not know of each other's blocks, and what is not loaded takes nothing.
+    let first = of([None, None, on(0, true), on(0, false), None]);
+    let third = of([on(2, false), None, None, None, on(2, true)]);
+    assert_eq!(plan.device_bytes(), [first.device_bytes()[0], 0, third.device_bytes()[2]]);
+    assert_eq!(plan.host_bytes(), first.host_bytes() + third.host_bytes());
+    assert!(first.host_bytes() > 0 && third.host_bytes() > first.host_bytes());
+    assert_eq!(of([None; 5]).device_bytes(), [0; 3]);
+    // What the other ways say, it says too.
+    for streamed in [false, true] {
+        let whole = if streamed { Plan::all_streamed(&model) } else { Plan::resident(&model) };
+        assert_eq!(Plan::of(&model, 1, |_| on(0, streamed)).unwrap(), whole.unwrap());
+    }
+    let error =
+        Plan::of(&model, 2, |block| on(usize::from(block.name() == "block 3") * 2, false)).unwrap_err();
+    assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.contains("\"block 3\" is placed on GPU 2 of 2") && text.contains("count GPUs from 0"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_not_loaded_leaves_room() {
+    // The fourth one is by far the largest.
+    let model = model(&[300, 300, 300, 3000, 300]);
+    let large = |block: &df11::Block<'_>| block.name() == "block 3";
+    let all = Plan::resident(&model).unwrap().device_bytes()[0];
+    let rest = Plan::of(&model, 1, |block| if large(&block) { None } else { on(0, false) }).unwrap();
+    let memory = rest.device_bytes()[0];
+    assert!(memory < all / 2 && Plan::fit(&model, &[memory]).is_err());
+    assert_eq!(Plan::fit_some(&model, &[memory], |block| !large(&block)).unwrap(), rest);
+    let tight = Plan::fit_some(&model, &[memory - 1], |block| !large(&block)).unwrap();
+    assert!(streamed(&tight) > 0 && tight.placements()[3].is_none() && placed(&tight).count() == 4);
+    let none = Plan::fit_some(&model, &[0], |_| false).unwrap();
+    assert_eq!((placed(&none).count(), none.device_bytes()), (0, &[0][..]));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
@@ -125,7 +183,7 @@ proptest! {
         match Plan::fit(&model, &memory) {
             Ok(plan) => {
                 prop_assert_eq!(plan.placements().len(), rows.len());
-                prop_assert!(plan.placements().iter().map(|place| place.device).is_sorted());
+                prop_assert!(placed(&plan).map(|place| place.device).is_sorted());
                 for (taken, memory) in plan.device_bytes().iter().zip(&memory) {
                     prop_assert!(taken <= memory);
                 }

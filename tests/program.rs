@@ -14,7 +14,8 @@ use std::process::Command;
 use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions,
-    gpu::{Device, GpuModel, GpuProgram, LoadOptions, Piece, Plan, Status},
+    gpu::{Device, GpuDecoder, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
+    open::Decoder,
 };
 
 const POISON: u8 = 0xA5;
@@ -212,9 +213,101 @@ fn impossible_programs_are_refused() {
     let all = Plan::resident(&original).unwrap().device_bytes()[0];
     let plan = Plan::fit(&original, &[all * 2 / 3, all]).unwrap();
     let model = load(&original, &plan);
-    let of = |device| plan.placements().iter().position(|place| place.device == device).unwrap();
+    let of = |device| {
+        plan.placements().iter().position(|place| place.is_some_and(|place| place.device == device)).unwrap()
+    };
     let name = |device: usize| original.blocks().nth(of(device)).unwrap().tensors().next().unwrap().name();
     let error = model.program(&[Piece::new(name(0), 0), Piece::new(name(1), 512)]).unwrap_err();
     assert!(error.to_string().contains("different GPUs; make a program for each"), "{error}");
     assert_eq!(model.program(&[Piece::new(name(1), 0)]).unwrap().device().info().ordinal, 1);
+}
+
+#[test]
+fn blocks_that_are_not_loaded_are_told() {
+    if !is_child("blocks_that_are_not_loaded_are_told", 2) {
+        return;
+    }
+    let original = sample();
+    let last = original.blocks().last().unwrap().name().to_owned();
+    let on = |device, streamed| Some(Placement { device, streamed });
+    // The third block on the first GPU, the first one streamed to the second; the one between nowhere.
+    let place = |block: df11::Block<'_>| match block.name() {
+        "layer 2" => on(0, false),
+        "layer 0" => on(1, true),
+        name if name == last => on(1, false),
+        _ => None,
+    };
+    let plan = Plan::of(&original, 2, place).unwrap();
+    let model = load(&original, &plan);
+    let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
+    assert_eq!(names, ["layer 0", "layer 2", &last]);
+    let places: Vec<(usize, bool)> =
+        model.blocks().map(|block| (block.device().info().ordinal, block.is_streamed())).collect();
+    assert_eq!(places, [(1, true), (0, false), (1, false)]);
+    let outputs: u64 = [0, 1]
+        .map(|ordinal| {
+            let mine = model.blocks().filter(|block| block.device().info().ordinal == ordinal);
+            2 * mine.map(|block| block.layout().bytes).max().unwrap()
+        })
+        .iter()
+        .sum();
+    // The plan counts a task for raw tensors too, which is far less than the block that is left out.
+    let slack = plan.device_bytes().iter().sum::<u64>() - (model.device_bytes() + outputs);
+    assert!(slack < 4096, "{slack}");
+    // What is loaded is as ever, an alias beside its target too.
+    for cuts in [
+        &[("2.floats", None, 0), ("2.odd", Some((3, 9)), 5000)][..],
+        &[("tied", None, 16)],
+        &[("0.halves", None, 0)],
+    ] {
+        let program = program(&model, cuts).unwrap();
+        assert_eq!(program.is_streamed(), cuts[0].0 != "2.floats");
+        (0..3).for_each(|_| check(&original, &program, cuts));
+    }
+    assert_eq!(model.tensor("tied").unwrap().shape(), [40, 30]);
+    // What is not, is told by name, and is no panic.
+    for (error, said) in [
+        (model.block("layer 1").unwrap_err(), "block \"layer 1\" is not loaded"),
+        (model.tensor("1.odd").unwrap_err(), "tensor \"1.odd\" is not loaded"),
+        (model.rows("1.odd", 0..1).unwrap_err(), "tensor \"1.odd\" is not loaded"),
+        (
+            program(&model, &[("2.odd", None, 0), ("1.coded", None, 512)]).unwrap_err(),
+            "tensor \"1.coded\" is not",
+        ),
+        (model.block("absent").unwrap_err(), "no block \"absent\""),
+        (model.tensor("absent").unwrap_err(), "no tensor \"absent\""),
+    ] {
+        assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains(said), "{error}");
+    }
+    let device = Device::open(0).unwrap();
+    let part = Plan::of(&original, 1, |block| if block.name() == "layer 1" { None } else { on(0, false) });
+    let decoder = GpuDecoder::load(&original, &device, &LoadOptions::new().plan(part.unwrap())).unwrap();
+    let read = |name| {
+        let mut out = vec![0; 360];
+        decoder.prepare(original.tensor(name).unwrap())?.read(0..360, &mut out).map(|()| out)
+    };
+    let error = read("1.odd").unwrap_err();
+    assert!(error.to_string().contains("\"layer 1\" is not loaded"), "{error}");
+}
+
+#[test]
+fn plans_of_other_numbers_of_gpus_are_refused() {
+    if !is_child("plans_of_other_numbers_of_gpus_are_refused", 2) {
+        return;
+    }
+    let original = sample();
+    let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
+    let first = |_: df11::Block<'_>| Some(Placement { device: 0, streamed: false });
+    for count in [1, 3] {
+        let plan = Plan::of(&original, count, first).unwrap();
+        let error = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap_err();
+        assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("the plan is for {count} GPUs, not 2")), "{error}");
+    }
+    // A GPU may have none of the blocks, and a model none that is loaded.
+    let plan = Plan::of(&original, 2, first).unwrap();
+    assert_eq!(load(&original, &plan).blocks().len(), original.blocks().len());
+    let none = load(&original, &Plan::of(&original, 2, |_| None).unwrap());
+    assert_eq!((none.blocks().len(), none.largest_block_bytes()), (0, 0));
+    assert!(none.block("layer 0").is_err_and(|error| error.to_string().contains("not loaded")));
 }

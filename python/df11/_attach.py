@@ -33,8 +33,9 @@ def attach(
     just before its forward; which ones these are is found from the container. The module may be on the meta
     device (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
-    `path`: a container, or a folder of them. `device`: a GPU, the CPU, or "auto" for all GPUs; the current
-    GPU unless named, or the CPU where there is none. `memory`: bytes of GPU memory for weights and decoded
+    `path`: a container, or a folder of them. `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a
+    dict of modules as `device_map` of transformers takes it; the current GPU unless named, or the CPU where
+    there is none. `memory`: bytes of GPU memory for weights and decoded
     blocks, such as "9GB" (a list for several GPUs); blocks that do not fit are streamed from pinned host
     memory, all of them with `streamed`. `prefetch`: decode a block while the one before it runs, which takes
     memory for two. `prefix`: what goes before names in the container, found unless given.
@@ -58,10 +59,17 @@ def _placement(device: Any, memory: Any, container: Any) -> Placement:
     if device == "auto":
         gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
         return resolve("auto", options, container, {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus})
+    if isinstance(device, dict):
+        return resolve(device, options)
     if isinstance(device, (list, tuple)):
         devices = [device_of(one) for one in device]
-        if len(devices) == 1 or any(one.type != "cuda" for one in devices):
-            return resolve(dict(enumerate(devices)), options)
+        if len(set(devices)) == 1:
+            return resolve({"": devices[0]}, options)
+        if any(one.type != "cuda" for one in devices):
+            raise ValueError(
+                "a list of devices names GPUs; with memory= what does not fit on them is streamed from the host, "
+                'and a dict says of modules where they go, to "cpu" too'
+            )
         caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
         return resolve("auto", options, container, caps)
     chosen = default_device() if device is None else device_of(device)

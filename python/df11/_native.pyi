@@ -25,6 +25,8 @@ _Level: TypeAlias = Literal["structure", "checksums", "full"]
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
 # Anything with the buffer protocol; NumPy tells type checkers of it from Python 3.12 on.
 _Buffer: TypeAlias = Any
+# Names, or for each name an index of a GPU and whether the block is streamed.
+_Blocks: TypeAlias = Mapping[str, tuple[int, bool]] | Sequence[str] | None
 _Piece: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[str, int, Sequence[tuple[int, int]]]
 _Index: TypeAlias = int | slice
 
@@ -137,13 +139,22 @@ def devices() -> list[dict[str, Any]]:
     decode) and `driver`, the version of CUDA that the driver knows.
     """
 
-def plan(model: Model, memory: int | Sequence[int] | None = None, *, streamed: bool = False) -> Plan:
+def plan(
+    model: Model,
+    memory: int | Sequence[int] | None = None,
+    *,
+    streamed: bool = False,
+    blocks: _Blocks = None,
+) -> Plan:
     """Tell which block would lie where, without a GPU.
 
     `memory` is what each GPU may give, in bytes, with room for two outputs of its largest block: what does not fit is streamed from the
-    host. Without it all blocks lie on one GPU, or with `streamed` are streamed to it.
+    host. Without it all blocks lie on one GPU, or with `streamed` are streamed to it. `blocks` names the blocks that are loaded, where
+    that is not all of them; or it is a dict that says of each of them where it lies, as `Plan.placements` does, instead of `memory`
+    and `streamed`.
 
-    Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it would need.
+    Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it would need, or where there is no such
+    block.
     """
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -198,15 +209,18 @@ class Model(Mapping[str, Tensor]):
         memory: int | Sequence[int] | None = None,
         streamed: bool = False,
         progress: _Progress = None,
+        blocks: _Blocks = None,
     ) -> DeviceModel:
         """Load the blocks onto GPUs, by their numbers, where they stay compressed until they are used.
 
         `memory` is what the model may take of each GPU, in bytes, two outputs of the largest block included, which are the caller's to
         allocate; what does not fit stays pinned on the host and is streamed (see `plan`). Without it, one GPU gets all blocks, and
-        several share them within 90 % of their free memory. `streamed` streams all blocks, to one GPU.
+        several share them within 90 % of their free memory. `streamed` streams all blocks, to one GPU. `blocks` is as in `plan`: the names
+        of those that are loaded (onto several GPUs, `memory` has to say how much of each), or a `Placement` for each, whose `device`
+        is an index in `devices`.
 
         Checks all checksums on the way; near the speed of the bus. Raises `GpuError` where there is no GPU, no driver, or not enough
-        memory, with what to do; `ParameterError` for numbers of GPUs that there are not.
+        memory, with what to do; `ParameterError` for numbers of GPUs that there are not, and blocks that there are not.
         """
     def __getitem__(self, key: str, /) -> Tensor: ...
     def __contains__(self, key: object, /) -> bool: ...
@@ -376,12 +390,12 @@ class DeviceModel:
         """The size of a buffer into which any block can be decoded."""
     @property
     def blocks(self) -> list[DeviceBlock]:
-        """The blocks, in the order in which the model runs them."""
+        """The blocks that are loaded, in the order in which the model runs them."""
     def block(self, name: str) -> DeviceBlock:
-        """The block with this name. Raises `KeyError` where there is none."""
+        """The block with this name. Raises `KeyError` where there is none, or it was not loaded."""
     @property
     def placements(self) -> dict[str, Placement]:
-        """For each block, by name, the number of its GPU, and whether it is streamed."""
+        """For each block that is loaded, by name, the number of its GPU, and whether it is streamed."""
     def program(self, pieces: Sequence[_Piece]) -> Program:
         """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one output.
 
@@ -392,8 +406,8 @@ class DeviceModel:
         Tensors of exactly one streamed block come through its slots as those of `DeviceBlock.decode`, unless rows of less than half of
         it are asked for; what is streamed otherwise is read in place, over the bus.
 
-        Raises `ParameterError` where there is no piece, or no such tensor or row, the tensors lie on several GPUs, or an offset is not
-        aligned; `GpuError`.
+        Raises `ParameterError` where there is no piece, or no such tensor or row, a tensor is not loaded, the tensors lie on several
+        GPUs, or an offset is not aligned; `GpuError`.
         """
     def check(self, stream: int = 0, device: int | None = None) -> None:
         """Raise `CorruptError` if any decoding so far met a malformed stream.

@@ -37,6 +37,14 @@ class Placement(NamedTuple):
 
     devices: list[torch.device]
     memory: list[int] | None = None
+    #: Of each module that a device_map names, the device, where these are several; of the CPU, blocks are
+    #: streamed.
+    where: dict[str, torch.device] | None = None
+
+    @property
+    def rest(self) -> Any:
+        """Where a loader that knows one device may put what is not compressed; it is moved later."""
+        return self.devices[0] if len(self.devices) == 1 else "cpu"
 
 
 def byte_count(size: int | float | str) -> int:
@@ -74,24 +82,7 @@ def resolve(
     """What `device_map`, `memory` and `max_memory` ask for."""
     memory = options.memory
     if isinstance(wanted, dict):
-        if "disk" in wanted.values():
-            raise ValueError(
-                'compressed weights are on disk anyway; use device_map="auto" with max_memory to stream '
-                "what does not fit"
-            )
-        devices = list(dict.fromkeys(device_of(device) for device in wanted.values()))
-        if len(devices) > 1:
-            raise ValueError(
-                'df11 itself places blocks on several devices; use device_map="auto", with max_memory for '
-                "each GPU, and blocks that "
-                "fit nowhere are streamed from the host"
-            )
-        budgets = (
-            None
-            if memory is None
-            else [byte_count(m) for m in (memory if isinstance(memory, list) else [memory])]
-        )
-        return Placement(devices, budgets if devices[0].type == "cuda" else None)
+        return _by_modules(wanted, memory)
     caps = {gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap}
     if not caps or not torch.cuda.is_available():
         return Placement([torch.device("cpu")])
@@ -101,6 +92,27 @@ def resolve(
         caps[gpu] = min(caps[gpu], int(SHARE * free))
     devices = [torch.device("cuda", gpu) for gpu in caps]
     return Placement(devices, balance(list(caps.values()), wanted, lambda sizes: fits(container, sizes)))
+
+
+def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
+    """What a dict of modules asks for."""
+    if "disk" in wanted.values():
+        raise ValueError(
+            'compressed weights are on disk anyway; use "cpu" in the place of "disk" to stream them from the '
+            'host, or device_map="auto" with max_memory to stream what does not fit'
+        )
+    where = {str(path): device_of(device) for path, device in wanted.items()}
+    devices = list(dict.fromkeys(where.values()))
+    if len(devices) == 1:
+        sizes = memory if isinstance(memory, list) or memory is None else [memory]
+        budgets = None if sizes is None or devices[0].type != "cuda" else [byte_count(m) for m in sizes]
+        return Placement(devices, budgets)
+    if memory is not None:
+        raise ValueError(
+            "device_map says of each module where it is, and memory how much of a GPU they may take; give "
+            'one of them: device_map="auto" places blocks by memory, or max_memory'
+        )
+    return Placement([device for device in devices if device.type == "cuda"], None, where)
 
 
 def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
@@ -145,7 +157,7 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
 
 def set_up(runtime: Runtime, placement: Placement, streamed: bool) -> None:
     """Loads the weights, and makes the module use them."""
-    runtime.load(placement.devices, placement.memory, streamed)
+    runtime.load(placement, streamed)
     runtime.place_residents()
     _dispatch(runtime)
     runtime.place()
@@ -175,7 +187,7 @@ def _dispatch(runtime: Runtime) -> None:
 
 
 def _device_map(runtime: Runtime) -> dict[str, int]:
-    units = {unit.path: device for unit, device in zip(runtime.units, runtime.unit_devices, strict=True)}
+    units = runtime.homes
     result: dict[str, int] = {}
     for path, module in runtime.root.named_modules():
         if path in units:

@@ -114,7 +114,7 @@ class Df11Quantizer(HfQuantizer):
         self.wanted = device_map
         if isinstance(device_map, dict):
             self.placement = resolve(device_map, self.quantization_config)
-            return {"": self.placement.devices[0]}
+            return {"": self.placement.rest}
         # The one for which the loader hands on `max_memory` as it is.
         return "sequential"
 
@@ -197,7 +197,7 @@ class Df11Quantizer(HfQuantizer):
         assert self.max_memory is not None
         self.placement = resolve(self.wanted, self.quantization_config, self.container, self.max_memory)
         device_map.clear()
-        device_map[""] = self.placement.devices[0] if len(self.placement.devices) == 1 else "cpu"
+        device_map[""] = self.placement.rest
 
     # ---- the loader is done ----
 

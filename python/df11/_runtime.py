@@ -21,16 +21,22 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
+from . import _native
 from ._ahead import Ahead
+from ._modules import look_up, main_device, place_blocks
+from ._ordinary import REASON, choose
 from ._parameters import Place, Weight, decode_piece, piece_bytes
 from ._torch import show_bytes
 from ._units import ALIGNMENT, Unit, find_units, inside, is_callable
 from ._view import View, refuse_writes
+
+if TYPE_CHECKING:
+    from ._place import Placement
 
 KEY = "_df11"
 _CPU = torch.device("cpu")
@@ -59,6 +65,8 @@ class Runtime:
         self.loaded: Any = None
         self.arenas: dict[torch.device, torch.Tensor] = {}
         self.unit_devices: list[torch.device] = []
+        #: For each unit, by path, its device; of those too whose weights are ordinary parameters.
+        self.homes: dict[str, torch.device] = {}
         #: Offset of each unit in its arena.
         self.offsets: list[int] = []
         self.unused_tensors: list[str] = []
@@ -71,6 +79,8 @@ class Runtime:
         self._turn = _Turn()
         self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
         self.wanted_devices: list[torch.device] = [_CPU]
+        #: What a device_map says of modules.
+        self._where: dict[str, torch.device] | None = None
         self._streams: dict[int, tuple[int, torch.cuda.Stream]] = {}
 
     @property
@@ -82,29 +92,102 @@ class Runtime:
 
     # ---- set-up ----
 
-    def load(
-        self, devices: list[torch.device], memory: list[int] | None = None, streamed: bool = False
-    ) -> None:
-        """Loads the compressed weights onto these devices, and makes the arenas."""
-        self.wanted_devices = devices
-        if devices[0].type == "cuda":
-            if self.units:
-                ordinals = [device.index for device in devices]
-                if streamed:
-                    memory = None
-                if memory is not None and len(devices) == 1:
-                    memory = [self._budget(memory[0])]
-                self.loaded = self.container.load(devices=ordinals, memory=memory, streamed=streamed)
-            self.unit_devices = [self._device_of(unit) for unit in self.units]
+    def load(self, placement: Placement, streamed: bool = False) -> None:
+        """Loads the compressed weights, but for those that are better ordinary, and makes the arenas."""
+        self.wanted_devices, self._where = placement.devices, placement.where
+        places: dict[str, tuple[torch.device, bool]] = {}
+        if placement.devices[0].type == "cuda":
+            places = self._settle(placement, streamed)
         else:
-            self.unit_devices = [_CPU] * len(self.units)
+            self.prefetch = False
+            self.homes = {unit.path: _CPU for unit in self.units}
+            self._leave_ordinary()
+        if self.units and places:
+            blocks = {block for unit in self.units for block in unit.blocks}
+            at = {device: index for index, device in enumerate(placement.devices)}
+            self.loaded = self.container.load(
+                devices=[device.index for device in placement.devices],
+                blocks={name: (at[places[name][0]], places[name][1]) for name in blocks},
+            )
+        self.unit_devices = [self.homes[unit.path] for unit in self.units]
         self._lay_out_arenas()
+
+    def _settle(self, placement: Placement, streamed: bool) -> dict[str, tuple[torch.device, bool]]:
+        """Where blocks go on GPUs; leaves units out that are better ordinary, if nothing must be streamed."""
+        if not self.units:
+            return {}
+        devices, memory = placement.devices, placement.memory
+        budget = memory[0] if memory is not None and len(devices) == 1 else None
+        if placement.where is not None:
+            places = place_blocks(self.units, placement.where)
+        elif streamed and len(devices) > 1:
+            raise ValueError("streamed puts all blocks on one GPU; name one device")
+        else:
+            places = self._planned(devices, memory=None if budget is not None or streamed else memory)
+        if streamed:
+            places = {name: (device, True) for name, (device, _) in places.items()}
+        self._find_homes(places)
+        if not any(is_streamed for _, is_streamed in places.values()):
+            if self._leave_ordinary(budget):
+                return places
+            assert budget is not None
+            places = self._planned(devices, memory=[self._budget(budget)])
+        return places
+
+    def _planned(
+        self, devices: list[torch.device], memory: list[int] | None
+    ) -> dict[str, tuple[torch.device, bool]]:
+        blocks = sorted({block for unit in self.units for block in unit.blocks})
+        plan = _native.plan(self.container, memory, blocks=blocks)
+        return {name: (devices[place.device], place.streamed) for name, place in plan.placements.items()}
+
+    def _find_homes(self, places: dict[str, tuple[torch.device, bool]]) -> None:
+        for unit in self.units:
+            found = {places[block][0] for block in unit.blocks}
+            if len(found) > 1:
+                raise ValueError(
+                    f"the blocks {sorted(unit.blocks)} of {unit.path} lie on several GPUs; name one device"
+                )
+            self.homes[unit.path] = found.pop()
+
+    def _leave_ordinary(self, budget: int | None = None) -> bool:
+        """Makes ordinary parameters of units that take less memory so; not if all take more than there is."""
+        left: set[str] = set()
+        total = self._resident_bytes()
+        for device in dict.fromkeys(self.homes.values()):
+            mine = [unit for unit in self.units if self.homes[unit.path] == device]
+            ordinary, taken = choose(mine, self._compressed_bytes, self._arena_bytes)
+            left.update(unit.path for unit in ordinary)
+            total += taken
+        if budget is not None and total > budget:
+            return False
+        for unit in self.units:
+            for weight in unit.weights if unit.path in left else ():
+                weight.resident_because = REASON
+        self.units = [unit for unit in self.units if unit.path not in left]
+        return True
+
+    def _compressed_bytes(self, units: list[Unit]) -> int:
+        """What units take where they are compressed, decode tables included."""
+        if self.wanted_devices[0].type != "cuda":
+            return self.mapped_bytes(units)
+        blocks = sorted({block for unit in units for block in unit.blocks})
+        outputs = 2 * max((self.container.block(block).nbytes for block in blocks), default=0)
+        return _native.plan(self.container, blocks=blocks).device_bytes[0] - outputs
+
+    def mapped_bytes(self, units: Iterable[Unit]) -> int:
+        """Bytes of containers that are read on the CPU, and stay in the page cache."""
+        names = {name for unit in units for weight in unit.weights for name in weight.tensors}
+        return sum(int(self.container[name].stored_bytes) for name in names)
+
+    def _resident_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights if weight.resident_because is not None)
 
     def _budget(self, memory: int) -> int:
         """What the native plan may use: it counts two outputs, for arena and residents."""
-        resident = sum(weight.nbytes for weight in self.weights if weight.resident_because is not None)
-        outputs = 2 * max(block.nbytes for block in self.container.blocks)
-        return int(max(0, memory - resident - self._arena_bytes(self.units) + outputs))
+        blocks = {block for unit in self.units for block in unit.blocks}
+        outputs = 2 * max(self.container.block(block).nbytes for block in blocks)
+        return int(max(0, memory - self._resident_bytes() - self._arena_bytes(self.units) + outputs))
 
     def place_residents(self) -> None:
         """Makes ordinary parameters of what is not decoded at each use."""
@@ -121,14 +204,6 @@ class Runtime:
             self._place_unit(unit, device, offset, parameters)
         self._make_programs()
 
-    def _device_of(self, unit: Unit) -> torch.device:
-        found = {self.loaded.block(block).device for block in unit.blocks}
-        if len(found) > 1:
-            raise ValueError(
-                f"the blocks {sorted(unit.blocks)} of {unit.path} lie on several GPUs; name one device"
-            )
-        return torch.device("cuda", found.pop())
-
     def _arena_bytes(self, units: list[Unit]) -> int:
         sizes = [_aligned(unit.nbytes) for unit in units]
         if self.prefetch:
@@ -139,7 +214,6 @@ class Runtime:
 
     def _lay_out_arenas(self) -> None:
         self.offsets = [0] * len(self.units)
-        self.prefetch = self.prefetch and self.loaded is not None
         for device in dict.fromkeys(self.unit_devices):
             mine = [at for at, other in enumerate(self.unit_devices) if other == device]
             bytes_ = self._arena_bytes([self.units[at] for at in mine])
@@ -165,11 +239,13 @@ class Runtime:
         """The device of the unit around a module, or else of the last one before it."""
         if len(self.devices) < 2:
             return self.devices[0]
-        device = self.unit_devices[0]
-        for unit, other in zip(self.units, self.unit_devices, strict=True):
-            if inside(path, unit.path):
+        if self._where is not None and (said := look_up(self._where, path)) is not None:
+            return said if said.type == "cuda" else main_device(self._where)
+        device = self.devices[0]
+        for unit, other in self.homes.items():
+            if inside(path, unit):
                 return other
-            if self._order.get(unit.path, 0) <= self._order.get(path, 0):
+            if self._order.get(unit, 0) <= self._order.get(path, 0):
                 device = other
         return device
 
@@ -196,7 +272,7 @@ class Runtime:
         held = {(id(self.root.get_submodule(p.path)), p.attribute) for w in self.weights for p in w.places}
         for path, module in self.root.named_modules():
             has_parameters = any(True for _ in module.parameters(recurse=False))
-            in_unit = any(inside(path, unit.path) for unit in self.units)
+            in_unit = any(inside(path, unit) for unit in self.homes)
             device = self.device_at(path) if in_unit or has_parameters else self.devices[0]
             for attribute, value in module._buffers.items():
                 if value is not None and (id(module), attribute) not in held and not value.is_meta:
@@ -402,7 +478,7 @@ class Runtime:
     @property
     def devices(self) -> list[torch.device]:
         """The devices that hold weights, the first unit's first."""
-        return list(dict.fromkeys(self.unit_devices)) or self.wanted_devices[:1]
+        return list(dict.fromkeys(self.homes.values())) or self.wanted_devices[:1]
 
     def __repr__(self) -> str:
         bytes_ = sum(weight.nbytes for weight in self.weights)

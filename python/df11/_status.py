@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ._ordinary import REASON
 from ._parameters import Weight, decode_piece, piece_bytes
 from ._runtime import Runtime, runtimes
 from ._torch import bytes_of, show_bytes
@@ -46,7 +47,7 @@ class ModelReport:
     host_bytes: int = 0
     #: Weights that are ordinary parameters, by the reason, with their number and bytes.
     resident: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: Of those, the large ones, by name.
+    #: Of those, the large ones, and those that are kept decoded because that takes less memory, by name.
     large_residents: dict[str, str] = field(default_factory=dict)
     #: Tensors of the containers that belong to no parameter.
     unused_tensors: list[str] = field(default_factory=list)
@@ -94,7 +95,10 @@ class ModelReport:
                 f"{count} {reason} ({show(size)})" for reason, (count, size) in sorted(self.resident.items())
             ]
             lines.append("ordinary   " + ", ".join(parts))
-        lines += [f"           {name}: {reason}" for name, reason in self.large_residents.items()]
+        named = [f"           {name}: {reason}" for name, reason in self.large_residents.items()]
+        lines += named[:_NAMED]
+        if len(named) > _NAMED:
+            lines.append(f"           and {len(named) - _NAMED} more, in large_residents")
         if self.unused_tensors:
             lines.append(
                 f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}"
@@ -106,6 +110,8 @@ class ModelReport:
 
 #: Ordinary parameters from this size on are named.
 _LARGE = 1 << 20
+#: The text names no more than so many.
+_NAMED = 12
 
 
 def report(model: Any, *, verify: bool = False) -> ModelReport:
@@ -136,7 +142,7 @@ def _add(out: ModelReport, runtime: Runtime) -> None:
             continue
         count, size = out.resident.get(weight.resident_because, (0, 0))
         out.resident[weight.resident_because] = (count + 1, size + weight.nbytes)
-        if weight.nbytes >= _LARGE:
+        if weight.nbytes >= _LARGE or weight.resident_because == REASON:
             out.large_residents[weight.name] = weight.resident_because
         device = runtime.residents[id(weight)].device
         resident[device] = resident.get(device, 0) + weight.nbytes
@@ -172,9 +178,7 @@ def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) 
         shares = {block.name: int(block.stored_bytes) for block in runtime.container.blocks}
         resident = sum(shares[n] for n, place in runtime.loaded.placements.items() if not place.streamed)
         return total * sum(shares[name] for name in here) // max(1, resident)
-    # On the CPU: what is mapped, and stays in the page cache.
-    names = {name for at in units for weight in runtime.units[at].weights for name in weight.tensors}
-    return sum(int(runtime.container[name].stored_bytes) for name in names)
+    return runtime.mapped_bytes(runtime.units[at] for at in units)
 
 
 def _verify(runtime: Runtime) -> int:
@@ -193,7 +197,9 @@ def _verify(runtime: Runtime) -> int:
         for weight in runtime.weights:
             if weight.resident_because is not None:
                 value = runtime.residents[id(weight)]
-                if not torch.equal(
+                if weight.make is None and value.numel():
+                    _compare(runtime, weight, bytes_of(value.detach().contiguous()))
+                elif not torch.equal(
                     bytes_of(value.cpu().contiguous()), bytes_of(weight.decode(runtime.container))
                 ):
                     raise _wrong(runtime, weight)

@@ -1,12 +1,12 @@
 //! Models on GPUs.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use df11::{
     Error,
     gpu::{
-        Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Plan, Status,
+        Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status,
         cudarc::driver::{CudaStream, sys::CUstream},
     },
 };
@@ -38,23 +38,21 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
 
 /// Where blocks would go.
 #[pyfunction]
-#[pyo3(signature = (model, memory=None, *, streamed=false))]
+#[pyo3(signature = (model, memory=None, *, streamed=false, blocks=None))]
 pub(crate) fn plan<'py>(
     py: Python<'py>,
     model: &Bound<'py, Model>,
     memory: Option<OneOrMore<u64>>,
     streamed: bool,
+    blocks: Option<Blocks>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let model = &model.get().inner;
-    let plan = match memory {
-        None if streamed => Plan::all_streamed(model),
-        None => Plan::resident(model),
-        Some(_) if streamed => Err(both_given()),
-        Some(memory) => Plan::fit(model, &memory.into_vec()),
-    };
-    let plan = plan.or_raise(py)?;
+    let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
+    let devices = wanted.devices();
+    let plan = wanted.plan(model, devices).or_raise(py)?;
     let placements = PyDict::new(py);
     for (block, place) in model.blocks().zip(plan.placements()) {
+        let Some(place) = place else { continue };
         placements.set_item(block.name(), placement(py, place.device, place.streamed)?)?;
     }
     let class = py.import(intern!(py, "df11._report"))?.getattr("Plan")?;
@@ -65,8 +63,85 @@ fn placement(py: Python<'_>, device: usize, streamed: bool) -> PyResult<Bound<'_
     py.import(intern!(py, "df11._report"))?.getattr("Placement")?.call1((device, streamed))
 }
 
-fn both_given() -> Error {
-    Error::parameter("memory and streamed are both given", "give one: memory streams what does not fit")
+/// The argument `blocks`: the names of those that are loaded, or where each of them lies.
+#[derive(FromPyObject)]
+pub(crate) enum Blocks {
+    Placed(HashMap<String, (usize, bool)>),
+    Named(Vec<String>),
+}
+
+impl Blocks {
+    /// Whether a block is loaded.
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Placed(placed) => placed.contains_key(name),
+            Self::Named(named) => named.iter().any(|named| named == name),
+        }
+    }
+
+    /// That they are all the model's.
+    fn check(&self, model: &df11::Model) -> df11::Result<()> {
+        let mut names: Box<dyn Iterator<Item = &String>> = match self {
+            Self::Placed(placed) => Box::new(placed.keys()),
+            Self::Named(named) => Box::new(named.iter()),
+        };
+        let absent = names.find(|name| model.block(name).is_none());
+        absent.map_or(Ok(()), |name| {
+            Err(Error::parameter(format!("there is no block {name:?}"), "name those of Model.blocks"))
+        })
+    }
+}
+
+/// More GPUs are a mistake.
+const MAX_GPUS: usize = 1024;
+
+/// What is asked for of a plan.
+pub(crate) struct Wanted {
+    pub(crate) memory: Option<Vec<u64>>,
+    pub(crate) streamed: bool,
+    pub(crate) blocks: Option<Blocks>,
+}
+
+impl Wanted {
+    /// As many GPUs as it speaks of.
+    fn devices(&self) -> usize {
+        match (&self.memory, &self.blocks) {
+            (Some(memory), _) => memory.len(),
+            (None, Some(Blocks::Placed(placed))) => {
+                let last = placed.values().map(|(device, _)| *device).max();
+                last.map_or(1, |last| last.saturating_add(1).min(MAX_GPUS))
+            }
+            (None, _) => 1,
+        }
+    }
+
+    fn plan(&self, model: &df11::Model, devices: usize) -> df11::Result<Plan> {
+        let Self { memory, streamed, blocks } = self;
+        blocks.as_ref().map_or(Ok(()), |blocks| blocks.check(model))?;
+        let is_loaded =
+            |block: df11::Block<'_>| blocks.as_ref().is_none_or(|blocks| blocks.has(block.name()));
+        match (memory, blocks) {
+            (Some(_), Some(Blocks::Placed(_))) => {
+                Err(Error::parameter("memory and places of blocks are both given", "give one of them"))
+            }
+            (None, Some(Blocks::Placed(_))) if *streamed => {
+                let remedy = "say of each block whether it is streamed";
+                Err(Error::parameter("streamed and places of blocks are both given", remedy))
+            }
+            (Some(_), _) if *streamed => {
+                let remedy = "give one: memory streams what does not fit";
+                Err(Error::parameter("memory and streamed are both given", remedy))
+            }
+            (Some(memory), _) => Plan::fit_some(model, memory, is_loaded),
+            (None, Some(Blocks::Placed(placed))) => Plan::of(model, devices, |block| {
+                let &(device, streamed) = placed.get(block.name())?;
+                Some(Placement { device, streamed })
+            }),
+            (None, _) => Plan::of(model, 1, |block| {
+                is_loaded(block).then_some(Placement { device: 0, streamed: *streamed })
+            }),
+        }
+    }
 }
 
 /// A number, or a sequence of them.
@@ -77,7 +152,7 @@ pub(crate) enum OneOrMore<T> {
 }
 
 impl<T> OneOrMore<T> {
-    fn into_vec(self) -> Vec<T> {
+    pub(crate) fn into_vec(self) -> Vec<T> {
         match self {
             Self::One(one) => vec![one],
             Self::More(more) => more,
@@ -90,18 +165,15 @@ pub(crate) fn load(
     py: Python<'_>,
     model: &df11::Model,
     devices: OneOrMore<usize>,
-    memory: Option<OneOrMore<u64>>,
-    streamed: bool,
+    wanted: &Wanted,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<DeviceModel> {
-    let (ordinals, memory) = (devices.into_vec(), memory.map(OneOrMore::into_vec));
+    let ordinals = devices.into_vec();
     let loaded = work::watched(py, progress, |observer| {
         let mut options = LoadOptions::new();
-        match memory {
-            Some(_) if streamed => return Err(both_given()),
-            Some(memory) => options = options.plan(Plan::fit(model, &memory)?),
-            None if streamed => options = options.plan(Plan::all_streamed(model)?),
-            None => {}
+        // Several GPUs of which nothing is said share the model by what is free on them.
+        if ordinals.len() < 2 || wanted.memory.is_some() || wanted.streamed || wanted.blocks.is_some() {
+            options = options.plan(wanted.plan(model, ordinals.len())?);
         }
         let devices: Vec<Device> =
             ordinals.iter().map(|&ordinal| Device::open(ordinal)).collect::<df11::Result<_>>()?;
@@ -204,8 +276,10 @@ impl DeviceModel {
     }
 
     fn block(&self, name: &str) -> PyResult<DeviceBlock> {
-        let index = self.loaded.model().blocks().position(|block| block.name() == name);
-        index.map(|index| self.at(index)).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+        let model = self.loaded.model();
+        // Why there is none, the error says.
+        model.block(name).map_err(|error| PyKeyError::new_err(error.to_string()))?;
+        Ok(self.at(model.blocks().position(|block| block.name() == name).expect("it was found")))
     }
 
     #[getter]
@@ -251,7 +325,8 @@ impl DeviceModel {
 
 impl DeviceModel {
     fn at(&self, index: usize) -> DeviceBlock {
-        let part = self.loaded.model().plan().placements()[index].device;
+        let block = self.loaded.model().blocks().nth(index).expect("a block of the model");
+        let part = self.loaded.part(block.device());
         DeviceBlock { index, part, loaded: Arc::clone(&self.loaded) }
     }
 

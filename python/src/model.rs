@@ -24,7 +24,7 @@ use crate::{
     block::Block,
     device::{Argument, Choice},
     error::{OrRaise, unknown_word},
-    gpu::{self, DeviceModel, OneOrMore},
+    gpu::{self, Blocks, DeviceModel, OneOrMore, Wanted},
     tensor::Tensor,
     work,
 };
@@ -236,8 +236,8 @@ impl Model {
     }
 
     #[pyo3(
-        signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None),
-        text_signature = "($self, devices=0, memory=None, streamed=False, progress=None)"
+        signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None, blocks=None),
+        text_signature = "($self, devices=0, memory=None, streamed=False, progress=None, blocks=None)"
     )]
     fn load(
         &self,
@@ -246,8 +246,10 @@ impl Model {
         memory: Option<OneOrMore<u64>>,
         streamed: bool,
         progress: Option<&Bound<'_, PyAny>>,
+        blocks: Option<Blocks>,
     ) -> PyResult<DeviceModel> {
-        gpu::load(py, &self.inner, devices, memory, streamed, progress)
+        let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
+        gpu::load(py, &self.inner, devices, &wanted, progress)
     }
 
     fn __repr__(&self) -> String {

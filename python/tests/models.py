@@ -21,7 +21,13 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 511,
 }
-MOE: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+# Of fewer equal layers, an arena takes what compression saves; of smaller experts, their codebooks.
+MOE: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 320,
+}
 
 #: The config's class, and what is not as in SMALL.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,6 +36,7 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "qwen3": ("Qwen3Config", {"tie_word_embeddings": False}),
     "qwen3-tied": ("Qwen3Config", {"tie_word_embeddings": True}),
+    "qwen3-wide": ("Qwen3Config", {"vocab_size": 4096, "num_hidden_layers": 6, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2Config", {}),
     "mistral": ("MistralConfig", {"sliding_window": 16}),
     "gemma": ("GemmaConfig", {}),
@@ -37,7 +44,10 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", {"query_pre_attn_scalar": 32, "sliding_window": 16}),
     "qwen3-moe": ("Qwen3MoeConfig", {**MOE, "decoder_sparse_step": 1, "tie_word_embeddings": False}),
     "qwen3-moe-mixed": ("Qwen3MoeConfig", {**MOE, "mlp_only_layers": [1], "tie_word_embeddings": True}),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}),
+    "mixtral": (
+        "MixtralConfig",
+        {"num_hidden_layers": 5, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 320},
+    ),
     "phi3": ("Phi3Config", {}),
     "gpt2": ("GPT2Config", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 256}),
     "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": None}),

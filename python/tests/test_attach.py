@@ -202,8 +202,8 @@ def flux(diffusers: Any) -> tuple[Any, dict[str, Any]]:
     model = diffusers.FluxTransformer2DModel(
         patch_size=1,
         in_channels=4,
-        num_layers=2,
-        num_single_layers=2,
+        num_layers=6,
+        num_single_layers=6,
         attention_head_dim=32,
         num_attention_heads=4,
         joint_attention_dim=64,
@@ -226,7 +226,7 @@ def sd3(diffusers: Any) -> tuple[Any, dict[str, Any]]:
         sample_size=16,
         patch_size=2,
         in_channels=4,
-        num_layers=3,
+        num_layers=8,
         attention_head_dim=32,
         num_attention_heads=4,
         joint_attention_dim=64,
@@ -299,8 +299,9 @@ def test_sentence_encoder(encoder: tuple[Path, Path], device: str, tmp_path: Pat
     assert torch.equal(loaded.encode(SENTENCES, convert_to_tensor=True), expected)
     report = df11.report(loaded, verify=True)
     assert report.verified
-    # Half of this model is its embedding, which takes its full size while it is used.
-    assert report.devices[0].compressed < 0.68 * report.original_bytes
+    # Half of this model is its embedding, which would take its full size while it is used, too.
+    assert "embeddings.word_embeddings.weight: kept decoded" in str(report)
+    assert report.ratio < 0.93
 
     attached = sentence_transformers.SentenceTransformer(str(bf16), device=device)
     df11.attach(attached, folder, device=device)
@@ -407,8 +408,10 @@ def test_a_hook_that_fails_before_ours(tmp_path: Path) -> None:
     assert runtime._turn.depth == 0
 
 
-def test_one_layer_of_two_threads(tmp_path: Path) -> None:
+def test_one_layer_of_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is a unit itself runs one forward at a time as well."""
+    # It is one where it is streamed, on a GPU.
+    monkeypatch.setattr("df11._runtime.choose", lambda *_: ([], 0))
     path = compressed(torch.nn.Linear(256, 256).to(torch.bfloat16), tmp_path)
     module = df11.attach(torch.nn.Linear(256, 256), path, device="cpu")
     runtime = module.__dict__["_df11"]

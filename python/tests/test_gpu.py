@@ -164,6 +164,62 @@ def test_blocks_decode_wherever_they_lie(raw: Path, stand_in: Environment) -> No
     )
 
 
+def test_blocks_lie_where_they_are_told_to(raw: Path, stand_in: Environment) -> None:
+    run(
+        script("""
+        names = [block.name for block in model.blocks]
+        a, b, c = names[:3]
+        plan = df11.plan(model, blocks={a: (1, False), c: (0, True)})
+        assert plan.placements == {a: (1, False), c: (0, True)} and plan.host_bytes > 0
+        loaded = model.load([1, 0], blocks=plan.placements)
+        assert loaded.placements == {a: (0, False), c: (1, True)}, loaded.placements
+        assert [block.name for block in loaded.blocks] == [a, c]
+        assert loaded.device_bytes < sum(plan.device_bytes)
+        for turn in range(3):
+            for block in loaded.blocks:
+                pointer, view, keep = output(block.nbytes)
+                block.decode(pointer, 0)
+                for name, (start, stop) in block.layout.items():
+                    assert view[start:stop] == original(model[name]), name
+        # Only some, wherever they fit.
+        whole, some = df11.plan(model), df11.plan(model, blocks=[b, c])
+        assert list(some.placements) == [b, c] and some.device_bytes < whole.device_bytes
+        assert df11.plan(model, some.device_bytes[0], blocks=[b, c]) == some
+        least = df11.plan(model, streamed=True, blocks=names[1:])
+        assert df11.plan(model, least.device_bytes[0], blocks=names[1:]).host_bytes > 0
+        assert a not in least.placements and least.device_bytes < df11.plan(model, blocks=names[1:]).device_bytes
+        assert all(place.streamed for place in df11.plan(model, streamed=True, blocks=[b]).placements.values())
+        assert [block.name for block in model.load(blocks=[b, c]).blocks] == [b, c]
+        assert model.load(blocks=[]).blocks == [] and df11.plan(model, blocks=[]).device_bytes == (0,)
+        try:
+            loaded.block(b)
+        except KeyError as error:
+            assert b in str(error) and "not loaded" in str(error)
+        else:
+            raise AssertionError
+        lost = next(iter(model.block(b).layout))
+        for wrong, words in [
+            (lambda: loaded.program([(lost, 0)]), f'tensor "{lost}" is not loaded'),
+            (lambda: df11.plan(model, blocks=["absent"]), 'no block "absent"'),
+            (lambda: model.load(blocks={"absent": (0, False)}), 'no block "absent"'),
+            (lambda: model.load(blocks={a: (1, False)}), f'"{a}" is placed on GPU 1 of 1'),
+            (lambda: df11.plan(model, blocks={a: (2**60, False)}), f'"{a}" is placed on GPU {2**60} of'),
+            (lambda: df11.plan(model, 10**9, blocks={a: (0, False)}), "memory and places of blocks"),
+            (lambda: df11.plan(model, streamed=True, blocks={a: (0, False)}), "streamed and places of blocks"),
+            (lambda: model.load([0, 1], blocks=[a]), "the plan is for 1 GPUs, not 2"),
+        ]:
+            try:
+                wrong()
+            except df11.ParameterError as error:
+                assert words in str(error) and "; " in str(error), error
+            else:
+                raise AssertionError(words)
+        """),
+        raw,
+        **stand_in(devices="2"),
+    )
+
+
 def test_programs_put_tensors_anywhere(raw: Path, stand_in: Environment) -> None:
     run(
         script("""

@@ -91,13 +91,30 @@ def test_layers_are_decoded_alone(folders: Folders, name: str) -> None:
     model = load(folders.compressed(name))
     units = [unit.path for unit in model.__dict__["_df11"].units]
     layers = [path for path in units if path.split(".")[-1].isdigit()]
-    assert len(layers) == 3
+    assert len(layers) == model.config.num_hidden_layers
     heads = set(units) - set(layers)
     assert heads <= {"model.embed_tokens", "lm_head", "transformer.wte", "transformer.wpe"}
     report = df11.report(model)
     assert report.devices[0].arena < report.original_bytes
     assert not report.large_residents
     assert not report.unused_tensors
+
+
+def test_a_large_vocabulary_is_left_as_it_is(folders: Folders, tmp_path: Path) -> None:
+    original, model = load(folders.bf16("qwen3-wide")), load(folders.compressed("qwen3-wide"))
+    assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    report = df11.report(model, verify=True)
+    assert list(report.large_residents) == ["model.embed_tokens.weight"]
+    assert "kept decoded" in report.large_residents["model.embed_tokens.weight"]
+    assert report.devices[0].units == 6
+    assert report.ratio < 0.95
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    state = df11.state_dict(model)
+    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved")(prompt()).logits, original(prompt()).logits)
+    with pytest.raises(RuntimeError, match=r"df11\.state_dict"):
+        model.state_dict()
 
 
 @pytest.mark.parametrize("layout", ["tile", "raw"])
@@ -280,7 +297,7 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     assert model.eval() is model
     with pytest.raises(ValueError, match="bfloat16"):
         load(folders.compressed("llama"), dtype=torch.float16)
-    with pytest.raises(ValueError, match='device_map="auto"'):
+    with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
         load(folders.compressed("llama"), {"model": "cpu", "lm_head": "disk"})
     with pytest.raises(ValueError, match="df11 compress"):
         load(folders.bf16("llama"), quantization_config=__import__("df11._quantizer")._quantizer.Df11Config())
@@ -448,7 +465,7 @@ def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
 
 
 @pytest.mark.gpu(2)
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "gemma2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-wide"])
 def test_several_gpus(folders: Folders, name: str) -> None:
     model = load(folders.compressed(name), "auto")
     devices = set(model.hf_device_map.values())
@@ -460,6 +477,40 @@ def test_several_gpus(folders: Folders, name: str) -> None:
     single = load(folders.compressed(name), "cuda:1")
     assert single.device == torch.device("cuda:1")
     assert same_steps(load(folders.bf16(name), "cuda:1"), single)
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "mixtral", "qwen3-wide"])
+def test_a_device_map_of_modules(folders: Folders, name: str) -> None:
+    """As accelerate's say it; what is on the CPU is streamed to the first GPU."""
+    tied = name in ("llama-tied", "qwen3-wide")
+    count = config_of(name).num_hidden_layers
+    layers = {f"model.layers.{at}": at % 2 for at in range(count)}
+    ends = {
+        "model.embed_tokens": 0,
+        "model.norm": 1,
+        "model.rotary_emb": 0,
+        "lm_head": 0 if tied else "cuda:1",
+    }
+    original = load(folders.bf16(name), "cuda")
+    for changes, streamed in [({}, 0), ({"model.layers.1": "cpu", "model.layers.2": torch.device("cpu")}, 2)]:
+        model = load(folders.compressed(name), {**ends, **layers, **changes})
+        for at in (0, 1):
+            device = 0 if f"model.layers.{at}" in changes else at
+            assert model.model.layers[at].self_attn.q_proj.weight.device == torch.device("cuda", device)
+        assert model.lm_head.weight.device.index == (0 if tied else 1)
+        assert model.model.norm.weight.device.index == 1
+        report = df11.report(model, verify=True)
+        assert sum(device.streamed_units for device in report.devices) == streamed
+        assert same_steps(original, model)
+        assert torch.cuda.current_device() == 0
+    if tied:
+        with pytest.raises(ValueError, match="are decoded together"):
+            load(folders.compressed(name), {**ends, **layers, "lm_head": 1})
+    with pytest.raises(ValueError, match="are decoded together"):
+        load(folders.compressed(name), {**ends, **layers, "model.layers.0.self_attn": 1})
+    with pytest.raises(ValueError, match="no device for"):
+        load(folders.compressed(name), {**ends, "model.layers.0": 1})
 
 
 @pytest.mark.gpu

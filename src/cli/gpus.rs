@@ -59,7 +59,8 @@ impl Gpus {
         let mut rows = Vec::new();
         for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
             let blocks = run(plan.placements(), device);
-            let streamed = plan.placements()[blocks.clone()].iter().filter(|place| place.streamed).count();
+            let streamed =
+                plan.placements()[blocks.clone()].iter().flatten().filter(|place| place.streamed).count();
             let name = |at: Option<usize>| at.map_or("", |at| names[at]);
             let (first, last) = (name(blocks.clone().next()), name(blocks.clone().last()));
             table.row([
@@ -73,7 +74,7 @@ impl Gpus {
             ]);
             rows.push(json!({
                 "gpu": device, "memory_bytes": memory, "taken_bytes": taken, "blocks": names[blocks.clone()],
-                "streamed": blocks.filter(|&at| plan.placements()[at].streamed).map(|at| names[at]).collect::<Vec<_>>(),
+                "streamed": blocks.filter(|&at| plan.placements()[at].is_some_and(|place| place.streamed)).map(|at| names[at]).collect::<Vec<_>>(),
             }));
         }
         let fits = plan.host_bytes() == 0;
@@ -94,10 +95,10 @@ impl Gpus {
     }
 }
 
-/// The blocks of a GPU; a plan gives each one run.
-fn run(placements: &[Placement], device: usize) -> Range<usize> {
-    let start = placements.partition_point(|place| place.device < device);
-    let end = placements.partition_point(|place| place.device <= device);
+/// The blocks of a GPU; a plan that fits a whole model gives each one run.
+fn run(placements: &[Option<Placement>], device: usize) -> Range<usize> {
+    let start = placements.partition_point(|place| place.is_some_and(|place| place.device < device));
+    let end = placements.partition_point(|place| place.is_some_and(|place| place.device <= device));
     start..end
 }
 

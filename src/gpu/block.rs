@@ -67,13 +67,13 @@ impl<'m> GpuBlock<'m> {
 
     /// Whether it stays on the host and is copied to the GPU ahead of each use.
     pub fn is_streamed(&self) -> bool {
-        self.entry.route.is_streamed()
+        self.entry.route.turn().is_some()
     }
 
     /// Its tensors, in the order of [`GpuBlock::layout`].
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = GpuTensor<'m>> + use<'m> {
         let model = self.model;
-        self.entry.tensors.iter().map(|name| model.tensor(name))
+        self.entry.tensors.iter().map(|name| model.own_tensor(name))
     }
 
     /// Where each tensor goes in the output: as [`Block::layout`](crate::Block::layout).

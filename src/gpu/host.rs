@@ -132,7 +132,7 @@ impl<'m> GpuDecoder<'m> {
     /// Decodes a block, waits, and looks at the status.
     fn decode(&self, block: usize, output: &mut Output) -> Result<()> {
         output.block = None;
-        let gpu_block = self.model.block(self.blocks[block]).expect("the same model");
+        let gpu_block = self.model.block(self.blocks[block])?;
         let pointer = output.memory.pointer();
         // SAFETY: the output has the bytes of the largest block and is on the model's device; it is borrowed mutably, and nothing is
         // under way to or from it: whoever reads waits, and so does the check below.

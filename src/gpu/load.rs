@@ -13,10 +13,10 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    Device, GpuModel, Plan,
+    Device, GpuModel, Placement, Plan,
     host_section::HostSection,
     memory::Buffer,
-    model::{BlockEntry, Inner, TensorEntry},
+    model::{BlockEntry, Inner, Names, TensorEntry},
     needs::{self, Needs, SectionId, TensorId, target_of},
     part::Part,
     route::{Cut, Route},
@@ -64,7 +64,7 @@ impl LoadOptions {
         self
     }
 
-    /// Where each block goes, as [`Plan::fit`] says.
+    /// Where each block goes, as [`Plan::fit`] or [`Plan::of`] says.
     #[must_use]
     pub fn plan(mut self, plan: Plan) -> Self {
         self.plan = Some(plan);
@@ -86,17 +86,17 @@ impl LoadOptions {
             (None, [_]) => Plan::uniform(needs, false),
             (None, _) => {
                 let free = devices.iter().map(|device| Ok(device.free_memory()? / 100 * SHARE_PERCENT));
-                Plan::fit_needs(needs, &free.collect::<Result<Vec<_>>>()?)?
+                Plan::fit_needs(needs, &free.collect::<Result<Vec<_>>>()?, &vec![true; needs.len()])?
             }
         };
         if plan.placements().len() != needs.len() {
             let problem = "the plan was made for another model";
-            return Err(Error::parameter(problem, "make it with Plan::fit for this one"));
+            return Err(Error::parameter(problem, "make it for this one, with Plan::fit or Plan::of"));
         }
         if plan.device_bytes().len() != devices.len() {
             let problem =
                 format!("the plan is for {} GPUs, not {}", plan.device_bytes().len(), devices.len());
-            return Err(Error::parameter(problem, "give as many devices as Plan::fit got sizes"));
+            return Err(Error::parameter(problem, "give as many devices as it was made for"));
         }
         Ok(plan)
     }
@@ -136,7 +136,8 @@ impl Model {
     ) -> Result<GpuModel> {
         let needs = needs::of_blocks(self)?;
         let plan = options.plan_for(&needs, devices)?;
-        let sections = needs.iter().flat_map(|block| &block.sections);
+        let loaded = needs.iter().zip(plan.placements()).filter(|(_, place)| place.is_some());
+        let sections = loaded.flat_map(|(block, _)| &block.sections);
         observer.begin(sections.map(|&section| needs::section_length(self, section)).sum());
         observer.enter(Stage::Load);
         Loader::new(self, plan, needs, devices, observer)?.load(options)
@@ -203,15 +204,17 @@ impl<'m> Loader<'m> {
     }
 
     fn prepare(&self, validate: bool) -> Result<(Tensors, HostSections)> {
-        let tensors = stored::read_all(self.model, validate)?;
+        let blocks = self.model.blocks().zip(self.plan.placements()).filter(|(_, place)| place.is_some());
+        let tensors = blocks.flat_map(|(block, _)| block.tensor_ids()).copied();
+        let tensors = stored::read_all(self.model, tensors, validate)?;
         Ok((tensors, self.pin_streamed()?))
     }
 
     /// Pins the sections of streamed blocks.
     fn pin_streamed(&self) -> Result<HostSections> {
-        let streamed = self.plan.placements().iter().zip(&self.needs).filter(|(place, _)| place.streamed);
+        let streamed = (0..self.parts.len()).flat_map(|part| self.plan.blocks_on(part, true));
         let sections: Vec<SectionId> =
-            streamed.flat_map(|(_, block)| block.sections.iter().copied()).collect();
+            streamed.flat_map(|block| self.needs[block].sections.iter().copied()).collect();
         let pin = |(shard, section): SectionId| {
             let host = HostSection::new(&self.parts[0].device, &self.model.shards()[shard], section)?;
             advance(self.observer, needs::section_length(self.model, (shard, section)))?;
@@ -223,9 +226,13 @@ impl<'m> Loader<'m> {
     fn finish(self, tensors: &Tensors, host: &HostSections) -> Result<GpuModel> {
         let mut tasks: Vec<Vec<Task>> = vec![Vec::new(); self.parts.len()];
         let mut blocks = Vec::with_capacity(self.needs.len());
-        let mut entries = HashMap::new();
-        for (index, block) in self.model.blocks().enumerate() {
-            let part = self.plan.placements()[index].device;
+        let (mut block_names, mut entries) = (Names::new(), Names::new());
+        for (index, (block, place)) in self.model.blocks().zip(self.plan.placements()).enumerate() {
+            block_names.insert(block.name().to_owned(), place.map(|_| blocks.len()));
+            let &Some(Placement { device: part, .. }) = place else {
+                entries.extend(block.tensors().map(|tensor| (tensor.name().to_owned(), None)));
+                continue;
+            };
             let names = block.tensors().map(|tensor| tensor.name().to_owned()).collect();
             let layout = block.layout()?;
             let ids = block.tensor_ids().iter();
@@ -243,10 +250,10 @@ impl<'m> Loader<'m> {
                     dtype: tensor.dtype().expect("known, as the needs were"),
                     shape: tensor.shape(),
                     bytes: tensor.byte_length()?,
-                    block: index,
+                    block: blocks.len(),
                     stored: Arc::clone(stored),
                 };
-                entries.insert(tensor.name().to_owned(), entry);
+                entries.insert(tensor.name().to_owned(), Some(entry));
             }
             blocks.push(BlockEntry { name: block.name().to_owned(), tensors: names, layout, part, route });
         }
@@ -255,6 +262,7 @@ impl<'m> Loader<'m> {
         let tasks = tasks.collect::<Result<_>>()?;
         let copied = host.values().filter(|section| !section.is_mapped());
         let copied_bytes = copied.map(|section| section.bytes().len() as u64).sum();
-        Ok(GpuModel::new(Inner::new(self.plan, blocks, entries, self.parts, tasks, copied_bytes)))
+        let (plan, parts) = (self.plan, self.parts);
+        Ok(GpuModel::new(Inner { plan, blocks, block_names, tensors: entries, parts, tasks, copied_bytes }))
     }
 }

@@ -6,7 +6,7 @@ use super::{
     Device, GpuBlock, GpuProgram, GpuTensor, Piece, Plan, memory::Buffer, part::Part, route::Route,
     stored::Stored,
 };
-use crate::{BlockLayout, Dtype, Result};
+use crate::{BlockLayout, Dtype, Error, Result};
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are too small, ready to be decoded.
 ///
@@ -19,16 +19,20 @@ pub struct GpuModel {
     inner: Arc<Inner>,
 }
 
+/// What the model has, by name; `None` for what the plan left out.
+pub(super) type Names<T> = HashMap<String, Option<T>>;
+
 #[derive(Debug)]
 pub(super) struct Inner {
-    plan: Plan,
-    blocks: Vec<BlockEntry>,
-    block_names: HashMap<String, usize>,
-    tensors: HashMap<String, TensorEntry>,
-    parts: Vec<Part>,
+    pub(super) plan: Plan,
+    /// Those that are loaded.
+    pub(super) blocks: Vec<BlockEntry>,
+    pub(super) block_names: Names<usize>,
+    pub(super) tensors: Names<TensorEntry>,
+    pub(super) parts: Vec<Part>,
     /// For each part, the tasks of all blocks.
-    tasks: Vec<Buffer>,
-    copied_bytes: u64,
+    pub(super) tasks: Vec<Buffer>,
+    pub(super) copied_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -45,24 +49,12 @@ pub(super) struct TensorEntry {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     pub(super) bytes: u64,
-    /// The index of its block.
+    /// The index of its block among those that are loaded.
     pub(super) block: usize,
     pub(super) stored: Arc<Stored>,
 }
 
 impl Inner {
-    pub(super) fn new(
-        plan: Plan,
-        blocks: Vec<BlockEntry>,
-        tensors: HashMap<String, TensorEntry>,
-        parts: Vec<Part>,
-        tasks: Vec<Buffer>,
-        copied_bytes: u64,
-    ) -> Self {
-        let block_names = blocks.iter().enumerate().map(|(at, block)| (block.name.clone(), at)).collect();
-        Self { plan, blocks, block_names, tensors, parts, tasks, copied_bytes }
-    }
-
     pub(super) fn part(&self, index: usize) -> (&Part, &Buffer) {
         (&self.parts[index], &self.tasks[index])
     }
@@ -71,12 +63,29 @@ impl Inner {
         &self.blocks[index]
     }
 
-    pub(super) fn entry(&self, tensor: &str) -> Option<&TensorEntry> {
-        self.tensors.get(tensor)
+    pub(super) fn entry(&self, tensor: &str) -> Result<&TensorEntry> {
+        Ok(find(&self.tensors, "tensor", tensor)?.1)
     }
 
-    pub(super) fn tensor<'m>(&'m self, name: &'m str) -> GpuTensor<'m> {
-        GpuTensor::new(name, &self.tensors[name])
+    pub(super) fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
+        let (name, entry) = find(&self.tensors, "tensor", name)?;
+        Ok(GpuTensor::new(name, entry))
+    }
+
+    /// A tensor of a block that is loaded.
+    pub(super) fn own_tensor(&self, name: &str) -> GpuTensor<'_> {
+        self.tensor(name).expect("blocks name their own tensors")
+    }
+}
+
+fn find<'m, T>(all: &'m Names<T>, what: &str, name: &str) -> Result<(&'m str, &'m T)> {
+    match all.get_key_value(name) {
+        Some((name, Some(found))) => Ok((name, found)),
+        Some((_, None)) => {
+            let problem = format!("{what} {name:?} is not loaded: the plan leaves its block out");
+            Err(Error::parameter(problem, "load the model by a plan that places that block"))
+        }
+        None => Err(Error::parameter(format!("there is no {what} {name:?}"), "name one that the model has")),
     }
 }
 
@@ -106,15 +115,17 @@ impl GpuModel {
         self.inner.copied_bytes
     }
 
-    /// All blocks, in the order in which the model runs them.
+    /// All blocks that are loaded, in the order in which the model runs them.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = GpuBlock<'_>> {
         self.inner.blocks.iter().map(|entry| GpuBlock::new(&self.inner, entry))
     }
 
     /// The block with this name. Constant time.
-    pub fn block(&self, name: &str) -> Option<GpuBlock<'_>> {
-        let &at = self.inner.block_names.get(name)?;
-        Some(self.block_at(at))
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the model has no such block, or the plan [left it out](Plan::of).
+    pub fn block(&self, name: &str) -> Result<GpuBlock<'_>> {
+        Ok(self.block_at(*find(&self.inner.block_names, "block", name)?.1))
     }
 
     pub(super) fn block_at(&self, index: usize) -> GpuBlock<'_> {
@@ -122,11 +133,14 @@ impl GpuModel {
     }
 
     /// The tensor with this name. Constant time.
-    pub fn tensor(&self, name: &str) -> Option<GpuTensor<'_>> {
-        self.inner.tensors.get_key_value(name).map(|(name, entry)| GpuTensor::new(name, entry))
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where the model has no such tensor, or the plan [left its block out](Plan::of).
+    pub fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
+        self.inner.tensor(name)
     }
 
-    /// The size of a buffer into which any block can be decoded, in bytes.
+    /// The size of a buffer into which any block that is loaded can be decoded, in bytes.
     pub fn largest_block_bytes(&self) -> u64 {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }
@@ -139,8 +153,8 @@ impl GpuModel {
     /// block where rows are asked for, are read in place, over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) where there is no piece, or no such tensor or row; where a row does not fill whole
-    /// bytes, the tensors lie on several GPUs, or an offset is no multiple of 16; [`Error::Gpu`](crate::Error::Gpu).
+    /// [`Error::Parameter`] where there is no piece, or no such tensor or row; where a tensor is not loaded, a row does not fill whole
+    /// bytes, the tensors lie on several GPUs, or an offset is no multiple of 16; [`Error::Gpu`].
     pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
         GpuProgram::new(&self.inner, pieces)
     }

@@ -77,17 +77,15 @@ impl Part {
         index: usize,
         device: &Device,
     ) -> Result<Self> {
-        let all = plan.placements().iter().zip(needs).enumerate();
-        let mine = || all.clone().filter(|(_, (place, _))| place.device == index);
-        let resident: Vec<SectionId> = mine()
-            .filter(|(_, (place, _))| !place.streamed)
-            .flat_map(|(_, (_, block))| block.sections.iter().copied())
-            .collect();
-        let streamed = mine().filter(|(_, (place, _))| place.streamed).map(|(block, _)| block);
-        let places = streamed.clone().map(|block| slot_places(model, &needs[block])).collect();
-        let turns = streamed.enumerate().map(|(turn, block)| (block, turn)).collect();
+        let [resident, streamed] =
+            [false, true].map(|streamed| plan.blocks_on(index, streamed).collect::<Vec<_>>());
+        let places = streamed.iter().map(|&block| slot_places(model, &needs[block])).collect();
+        let turns = streamed.iter().enumerate().map(|(turn, &block)| (block, turn)).collect();
+        let mine = resident.iter().chain(&streamed);
         let coded: Vec<(TensorId, Coding)> =
-            mine().flat_map(|(_, (_, block))| block.coded.iter().copied()).collect();
+            mine.flat_map(|&block| needs[block].coded.iter().copied()).collect();
+        let resident = resident.iter().flat_map(|&block| needs[block].sections.iter().copied());
+        let resident: Vec<SectionId> = resident.collect();
         let bytes = resident.iter().map(|&section| section_bytes(model, section)).sum();
         let sections = device.allocate(bytes, "the model")?;
         let tables = device.allocate(

@@ -6,7 +6,7 @@ use super::{
     needs::{self, Needs},
     task::Task,
 };
-use crate::{Error, Model, Result};
+use crate::{Block, Error, Model, Result};
 
 /// Output buffers that a plan leaves room for on each GPU: one block is used while the next one is decoded.
 pub(super) const OUTPUTS: u64 = 2;
@@ -24,7 +24,7 @@ pub struct Placement {
     pub streamed: bool,
 }
 
-/// A placement for each block of a model. Made from directories alone, so that no GPU is needed to ask what would fit.
+/// Where each block of a model lies, if it is loaded at all. Made from directories alone, so that no GPU is needed to ask what would fit.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -35,13 +35,13 @@ pub struct Placement {
 /// let model = df11::open(&path)?;
 /// let whole = Plan::resident(&model)?;
 /// let plan = Plan::fit(&model, &[whole.device_bytes()[0] * 3 / 4])?;
-/// assert!(plan.placements().iter().any(|block| block.streamed));
+/// assert!(plan.placements().iter().flatten().any(|block| block.streamed));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    placements: Vec<Placement>,
+    placements: Vec<Option<Placement>>,
     device_bytes: Vec<u64>,
     host_bytes: u64,
 }
@@ -73,31 +73,86 @@ impl Plan {
     /// [`Error::Parameter`] where a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
-        Self::fit_needs(&needs::of_blocks(model)?, memory)
+        Self::fit_some(model, memory, |_| true)
+    }
+
+    /// As [`Plan::fit`], for a model of which only some blocks are loaded; the others take no memory.
+    ///
+    /// # Errors
+    /// As [`Plan::fit`].
+    pub fn fit_some(
+        model: &Model,
+        memory: &[u64],
+        mut is_loaded: impl FnMut(Block<'_>) -> bool,
+    ) -> Result<Self> {
+        let loaded: Vec<bool> = model.blocks().map(&mut is_loaded).collect();
+        Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded)
+    }
+
+    /// Places each block as the caller says: on which of so many GPUs, resident or streamed. `None` leaves a block out: it is not loaded,
+    /// takes no memory, and cannot be asked for ([`GpuModel::block`](super::GpuModel::block)).
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// use df11::gpu::{Placement, Plan};
+    ///
+    /// let model = df11::open(&path)?;
+    /// // All but the head, on the second of two GPUs.
+    /// let plan = Plan::of(&model, 2, |block| {
+    ///     (block.name() != "lm_head").then_some(Placement { device: 1, streamed: false })
+    /// })?;
+    /// assert_eq!(plan.device_bytes()[0], 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where a block is placed on a GPU that is none of them; [`Error::Unsupported`] for a tensor of a newer version.
+    pub fn of(
+        model: &Model,
+        devices: usize,
+        mut place: impl FnMut(Block<'_>) -> Option<Placement>,
+    ) -> Result<Self> {
+        let placements: Vec<_> = model.blocks().map(&mut place).collect();
+        for (block, place) in model.blocks().zip(&placements) {
+            if let Some(Placement { device, .. }) = place.filter(|place| place.device >= devices) {
+                let problem =
+                    format!("block {:?} is placed on GPU {device} of {devices} in the plan", block.name());
+                return Err(Error::parameter(problem, "count GPUs from 0, or plan for more of them"));
+            }
+        }
+        Ok(Self::new(&needs::of_blocks(model)?, placements, devices))
     }
 
     /// All blocks on one GPU.
     pub(super) fn uniform(blocks: &[Needs], streamed: bool) -> Self {
-        Self::new(blocks, vec![Placement { device: 0, streamed }; blocks.len()], 1)
+        Self::new(blocks, vec![Some(Placement { device: 0, streamed }); blocks.len()], 1)
     }
 
-    /// [`Plan::fit`] for blocks of these needs.
-    pub(super) fn fit_needs(blocks: &[Needs], memory: &[u64]) -> Result<Self> {
+    /// [`Plan::fit`] for blocks of these needs, of which these are loaded.
+    pub(super) fn fit_needs(blocks: &[Needs], memory: &[u64], loaded: &[bool]) -> Result<Self> {
         if memory.is_empty() {
             return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
         }
-        let placements = match fill(blocks, memory) {
-            Some(placements) => placements,
-            None => stream(blocks, memory)?,
+        let needs = blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
+        let needs: Vec<&Needs> = needs.collect();
+        let places = match fill(&needs, memory) {
+            Some(places) => places,
+            None => stream(&needs, memory)?,
         };
+        let mut places = places.into_iter();
+        let placements = loaded.iter().map(|loaded| if *loaded { places.next() } else { None }).collect();
         Ok(Self::new(blocks, placements, memory.len()))
     }
 
-    fn new(blocks: &[Needs], placements: Vec<Placement>, devices: usize) -> Self {
+    fn new(blocks: &[Needs], placements: Vec<Option<Placement>>, devices: usize) -> Self {
         let mut tallies: Vec<Tally> = Vec::new();
         tallies.resize_with(devices, Tally::default);
         let mut host_bytes = 0;
         for (place, block) in placements.iter().zip(blocks) {
+            let Some(place) = place else { continue };
             tallies[place.device].add(block, place.streamed);
             host_bytes += if place.streamed { block.section_bytes } else { 0 };
         }
@@ -105,9 +160,15 @@ impl Plan {
         Self { placements, device_bytes, host_bytes }
     }
 
-    /// For each block, in the model's order, where it lies.
-    pub fn placements(&self) -> &[Placement] {
+    /// For each block, in the model's order, where it lies; `None` for one that is not loaded.
+    pub fn placements(&self) -> &[Option<Placement>] {
         &self.placements
+    }
+
+    /// The blocks that lie on a GPU, resident or streamed, by their index in the model.
+    pub(super) fn blocks_on(&self, device: usize, streamed: bool) -> impl Iterator<Item = usize> {
+        let wanted = Some(Placement { device, streamed });
+        self.placements.iter().enumerate().filter(move |(_, place)| **place == wanted).map(|(block, _)| block)
     }
 
     /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two outputs of its largest block, which
@@ -158,7 +219,7 @@ impl Tally {
 }
 
 /// All blocks resident, each GPU filled before the next one; `None` where that is too much.
-fn fill(blocks: &[Needs], memory: &[u64]) -> Option<Vec<Placement>> {
+fn fill(blocks: &[&Needs], memory: &[u64]) -> Option<Vec<Placement>> {
     let mut placements = Vec::with_capacity(blocks.len());
     for (device, &memory) in memory.iter().enumerate() {
         let mut tally = Tally::default();
@@ -174,7 +235,7 @@ fn fill(blocks: &[Needs], memory: &[u64]) -> Option<Vec<Placement>> {
 }
 
 /// A run of blocks for each GPU, some of them streamed.
-fn stream(blocks: &[Needs], memory: &[u64]) -> Result<Vec<Placement>> {
+fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
     let mut placements = Vec::with_capacity(blocks.len());
     for (device, run) in runs(blocks, memory).into_iter().enumerate() {
         let streamed = fewest_streamed(&blocks[run], device, memory[device])?;
@@ -184,7 +245,7 @@ fn stream(blocks: &[Needs], memory: &[u64]) -> Result<Vec<Placement>> {
 }
 
 /// Cuts the blocks into one run a GPU, in proportion to memory.
-fn runs(blocks: &[Needs], memory: &[u64]) -> Vec<Range<usize>> {
+fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
     let sum = |values: &mut dyn Iterator<Item = u64>| values.map(u128::from).sum::<u128>();
     let all = sum(&mut blocks.iter().map(|block| block.section_bytes));
     let total = sum(&mut memory.iter().copied()).max(1);
@@ -208,14 +269,14 @@ fn runs(blocks: &[Needs], memory: &[u64]) -> Vec<Range<usize>> {
     runs
 }
 
-fn tally(run: &[Needs], streamed: &[bool]) -> u64 {
+fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
     let mut tally = Tally::default();
     run.iter().zip(streamed).for_each(|(block, &streamed)| tally.add(block, streamed));
     tally.bytes()
 }
 
 /// Which blocks of a run are streamed: the fewest with which it fits.
-fn fewest_streamed(run: &[Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
+fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
     // More parts streamed take less memory, but for roundings: the search ends at a number that fits.
     let (mut low, mut high) = (0, run.len());
     while low < high {
@@ -234,7 +295,7 @@ fn fewest_streamed(run: &[Needs], device: usize, memory: u64) -> Result<Vec<bool
 }
 
 /// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
-fn spread(run: &[Needs], parts: usize) -> Vec<bool> {
+fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
     let smallest = run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
     // Bytes that should have been streamed so far less those that are, times the number of blocks. Containers are smaller than 2^63
     // bytes, so that nothing overflows.

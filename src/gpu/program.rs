@@ -54,9 +54,7 @@ impl<'n> Piece<'n> {
     /// Its entry in the model, and its bytes there.
     fn find<'m>(&self, model: &'m Inner) -> Result<(&'m TensorEntry, Slice)> {
         let tensor = self.tensor;
-        let entry = model.entry(tensor).ok_or_else(|| {
-            Error::parameter(format!("there is no tensor {tensor:?}"), "name one that the model has")
-        })?;
+        let entry = model.entry(tensor)?;
         Ok((entry, Slice::new(tensor, entry.dtype, &entry.shape, &self.ranges)?))
     }
 
@@ -118,7 +116,7 @@ impl GpuProgram {
             }
         }
         let turn =
-            if is_worth_a_slot(model, pieces, &found) { model.part(part).0.turn(first.block) } else { None };
+            if is_worth_a_slot(model, pieces, &found) { model.block(first.block).route.turn() } else { None };
         let cuts = pieces.iter().zip(found).map(|(piece, (entry, slice))| piece.cut(entry, slice));
         let (cuts, mut tasks) = (cuts.collect::<Result<Vec<_>>>()?, Vec::new());
         let (on, _) = model.part(part);
@@ -139,7 +137,7 @@ impl GpuProgram {
 
     /// Whether it decodes tensors of a streamed block out of its slots, which the next such block is copied into meanwhile.
     pub fn is_streamed(&self) -> bool {
-        self.route.is_streamed()
+        self.route.turn().is_some()
     }
 
     /// Puts the decoding of all pieces on a stream, as [`GpuBlock::decode_into`](super::GpuBlock::decode_into) that of a block. Bytes

@@ -70,9 +70,9 @@ impl Route {
         self.in_place.bytes()
     }
 
-    /// Whether what it decodes comes through slots.
-    pub(super) fn is_streamed(&self) -> bool {
-        self.streamed.is_some()
+    /// When the streamed block has its turn through whose slots it decodes; `None` where it needs none.
+    pub(super) fn turn(&self) -> Option<usize> {
+        self.streamed.as_ref().map(|streamed| streamed.turn)
     }
 }
 

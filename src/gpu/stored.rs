@@ -117,17 +117,18 @@ pub(super) struct StoredTile {
     staged_bytes: u32,
 }
 
-/// All tensors that are no aliases, by shard and index. Codebooks, output offsets and the records' offsets are validated, unless a test
-/// wants none of that.
+/// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are validated, unless a test wants none
+/// of that.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where one is malformed; [`Error::Io`].
-pub(super) fn read_all(model: &Model, validate: bool) -> Result<HashMap<TensorId, Arc<Stored>>> {
-    let shards = model.shards().iter().enumerate();
-    let all: Vec<TensorId> = shards
-        .flat_map(|(shard, open)| (0..open.directory().tensors.len()).map(move |index| (shard, index)))
-        .filter(|&id| model.tensor_at(id).encoding() != Encoding::Alias)
-        .collect();
+pub(super) fn read_all(
+    model: &Model,
+    tensors: impl Iterator<Item = TensorId>,
+    validate: bool,
+) -> Result<HashMap<TensorId, Arc<Stored>>> {
+    let all: Vec<TensorId> =
+        tensors.filter(|&id| model.tensor_at(id).encoding() != Encoding::Alias).collect();
     let stored = all.into_par_iter().map(|id| Ok((id, Arc::new(Stored::read(model, id, validate)?))));
     stored.collect()
 }

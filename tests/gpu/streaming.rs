@@ -5,7 +5,7 @@ use std::thread;
 use df11::{
     Error, OpenOptions,
     gpu::{
-        Device, GpuModel, LoadOptions, Plan, Prefetch, Status,
+        Device, GpuModel, LoadOptions, Placement, Plan, Prefetch, Status,
         cudarc::driver::{
             CudaStream, result,
             sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
@@ -131,7 +131,7 @@ fn a_plan_that_fits_decides_what_is_streamed() {
     let stream = new_stream(device);
     for percent in [0, 30, 60, 100] {
         let plan = Plan::fit(&original, &[least + (all - least) * percent / 100]).unwrap();
-        let streamed = plan.placements().iter().filter(|place| place.streamed).count();
+        let streamed = plan.placements().iter().flatten().filter(|place| place.streamed).count();
         let needed = plan.device_bytes()[0];
         let model = load_with(device, layers(), plan);
         assert_eq!(model.blocks().filter(df11::gpu::GpuBlock::is_streamed).count(), streamed);
@@ -168,7 +168,7 @@ fn a_model_lies_on_two_gpus() {
     let least = Plan::all_streamed(&original).unwrap().device_bytes()[0];
     for shares in [[all * 9 / 10, all], [least, least * 4 / 5]] {
         let plan = Plan::fit(&original, &shares).unwrap();
-        assert!(plan.placements().iter().any(|place| place.device == 1));
+        assert!(plan.placements().iter().flatten().any(|place| place.device == 1));
         let devices = [device.clone(), second.clone()];
         let model = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap();
         (0..3).for_each(|_| check_on_their_gpus(&model, &original));
@@ -176,7 +176,7 @@ fn a_model_lies_on_two_gpus() {
             let status = Status::new(device).unwrap();
             let (stream, mut prefetch) = (new_stream(device), Prefetch::new(&model, part).unwrap());
             let on_it = |block: &df11::gpu::GpuBlock<'_>| {
-                model.plan().placements()[index_of(&model, block)].device == part
+                model.plan().placements()[index_of(&model, block)].is_some_and(|place| place.device == part)
             };
             for block in model.blocks().filter(on_it) {
                 let index = index_of(&model, &block);
@@ -193,6 +193,41 @@ fn a_model_lies_on_two_gpus() {
     let foreign = Plan::resident(&open(mixed(1))).unwrap();
     let refused = original.load(device, &LoadOptions::new().plan(foreign));
     assert!(refused.is_err_and(|error| matches!(error, Error::Parameter { .. })));
+}
+
+/// Blocks in no order: each third one resident on the first GPU, streamed to the second, or nowhere.
+#[test]
+fn blocks_lie_where_the_caller_says() {
+    let Some(device) = gpu() else { return };
+    let (original, devices) = (open(layers()), [device.clone(), another(device)]);
+    let place = |block: df11::Block<'_>| {
+        let at: usize = block.name().strip_prefix("layer ").unwrap().parse().unwrap();
+        (at % 3 != 1).then_some(Placement { device: usize::from(at % 3 == 2), streamed: at % 3 == 2 })
+    };
+    let plan = Plan::of(&original, 2, place).unwrap();
+    let model = original.load_on(&devices, &LoadOptions::new().plan(plan.clone())).unwrap();
+    let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
+    assert_eq!(names, ["layer 0", "layer 2", "layer 3", "layer 5", "layer 6"]);
+    assert!(model.device_bytes() < plan.device_bytes().iter().sum());
+    (0..3).for_each(|_| check_on_their_gpus(&model, &original));
+    assert_eq!(model.blocks().filter(df11::gpu::GpuBlock::is_streamed).count(), 2);
+    for part in [0, 1] {
+        let status = Status::new(&devices[part]).unwrap();
+        let stream = new_stream(&devices[part]);
+        let mut prefetch = Prefetch::new(&model, part).unwrap();
+        // Indices among the blocks that are loaded: 0, 2 and 4 on the first GPU.
+        for index in (0..5).filter(|index| index % 2 == part).chain([part]) {
+            let decoded = prefetch.get(index, &stream, &status).unwrap();
+            let name = decoded.block.name();
+            let at = original.blocks().position(|block| block.name() == name).unwrap();
+            let result = fetch(&stream, decoded.pointer, decoded.block.layout().bytes as usize);
+            assert_is_block(&result, &original, at);
+        }
+        status.check(&stream).unwrap();
+    }
+    for error in [model.block("layer 1").unwrap_err(), model.rows("4.first", 0..2).unwrap_err()] {
+        assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains("not loaded"));
+    }
 }
 
 #[test]
