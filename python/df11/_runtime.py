@@ -257,8 +257,8 @@ class Runtime:
             module = self.root.get_submodule(unit.path)
             module.register_forward_pre_hook(_untraced(_hook(decode)), prepend=True, with_kwargs=True)
         for module in self._guards():
-            module.register_forward_pre_hook(_untraced(self._enter), prepend=True)
-            module.register_forward_hook(_untraced(self._leave), always_call=True)
+            module.register_forward_pre_hook(self._enter, prepend=True)
+            module.register_forward_hook(self._leave, always_call=True)
         for module in {id(m): m for m in self._owners()}.values():
             module.register_state_dict_post_hook(partial(self._on_state_dict))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(self._on_load_state_dict)  # type: ignore[no-untyped-call]
