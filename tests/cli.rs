@@ -344,6 +344,11 @@ fn quiet_says_nothing_and_json_says_errors_too() {
     assert_fails(&output, 2, &["nowhere.df11", "check the path"]);
     let error: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&error["error"]["kind"], &error["error"]["exit_code"]), (&"io".into(), &2.into()));
+    // What may be a repository of the Hub; not so below a folder that is here, or a container.
+    fails(&["verify", "org/name-df11"], 2, &["hf download org/name-df11 --local-dir name-df11"]);
+    for path in ["tests/name", "org/name.df11", "org/name/part", "name"] {
+        assert!(!text(&df11(&["verify", path]).stderr).contains("hf download"), "{path}");
+    }
     assert_eq!(df11(&["squash"]).status.code(), Some(2));
     assert_eq!(df11(&["compress", "x", "--threads", "0"]).status.code(), Some(2));
 }

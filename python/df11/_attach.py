@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from . import _native
+from ._hub import brought
 from ._parameters import MissingError, Weight, by_name, missing_error
 from ._place import Placement, byte_count, default_device, device_of, resolve, set_up
 from ._runtime import KEY, Runtime, runtimes
@@ -26,6 +27,8 @@ def attach(
     streamed: bool = False,
     prefetch: bool = False,
     prefix: str | None = None,
+    revision: str | None = None,
+    subfolder: str | None = None,
 ) -> Module:
     """Gives a module the weights of a container, compressed until they are used. Returns the module.
 
@@ -33,9 +36,10 @@ def attach(
     just before its forward; which ones these are is found from the container. The module may be on the meta
     device (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
-    `path`: a container, or a folder of them. `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a
-    dict of modules as `device_map` of transformers takes it; the current GPU unless named, or the CPU where
-    there is none. `memory`: bytes of GPU memory for weights and decoded
+    `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"), whose
+    containers are fetched into its cache; `subfolder` of it, and `revision` there. `device`: a GPU, the CPU,
+    a list of GPUs, or "auto" for all; a dict of modules as `device_map` of transformers takes it; the current
+    GPU unless named, or the CPU where there is none. `memory`: bytes of GPU memory for weights and decoded
     blocks, such as "9GB" (a list for several GPUs); blocks that do not fit are streamed from pinned host
     memory, all of them with `streamed`. `prefetch`: decode a block while the one before it runs, which takes
     memory for two. `prefix`: what goes before names in the container, found unless given.
@@ -45,7 +49,7 @@ def attach(
     """
     if runtimes(module):
         raise ValueError("the module has compressed weights already; make a new one")
-    container = _native.open(path)
+    container = _native.open(brought(path, revision, subfolder))
     weights, unused = _weights(module, container, prefix)
     placement = _placement(device, memory, container)
     runtime = Runtime(module, container, weights, prefetch=prefetch)

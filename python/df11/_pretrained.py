@@ -74,14 +74,19 @@ class _Mapping:
             self.unused.append(name)
         elif pattern is None:
             self.found[renamed] = whole(
-                self.container, self.entries[renamed], name, self.target_dtype(renamed)
+                self.container,
+                self.entries[renamed],
+                name,
+                self.target_dtype(renamed, dtype_of(self.container[name])),
             )
         else:
             converter = self.by_pattern[pattern]
             self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
 
-    def target_dtype(self, name: str) -> torch.dtype:
-        """What transformers would make of a parameter."""
+    def target_dtype(self, name: str, stored: torch.dtype | None) -> torch.dtype | None:
+        """What transformers would make of a parameter; where nobody asked for a dtype, as it is stored."""
+        if self.dtype is None:
+            return stored
         if self.plan is not None:
             match = self.plan[0].search(name)
             if match is not None and match.lastgroup is not None:
@@ -156,10 +161,10 @@ class _Mapping:
         widths = {int(tensor.shape[-1]) for tensor in tensors}
         kinds = {dtype_of(tensor) for tensor in tensors}
         shape = tuple(entry.value.shape)
-        if len(widths) != 1 or len(kinds) != 1 or kinds != {self.target_dtype(name)}:
+        if len(widths) != 1 or len(kinds) != 1:
             return None
         width, kind = widths.pop(), kinds.pop()
-        if kind is None or shape != (*ids.shape[:-1], width):
+        if kind is None or kind != self.target_dtype(name, kind) or shape != (*ids.shape[:-1], width):
             return None
         flat = ids.reshape(-1)
         breaks = (flat[1:] != flat[:-1] + 1).nonzero().reshape(-1).add(1).tolist()
@@ -218,9 +223,9 @@ class _Mapping:
                     f"has {tuple(value.shape)}; "
                     "use the config that belongs to the container"
                 )
-            weight = Weight(
-                list(entry.places), tuple(value.shape), self.target_dtype(name), [], entry.is_buffer
-            )
+            dtype = self.target_dtype(name, value.dtype)
+            assert dtype is not None
+            weight = Weight(list(entry.places), tuple(value.shape), dtype, [], entry.is_buffer)
             weight.tensors = [source for _, source in sources]
             weight.make = partial(make, name, weight.dtype)
             weight.resident_because = f"made of several tensors by {operations}"

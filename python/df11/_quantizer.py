@@ -1,4 +1,4 @@
-"""transformers' extension points: `from_pretrained` of a folder of containers.
+"""transformers' extension points: `from_pretrained` of a folder of containers, here or on the Hub.
 
 What each of them is used for, in the order in which `from_pretrained` calls them:
 
@@ -6,9 +6,9 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 |---|---|
 | `validate_environment` | is this a transformers that has all of them |
 | `update_device_map` | where the model shall be |
-| `update_tp_plan` | names a weights file, which need not exist: the folder has none |
+| `update_tp_plan` | names a weights file, by which the folder of containers is found (`_hub`); it holds what they lack, if anything |
 | `update_dtype` | refuses what is not stored |
-| `preprocess_model` | opens the containers, and has an empty checkpoint read in place of the weights file |
+| `preprocess_model` | opens the containers, and has an empty checkpoint read where there is no weights file |
 | `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
 | `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: places by compressed sizes |
 | `postprocess_model` | loads the containers, makes parameters views of the arena, puts the hooks on |
@@ -32,10 +32,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._copy import copy_containers
+from ._hub import WEIGHTS, wrap_resolution
 from ._parameters import Weight
 from ._place import Placement, resolve, set_up
 from ._pretrained import weights_of
-from ._runtime import Runtime
+from ._runtime import Runtime, runtimes
 
 METHOD = "df11"
 EMPTY = Path(__file__).with_name("empty.safetensors")
@@ -119,8 +120,9 @@ class Df11Quantizer(HfQuantizer):
         return "sequential"
 
     def update_tp_plan(self, config: Any) -> Any:
-        """Keeps the loader from looking for weights files that are not there."""
-        config.transformers_weights = "model.safetensors"
+        """Has the loader look for containers, and not for weights files that are not there."""
+        wrap_resolution()
+        config.transformers_weights = WEIGHTS
         if getattr(config, "dtype", None) is None:
             config.dtype = torch.bfloat16
         return config
@@ -144,13 +146,14 @@ class Df11Quantizer(HfQuantizer):
         if not checkpoint_files:
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
         folder = Path(checkpoint_files[0]).parent
-        if not any(folder.glob("*.df11")):
-            raise FileNotFoundError(
-                f"{folder} says that its weights are compressed, and holds no *.df11; make it with `df11 "
-                f"compress MODEL -o {folder}`"
-            )
-        checkpoint_files[:] = [os.fspath(EMPTY)]
         self.container = _native.open(folder)
+        if not self.container.is_complete:
+            shards = self.container.shards
+            raise FileNotFoundError(
+                f"{folder} holds {len(shards)} of {shards[0]['count']} containers of the model; fetch all"
+            )
+        if not Path(checkpoint_files[0]).exists():
+            checkpoint_files[:] = [os.fspath(EMPTY)]
         self.model = model
 
     def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
@@ -234,6 +237,7 @@ class Df11Quantizer(HfQuantizer):
         """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
             copy_containers(self.container, self.saving_to)
+            _save_others(model, self.saving_to / WEIGHTS)
             return {}, {}
         return None, {}
 
@@ -246,6 +250,8 @@ class Df11Quantizer(HfQuantizer):
 def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
     """`save_pretrained` of a compressed model: containers and config, as `df11 compress` made them."""
     self = of()
+    if self is None:
+        raise ReferenceError("the model is gone; keep it in a variable while it is saved")
     folder = Path(save_directory)
     adapters = getattr(self, "_hf_peft_config_loaded", False)
     if kwargs.get("variant") or kwargs.get("state_dict"):
@@ -257,6 +263,17 @@ def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) ->
         self.hf_quantizer.saving_to = None
     if not adapters:
         mark_config(folder / "config.json")
+
+
+def _save_others(model: Any, path: Path) -> None:
+    """What the containers lack, a new head, in the file that the loader looks for beside them."""
+    from safetensors.torch import save_file
+
+    others = {name: value.detach().cpu().contiguous() for name, value in runtimes(model)[0].others()}
+    if others:
+        save_file(others, path, metadata={"format": "pt"})
+    else:
+        path.unlink(missing_ok=True)
 
 
 def mark_config(path: Path) -> None:

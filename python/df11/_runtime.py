@@ -73,10 +73,13 @@ class Runtime:
         self._programs: list[Callable[[], None]] = []
         #: Ordinary parameters and buffers by the identity of their weight: adapters change their places.
         self.residents: dict[int, torch.Tensor] = {}
+        #: Parameters that the module came with and the container lacks: a new head.
+        self._new: dict[int, torch.Tensor] = {}
         #: Of each arena, when it was made ready.
         self._versions: dict[torch.device, int] = {}
         self._lock = threading.RLock()
         self._turn = _Turn()
+        self._aheads: dict[torch.device, Ahead] = {}
         self._order = {path: at for at, (path, _) in enumerate(root.named_modules())}
         self.wanted_devices: list[torch.device] = [_CPU]
         #: What a device_map says of modules.
@@ -323,13 +326,12 @@ class Runtime:
 
     def install(self) -> None:
         """Puts the hooks onto the modules."""
-        aheads: dict[torch.device, Ahead] = {}
         if self.prefetch:
-            aheads = {device: Ahead(self, device) for device in self.arenas if device.type == "cuda"}
+            self._aheads = {device: Ahead(self, device) for device in self.arenas}
         for at, (unit, device) in enumerate(zip(self.units, self.unit_devices, strict=True)):
-            decode = aheads[device].decoder(at) if device in aheads else self._programs[at]
+            decode = self._aheads[device].decoder(at) if self.prefetch else self._programs[at]
             module = self.root.get_submodule(unit.path)
-            module.register_forward_pre_hook(_hook(decode), prepend=True, with_kwargs=True)
+            module.register_forward_pre_hook(_untraced(_hook(decode)), prepend=True, with_kwargs=True)
         for module in self._guards():
             module.register_forward_pre_hook(self._enter, prepend=True)
             module.register_forward_hook(self._leave, always_call=True)
@@ -337,6 +339,7 @@ class Runtime:
             module.register_state_dict_post_hook(partial(self._on_state_dict))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(self._on_load_state_dict)  # type: ignore[no-untyped-call]
         self._versions = {device: arena._version for device, arena in self.arenas.items()}
+        self._new = {id(value): value for _, value in self.others()}
         self.root.__dict__[KEY] = self
         # A module of which nothing is compressed in memory is an ordinary one.
         for module in self.root.modules() if self.units else ():
@@ -387,7 +390,11 @@ class Runtime:
 
     def _end(self) -> None:
         self._turn.depth -= 1
-        self._lock.release()
+        try:
+            for ahead in () if self._turn.depth else self._aheads.values():
+                ahead.join()
+        finally:
+            self._lock.release()
 
     # ---- what parameters do not bear ----
 
@@ -406,8 +413,13 @@ class Runtime:
             del state[name]
 
     def _has_adapters(self) -> bool:
-        """Whether the module has parameters that are not the container's."""
-        return not all(self.holds(value) for value in self.root.parameters())
+        """Whether the module has parameters that it did not come with."""
+        return any(id(value) not in self._new for _, value in self.others())
+
+    def others(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters that are not the container's, by name: adapters, and a new head."""
+        named = self.root.named_parameters()
+        return ((name, value) for name, value in named if not self.holds(value))
 
     def holds(self, value: torch.Tensor) -> bool:
         """Whether a parameter or buffer is one of the container's."""
@@ -493,9 +505,17 @@ def _hook(decode: Callable[[], None]) -> Callable[..., None]:
             _refuse_training(args, kwargs)
         decode()
 
-    # Native code cannot be traced: torch.compile breaks its graph here, and calls it between the parts.
-    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     return hook
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook at which torch.compile breaks its graph: it can trace neither locks nor native code.
+
+    It compiles nothing either of what the hook calls, of which there would be a version for each tensor.
+    """
+    disable: Any = torch.compiler.disable
+    disabled: Callable[..., None] = disable(hook, reason="df11 decodes weights")
+    return disabled
 
 
 def _refuse_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -112,6 +112,8 @@ class ModelReport:
 _LARGE = 1 << 20
 #: The text names no more than so many.
 _NAMED = 12
+#: Why an adapter or a new head is an ordinary parameter.
+_OTHER = "not in the containers"
 
 
 def report(model: Any, *, verify: bool = False) -> ModelReport:
@@ -146,6 +148,12 @@ def _add(out: ModelReport, runtime: Runtime) -> None:
             out.large_residents[weight.name] = weight.resident_because
         device = runtime.residents[id(weight)].device
         resident[device] = resident.get(device, 0) + weight.nbytes
+    for _, value in runtime.others():
+        size = value.numel() * value.element_size()
+        out.original_bytes += size
+        count, before = out.resident.get(_OTHER, (0, 0))
+        out.resident[_OTHER] = (count + 1, before + size)
+        resident[value.device] = resident.get(value.device, 0) + size
     for device in dict.fromkeys([*runtime.arenas, *resident]):
         units = [at for at, other in enumerate(runtime.unit_devices) if other == device]
         streamed = sum(_is_streamed(runtime, at) for at in units)

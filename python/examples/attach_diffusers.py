@@ -29,8 +29,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--try", dest="trial", action="store_true")
     options = parser.parse_args()
-    if options.trial or not options.compressed:
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("PyTorch finds no GPU; --device cpu decodes on all cores (slow)")
+    if options.trial:
         return trial(options.device)
+    if not options.compressed:
+        parser.error("name a pipeline's folder and the compressed transformer, or --try")
 
     config = diffusers.FluxTransformer2DModel.load_config(f"{options.pipeline}/transformer")
     with init_empty_weights():  # so that BF16 weights are never in memory

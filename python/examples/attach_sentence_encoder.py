@@ -9,6 +9,7 @@ python examples/attach_sentence_encoder.py MiniLM MiniLM-df11
 """
 
 import argparse
+import time
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -26,6 +27,8 @@ def main() -> None:
     parser.add_argument("compressed", help="what df11 compress made of it")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("PyTorch finds no GPU; --device cpu decodes on all cores")
 
     original = SentenceTransformer(options.bf16, device=options.device)
     expected = original.encode(SENTENCES, convert_to_tensor=True)
@@ -34,7 +37,9 @@ def main() -> None:
     encoder = df11.attach(
         SentenceTransformer(options.bf16, device=options.device), options.compressed, device=options.device
     )
+    start = time.perf_counter()
     found = encoder.encode(SENTENCES, convert_to_tensor=True)
+    print(f"{len(SENTENCES)} sentences in {time.perf_counter() - start:.2f} s")
 
     print(df11.report(encoder, verify=True))
     print(f"identical: {torch.equal(found, expected)}")

@@ -91,3 +91,20 @@ def greedy(model: Any, prompt: torch.Tensor, steps: int) -> list[torch.Tensor]:
             out.append(answer.logits.cpu())
             tokens = answer.logits[:, -1:].argmax(-1)
     return out
+
+
+def tokenizer() -> Any:
+    """A tokenizer of whole words and their parts, trained here, for models of SMALL."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet)
+    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=True))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, model_input_names=["input_ids", "attention_mask"], **names
+    )

@@ -183,6 +183,72 @@ def test_the_base_model_and_a_new_head(folders: Folders) -> None:
     assert torch.isfinite(model(prompt()).logits).all()
 
 
+def test_a_new_head_is_saved_beside_the_containers(folders: Folders, tmp_path: Path) -> None:
+    kind = transformers.AutoModelForSequenceClassification
+    model = kind.from_pretrained(folders.compressed("qwen3"), device_map="cpu", num_labels=3)
+    report = df11.report(model, verify=True)
+    assert report.resident["not in the containers"] == (1, 3 * 128 * 2)
+    # It is no adapter, for which alone a state without compressed weights is of use.
+    with pytest.raises(RuntimeError, match=r"df11\.state_dict"):
+        model.state_dict()
+    # What the base computes needs no gradients, and so the head can be trained.
+    optimizer = torch.optim.SGD(model.score.parameters(), lr=0.5)
+    model(prompt(), labels=torch.tensor([1, 2])).loss.backward()
+    optimizer.step()
+    expected = model(prompt()).logits
+    state = df11.state_dict(model)
+    assert torch.equal(state["score.weight"], model.score.weight)
+    model.save_pretrained(tmp_path / "df11")
+    names = {file.name for file in (tmp_path / "df11").glob("*.safetensors")}
+    assert names == {"df11.safetensors"}
+
+    again, info = kind.from_pretrained(tmp_path / "df11", device_map="cpu", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.equal(again(prompt()).logits, expected)
+    # As a causal model it has no place for the head, and leaves it out when it is saved there.
+    causal = load(tmp_path / "df11")
+    assert torch.equal(causal(prompt()).logits, load(folders.bf16("qwen3"))(prompt()).logits)
+    causal.save_pretrained(tmp_path / "df11")
+    assert not list((tmp_path / "df11").glob("*.safetensors"))
+
+    # The way to a BF16 model with the head, and to a folder of it alone.
+    whole = kind.from_config(again.config).to(torch.bfloat16).eval()
+    whole.load_state_dict(state)
+    del whole.config.quantization_config
+    whole.save_pretrained(tmp_path / "whole")
+    df11.compress(tmp_path / "whole", tmp_path / "whole-df11", progress=False)
+    found = kind.from_pretrained(tmp_path / "whole-df11", device_map="cpu")
+    assert torch.equal(found(prompt()).logits, expected)
+    assert "not in the containers" not in df11.report(found).resident
+
+
+def test_a_shard_is_missing(folders: Folders, tmp_path: Path) -> None:
+    load(folders.bf16("llama")).save_pretrained(tmp_path / "bf16", max_shard_size="400KB")
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    shards = sorted((tmp_path / "df11").glob("*.df11"))
+    shards[1].unlink()
+    with pytest.raises(FileNotFoundError, match=f"{len(shards) - 1} of {len(shards)} containers"):
+        load(tmp_path / "df11")
+
+
+def test_a_model_that_nobody_keeps_cannot_be_saved(folders: Folders, tmp_path: Path) -> None:
+    with pytest.raises(ReferenceError, match="keep it in a variable"):
+        load(folders.compressed("llama")).save_pretrained(tmp_path)
+
+
+def test_attached_weights_have_the_dtypes_of_the_container(folders: Folders) -> None:
+    """Whatever those of the module were: a class of transformers makes F32."""
+    for name in ("llama", "qwen3-moe"):
+        config = transformers.AutoConfig.from_pretrained(folders.bf16(name))
+        module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = df11.attach(module, folders.compressed(name), device="cpu")
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+        assert len(model.__dict__["_df11"].units) == len(
+            load(folders.compressed(name)).__dict__["_df11"].units
+        )
+        assert torch.equal(model(prompt()).logits, load(folders.bf16(name))(prompt()).logits)
+
+
 def test_generate(folders: Folders) -> None:
     original, compressed = load(folders.bf16("qwen3")), load(folders.compressed("qwen3"))
     tokens = prompt()
@@ -362,14 +428,26 @@ def test_importing_is_light() -> None:
 
 
 def test_compiling_breaks_the_graph_at_each_block(folders: Folders) -> None:
+    """And compiles nothing that hooks do, of which there would be a version for each tensor."""
+    import torch._dynamo.convert_frame as dynamo
+
     model = load(folders.compressed("llama"))
-    expected = model(prompt()).logits
-    torch._dynamo.reset()
     with torch.no_grad():
-        compiled = torch.compile(model, backend="eager")
-        assert torch.equal(compiled(prompt()).logits, expected)
-        assert torch.equal(compiled(prompt()).logits, expected)
+        expected = model(prompt()).logits
     torch._dynamo.reset()
+    compiled_code: list[Any] = []
+    hook = dynamo.register_bytecode_hook(lambda code, _: compiled_code.append(code))
+    try:
+        with torch.no_grad():
+            compiled = torch.compile(model, backend="eager")
+            assert torch.equal(compiled(prompt()).logits, expected)
+            assert torch.equal(compiled(prompt()).logits, expected)
+    finally:
+        hook.remove()
+        torch._dynamo.reset()
+    assert any("modeling_llama" in code.co_filename for code in compiled_code)
+    ours = str(Path(df11.__file__).parent)
+    assert not [code for code in compiled_code if code.co_filename.startswith(ours)]
 
 
 # ---- on GPUs ----

@@ -16,6 +16,7 @@ mod verify;
 
 use std::{
     fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -94,7 +95,8 @@ impl OpenOptions {
     /// As [`open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
-        let metadata = fs::metadata(path).map_err(|error| Error::io("opening", path, error))?;
+        let metadata =
+            fs::metadata(path).map_err(|error| Error::io("opening", shown(path, &error), error))?;
         if !metadata.is_dir() {
             return Model::new(vec![self.shard(path)?], None);
         }
@@ -140,7 +142,7 @@ impl ReadAt for Mapped {
         self.map.len() as u64
     }
 
-    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(offset, buf)
     }
 
@@ -185,6 +187,24 @@ pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     let (found, _) = crate::source::walk(path)?;
     let mut paths = found.iter().map(|file| &file.path);
     Ok(paths.clone().any(is_container) && !paths.any(is_safetensors))
+}
+
+/// The path, for a message; one that is not here and reads like a repository's name, with how to get that.
+fn shown(path: &Path, error: &io::Error) -> PathBuf {
+    let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
+    let is_word = |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
+    match parts[..] {
+        [owner, name]
+            if error.kind() == io::ErrorKind::NotFound
+                && [owner, name].iter().all(is_word)
+                && !is_container(name)
+                && !Path::new(owner).exists() =>
+        {
+            format!("{owner}/{name} (a repository of the Hub? hf download {owner}/{name} --local-dir {name})")
+                .into()
+        }
+        _ => path.to_owned(),
+    }
 }
 
 /// All containers below a folder, ascending by path.

@@ -1,0 +1,110 @@
+"""Containers in repositories of the Hugging Face Hub.
+
+One function of transformers resolves the files of a checkpoint. It knows those of safetensors and of PyTorch,
+and it alone is told what `from_pretrained` was: revision, token, cache, subfolder. No extension point is, nor
+may a config name any other file. So that function is wrapped when the first compressed model is loaded: asked
+for `WEIGHTS`, which the quantizer names, it answers with the folder of the containers, and fetches them first
+where they are on the Hub. Asked for anything else it does what it did.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+#: What a config names as its weights file: parameters that the containers lack, a new head. Mostly there is none.
+WEIGHTS = "df11.safetensors"
+_FUNCTION = "_get_resolved_checkpoint_files"
+#: As the Hub allows them; one without an owner is as likely a mistyped path.
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+
+
+def wrap_resolution() -> None:
+    """Has transformers find containers. Without the function, as it may be one day, local folders still load."""
+    from transformers import modeling_utils
+
+    resolve = getattr(modeling_utils, _FUNCTION, None)
+    if resolve is None or hasattr(resolve, "_df11"):
+        return
+    signature = inspect.signature(resolve)
+
+    @functools.wraps(resolve)
+    def resolve_containers_too(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        source = asked.get("pretrained_model_name_or_path")
+        if asked.get("transformers_explicit_filename") != WEIGHTS or source is None:
+            return resolve(*args, **kwargs)
+        options = {name: asked.get(name) for name in ("user_agent", "tqdm_class")}
+        folder = folder_of(source, **options, **(asked.get("download_kwargs") or {}))
+        return [os.fspath(folder / WEIGHTS)], None
+
+    resolve_containers_too._df11 = True  # type: ignore[attr-defined]
+    setattr(modeling_utils, _FUNCTION, resolve_containers_too)
+
+
+def folder_of(
+    source: str | os.PathLike[str],
+    *,
+    subfolder: str | None = None,
+    proxies: Any = None,
+    commit_hash: str | None = None,
+    **download: Any,
+) -> Path:
+    """The folder of a model's containers: below a local one, or fetched from a repository of the Hub.
+
+    `download`: what `huggingface_hub.snapshot_download` takes; it takes no proxies, and asks for the commit
+    itself. Raises FileNotFoundError where no container is there, and what huggingface_hub raises.
+    """
+    if Path(source).is_dir():
+        folder = Path(source, subfolder or "")
+        if not _has_containers(folder):
+            raise FileNotFoundError(
+                f"{folder} says that its weights are compressed, and holds no *.df11; make it with `df11 "
+                f"compress MODEL -o {folder}`"
+            )
+        return folder
+    folder = _fetch(os.fspath(source), subfolder, **download)
+    if not _has_containers(folder):
+        where = f"{source}{f'/{subfolder}' if subfolder else ''} ({download.get('revision') or 'main'})"
+        raise FileNotFoundError(
+            f"{where} is no folder of containers: no *.df11 is there"
+            + (
+                ", nor in the cache; load it once while the Hub can be reached"
+                if download.get("local_files_only")
+                else f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"
+            )
+        )
+    return folder
+
+
+def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
+    """The path itself, or of what can only be a repository's name its folder, fetched.
+
+    Settings are those of huggingface_hub: its variables, its login. Where it is not installed, opening the
+    path says what to do.
+    """
+    here = Path(path)
+    is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
+    if not is_name or here.parent.exists():
+        return here / (subfolder or "")
+    try:
+        return folder_of(path, revision=revision, subfolder=subfolder)
+    except ImportError:
+        return here
+
+
+def _fetch(repository: str, subfolder: str | None, **download: Any) -> Path:
+    from huggingface_hub import snapshot_download
+
+    prefix = f"{subfolder.strip('/')}/" if subfolder else ""
+    place = re.sub(r"([*?[])", r"[\1]", prefix)
+    wanted = [place + "*.df11", place + WEIGHTS]  # of subfolders too, as in a local folder
+    return Path(snapshot_download(repository, allow_patterns=wanted, **download), prefix)
+
+
+def _has_containers(folder: Path) -> bool:
+    return next(folder.rglob("*.df11"), None) is not None

@@ -1,0 +1,101 @@
+"""A small Hugging Face Hub: what huggingface_hub asks for when it downloads, from folders on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+class Repository:
+    """A folder at one commit, which branches name; with a token where it is private."""
+
+    def __init__(self, folder: Path, *branches: str, token: str | None = None) -> None:
+        self.files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+        self.branches = branches or ("main",)
+        self.token = token
+        self.sha = hashlib.sha1(str(folder).encode()).hexdigest()
+
+
+class Hub:
+    """Serves repositories by name at `url`, and keeps what was asked for."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.asked: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                status, headers, body = hub.answer(unquote(urlsplit(self.path).path), self.headers)
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    hub.asked.append(unquote(urlsplit(self.path).path))
+                    self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body."""
+        api, _, rest = path.strip("/").rpartition("api/models/")
+        parts = rest.split("/")
+        repository = self.repositories.get("/".join(parts[:2]))
+        if repository is None or repository.token not in (
+            None,
+            (headers["Authorization"] or "").removeprefix("Bearer "),
+        ):
+            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+        kind, revision, name = parts[2], parts[3], "/".join(parts[4:])
+        if revision not in (repository.sha, *repository.branches):
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        if kind == "resolve":
+            return self._file(repository, name)
+        assert api == "" and kind in ("revision", "tree"), path
+        files = [
+            {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
+            for name, file in repository.files.items()
+        ]
+        if kind == "tree":
+            found = [file for file in files if not name or str(file["path"]).startswith(name + "/")]
+            return (200, {}, json.dumps(found).encode()) if found else _NO_ENTRY
+        siblings = [{"rfilename": file["path"]} for file in files]
+        told = {"id": "/".join(parts[:2]), "sha": repository.sha, "siblings": siblings}
+        return 200, {}, json.dumps(told).encode()
+
+    @staticmethod
+    def _file(repository: Repository, name: str) -> tuple[int, dict[str, str], bytes]:
+        told = {"X-Repo-Commit": repository.sha}
+        if name not in repository.files:
+            return 404, {**told, "X-Error-Code": "EntryNotFound"}, b""
+        file = repository.files[name]
+        return 200, {**told, "ETag": f'"{_etag(file)}"'}, file.read_bytes()
+
+    def downloaded(self) -> set[str]:
+        """Files that were got, as `org/name/path`, since the last time."""
+        got = [path.strip("/").split("/") for path in self.asked if not path.startswith("/api/")]
+        self.asked.clear()
+        return {"/".join(parts[:2] + parts[4:]) for parts in got if parts[2] == "resolve"}
+
+
+_NO_ENTRY: tuple[int, dict[str, str], bytes] = (404, {"X-Error-Code": "EntryNotFound"}, b"")
+
+
+def _etag(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()
