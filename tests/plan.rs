@@ -115,8 +115,8 @@ fn containers_without_weights_have_a_plan() {
     assert_eq!((plan.placements().len(), plan.device_bytes()), (0, &[0, 0][..]));
 }
 
-fn on(device: usize, streamed: bool) -> Option<Placement> {
-    Some(Placement { device, streamed })
+fn on(device: usize, streamed: bool) -> Placement {
+    Placement { device, streamed }
 }
 
 #[test]
@@ -127,12 +127,12 @@ fn each_block_lies_where_the_caller_says() {
         let at = |name: &str| names.iter().position(|other| other == name).unwrap();
         Plan::of(&model, 3, |block| places[at(block.name())]).unwrap()
     };
-    let places = [on(2, false), None, on(0, true), on(0, false), on(2, true)];
+    let places = [Some(on(2, false)), None, Some(on(0, true)), Some(on(0, false)), Some(on(2, true))];
     let plan = of(places);
     assert_eq!(plan.placements(), places);
     // GPUs do not know of each other's blocks, and what is not loaded takes nothing.
-    let first = of([None, None, on(0, true), on(0, false), None]);
-    let third = of([on(2, false), None, None, None, on(2, true)]);
+    let first = of([None, None, Some(on(0, true)), Some(on(0, false)), None]);
+    let third = of([Some(on(2, false)), None, None, None, Some(on(2, true))]);
     assert_eq!(plan.device_bytes(), [first.device_bytes()[0], 0, third.device_bytes()[2]]);
     assert_eq!(plan.host_bytes(), first.host_bytes() + third.host_bytes());
     assert!(first.host_bytes() > 0 && third.host_bytes() > first.host_bytes());
@@ -140,10 +140,10 @@ fn each_block_lies_where_the_caller_says() {
     // What the other ways say, it says too.
     for streamed in [false, true] {
         let whole = if streamed { Plan::all_streamed(&model) } else { Plan::resident(&model) };
-        assert_eq!(Plan::of(&model, 1, |_| on(0, streamed)).unwrap(), whole.unwrap());
+        assert_eq!(Plan::of(&model, 1, |_| Some(on(0, streamed))).unwrap(), whole.unwrap());
     }
     let error =
-        Plan::of(&model, 2, |block| on(usize::from(block.name() == "block 3") * 2, false)).unwrap_err();
+        Plan::of(&model, 2, |block| Some(on(usize::from(block.name() == "block 3") * 2, false))).unwrap_err();
     assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
     let text = error.to_string();
     assert!(
@@ -158,7 +158,7 @@ fn what_is_not_loaded_leaves_room() {
     let model = model(&[300, 300, 300, 3000, 300]);
     let large = |block: &df11::Block<'_>| block.name() == "block 3";
     let all = Plan::resident(&model).unwrap().device_bytes()[0];
-    let rest = Plan::of(&model, 1, |block| if large(&block) { None } else { on(0, false) }).unwrap();
+    let rest = Plan::of(&model, 1, |block| if large(&block) { None } else { Some(on(0, false)) }).unwrap();
     let memory = rest.device_bytes()[0];
     assert!(memory < all / 2 && Plan::fit(&model, &[memory]).is_err());
     assert_eq!(Plan::fit_some(&model, &[memory], |block| !large(&block)).unwrap(), rest);
