@@ -244,9 +244,19 @@ fn a_failure_of_any_function_is_told_in_one_line() {
     for function in functions() {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
-            // What is free is asked for only where memory does not suffice, and how a kernel fits where it is launched.
-            let minor =
-                ["Occupancy", "GetInfo", "Error", "Free", "Destroy", "Unload", "Unregister", "Release"];
+            // What is free is asked for only where memory does not suffice, how a kernel fits where it is launched, and rows are
+            // copied where columns are wanted.
+            let minor = [
+                "Occupancy",
+                "GetInfo",
+                "Memcpy2D",
+                "Error",
+                "Free",
+                "Destroy",
+                "Unload",
+                "Unregister",
+                "Release",
+            ];
             assert!(minor.iter().any(|part| function.contains(part)), "{function}: {output:?}");
             assert_eq!(text(&output.stderr), "", "{function}");
         } else {

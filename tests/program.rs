@@ -203,7 +203,7 @@ fn impossible_programs_are_refused() {
     for (cuts, part) in [
         (&[][..], "nothing to decode"),
         (&[("absent", None, 0)], "no tensor \"absent\""),
-        (&[("0.odd", Some((3, 41)), 0)], "rows are 0..40"),
+        (&[("0.odd", Some((3, 41)), 0)], "they are 0..40"),
         (&[("0.odd", None, 0), ("0.coded", None, 8)], "a multiple of 16"),
         (&[("0.odd", None, u64::MAX - 9)], "a smaller offset"),
     ] {

@@ -490,7 +490,8 @@ class Runtime:
     @property
     def devices(self) -> list[torch.device]:
         """The devices that hold weights, the first unit's first."""
-        return list(dict.fromkeys(self.homes.values())) or self.wanted_devices[:1]
+        named = (device for device in (self._where or {}).values() if device.type == "cuda")
+        return list(dict.fromkeys([*self.homes.values(), *named])) or self.wanted_devices[:1]
 
     def __repr__(self) -> str:
         bytes_ = sum(weight.nbytes for weight in self.weights)

@@ -41,23 +41,22 @@ enum Index<'py> {
 impl Index<'_> {
     /// The indices, and whether the dimension stays.
     fn of(&self, size: u64) -> PyResult<(Range<u64>, bool)> {
-        let length = size as isize;
+        let length = isize::try_from(size)?;
         match self {
             Self::One(index) => {
                 let at = if *index < 0 { index + length } else { *index };
-                if !(0..length).contains(&at) {
-                    return Err(PyIndexError::new_err(format!("index {index} of {size}")));
-                }
-                Ok((at as u64..at as u64 + 1, false))
+                let at = u64::try_from(at).ok().filter(|&at| at < size);
+                let at = at.ok_or_else(|| PyIndexError::new_err(format!("index {index} of {size}")))?;
+                Ok((at..at + 1, false))
             }
             Self::Range(slice) => {
                 let found = slice.indices(length)?;
                 if found.step != 1 {
-                    return Err(PyTypeError::new_err(
-                        "a slice of a tensor has steps of 1; decode it and index that",
-                    ));
+                    let remedy = "a slice of a tensor has steps of 1; decode it and index that";
+                    return Err(PyTypeError::new_err(remedy));
                 }
-                Ok((found.start as u64..found.stop.max(found.start) as u64, true))
+                let start = u64::try_from(found.start)?;
+                Ok((start..start.max(u64::try_from(found.stop)?), true))
             }
         }
     }

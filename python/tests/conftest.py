@@ -133,3 +133,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = (marker.args[0] if marker.args else 1) if marker else 0
         if needed > count:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs that PyTorch can use"))
+
+
+@pytest.fixture
+def compressed_on_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps all units compressed in tests that need a GPU.
+
+    Each tensor has a table of 16 KiB there, so that most models of tests would be left as they are, and
+    nothing tested. What is left so, test_place.py tests, on models that are larger.
+    """
+    if request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(
+            "df11._runtime.choose",
+            lambda units, compressed, arena: ([], compressed(units) + arena(units)),
+        )

@@ -18,6 +18,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 import df11  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -33,16 +35,21 @@ class Layer(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x)))) * self.scale.to(x.dtype)
 
 
+#: So many layers, and so wide, that compression pays on a GPU too, where each tensor has a table, and with two
+#: layers decoded at once.
+LAYERS, WIDTH, INNER = 10, 256, 768
+
+
 class Net(torch.nn.Module):
     """An embedding, layers that differ, a parameter of the root, a tied head, a buffer."""
 
     def __init__(self, tied: bool = True) -> None:
         super().__init__()
-        self.embed = torch.nn.Embedding(600, 128)
-        self.position = torch.nn.Parameter(torch.zeros(1, 300, 128))
-        self.layers = torch.nn.ModuleList(Layer(128, 384 + 128 * (at == 2)) for at in range(4))
-        self.norm = torch.nn.LayerNorm(128)
-        self.head = torch.nn.Linear(128, 600, bias=False)
+        self.embed = torch.nn.Embedding(600, WIDTH)
+        self.position = torch.nn.Parameter(torch.zeros(1, 300, WIDTH))
+        self.layers = torch.nn.ModuleList(Layer(WIDTH, INNER - WIDTH * (at == 2)) for at in range(LAYERS))
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.head = torch.nn.Linear(WIDTH, 600, bias=False)
         self.register_buffer("count", torch.tensor(3))
         if tied:
             self.head.weight = self.embed.weight
@@ -116,8 +123,8 @@ def test_a_part_and_a_whole(tmp_path: Path) -> None:
     df11.attach(wrapper, path, device="cpu")
     with torch.no_grad():
         assert torch.equal(wrapper["inner"](tokens()), original(tokens()))
-        part = df11.attach(Layer(128, 384), path, device="cpu", prefix="-layers.1.")
-        x = torch.randn(1, 3, 128).to(torch.bfloat16)
+        part = df11.attach(Layer(WIDTH, INNER), path, device="cpu", prefix="-layers.1.")
+        x = torch.randn(1, 3, WIDTH).to(torch.bfloat16)
         assert torch.equal(part(x), original.layers[1](x))
     assert len(df11.report(part).unused_tensors) > 10
 
@@ -126,13 +133,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     path = compressed(fill(Net()), tmp_path)
     with pytest.raises(df11.MissingError, match=r"head\.bias"):
         module = Net()
-        module.head = torch.nn.Linear(128, 600)
+        module.head = torch.nn.Linear(WIDTH, 600)
         df11.attach(module, path, device="cpu")
     with pytest.raises(df11.MissingError, match="belongs to a parameter"):
         df11.attach(torch.nn.Bilinear(2, 3, 4), path, device="cpu")
-    with pytest.raises(ValueError, match=r"shape \(128, 600\)"):
+    with pytest.raises(ValueError, match=rf"shape \({WIDTH}, 600\)"):
         module = Net(tied=False)
-        module.embed = torch.nn.Embedding(128, 600)
+        module.embed = torch.nn.Embedding(WIDTH, 600)
         df11.attach(module, path, device="cpu")
     module = df11.attach(Net(), path, device="cpu")
     with pytest.raises(ValueError, match="already"):

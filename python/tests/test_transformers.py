@@ -23,6 +23,8 @@ import df11  # noqa: E402
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
+pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
