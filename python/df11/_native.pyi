@@ -282,11 +282,11 @@ class Tensor:
 
         Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
         """
-    def __getitem__(self, index: _Index | tuple[_Index, ...]) -> Slice:
+    def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
         """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing is decoded yet.
 
-        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it: `tensor[:, 1024:2048]` is the part of one of
-        several GPUs. Of other coded tensors whole rows are, piece by piece.
+        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it: `tensor[:, 1024:2048]` is the part of
+        one of several GPUs. Of other coded tensors whole rows are, piece by piece.
 
         Raises `IndexError` for an index that does not exist or too many of them, `ParameterError` where the part does not begin and end
         between bytes.
@@ -399,9 +399,10 @@ class DeviceModel:
     def program(self, pieces: Sequence[_Piece]) -> Program:
         """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one output.
 
-        Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first row, row behind the last)` or `(tensor
-        name, byte offset, ranges)` with `Slice.ranges`. Offsets are multiples of 16; of tensors that are stored as they are (`raw`), any. Allocates 128 bytes of device memory a piece (384 if
-        they are streamed) and waits for their upload, so that it cannot be captured.
+        Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first row, row behind the last)` or
+        `(tensor name, byte offset, ranges)` with the ranges of a `Slice`. Offsets are multiples of 16; of tensors that are stored as they
+        are (`raw`), any. Allocates 128 bytes of device memory a piece (384 if they are streamed) and waits for their upload, so that it
+        cannot be captured.
 
         Tensors of exactly one streamed block come through its slots as those of `DeviceBlock.decode`, unless rows of less than half of
         it are asked for; what is streamed otherwise is read in place, over the bus.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import types
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from test_attach import Net, compressed, fill, tokens  # noqa: E402
+from test_attach import WIDTH, Net, compressed, fill, tokens  # noqa: E402
 
 import df11  # noqa: E402
 from df11._parameters import by_name  # noqa: E402
+from df11._place import Placement  # noqa: E402
 from df11._runtime import Runtime  # noqa: E402
 
 
@@ -50,10 +50,9 @@ def pair(stream: Stream, tmp_path: Path) -> tuple[Any, Any]:
     container = df11.open(compressed(original, tmp_path))
     module = Net(tied=False).eval()
     runtime = Runtime(module, container, by_name(module, container)[0])
-    runtime.load([torch.device("cpu")])
-    runtime.prefetch, runtime.loaded = True, types.SimpleNamespace()
+    runtime.load(Placement([torch.device("cpu")]))
+    runtime.prefetch = True
     runtime._lay_out_arenas()
-    runtime.loaded = None
     runtime.place_residents()
     runtime.place()
     runtime.install()
@@ -84,7 +83,7 @@ def test_each_unit_is_decoded_once(pair: tuple[Any, Any], stream: Stream) -> Non
 @torch.no_grad()
 def test_what_was_decoded_ahead_of_a_forward_that_failed(pair: tuple[Any, Any]) -> None:
     original, module = pair
-    x = torch.randn(1, 3, 128).to(torch.bfloat16)
+    x = torch.randn(1, 3, WIDTH).to(torch.bfloat16)
     fail = module.layers[1].up.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         module(tokens())
@@ -109,7 +108,7 @@ def test_a_forward_that_fails_has_joined(pair: tuple[Any, Any], stream: Stream) 
 def test_a_layer_by_itself_has_nothing_decoded_ahead(pair: tuple[Any, Any], stream: Stream) -> None:
     """A graph of it would end with work that nobody waits for."""
     original, module = pair
-    x = torch.randn(1, 3, 128).to(torch.bfloat16)
+    x = torch.randn(1, 3, WIDTH).to(torch.bfloat16)
     (ahead,) = module.__dict__["_df11"]._aheads.values()
     for at in (0, 1, 2):
         assert torch.equal(module.layers[at](x), original.layers[at](x))

@@ -32,7 +32,11 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, tied in [("tied", True), ("free", False)]:
         path = compressed(fill(Net(tied)), tmp_path_factory.mktemp(name))
         found[name] = df11.attach(Net(tied), path, device="cpu").__dict__["_df11"].units
-        assert [unit.path for unit in found[name]] == ["embed", *(f"layers.{at}" for at in range(LAYERS)), "head"]
+        assert [unit.path for unit in found[name]] == [
+            "embed",
+            *(f"layers.{at}" for at in range(LAYERS)),
+            "head",
+        ]
     return found
 
 
