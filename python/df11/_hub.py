@@ -1,10 +1,10 @@
 """Containers in repositories of the Hugging Face Hub.
 
-One function of transformers resolves the files of a checkpoint. It knows those of safetensors and of PyTorch,
-and it alone is told what `from_pretrained` was: revision, token, cache, subfolder. No extension point is, nor
-may a config name any other file. So that function is wrapped when the first compressed model is loaded: asked
-for `WEIGHTS`, which the quantizer names, it answers with the folder of the containers, and fetches them first
-where they are on the Hub. Asked for anything else it does what it did.
+Local folders need nothing of this but `folder_of`. For a repository, one function of transformers resolves the
+files of a checkpoint: it knows those of safetensors and of PyTorch, and it alone is told what `from_pretrained`
+was: revision, token, cache, subfolder. No extension point is, nor may a config name any other file. So that
+function is wrapped when the first model of a repository is loaded: asked for `WEIGHTS`, which the quantizer
+names, it fetches the containers, and answers with their folder. Asked for anything else it does what it did.
 """
 
 from __future__ import annotations

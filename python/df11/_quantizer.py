@@ -6,7 +6,7 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 |---|---|
 | `validate_environment` | is this a transformers that has all of them |
 | `update_device_map` | where the model shall be |
-| `update_tp_plan` | names a weights file, by which the folder of containers is found (`_hub`); it holds what they lack, if anything |
+| `update_tp_plan` | names a weights file beside the containers; it holds what they lack, if anything. On the Hub it finds them (`_hub`) |
 | `update_dtype` | refuses what is not stored |
 | `preprocess_model` | opens the containers, and has an empty checkpoint read where there is no weights file |
 | `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
@@ -32,7 +32,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._copy import copy_containers
-from ._hub import WEIGHTS, wrap_resolution
+from ._hub import WEIGHTS, folder_of, wrap_resolution
 from ._parameters import Weight
 from ._place import Placement, resolve, set_up
 from ._pretrained import weights_of
@@ -121,7 +121,8 @@ class Df11Quantizer(HfQuantizer):
 
     def update_tp_plan(self, config: Any) -> Any:
         """Has the loader look for containers, and not for weights files that are not there."""
-        wrap_resolution()
+        if not Path(getattr(config, "_name_or_path", None) or "").is_dir():
+            wrap_resolution()
         config.transformers_weights = WEIGHTS
         if getattr(config, "dtype", None) is None:
             config.dtype = torch.bfloat16
@@ -145,7 +146,7 @@ class Df11Quantizer(HfQuantizer):
     ) -> None:
         if not checkpoint_files:
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
-        folder = Path(checkpoint_files[0]).parent
+        folder = folder_of(Path(checkpoint_files[0]).parent)
         self.container = _native.open(folder)
         if not self.container.is_complete:
             shards = self.container.shards

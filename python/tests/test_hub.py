@@ -170,6 +170,22 @@ assert not df11.report(load("org/bf16"))
         assert "opening org/tiny" in line and "hf download org/tiny --local-dir tiny" in line
 
 
+def test_a_local_folder_leaves_transformers_as_it_is(made: Made, tmp_path: Path) -> None:
+    made.script(
+        """
+same(load(sys.argv[2]))
+assert not hasattr(transformers.modeling_utils._get_resolved_checkpoint_files, "_df11")
+empty = Path(sys.argv[3])
+empty.mkdir()
+(empty / "config.json").write_bytes(Path(sys.argv[2], "config.json").read_bytes())
+assert "holds no *.df11" in refused(lambda: load(empty))
+""",
+        tmp_path,
+        made.folder,
+        tmp_path / "empty",
+    )
+
+
 def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from df11 import _hub
 
