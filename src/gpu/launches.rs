@@ -64,10 +64,7 @@ impl Draft {
     ) -> Result<()> {
         self.bytes = self.bytes.max(to + slice.bytes());
         let mut to = to;
-        for part in slice.rects().flat_map(|rect| {
-            let at_once = tensor.takes(&rect);
-            rect.split(at_once)
-        }) {
+        for part in slice.rects().flat_map(|rect| rect.split(|rect| tensor.takes(rect))) {
             match tensor {
                 Stored::Empty => {}
                 Stored::Raw(array) => self.copy(array.address(addresses), &part, to),

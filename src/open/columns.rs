@@ -1,4 +1,4 @@
-//! Decoding of slices that do not lie in one piece, on all threads.
+//! Decoding of slices, on all threads.
 
 use std::ops::Range;
 

@@ -131,11 +131,11 @@ impl Rect {
         self.rows.end - self.rows.start == 1
     }
 
-    /// All its rows at once, or one by one.
+    /// All its rows at once, if it may be so, or one by one.
     #[cfg(feature = "cuda")]
-    pub(crate) fn split(self, at_once: bool) -> impl Iterator<Item = Self> {
+    pub(crate) fn split(self, at_once: impl FnOnce(&Self) -> bool) -> impl Iterator<Item = Self> {
+        let each = if at_once(&self) { self.rows.end - self.rows.start } else { 1 };
         let Self { rows, columns, width } = self;
-        let each = if at_once { rows.end - rows.start } else { 1 };
         let starts = rows.clone().step_by(each as usize);
         starts.map(move |start| Self { rows: start..start + each, columns: columns.clone(), width })
     }

@@ -261,7 +261,8 @@ impl<'m> Tensor<'m> {
     ///
     /// Where a matrix is stored in tiles of 32 rows × 256 columns ([`Encoding::Tile`], from 16 rows and 128 columns on), only the tiles that
     /// hold wanted weights are decoded, which is what tensor parallelism needs; at multiples of these numbers nothing is decoded in vain. Of
-    /// other coded tensors all columns of the wanted rows are decoded, piece by piece.
+    /// other coded tensors all columns of the wanted rows are decoded, piece by piece; and where indices are left out of a middle
+    /// dimension too, each run of rows by itself.
     ///
     /// ```
     /// # fn main() -> df11::Result<()> {
