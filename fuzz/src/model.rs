@@ -104,7 +104,7 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     let mut part = vec![0xAA; bytes.len()];
     tensor.decode_row_bytes(range.clone(), &mut part).expect("a range of what decodes");
     assert!(part == whole[bytes]);
-    check_columns(tensor, &shape, whole, range);
+    check_columns(tensor, &shape, &whole, range);
 }
 
 /// Some columns of some rows of a matrix of whole bytes are what lies there in the whole.
