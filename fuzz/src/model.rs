@@ -115,7 +115,8 @@ fn check_columns(tensor: &Tensor<'_>, shape: &[u64], whole: &[u8], rows: Range<u
         return;
     }
     let columns = width / 4..width - width / 3;
-    let (row, wanted) = ((width * each) as usize, (columns.start * each) as usize..(columns.end * each) as usize);
+    let (row, wanted) =
+        ((width * each) as usize, (columns.start * each) as usize..(columns.end * each) as usize);
     let expected: Vec<u8> = whole
         .chunks(row)
         .take(rows.end as usize)
