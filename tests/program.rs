@@ -60,20 +60,27 @@ fn sample() -> df11::Model {
 
 /// Runs a program of raw tensors, whose memory is the host's, and compares each piece, and what lies between.
 fn check(original: &df11::Model, program: &GpuProgram, pieces: &[Cut<'_>]) {
+    let parts = pieces.iter().map(|&(name, rows, offset)| {
+        let tensor = original.tensor(name).unwrap();
+        let bytes = tensor.decode_bytes().unwrap();
+        let range = rows.map_or(0..bytes.len() as u64, |(start, end)| tensor.row_bytes(start..end).unwrap());
+        (offset, bytes[range.start as usize..range.end as usize].to_vec())
+    });
+    check_bytes(program, &parts.collect::<Vec<_>>(), &format!("{pieces:?}"));
+}
+
+/// As [`check`], for pieces of these bytes at their places in the output.
+fn check_bytes(program: &GpuProgram, parts: &[(u64, Vec<u8>)], what: &str) {
     let device = program.device();
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
     let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize + 64]).unwrap();
     let mut expected = vec![POISON; output.len()];
-    for &(name, rows, offset) in pieces {
-        let tensor = original.tensor(name).unwrap();
-        let bytes = tensor.decode_bytes().unwrap();
-        let range = rows.map_or(0..bytes.len() as u64, |(start, end)| tensor.row_bytes(start..end).unwrap());
-        let piece = &bytes[range.start as usize..range.end as usize];
-        expected[offset as usize..][..piece.len()].copy_from_slice(piece);
+    for (offset, bytes) in parts {
+        expected[*offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
     program.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
     status.check(&stream).unwrap();
-    assert!(stream.clone_dtoh(&output).unwrap() == expected, "{pieces:?}");
+    assert!(stream.clone_dtoh(&output).unwrap() == expected, "{what}");
 }
 
 /// A tensor, its rows or all of it, and its place in the output.
@@ -95,12 +102,7 @@ fn slices_are_dense_in_the_output() {
             let tensor = original.tensor(name).unwrap();
             let mut expected = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
             tensor.decode_slice_bytes(&ranges, &mut expected).unwrap();
-            let (stream, status) =
-                (program.device().context().new_stream().unwrap(), Status::new(program.device()).unwrap());
-            let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize]).unwrap();
-            program.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
-            status.check(&stream).unwrap();
-            assert!(stream.clone_dtoh(&output).unwrap()[48..] == expected, "{name} {ranges:?}");
+            check_bytes(&program, &[(48, expected)], &format!("{name} {ranges:?}"));
         }
         let sliced = |columns| model.program(&[Piece::new("0.coded", 0).slice(&[0..50, columns])]);
         sliced(8..24).unwrap();
