@@ -106,11 +106,10 @@ class Runtime:
             self.homes = {unit.path: _CPU for unit in self.units}
             self._leave_ordinary()
         if self.units and places:
-            blocks = {block for unit in self.units for block in unit.blocks}
             at = {device: index for index, device in enumerate(placement.devices)}
             self.loaded = self.container.load(
                 devices=[device.index for device in placement.devices],
-                blocks={name: (at[places[name][0]], places[name][1]) for name in blocks},
+                blocks={name: (at[places[name][0]], places[name][1]) for name in _blocks_of(self.units)},
             )
         self.unit_devices = [self.homes[unit.path] for unit in self.units]
         self._lay_out_arenas()
@@ -140,8 +139,7 @@ class Runtime:
     def _planned(
         self, devices: list[torch.device], memory: list[int] | None
     ) -> dict[str, tuple[torch.device, bool]]:
-        blocks = sorted({block for unit in self.units for block in unit.blocks})
-        plan = _native.plan(self.container, memory, blocks=blocks)
+        plan = _native.plan(self.container, memory, blocks=sorted(_blocks_of(self.units)))
         return {name: (devices[place.device], place.streamed) for name, place in plan.placements.items()}
 
     def _find_homes(self, places: dict[str, tuple[torch.device, bool]]) -> None:
@@ -174,9 +172,12 @@ class Runtime:
         """What units take where they are compressed, decode tables included."""
         if self.wanted_devices[0].type != "cuda":
             return self.mapped_bytes(units)
-        blocks = sorted({block for unit in units for block in unit.blocks})
-        outputs = 2 * max((self.container.block(block).nbytes for block in blocks), default=0)
-        return _native.plan(self.container, blocks=blocks).device_bytes[0] - outputs
+        blocks = sorted(_blocks_of(units))
+        return _native.plan(self.container, blocks=blocks).device_bytes[0] - self._outputs_bytes(units)
+
+    def _outputs_bytes(self, units: list[Unit]) -> int:
+        """The two outputs that a native plan leaves room for; here arena and residents are in their place."""
+        return 2 * max((int(self.container.block(block).nbytes) for block in _blocks_of(units)), default=0)
 
     def mapped_bytes(self, units: Iterable[Unit]) -> int:
         """Bytes of containers that are read on the CPU, and stay in the page cache."""
@@ -187,10 +188,9 @@ class Runtime:
         return sum(weight.nbytes for weight in self.weights if weight.resident_because is not None)
 
     def _budget(self, memory: int) -> int:
-        """What the native plan may use: it counts two outputs, for arena and residents."""
-        blocks = {block for unit in self.units for block in unit.blocks}
-        outputs = 2 * max(self.container.block(block).nbytes for block in blocks)
-        return int(max(0, memory - self._resident_bytes() - self._arena_bytes(self.units) + outputs))
+        """What the native plan may use."""
+        ours = self._resident_bytes() + self._arena_bytes(self.units)
+        return max(0, memory - ours + self._outputs_bytes(self.units))
 
     def place_residents(self) -> None:
         """Makes ordinary parameters of what is not decoded at each use."""
@@ -496,6 +496,10 @@ class Runtime:
     def __repr__(self) -> str:
         bytes_ = sum(weight.nbytes for weight in self.weights)
         return f"<df11: {len(self.units)} units, {show_bytes(bytes_)} of weights, from {self.container.path}>"
+
+
+def _blocks_of(units: list[Unit]) -> set[str]:
+    return {block for unit in units for block in unit.blocks}
 
 
 def _hook(decode: Callable[[], None]) -> Callable[..., None]:
