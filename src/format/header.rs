@@ -10,7 +10,7 @@ use crate::{
     Error, Result,
     constants::{
         ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAGIC, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES,
-        SECTION_ALIGNMENT, VERSION_MAJOR, align,
+        SECTION_ALIGNMENT, VERSION_MAJOR, VERSION_MINOR, align,
     },
 };
 
@@ -71,6 +71,7 @@ impl Header {
         let mut header = Self::new_zeroed();
         header.magic = MAGIC;
         header.version_major = VERSION_MAJOR.into();
+        header.version_minor = VERSION_MINOR.into();
         header.state = STATE_INCOMPLETE.into();
         header.sealed()
     }
@@ -88,14 +89,6 @@ impl Header {
         header.directory_checksum = crc32fast::hash(directory).into();
         header.file_length = header.expected_file_length()?.into();
         Ok(header.sealed())
-    }
-
-    /// The same header with the minor version that its directory asks for ([`Directory::version_minor`](super::Directory::version_minor)); 0
-    /// without it.
-    #[must_use]
-    pub fn with_minor(mut self, version_minor: u16) -> Self {
-        self.version_minor = version_minor.into();
-        self.sealed()
     }
 
     /// The same header with its checksum made right; for writers and tests that change fields.
