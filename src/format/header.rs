@@ -87,7 +87,11 @@ impl Header {
         header.directory_offset = directory_offset.into();
         header.directory_length = length.into();
         header.directory_checksum = crc32fast::hash(directory).into();
-        header.file_length = header.expected_file_length()?.into();
+        let file_length = header.expected_file_length()?;
+        if file_length > MAX_FILE_BYTES {
+            return Err(Error::limit("the file's length in bytes", file_length, MAX_FILE_BYTES));
+        }
+        header.file_length = file_length.into();
         Ok(header.sealed())
     }
 
@@ -109,6 +113,7 @@ impl Header {
         self.file_length.get() - HEADER_BYTES
     }
 
+    /// The length of a file whose directory is where and as long as the header says.
     fn expected_file_length(&self) -> Result<u64> {
         let length = self.directory_length.get();
         if length > MAX_DIRECTORY_BYTES {
@@ -119,7 +124,6 @@ impl Header {
             .checked_add(length)
             .and_then(|end| align(end, ARRAY_ALIGNMENT))
             .and_then(|end| end.checked_add(HEADER_BYTES))
-            .filter(|&end| end <= MAX_FILE_BYTES)
             .ok_or_else(|| Error::limit("the file's length in bytes", u64::MAX, MAX_FILE_BYTES))
     }
 

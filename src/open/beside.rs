@@ -111,7 +111,7 @@ fn hash_file(path: &Path) -> Result<[u8; 32]> {
 
 /// Where the mark goes: after the first brace.
 pub(crate) fn place(config: &[u8]) -> Option<usize> {
-    let brace = config.iter().position(|byte| !byte.is_ascii_whitespace())?;
+    let brace = config.iter().position(|byte| !b" \t\n\r".contains(byte))?;
     (config[brace] == b'{').then_some(brace + 1)
 }
 

@@ -26,7 +26,6 @@ const MAX_DIMENSIONS: u64 = 8;
 const MAX_SHARDS: u64 = 100_000;
 const NONE: u64 = u64::MAX;
 const WEIGHTS: u32 = 0;
-const SIDE: u32 = 1;
 const BESIDE: u32 = 2;
 const CODEBOOK: u32 = 1;
 const INDEX: u32 = 2;
