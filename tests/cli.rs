@@ -267,7 +267,7 @@ fn doctor_says_how_the_machine_is() {
         assert!(matches!(status, "ok" | "warn"), "{check}: {found}");
     }
     let version = good(&["--version"]);
-    assert!(version.starts_with("df11 0.") && version.contains("format 1.1"), "{version}");
+    assert!(version.starts_with("df11 0.") && version.contains("format 1.0"), "{version}");
 }
 
 #[test]
@@ -523,6 +523,32 @@ mod unix {
         assert!(left.is_empty(), "{left:?}");
     }
 
+    /// Before anything is written: what is restored may be far larger than what there is room for.
+    #[test]
+    fn too_little_free_space_is_told_at_once() {
+        let fixture = Fixture::new();
+        let disk = fixture.path("disk");
+        fs::create_dir(&disk).unwrap();
+        let mounted = shell("mount -t tmpfs -o size=256k tmpfs \"$2/disk\"", &fixture);
+        if !mounted.status.success() {
+            eprintln!("skipped: cannot mount a small disk here ({})", text(&mounted.stderr).trim());
+            return;
+        }
+        let single = fixture.path("single.df11");
+        let first = fixture.model.join("model-00001-of-00002.safetensors");
+        good(&[OsStr::new("compress"), first.as_ref(), "-o".as_ref(), single.as_ref()]);
+        let outputs = [("back", &fixture.container), ("back.safetensors", &single)].map(|(out, source)| {
+            let out = disk.join(out);
+            df11(&[OsStr::new("decompress"), source.as_ref(), "-o".as_ref(), out.as_ref()])
+        });
+        let left = names(&disk);
+        assert!(shell("umount \"$2/disk\"", &fixture).status.success());
+        for output in outputs {
+            assert_fails(&output, 2, &["bytes are to be written", "are free", "free some space"]);
+        }
+        assert!(left.is_empty(), "{left:?}");
+    }
+
     #[test]
     fn an_unwritable_folder_is_named() {
         use std::os::unix::fs::PermissionsExt;
@@ -587,6 +613,59 @@ mod unix {
             assert_fails(&output, 130, &["interrupted"]);
             assert_eq!(fixture.names(), ["model", "model.df11"]);
         }
+    }
+}
+
+/// What a folder's files are is said of the recorded ones alone, in both forms of the answer.
+#[test]
+fn files_beside_the_containers_are_named() {
+    let fixture = Fixture::new();
+    let folder = fixture.path("folder");
+    let (folder, model) = (folder.to_str().unwrap(), fixture.model.to_str().unwrap());
+    good(&["compress", model, "-o", folder, "--metadata", "tool.a=b=c"]);
+    assert_eq!(json(&["inspect", folder])["metadata"], serde_json::json!({ "tool.a": "b=c" }));
+    assert!(good(&["inspect", folder]).contains("metadata  tool.a = b=c"));
+    assert_eq!(json(&["verify", folder])["good"], true);
+    let back = fixture.path("back");
+    let back = back.to_str().unwrap();
+    let text = good(&["decompress", folder, "-o", back]);
+    assert!(text.contains("every file has the hash of the original"), "{text}");
+
+    fs::write(Path::new(folder).join("notes.md"), "mine").unwrap();
+    fs::write(Path::new(folder).join("model.safetensors"), "stray").unwrap();
+    let text = good(&["decompress", folder, "-o", back, "--force"]);
+    assert!(!text.contains("every file"), "{text}");
+    assert!(text.contains("unchecked notes.md") && text.contains("left out  model.safetensors"), "{text}");
+
+    fs::write(Path::new(folder).join("config.json"), "{}").unwrap();
+    let message = ["config.json", "was changed", "--keep-changed"];
+    fails(&["decompress", folder, "-o", back, "--force"], 1, &message);
+    fails(&["verify", folder], 1, &message);
+    let kept = json(&["decompress", folder, "-o", back, "--force", "--keep-changed"]);
+    assert_eq!(kept["changed"], serde_json::json!(["config.json"]));
+    assert_eq!(kept["unchecked"], serde_json::json!(["notes.md"]));
+    assert_eq!(kept["missing"], serde_json::json!([]));
+}
+
+/// Not good, and not damaged either.
+#[test]
+fn what_cannot_be_checked_is_an_answer_of_its_own() {
+    let fixture = Fixture::new();
+    let vector = Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors/valid/unknown-encoding.df11.gz");
+    let mut bytes = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(fs::File::open(vector).unwrap());
+    std::io::Read::read_to_end(&mut decoder, &mut bytes).unwrap();
+    fs::write(fixture.path("newer.df11"), bytes).unwrap();
+    let folder = fixture.path("folder");
+    good(&["compress", fixture.model.to_str().unwrap(), "-o", folder.to_str().unwrap()]);
+    for source in [fixture.path("newer.df11"), folder.join("model-00001-of-00002.df11")] {
+        let output = df11(&["verify", source.to_str().unwrap()]);
+        let told = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("incomplete") && told.contains("unchecked"), "{told}");
+        let output = df11(&["verify", "--json", source.to_str().unwrap()]);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((output.status.code(), &answer["good"]), (Some(2), &Value::Bool(false)));
     }
 }
 

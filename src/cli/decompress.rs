@@ -85,8 +85,7 @@ impl Decompress {
     /// What was written, and what has decoded.
     fn restore(&self, model: &Model, session: &Session) -> Result<(Restored, DecodedBy), Failure> {
         let (overwrite, keep_changed) = (self.force, self.keep_changed);
-        let mut options =
-            DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
+        let mut options = DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
         // Before a GPU is started for nothing.
         options.check(model, &self.out)?;
         let chosen = self.device.choose(model, Some(Purpose::Restore), session)?;
@@ -102,7 +101,10 @@ fn proof(restored: &Restored) -> String {
     if others.iter().all(|paths| paths.is_empty()) {
         return "every file has the hash of the original".to_owned();
     }
-    format!("{} have the hash of the original; the others are named below", text::count(restored.files, "file"))
+    format!(
+        "{} have the hash of the original; the others are named below",
+        text::count(restored.files, "file")
+    )
 }
 
 /// A line for each file that is no proven original.

@@ -237,7 +237,10 @@ impl<'a> Compressor<'a> {
 fn check_outputs(input: &Input<'_>) -> Result<()> {
     let remedy = "write one file: give the output a name that ends in .df11";
     if input.weights.is_empty() {
-        return Err(Error::parameter("the model has no weights file, so a folder would hold nothing", remedy));
+        return Err(Error::parameter(
+            "the model has no weights file, so a folder would hold nothing",
+            remedy,
+        ));
     }
     // Whatever ends so is a shard to whoever opens the folder.
     if let Some(side) = input.side.iter().find(|side| side.path.ends_with(".df11")) {

@@ -70,7 +70,11 @@ pub(super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> 
             return Err(Error::parameter(problem, "keys and values are text"));
         }
         if key_bytes > MAX_KEY_BYTES {
-            return Err(Error::limit(format!("the length of key {key:?} in bytes"), key_bytes, MAX_KEY_BYTES));
+            return Err(Error::limit(
+                format!("the length of key {key:?} in bytes"),
+                key_bytes,
+                MAX_KEY_BYTES,
+            ));
         }
         if value_bytes > MAX_VALUE_BYTES {
             let what = format!("the length of the value of {key:?} in bytes");

@@ -115,8 +115,7 @@ pub fn decompress(
     for &(shard, file) in &weights {
         FilePieces::new(shard, file, options.decoder)?;
     }
-    let mut restorer =
-        Restorer { model, options, observer, done: Restored::default() };
+    let mut restorer = Restorer { model, options, observer, done: Restored::default() };
     if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
@@ -202,7 +201,7 @@ impl Restorer<'_> {
     }
 
     /// Files in the folder of the model that no container records, without those that would take the
-    /// place of one that is recorded.
+    /// place of one that is recorded, and without weights, which loaders could take for the model's.
     fn bystanders(&mut self) -> Result<Vec<Found>> {
         let Some(root) = self.model.folder() else { return Ok(Vec::new()) };
         let (found, left_out) = walk(root)?;
@@ -215,11 +214,17 @@ impl Restorer<'_> {
             .collect();
         let others =
             found.into_iter().filter(|file| !is_container(&file.path) && !beside.contains(&*file.path));
-        let (clashing, bystanders): (Vec<_>, Vec<_>) =
-            others.partition(|file| clashes(&file.path, &recorded));
-        for file in clashing {
-            let reason = "an original file has its place".to_owned();
-            self.done.left_out.push(LeftOut { path: file.path, reason });
+        let mut bystanders = Vec::new();
+        for file in others {
+            let reason = if clashes(&file.path, &recorded) {
+                "an original file has its place"
+            } else if is_safetensors(&file.path) {
+                "weights that no container records"
+            } else {
+                bystanders.push(file);
+                continue;
+            };
+            self.done.left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
         }
         Ok(bystanders)
     }
