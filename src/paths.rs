@@ -76,8 +76,9 @@ impl<'a> PathTree<'a> {
         let mut before = "";
         let mut count = 0;
         for path in &self.0 {
-            let shared = path.bytes().zip(before.bytes()).take_while(|(a, b)| a == b).count();
-            count += path.as_bytes()[shared..].iter().filter(|&&byte| byte == b'/').count() as u64;
+            let same = path.char_indices().zip(before.chars()).find(|((_, a), b)| a != b);
+            let shared = same.map_or(path.len().min(before.len()), |((at, _), _)| at);
+            count += path[shared..].matches('/').count() as u64;
             before = path;
         }
         count
@@ -87,6 +88,11 @@ impl<'a> PathTree<'a> {
 /// Whether a path is that of a container, or of an output that is to be one.
 pub(crate) fn is_container(path: impl AsRef<Path>) -> bool {
     has_extension(path, "df11")
+}
+
+/// Whether a stored path would be taken for a container's, wherever it lies.
+pub(crate) fn ends_as_container(path: &str) -> bool {
+    path.as_bytes().ends_with(b".df11")
 }
 
 /// Whether a path is that of a safetensors file.

@@ -118,8 +118,9 @@ fn exceptions(restored: &Restored) -> String {
     for (what, paths) in lines {
         out.extend(paths.iter().map(|path| format!("\n  {what} {}", text::printable(path))));
     }
-    for LeftOut { path, reason } in &restored.left_out {
-        out.push_str(&format!("\n  left out  {}: {}", text::printable(path), text::printable(reason)));
-    }
+    let left_out = restored.left_out.iter().map(|LeftOut { path, reason }| {
+        format!("\n  left out  {}: {}", text::printable(path), text::printable(reason))
+    });
+    out.extend(left_out);
     out
 }

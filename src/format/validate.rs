@@ -18,7 +18,7 @@ use crate::{
         ARRAY_ALIGNMENT, HEAD_BYTES, MAX_FILES, MAX_FOLDERS, MAX_KEY_BYTES, MAX_METADATA_BYTES,
         MAX_NAME_BYTES, MAX_SHARDS, MAX_VALUE_BYTES, NONE, SECTION_ALIGNMENT, align,
     },
-    paths::{PathTree, check_path},
+    paths::{PathTree, check_path, ends_as_container},
 };
 
 /// Checks everything that the directory says about itself.
@@ -206,7 +206,7 @@ impl Check<'_> {
             if file.reserved.get() != 0 || file.array_count.get() != u64::from(!empty) {
                 return Err(corrupt(at, format_args!("file {path:?} has a wrong field")));
             }
-            if kind == FILE_BESIDE && path.ends_with(".df11") {
+            if kind == FILE_BESIDE && ends_as_container(path) {
                 return Err(corrupt(at, format_args!("side file {path:?} would be taken for a shard")));
             }
         }

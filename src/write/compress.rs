@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Model, OpenOptions, Result, format,
     open::{Cpu, Level},
-    paths::{PathTree, is_container},
+    paths::{PathTree, ends_as_container, is_container},
     progress::{Observer, Stage},
     source::{Source, WeightsFile},
 };
@@ -243,7 +243,7 @@ fn check_outputs(input: &Input<'_>) -> Result<()> {
         ));
     }
     // Whatever ends so is a shard to whoever opens the folder.
-    if let Some(side) = input.side.iter().find(|side| side.path.ends_with(".df11")) {
+    if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
         let problem = format!("the side file {:?} would be taken for a container", side.path);
         return Err(Error::parameter(problem, remedy));
     }
