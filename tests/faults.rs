@@ -64,8 +64,10 @@ fn the_only_whole_copy_is_never_deleted() {
     }
     // As on this system, and as on one that cannot exchange two names.
     let cannot = "renameat2:error=EINVAL";
-    let without = "rename,renameat:error=EIO:when";
-    for (also, renames) in [(None, format!("{RENAMES}:error=EIO:when")), (Some(cannot), without.to_owned())] {
+    // strace counts the calls of each kind by themselves.
+    let plain = if cfg!(target_arch = "x86_64") { "rename" } else { "renameat" };
+    for (also, calls) in [(None, RENAMES), (None, plain), (Some(cannot), plain)] {
+        let renames = format!("{calls}:error=EIO:when");
         let fixture = Fixture::new();
         let out = fixture.arg("out");
         good(&["compress", &fixture.arg("model"), "-o", &out, "--layout=gap"]);
@@ -75,7 +77,7 @@ fn the_only_whole_copy_is_never_deleted() {
         let after = contents(&store.path().join("new")).unwrap();
         let arguments = ["compress", &fixture.arg("model"), "-o", &out, "--force"];
         let mut most = 0;
-        for first in 1..12 {
+        for first in 1..6 {
             // This rename and all that follow fail; or only this one.
             for count in ["+", ""] {
                 let fault = format!("{renames}={first}{count}");
@@ -112,7 +114,7 @@ fn the_only_whole_copy_is_never_deleted() {
                 good(&["compress", &fixture.arg("model"), "-o", &out, "--layout=gap"]);
             }
         }
-        assert!(most > 1, "no rename failed");
+        assert!(most > 1 || (also.is_none() && calls == plain), "no rename failed");
     }
 }
 

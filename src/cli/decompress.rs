@@ -46,6 +46,7 @@ impl Decompress {
         if self.force {
             check_replaceable(&self.source, &self.out, "safetensors")?;
         }
+        let removed = Session::tidy(&self.out);
         let (bytes, device) = self.threads.run(|| self.restore(&model, session))?;
         let seconds = start.elapsed().as_secs_f64();
         let text = format!(
@@ -65,7 +66,9 @@ impl Decompress {
             "bytes_per_second": text::per_second(bytes, seconds),
             "device": device.json(),
         });
-        Ok(Answer { text, json })
+        let mut answer = Answer { text, json };
+        removed.add_to(&mut answer);
+        Ok(answer)
     }
 
     /// The bytes written, and what has decoded.

@@ -11,6 +11,6 @@ mod walk;
 pub(crate) use folder::side_files;
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
-pub(crate) use index::folder_of;
+pub(crate) use index::{folder_of, named_files};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
-pub(crate) use walk::walk;
+pub(crate) use walk::{Found, walk};

@@ -15,7 +15,8 @@ use super::{
     input::{Input, Place},
 };
 use crate::{
-    Error, Result,
+    Result,
+    io::read_regular,
     source::{MAX_SIDE_BYTES, folder_of},
 };
 
@@ -53,10 +54,6 @@ fn unmark(config: &[u8]) -> Option<Vec<u8>> {
     Some([&config[..place], rest].concat())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| Error::io("reading", path, error))
-}
-
 /// The original of a side file beside containers, where it is another than the file; `weights` are the paths of the original weights.
 pub(super) fn original<'a>(
     path: &str,
@@ -67,19 +64,17 @@ pub(super) fn original<'a>(
     if length > MAX_SIDE_BYTES + MARK.len() as u64 || !is_config(path, weights) {
         return Ok(None);
     }
-    Ok(unmark(&read(file)?))
+    Ok(unmark(&read_regular(file)?))
 }
 
 /// Puts the side files beside the containers, each configuration with its mark.
 pub(super) fn write_side_files(input: &Input<'_>, folder: &OutputFolder) -> Result<()> {
     for side in &input.side {
-        side.write_into(folder)?;
-        if !is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
-            continue;
-        }
-        let path = folder.path_of(&side.path)?;
-        if let Some(marked) = mark(&read(&path)?) {
-            folder.write(&marked, &side.path)?;
+        if is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
+            let config = side.read()?;
+            folder.write(mark(&config).as_deref().unwrap_or(&config), &side.path)?;
+        } else {
+            side.write_into(folder)?;
         }
     }
     Ok(())

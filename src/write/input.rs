@@ -4,10 +4,9 @@
 use std::{
     borrow::Cow,
     collections::VecDeque,
-    fs::File,
     io::Write,
     ops::Range,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -249,6 +248,17 @@ impl Side<'_> {
         }
     }
 
+    /// All its bytes, compared with their hash where they come from a container.
+    pub(super) fn read(&self) -> Result<Vec<u8>> {
+        self.hash()?;
+        let mut all = Vec::new();
+        self.for_each(|bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     /// Puts it into a folder.
     pub(super) fn write_into(&self, folder: &OutputFolder) -> Result<()> {
         match &self.place {
@@ -256,13 +266,19 @@ impl Side<'_> {
             Place::Memory(bytes) => return folder.write(bytes, &self.path),
             Place::Stored(..) => self.hash()?,
         };
-        let to = folder.path_of(&self.path)?;
-        write_file(&to, self)
+        let (mut target, path) = folder.create_file(&self.path)?;
+        self.for_each(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", &path, error)))?;
+        target.sync_all().map_err(|error| Error::io("syncing", &path, error))
+    }
+
+    /// The error where its bytes are not those of the first time.
+    pub(super) fn check_same(&self, hash: &[u8; 32], first: &[u8; 32]) -> Result<()> {
+        if hash == first { Ok(()) } else { Err(changed(&self.path)) }
     }
 }
 
-fn write_file(path: &Path, side: &Side<'_>) -> Result<()> {
-    let mut target = File::create(path).map_err(|error| Error::io("creating", path, error))?;
-    side.for_each(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", path, error)))?;
-    target.sync_all().map_err(|error| Error::io("syncing", path, error))
+/// The error of a source that changes while it is compressed.
+pub(super) fn changed(what: impl std::fmt::Display) -> Error {
+    let problem = format!("{what} changed while it was being compressed");
+    Error::parameter(problem, "compress again, with nothing else writing to the source")
 }

@@ -5,9 +5,11 @@ use std::{fs::File, path::Path};
 use blake3::Hasher;
 
 use super::{
-    compress::check_absent,
     config,
-    folder::{OutputFolder, temporary_beside},
+    folder::OutputFolder,
+    rename::{self, check_absent},
+    replace::{Earlier, check_file},
+    temporary::file_beside,
 };
 use crate::{
     Error, Model, Result,
@@ -16,6 +18,7 @@ use crate::{
     open::{Cpu, Decoder, FilePieces, Shard, hash},
     paths::{is_container, is_safetensors},
     progress::{Observer, Stage, advance},
+    source::{Found, walk},
 };
 
 /// Choices of [`decompress`].
@@ -78,18 +81,30 @@ pub fn decompress(
     if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
-        return restorer.restore_alone(shard, file, out);
+        check_file(out)?;
+        return restorer.restore_alone(shard, file, out, options.overwrite);
     }
-    let folder = OutputFolder::create(out)?;
+    let earlier = options.overwrite.then(|| paths(model).map(Earlier::of)).transpose()?;
+    let folder = OutputFolder::create(out, earlier)?;
     let mut bytes = 0;
     for (shard, file) in files(model) {
-        let path = folder.path_of(shard.directory().file_path(&shard.directory().files[file]))?;
-        let output = File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
+        let (output, path) =
+            folder.create_file(shard.directory().file_path(&shard.directory().files[file]))?;
         bytes += restorer.restore(shard, file, &output, &path)?;
     }
     bytes += copy_side_files(model, &folder)?;
     folder.finish()?;
     Ok(bytes)
+}
+
+/// Paths of all files that are restored.
+fn paths(model: &Model) -> Result<Vec<String>> {
+    let stored = files(model).map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
+    let mut paths: Vec<String> = stored.map(str::to_owned).collect();
+    if let Some(root) = model.folder() {
+        paths.extend(side_files_of(root)?.into_iter().map(|file| file.path));
+    }
+    Ok(paths)
 }
 
 fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
@@ -106,10 +121,10 @@ struct Restorer<'a> {
 }
 
 impl Restorer<'_> {
-    fn restore_alone(&self, shard: &Shard, file: usize, out: &Path) -> Result<u64> {
-        let output = temporary_beside(out)?;
+    fn restore_alone(&self, shard: &Shard, file: usize, out: &Path, overwrite: bool) -> Result<u64> {
+        let output = file_beside(out)?;
         let bytes = self.restore(shard, file, output.as_file(), out)?;
-        output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
+        rename::file(output, out, overwrite)?;
         Ok(bytes)
     }
 
@@ -156,12 +171,19 @@ fn check_hash(shard: &Shard, record: &FileRecord, hasher: &Hasher) -> Result<()>
     Err(Error::corrupt(place, 0, problem).in_file(shard.path()))
 }
 
+/// What lies beside the containers of a folder.
+fn side_files_of(root: &Path) -> Result<Vec<Found>> {
+    let (found, _) = walk(root)?;
+    let side: Vec<Found> = found.into_iter().filter(|file| !is_container(&file.path)).collect();
+    side.iter().try_for_each(Found::check_inside)?;
+    Ok(side)
+}
+
 /// A folder of shards has its side files beside them.
 fn copy_side_files(model: &Model, folder: &OutputFolder) -> Result<u64> {
     let Some(root) = model.folder() else { return Ok(0) };
     let mut bytes = 0;
-    let (found, _) = crate::source::walk(root)?;
-    for file in found.iter().filter(|file| !is_container(&file.path)) {
+    for file in side_files_of(root)? {
         let weights = files(model).filter(|&(shard, file)| is_weights(shard, file));
         let paths = weights.map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
         bytes += if let Some(original) = config::original(&file.path, &file.file, file.length, paths)? {
