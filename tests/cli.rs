@@ -330,7 +330,7 @@ fn force_does_not_delete_what_is_no_earlier_output() {
     let compress = |out: &Path, part: &str| {
         fails(&[OsStr::new("compress"), model, "-o".as_ref(), out.as_ref(), "--force".as_ref()], 2, &[part]);
     };
-    compress(&precious, "no earlier output");
+    compress(&precious, "not part of an earlier output");
     compress(&precious.join("cat.jpg"), "is a file");
     compress(&fixture.model, "is the source");
     compress(fixture.folder.path(), "holds it");

@@ -42,17 +42,20 @@ fn inject(faults: &[&str], arguments: &[&str]) -> (Output, bool) {
     (output, injected)
 }
 
-/// The files of a folder of shards with their contents.
+/// The files of a folder without subfolders, with their contents.
 fn contents(folder: &Path) -> Option<Vec<(String, Vec<u8>)>> {
-    folder.is_dir().then(|| {
-        names(folder).into_iter().map(|name| (name.clone(), fs::read(folder.join(name)).unwrap())).collect()
-    })
+    let read = |name: String| Some((name.clone(), fs::read(folder.join(name)).ok()?));
+    folder.is_dir().then(|| names(folder).into_iter().map(read).collect())?
 }
 
 /// Folders directly in a folder or in a folder there.
 fn folders(folder: &Path) -> Vec<PathBuf> {
     let below = |folder: &Path| {
-        names(folder).into_iter().map(|name| folder.join(name)).filter(|path| path.is_dir()).collect::<Vec<_>>()
+        names(folder)
+            .into_iter()
+            .map(|name| folder.join(name))
+            .filter(|path| path.is_dir())
+            .collect::<Vec<_>>()
     };
     below(folder).into_iter().flat_map(|path| [vec![path.clone()], below(&path)].concat()).collect()
 }

@@ -67,7 +67,7 @@ fn ignore_file_size_signal() {
     // A handler that does nothing but set a flag which nobody reads. Where it cannot be installed,
     // the process ends as it does without one.
     #[cfg(unix)]
-    let _ = signal_hook::flag::register(SIGXFSZ, Default::default());
+    let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
 }
 
 /// One run of the command.
@@ -154,9 +154,10 @@ impl Removed {
             let line = format!("\n  removed   {path}, {size}, left behind by a run that was killed");
             answer.text.push_str(&line);
         }
-        let removed = self.0.iter().map(|leftover| {
-            json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes })
-        });
+        let removed = self
+            .0
+            .iter()
+            .map(|leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }));
         answer.json["removed"] = removed.collect();
     }
 }

@@ -89,8 +89,7 @@ impl Table {
     /// All rows, without the last line feed.
     pub(super) fn render(&self) -> String {
         let columns = self.rows[0].len();
-        let width =
-            |column: usize| self.rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max();
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max();
         let widths: Vec<usize> = (0..columns).filter_map(width).collect();
         let mut text = String::new();
         for row in &self.rows {

@@ -38,6 +38,7 @@ use crate::{
     Error, Result,
     io::{FileReader, ReadAt, open_regular},
     paths::{is_container, is_safetensors},
+    source::HIDDEN,
 };
 
 /// Opens a model: a container, or a folder with all its shards. Equals `OpenOptions::new().open(path)`.
@@ -207,6 +208,11 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
 
 /// All containers below a folder, ascending by path.
 fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (found, _) = crate::source::walk(folder)?;
+    let (found, left_out) = crate::source::walk(folder)?;
+    let mut others = left_out.iter().filter(|other| other.reason != HIDDEN);
+    if let Some(other) = others.find(|other| is_container(&other.path)) {
+        let problem = format!("{}: {}", folder.join(&other.path).display(), other.reason);
+        return Err(Error::parameter(problem, "fetch the file again, or remove it"));
+    }
     Ok(found.into_iter().filter(|file| is_container(&file.path)).map(|file| file.file).collect())
 }

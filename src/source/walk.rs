@@ -11,6 +11,9 @@ use crate::{
     paths::{check_path, is_safetensors},
 };
 
+/// Why hidden files and folders are left out.
+pub(crate) const HIDDEN: &str = "hidden";
+
 /// A regular file, or a link to one.
 pub(crate) struct Found {
     /// Relative, `/`-separated and accepted by [`check_path`].
@@ -27,7 +30,11 @@ impl Found {
     pub(crate) fn check_inside(&self) -> Result<()> {
         let Some(target) = &self.outside else { return Ok(()) };
         Err(Error::parameter(
-            format!("{} is a link that leads out of the folder, to {}", self.file.display(), target.display()),
+            format!(
+                "{} is a link that leads out of the folder, to {}",
+                self.file.display(),
+                target.display()
+            ),
             "put the file itself there if it belongs to the model, or remove the link",
         ))
     }
@@ -82,7 +89,7 @@ impl Walk {
         let path = format!("{prefix}{}", name.to_string_lossy());
         let kind = entry.file_type().map_err(|source| Error::io("looking at", &file, source))?;
         if path[prefix.len()..].starts_with('.') {
-            self.leave_out(path, "hidden");
+            self.leave_out(path, HIDDEN);
         } else if name.to_str().is_none() || check_path(&path).is_err() {
             self.leave_out_unless_weights(path, "its name is not portable")?;
         } else if kind.is_dir() {

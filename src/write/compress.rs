@@ -35,7 +35,8 @@ use crate::{
 /// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the output exists or the source changes meanwhile; [`Error::Io`] where reading or writing
+/// [`Error::Parameter`] where the output exists (or something takes its name meanwhile), holds files that are no earlier output, or the
+/// source changes meanwhile; [`Error::Io`] where reading or writing
 /// fails; [`Error::Cancelled`]; [`Error::Corrupt`] where verification finds a difference (then memory or disk are
 /// failing, or this crate has a bug).
 ///

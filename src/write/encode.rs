@@ -50,7 +50,12 @@ struct Target<'a> {
 /// [`Error::Parameter`] where the source is not what the first pass has read; what reading and
 /// writing answer.
 pub(super) fn encode(plan: &Plan<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
-    let pass = Pass { reads: &plan.reads, seen: plan.reads.iter().map(|_| Shared::default()).collect(), output, observer };
+    let pass = Pass {
+        reads: &plan.reads,
+        seen: plan.reads.iter().map(|_| Shared::default()).collect(),
+        output,
+        observer,
+    };
     parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| {
         worker.run(&plan.jobs[index], &pass)
     })?;

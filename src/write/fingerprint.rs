@@ -85,10 +85,7 @@ impl Shared {
     }
 
     pub(super) fn get(&self) -> Fingerprint {
-        Fingerprint {
-            sum: self.sum.load(Ordering::Relaxed),
-            weighted: self.weighted.load(Ordering::Relaxed),
-        }
+        Fingerprint { sum: self.sum.load(Ordering::Relaxed), weighted: self.weighted.load(Ordering::Relaxed) }
     }
 }
 

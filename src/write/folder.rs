@@ -98,13 +98,11 @@ impl OutputFolder {
         for folder in made.iter().map(PathBuf::as_path).chain([Path::new("")]) {
             sync_folder(&self.path().join(folder))?;
         }
-        match self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok()) {
-            Some(earlier) => earlier.check(&self.path)?,
-            None => {
-                rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
-                return self.keep();
-            }
-        }
+        let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok()) else {
+            rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
+            return self.keep();
+        };
+        earlier.check(&self.path)?;
         // No other run shall take it for a leftover while it has a temporary name.
         let _lock = lock_folder(&self.path);
         match rename::exchange(self.path(), &self.path) {

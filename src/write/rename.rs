@@ -58,12 +58,11 @@ pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
 
 /// Gives a folder a name that nothing has.
 pub(super) fn folder(from: &Path, to: &Path) -> io::Result<()> {
-    #[cfg(unix)]
-    if let Some(result) = with_flag(from, to, rustix::fs::RenameFlags::NOREPLACE) {
+    if let Some(result) = rename_with(from, to, Way::Keep) {
         return result;
     }
     // The folder that is made here is ours, or there is one already; a rename replaces it only
-    // while it is empty. Where a folder cannot be replaced at all, as on Windows, it is not made.
+    // while it is empty. Windows replaces no folder, so that none is made there.
     if cfg!(unix) {
         fs::create_dir(to)?;
     }
@@ -76,26 +75,35 @@ pub(super) fn folder(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Exchanges two names in one step; None where the system or the file system cannot.
 pub(super) fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
-    #[cfg(unix)]
-    return with_flag(a, b, rustix::fs::RenameFlags::EXCHANGE);
-    #[cfg(not(unix))]
-    {
-        let _ = (a, b);
-        None
-    }
+    rename_with(a, b, Way::Exchange)
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    /// What has the new name keeps it.
+    Keep,
+    Exchange,
 }
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-fn with_flag(from: &Path, to: &Path, flag: rustix::fs::RenameFlags) -> Option<io::Result<()>> {
-    use rustix::io::Errno;
-    match rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flag) {
+fn rename_with(from: &Path, to: &Path, way: Way) -> Option<io::Result<()>> {
+    use rustix::{
+        fs::{CWD, RenameFlags, renameat_with},
+        io::Errno,
+    };
+    let flag = match way {
+        Way::Keep => RenameFlags::NOREPLACE,
+        Way::Exchange => RenameFlags::EXCHANGE,
+    };
+    match renameat_with(CWD, from, CWD, to, flag) {
         Err(Errno::NOSYS | Errno::INVAL | Errno::NOTSUP) => None,
         result => Some(result.map_err(io::Error::from)),
     }
 }
 
-#[cfg(all(unix, not(any(target_os = "linux", target_os = "android", target_vendor = "apple"))))]
-fn with_flag(_: &Path, _: &Path, _: ()) -> Option<io::Result<()>> {
+/// Other systems have no such renames.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn rename_with(_: &Path, _: &Path, _: Way) -> Option<io::Result<()>> {
     None
 }
 

@@ -43,8 +43,8 @@ pub(super) fn check_file(out: &Path) -> Result<()> {
     }
 }
 
-/// What an earlier output consists of: files that the new one has too, containers of one model, and
-/// the side files that these name.
+/// What an earlier output consists of: files that the new one has too and, of containers, the shards
+/// of one model and the side files that these name.
 #[derive(Debug)]
 pub(super) struct Earlier {
     /// Paths in the new output.
@@ -79,21 +79,24 @@ impl Earlier {
             Err(Error::parameter(problem, REMEDY))
         };
         let mut recorded = BTreeSet::new();
-        let mut identity = None;
+        let mut shards = BTreeSet::new();
+        let mut model_of_all = None;
         for Entry { path, is_regular } in &entries {
             if !*is_regular {
                 return in_the_way(path, ": it is neither a file nor a folder");
             }
-            if !is_container(path) {
+            if !is_container(path) || !self.paths.iter().any(is_container) {
                 continue;
             }
             // One that is damaged, or newer, is known by its name alone.
             let Ok(model) = OpenOptions::new().memory_map(false).open(folder.join(path)) else { continue };
-            if *identity.get_or_insert(model.identity()) != model.identity() {
-                return in_the_way(path, ": it belongs to another model than the containers beside it");
+            let directory = model.shards()[0].directory();
+            let same = (model.identity(), model.shard_count());
+            if *model_of_all.get_or_insert(same) != same || !shards.insert(directory.shard.shard_index.get())
+            {
+                return in_the_way(path, ": it is no shard of the model whose containers are beside it");
             }
             recorded.insert(path.clone());
-            let directory = model.shards()[0].directory();
             let side = directory.files.iter().filter(|file| file.kind != FILE_WEIGHTS);
             recorded.extend(side.map(|file| directory.file_path(file).to_owned()));
         }

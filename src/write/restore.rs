@@ -25,7 +25,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecompressOptions<'d> {
-    /// Replace an output that exists.
+    /// Replace an output that exists; a folder only if each file in it has the path of a new one.
     pub overwrite: bool,
     /// What decodes the weights: the [`Cpu`] unless set.
     pub decoder: &'d dyn Decoder,
@@ -99,7 +99,8 @@ pub fn decompress(
 
 /// Paths of all files that are restored.
 fn paths(model: &Model) -> Result<Vec<String>> {
-    let stored = files(model).map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
+    let stored =
+        files(model).map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
     let mut paths: Vec<String> = stored.map(str::to_owned).collect();
     if let Some(root) = model.folder() {
         paths.extend(side_files_of(root)?.into_iter().map(|file| file.path));

@@ -81,11 +81,10 @@ fn locked<T>(
 ) -> Result<(T, Option<File>)> {
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
     for _ in 0..ATTEMPTS {
-        let made = make().map_err(creating)?;
-        let Some(Ok(file)) = open(&made) else { return Ok((made, None)) };
-        let lock = lock(&file);
-        if lock != Lock::Taken && path(&made).symlink_metadata().is_ok() {
-            return Ok((made, Some(file)));
+        let new = make().map_err(creating)?;
+        let Some(Ok(file)) = open(&new) else { return Ok((new, None)) };
+        if lock(&file) != Lock::Taken && path(&new).symlink_metadata().is_ok() {
+            return Ok((new, Some(file)));
         }
     }
     Err(creating(std::io::Error::other("other runs remove what this one makes")))
@@ -201,7 +200,8 @@ fn examine(entry: &fs::DirEntry) -> Option<(u64, File)> {
         return None;
     }
     let path = entry.path();
-    let handle = if kind.is_dir() { open_folder(&path)?.ok()? } else { crate::io::open_regular(&path).ok()? };
+    let handle =
+        if kind.is_dir() { open_folder(&path)?.ok()? } else { crate::io::open_regular(&path).ok()? };
     (lock(&handle) == Lock::Held).then(|| (bytes_of(&path), handle))
 }
 

@@ -89,7 +89,8 @@ impl Inspect {
         if let Some(path) = &self.picture {
             let title = self.source.file_name().unwrap_or_default().to_string_lossy();
             write_file(path, picture::draw(&findings, &title).as_bytes(), self.force)?;
-            text.push_str(&format!("\n\npicture   {}", printable(&path.display().to_string())));
+            text.push_str("\n\npicture   ");
+            text.push_str(&printable(&path.display().to_string()));
             json["picture"] = path.to_string_lossy().into();
         }
         Ok(Answer { text, json })
