@@ -25,14 +25,14 @@ impl Fingerprint {
     /// unless it is the tensor's.
     pub(super) fn of(offset: u64, bytes: &[u8]) -> Self {
         assert!(offset.is_multiple_of(WORD_BYTES as u64), "parts start with a word");
-        let (rows, rest) = bytes.as_chunks::<{ WORD_BYTES * LANES }>();
+        let (words, tail) = bytes.as_chunks::<WORD_BYTES>();
+        let (rows, words) = words.as_chunks::<LANES>();
         // Of each lane, the sum of its words, and that of these sums after each row: the sum of
         // its words, each times the number of rows from it to the end.
         let (mut sums, mut weights) = ([0u64; LANES], [0u64; LANES]);
         for row in rows {
-            let (words, _) = row.as_chunks::<WORD_BYTES>();
             for lane in 0..LANES {
-                sums[lane] = sums[lane].wrapping_add(mix(words[lane]));
+                sums[lane] = sums[lane].wrapping_add(mix(row[lane]));
                 weights[lane] = weights[lane].wrapping_add(sums[lane]);
             }
         }
@@ -49,10 +49,11 @@ impl Fingerprint {
                 .wrapping_add(start.wrapping_mul(sums[lane]));
         }
         let first = first.wrapping_add((rows.len() * LANES) as u64);
-        for (index, word) in (first..).zip(rest.chunks(WORD_BYTES)) {
-            let mut padded = [0; WORD_BYTES];
-            padded[..word.len()].copy_from_slice(word);
-            let word = mix(padded);
+        let mut padded = [0; WORD_BYTES];
+        padded[..tail.len()].copy_from_slice(tail);
+        // A tail of no bytes is a word of zero, which adds nothing.
+        for (index, &word) in (first..).zip(words.iter().chain([&padded])) {
+            let word = mix(word);
             found.add(Self { sum: word, weighted: index.wrapping_mul(word) });
         }
         found
