@@ -211,7 +211,10 @@ fn tile_example() -> String {
     let arrays = Arrays::of(&data, 8192, values.len(), 1);
     let [codebook, records, bitstream, plane] = arrays.list();
     let bit_count = arrays.parameters[2] as usize;
-    assert_eq!(df11_reference::decode_tile([codebook, records, bitstream, plane], arrays.parameters), Ok(data));
+    assert_eq!(
+        df11_reference::decode_tile([codebook, records, bitstream, plane], arrays.parameters),
+        Ok(data)
+    );
     let used = usize::from(records[8] & 0x3F);
     format!(
         "**tile**, one row (tile_columns 8192) of eight weights, which are one unit of four pairs in lane 0:\n\n{}\n\

@@ -53,6 +53,7 @@ impl Decompress {
         if self.force {
             check_replaceable(&self.source, &self.out, "safetensors")?;
         }
+        let removed = Session::tidy(&self.out);
         let (restored, device) = self.threads.run(|| self.restore(&model, session))?;
         let (bytes, seconds) = (restored.bytes, start.elapsed().as_secs_f64());
         let mut text = format!(
@@ -79,14 +80,15 @@ impl Decompress {
             "bytes_per_second": text::per_second(bytes, seconds),
             "device": device.json(),
         });
-        Ok(Answer { text, json })
+        let mut answer = Answer { text, json };
+        removed.add_to(&mut answer);
+        Ok(answer)
     }
 
     /// What was written, and what has decoded.
     fn restore(&self, model: &Model, session: &Session) -> Result<(Restored, DecodedBy), Failure> {
         let (overwrite, keep_changed) = (self.force, self.keep_changed);
-        let mut options =
-            DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
+        let mut options = DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
         // Before a GPU is started for nothing.
         options.check(model, &self.out)?;
         let chosen = self.device.choose(model, Some(Purpose::Restore), session)?;
@@ -102,7 +104,10 @@ fn proof(restored: &Restored) -> String {
     if others.iter().all(|paths| paths.is_empty()) {
         return "every file has the hash of the original".to_owned();
     }
-    format!("{} have the hash of the original; the others are named below", text::count(restored.files, "file"))
+    format!(
+        "{} have the hash of the original; the others are named below",
+        text::count(restored.files, "file")
+    )
 }
 
 /// A line for each file that is no proven original.

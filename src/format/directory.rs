@@ -14,9 +14,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use super::records::{
-    ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SectionRecord, TensorRecord,
-};
+use super::records::{ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SectionRecord, TensorRecord};
 use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES};
 
 /// The fixed-width start of the directory.
@@ -138,8 +136,7 @@ impl Directory {
             metadata: metadata_at,
             text: text_at,
         };
-        let directory =
-            Self { shard, files, blocks, sections, tensors, arrays, checksums, metadata, text };
+        let directory = Self { shard, files, blocks, sections, tensors, arrays, checksums, metadata, text };
         super::validate::validate(&directory, places, directory_offset)?;
         Ok(directory)
     }

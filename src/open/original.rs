@@ -39,8 +39,7 @@ pub(super) fn check_header(shard: &Shard, file: usize) -> Result<Vec<u8>> {
     let length = directory.arrays[array].length.get();
     let bytes = shard.read_array(array, 0..length)?.into_owned();
     let wrong = |problem: String| wrong_prefix(shard, file, problem);
-    let header =
-        Header::read(path, &bytes, record.length.get()).map_err(|error| wrong(error.to_string()))?;
+    let header = Header::read(path, &bytes, record.length.get()).map_err(|error| wrong(error.to_string()))?;
     for tensor in &header.tensors {
         let found = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]);
         if !found.is_some_and(|record| is_same(record, tensor, file, length)) {

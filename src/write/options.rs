@@ -34,7 +34,8 @@ impl Layout {
 pub struct CompressOptions {
     /// How BF16 tensors are stored.
     pub layout: Layout,
-    /// Replace an output that exists.
+    /// Replace an output that exists. A folder is replaced only if each file in it has the path of a
+    /// new one, is a shard of the one model that lies there, or is a side file that this names.
     pub overwrite: bool,
     /// Decode everything again before the output gets its name, and compare all hashes.
     pub verify: bool,
@@ -70,7 +71,11 @@ pub(super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> 
             return Err(Error::parameter(problem, "keys and values are text"));
         }
         if key_bytes > MAX_KEY_BYTES {
-            return Err(Error::limit(format!("the length of key {key:?} in bytes"), key_bytes, MAX_KEY_BYTES));
+            return Err(Error::limit(
+                format!("the length of key {key:?} in bytes"),
+                key_bytes,
+                MAX_KEY_BYTES,
+            ));
         }
         if value_bytes > MAX_VALUE_BYTES {
             let what = format!("the length of the value of {key:?} in bytes");

@@ -21,9 +21,10 @@ use df11::{
         directory::ShardRecord,
         identity,
         records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
-            FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
-            SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_BESIDE,
+            FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_BITSTREAM, SECTION_CODEBOOK,
+            SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord,
+            TensorRecord,
         },
     },
 };

@@ -168,9 +168,10 @@ impl Directory {
         let paths_and_blocks = self.files.iter().map(|f| &f.path).chain(&self.blocks);
         let names = paths_and_blocks.chain(self.tensors.iter().map(|t| &t.name));
         let names = names.map(|name| (name, 1..=MAX_NAME_BYTES));
-        let entries = self.metadata.iter().flat_map(|entry| {
-            [(&entry.key, 1..=MAX_KEY_BYTES), (&entry.value, 0..=MAX_VALUE_BYTES)]
-        });
+        let entries = self
+            .metadata
+            .iter()
+            .flat_map(|entry| [(&entry.key, 1..=MAX_KEY_BYTES), (&entry.value, 0..=MAX_VALUE_BYTES)]);
         for (name, lengths) in names.chain(entries) {
             Limit.unless(name.length <= *lengths.end(), "3: a name, path, key or value is too long")?;
             let place = name.length >= *lengths.start() && name.offset == end;

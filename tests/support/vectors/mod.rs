@@ -108,11 +108,10 @@ impl Vector {
         let blocked = |file: usize| {
             model.tensors.iter().any(|tensor| tensor.file == file as u64 && unsupported(tensor))
         };
-        let restorable =
-            model.files.iter().enumerate().filter(|&(index, file)| match file.kind {
-                FILE_WEIGHTS => !blocked(index),
-                kind => kind == FILE_SIDE,
-            });
+        let restorable = model.files.iter().enumerate().filter(|&(index, file)| match file.kind {
+            FILE_WEIGHTS => !blocked(index),
+            kind => kind == FILE_SIDE,
+        });
         vector.row.files = restorable.map(|(_, file)| (text(&file.path), sha256(&file.content))).collect();
         vector
     }

@@ -226,9 +226,13 @@ fn names() -> Vec<Vector> {
     deep.extend(["e".repeat(254), "x".into()]);
     let deep = deep.join("/");
     let components = ["c"; 32].join("/");
-    let side: &[(&str, &[u8])] =
-        &[("config.json", b"{}\n"), ("tokenizer/ключ.txt", b"x"), (".hidden", b"\0"), (&deep, b"deep"),
-          (&components, b"many")];
+    let side: &[(&str, &[u8])] = &[
+        ("config.json", b"{}\n"),
+        ("tokenizer/ключ.txt", b"x"),
+        (".hidden", b"\0"),
+        (&deep, b"deep"),
+        (&components, b"many"),
+    ];
     vec![
         vector("names", "any text without NUL is a name, up to 4096 bytes; names are no paths", &tensors),
         vector("name-order", "names ascend by their UTF-8 bytes, unlike UTF-16", &ordered),
@@ -276,7 +280,11 @@ fn containers() -> Vec<Vector> {
             "side files that lie beside the container, and one that is stored",
             &beside(&one),
         ),
-        whole("metadata", "keys and values for runtimes, one value empty, one of many lines", &metadata(&one)),
+        whole(
+            "metadata",
+            "keys and values for runtimes, one value empty, one of many lines",
+            &metadata(&one),
+        ),
         whole("smallest", "the smallest container of a tensor, which format.md shows", &smallest()),
         whole("header-text", "a header with all that JSON and safetensors allow", &header_text()),
         whole("side-files-only", "no weights file", &Model::new(&[], &[("README.md", b"# Nothing\n")])),
@@ -299,8 +307,12 @@ fn beside(items: &[Item]) -> Model {
 fn metadata(items: &[Item]) -> Model {
     let mut model = Model::new(items, &[]);
     let long = "v".repeat(65_536);
-    let entries: [(&str, &str); 4] =
-        [("example.com/empty", ""), ("example.long", &long), ("tool.ключ", "重み\nsecond line"), ("z", "plain")];
+    let entries: [(&str, &str); 4] = [
+        ("example.com/empty", ""),
+        ("example.long", &long),
+        ("tool.ключ", "重み\nsecond line"),
+        ("z", "plain"),
+    ];
     model.metadata = entries.map(|(key, value)| (key.into(), value.into())).into();
     model
 }

@@ -246,13 +246,19 @@ pub(super) fn headers() -> Vec<Vector> {
         invalid("offsets-three", "three data_offsets", {
             entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}"#)
         }),
-        invalid("member-missing", "an entry without a shape", entry(r#"{"dtype":"U8","data_offsets":[0,4]}"#)),
+        invalid(
+            "member-missing",
+            "an entry without a shape",
+            entry(r#"{"dtype":"U8","data_offsets":[0,4]}"#),
+        ),
         invalid("member-twice", "an entry with one member twice", {
             entry(r#"{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}"#)
         }),
-        invalid("key-twice-escaped", "one key twice, once with an escape, in a member that no reader knows", {
-            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#)
-        }),
+        invalid(
+            "key-twice-escaped",
+            "one key twice, once with an escape, in a member that no reader knows",
+            { entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#) },
+        ),
         invalid("metadata-number", "__metadata__ with a number", {
             of(good.replacen('{', r#"{"__metadata__":{"x":1},"#, 1).as_bytes())
         }),
@@ -268,7 +274,14 @@ pub(super) fn headers() -> Vec<Vector> {
         invalid("zero-padding", "padding of NUL", of(format!("{good}\0\0\0").as_bytes())),
         invalid("byte-order-mark", "a byte order mark", of(format!("\u{feff}{good}").as_bytes())),
         invalid("not-utf8", "a byte that no UTF-8 text has", {
-            of(&[&good.as_bytes()[..1], br#""__metadata__":{"x":""#, b"\xFF", br#""},"#, &good.as_bytes()[1..]].concat())
+            of(&[
+                &good.as_bytes()[..1],
+                br#""__metadata__":{"x":""#,
+                b"\xFF",
+                br#""},"#,
+                &good.as_bytes()[1..],
+            ]
+            .concat())
         }),
         invalid("nan", "NaN, which is no JSON", {
             entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":NaN}"#)
@@ -319,7 +332,14 @@ pub(super) fn neighbours() -> Vec<Vector> {
     };
     vec![
         invalid("neighbour-of-unknown-encoding", "another dtype beside a tensor of an unknown encoding", {
-            with(&|item| if item.name == "c" { item.dtype.1 = "I8".into() }, &encoding)
+            with(
+                &|item| {
+                    if item.name == "c" {
+                        item.dtype.1 = "I8".into()
+                    }
+                },
+                &encoding,
+            )
         }),
         invalid("neighbour-of-unknown-dtype", "another dtype beside a tensor of an unknown one", {
             with(&third(|item| item.dtype.1 = "I8".into()), &dtype)
@@ -350,16 +370,20 @@ pub(super) fn neighbours() -> Vec<Vector> {
                 tensor.file_offset += 1;
             })
         }),
-        invalid("unknown-dtype-ends-early", "a tensor of an unknown dtype ends before the next one starts", {
-            with(
-                &|item| {
-                    posit(item);
-                    if item.name == "b" {
-                        item.length = 3;
-                    }
-                },
-                &dtype,
-            )
-        }),
+        invalid(
+            "unknown-dtype-ends-early",
+            "a tensor of an unknown dtype ends before the next one starts",
+            {
+                with(
+                    &|item| {
+                        posit(item);
+                        if item.name == "b" {
+                            item.length = 3;
+                        }
+                    },
+                    &dtype,
+                )
+            },
+        ),
     ]
 }

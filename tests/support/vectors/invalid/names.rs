@@ -106,7 +106,12 @@ pub(super) fn metadata() -> Vec<Vector> {
             entries(&[(b"a.b", &[&value[..], b"v"].concat())])
         }),
         open("metadata-limit", LIMIT, "keys and values of more than 1 MiB together", entries(&much)),
-        open("metadata-unsorted", CORRUPT, "keys that do not ascend", entries(&[(b"b.b", b""), (b"a.b", b"")])),
+        open(
+            "metadata-unsorted",
+            CORRUPT,
+            "keys that do not ascend",
+            entries(&[(b"b.b", b""), (b"a.b", b"")]),
+        ),
         open("metadata-equal", CORRUPT, "one key twice", entries(&[(b"a.b", b"1"), (b"a.b", b"2")])),
         open("metadata-nul", CORRUPT, "a NUL in a value", entries(&[(b"a.b", b"1\02")])),
         open("metadata-not-utf8", CORRUPT, "a value that is not UTF-8", entries(&[(b"a.b", b"\xFF")])),
