@@ -106,7 +106,9 @@ fn a_stray_weights_file_replaces_nothing() {
     let weights = fs::read(fixture.path("model").join(FIRST)).unwrap();
     // Loaders take the second one for the whole model, where it is there.
     let strays = [FIRST, "model.safetensors"];
-    strays.iter().for_each(|stray| fs::write(fixture.model.join(stray), "stray").unwrap());
+    for stray in strays {
+        fs::write(fixture.model.join(stray), "stray").unwrap();
+    }
     let restored = fixture.restore(false).unwrap();
     assert!(fixture.restored(FIRST) == weights);
     let left_out: Vec<&str> = restored.left_out.iter().map(|file| &*file.path).collect();
@@ -287,7 +289,7 @@ fn equal_tensors_are_stored_again_after_fifteen_aliases() {
 /// The most that a container restores to: raw weights of one byte stored for one decoded would be less.
 #[test]
 fn no_container_restores_to_32_times_its_length() {
-    let coded = Item::gap("a", &[65_536], container::weights([127; 65_536]), (64, 1024));
+    let coded = Item::gap("a", &[65_536], container::weights(std::iter::repeat_n(127, 65_536)), (64, 1024));
     let aliases = (0..15).map(|at| coded.alias(&format!("b{at:02}")));
     let items: Vec<Item> = [coded.clone()].into_iter().chain(aliases).collect();
     let bytes = Model::new(&items, &[]).build();

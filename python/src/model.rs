@@ -140,8 +140,12 @@ impl Model {
 
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
-        let lengths = self.inner.tensors().map(|tensor| tensor.byte_length());
-        lengths.sum::<df11::Result<u64>>().or_raise(py)
+        let mut lengths = self.inner.tensors().map(|tensor| tensor.byte_length());
+        let add = |sum: u64, length: df11::Result<u64>| {
+            let too_many = || df11::Error::limit("the size of a model in bytes", u64::MAX, u64::MAX - 1);
+            sum.checked_add(length?).ok_or_else(too_many)
+        };
+        lengths.try_fold(0, add).or_raise(py)
     }
 
     #[getter]

@@ -136,6 +136,7 @@ impl Compress {
         if self.force {
             check_replaceable(&self.source, &out, "df11")?;
         }
+        let removed = Session::tidy(&out);
         let progress = session.progress();
         let report = self.threads.run(|| {
             let compressed = df11::compress(&source, &out, &options, &progress);
@@ -147,7 +148,9 @@ impl Compress {
         let mut json = report_json("compress", &self.source, &out, &report, seconds);
         json["written"] = json!(true);
         json["verified"] = json!(options.verify);
-        Ok(Answer { text: result_text(&out, &report, seconds, options.verify), json })
+        let mut answer = Answer { text: result_text(&out, &report, seconds, options.verify), json };
+        removed.add_to(&mut answer);
+        Ok(answer)
     }
 }
 

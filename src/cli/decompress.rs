@@ -53,6 +53,7 @@ impl Decompress {
         if self.force {
             check_replaceable(&self.source, &self.out, "safetensors")?;
         }
+        let removed = Session::tidy(&self.out);
         let (restored, device) = self.threads.run(|| self.restore(&model, session))?;
         let (bytes, seconds) = (restored.bytes, start.elapsed().as_secs_f64());
         let mut text = format!(
@@ -79,7 +80,9 @@ impl Decompress {
             "bytes_per_second": text::per_second(bytes, seconds),
             "device": device.json(),
         });
-        Ok(Answer { text, json })
+        let mut answer = Answer { text, json };
+        removed.add_to(&mut answer);
+        Ok(answer)
     }
 
     /// What was written, and what has decoded.

@@ -18,7 +18,7 @@ use super::{Model, Shard, hash};
 use crate::{
     Error, Result,
     format::records::{FILE_BESIDE, FileRecord},
-    io::{FileReader, ReadAt},
+    io::{FileReader, ReadAt, read_regular},
     source::MAX_SIDE_BYTES,
 };
 
@@ -72,7 +72,7 @@ pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Besid
         && length <= MAX_SIDE_BYTES
         && metadata.len() == length + MARK.len() as u64;
     if is_marked {
-        let bytes = fs::read(&file).map_err(|error| Error::io("reading", &file, error))?;
+        let bytes = read_regular(&file)?;
         let original = unmark(&bytes).filter(|bytes| blake3::hash(bytes) == record.hash);
         if let Some(original) = original {
             return Ok(Beside::Marked(original));

@@ -79,6 +79,35 @@ impl Model {
         self.metadata().find_map(|(found, value)| (found == key).then_some(value))
     }
 
+    /// Indices of the model's shards that are not open, ascending. Cost: that of their number.
+    pub fn missing_shards(&self) -> Vec<u64> {
+        let mut open = self.shards.iter().map(|shard| shard.directory().shard.shard_index.get()).peekable();
+        (0..self.shard_count).filter(|&index| open.next_if_eq(&index).is_none()).collect()
+    }
+
+    /// Paths of weights files that are in no open shard, as far as they are known: from an index
+    /// (`*.safetensors.index.json`) beside the shards. Ascending.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the folder cannot be read.
+    pub fn missing_files(&self) -> Result<Vec<String>> {
+        let Some(folder) = self.folder() else { return Ok(Vec::new()) };
+        let (found, _) = crate::source::walk(folder)?;
+        let mut named = crate::source::named_files(&found);
+        for shard in &self.shards {
+            let directory = shard.directory();
+            for file in &directory.files {
+                named.remove(directory.file_path(file));
+            }
+        }
+        Ok(named.into_iter().collect())
+    }
+
+    /// The number of shards that the model has.
+    pub fn shard_count(&self) -> u64 {
+        self.shard_count
+    }
+
     /// The hash by which the shards of the model know each other.
     pub fn identity(&self) -> blake3::Hash {
         blake3::Hash::from_bytes(self.shards[0].directory().shard.identity)

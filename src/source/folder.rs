@@ -68,8 +68,8 @@ impl Source {
     /// too; matrices whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, or two files have
-    /// a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
+    /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, a link leads out of
+    /// the folder (except from a snapshot of the Hub's cache to its blobs), or two files have a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
     /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
@@ -132,8 +132,12 @@ fn open_folder(root: &Path) -> Result<Source> {
     let (mut weights, mut side) = (Vec::new(), Vec::new());
     for file in &found {
         match place(file, &named, &indexes, &imported) {
-            Place::Weights => weights.push(WeightsFile::open(&file.file, &file.path)?),
+            Place::Weights => {
+                file.check_inside()?;
+                weights.push(WeightsFile::open(&file.file, &file.path)?);
+            }
             Place::Side => {
+                file.check_inside()?;
                 side.push(SideFile { path: file.path.clone(), file: file.file.clone(), length: file.length });
             }
             Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path.clone(), reason }),

@@ -12,6 +12,6 @@ mod walk;
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
 pub(crate) use header::{Header, HeaderTensor};
-pub(crate) use index::folder_of;
+pub(crate) use index::{folder_of, named_files};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
-pub(crate) use walk::{Found, walk};
+pub(crate) use walk::{Found, HIDDEN, walk};

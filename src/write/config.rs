@@ -4,11 +4,9 @@
 //! the recorded hash. So that every original comes back, one that begins with the mark itself gets another, which
 //! JSON reads as one.
 
-use std::path::Path;
-
 use super::{folder::OutputFolder, input::Input};
 use crate::{
-    Error, Result,
+    Result,
     open::beside::{MARK, MARKED_NAME, place},
     source::folder_of,
 };
@@ -31,20 +29,14 @@ fn mark(config: &[u8]) -> Option<Vec<u8>> {
     Some([&config[..place], MARK.as_bytes(), &config[place..]].concat())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| Error::io("reading", path, error))
-}
-
 /// Puts the side files beside the containers, each configuration with its mark.
 pub(super) fn write_side_files(input: &Input<'_>, folder: &OutputFolder) -> Result<()> {
     for side in &input.side {
-        side.write_into(folder)?;
-        if !is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
-            continue;
-        }
-        let path = folder.path_of(&side.path)?;
-        if let Some(marked) = mark(&read(&path)?) {
-            folder.write(&marked, &side.path)?;
+        if is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
+            let config = side.bytes()?;
+            folder.write(mark(&config).as_deref().unwrap_or(&config), &side.path)?;
+        } else {
+            side.write_into(folder)?;
         }
     }
     Ok(())

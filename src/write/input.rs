@@ -4,7 +4,6 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, VecDeque},
-    fs::File,
     io::Write,
     ops::Range,
     path::PathBuf,
@@ -306,10 +305,7 @@ impl<'a> Side<'a> {
         }
         Err(match &self.place {
             Place::Stored(shard, _) => wrong_hash(format!("file {:?}", self.path)).in_file(shard.path()),
-            Place::Disk(_) | Place::Memory(_) => {
-                let problem = format!("{:?} changed while it was read", self.path);
-                Error::parameter(problem, "try again when nothing writes to it")
-            }
+            Place::Disk(_) | Place::Memory(_) => changed(format_args!("{:?}", self.path)),
         })
     }
 
@@ -318,11 +314,26 @@ impl<'a> Side<'a> {
         self.read(|_| Ok(()))
     }
 
+    /// All its bytes, compared as by [`Side::read`].
+    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.read(|bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     /// Puts it into a folder.
     pub(super) fn write_into(&self, folder: &OutputFolder) -> Result<()> {
-        let path = folder.path_of(&self.path)?;
-        let mut target = File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
+        let (mut target, path) = folder.create_file(&self.path)?;
         self.read(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", &path, error)))?;
         target.sync_all().map_err(|error| Error::io("syncing", &path, error))
     }
+}
+
+/// The error of a source that changes while it is compressed.
+pub(super) fn changed(what: impl std::fmt::Display) -> Error {
+    let problem = format!("{what} changed while it was being compressed");
+    Error::parameter(problem, "compress again, with nothing else writing to the source")
 }

@@ -34,7 +34,8 @@ impl Layout {
 pub struct CompressOptions {
     /// How BF16 tensors are stored.
     pub layout: Layout,
-    /// Replace an output that exists.
+    /// Replace an output that exists. A folder is replaced only if each file in it has the path of a
+    /// new one, is a shard of the one model that lies there, or is a side file that this names.
     pub overwrite: bool,
     /// Decode everything again before the output gets its name, and compare all hashes.
     pub verify: bool,

@@ -6,13 +6,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 use zerocopy::IntoBytes;
 
-use super::{
-    folder::{parent_of, temporary_beside},
-    plan::Plan,
-};
+use super::{plan::Plan, rename, temporary::file_beside};
 use crate::{
     Error, Result,
     format::{
@@ -36,7 +33,7 @@ pub(super) struct Output {
 impl Output {
     /// Creates the temporary file beside `path`, with the header of an incomplete container, and takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut Plan<'_>) -> Result<Self> {
-        let file = temporary_beside(path)?;
+        let file = file_beside(path)?;
         let directory = std::mem::replace(&mut plan.directory, empty_directory());
         let sections = directory.sections.len();
         let output = Self {
@@ -75,8 +72,15 @@ impl Output {
         IdentifiedFile::of(&self.directory)
     }
 
-    /// Writes directory, footer and header, and makes sure that they are on the disk. Returns the container's length in bytes.
-    pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<u64> {
+    /// Closes the file until it is sealed, since a model may have more shards than a process may
+    /// have files open.
+    pub(super) fn close(self) -> ClosedOutput {
+        let Self { file, path, directory, directory_offset, checksums } = self;
+        ClosedOutput { file: file.into_temp_path(), path, directory, directory_offset, checksums }
+    }
+
+    /// Writes directory, footer and header, and makes sure that they are on the disk.
+    pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<()> {
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
             let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.directory.checksums.extend(
@@ -89,8 +93,7 @@ impl Output {
         self.write_at(header.footer_offset(), header.as_bytes())?;
         self.sync()?;
         self.write_at(0, header.as_bytes())?;
-        self.sync()?;
-        Ok(header.file_length.get())
+        self.sync()
     }
 
     fn sync(&self) -> Result<()> {
@@ -102,12 +105,35 @@ impl Output {
         self.file.path()
     }
 
-    /// Gives the sealed container its name.
-    pub(super) fn finish(self) -> Result<()> {
-        let path = self.path;
-        self.file.persist(&path).map_err(|error| Error::io("renaming to", &path, error.error))?;
-        sync_folder(&path);
-        Ok(())
+    /// Gives the sealed container its name; in place of what has it only with `overwrite`.
+    pub(super) fn finish(self, overwrite: bool) -> Result<()> {
+        rename::file(self.file, &self.path, overwrite)
+    }
+}
+
+/// A container whose sections are written, and whose file is closed.
+#[derive(Debug)]
+pub(super) struct ClosedOutput {
+    file: TempPath,
+    path: PathBuf,
+    directory: Directory,
+    directory_offset: u64,
+    checksums: Vec<Mutex<SectionChecksums>>,
+}
+
+impl ClosedOutput {
+    /// As [`Output::files`].
+    pub(super) fn files(&self) -> impl Iterator<Item = IdentifiedFile<'_>> {
+        IdentifiedFile::of(&self.directory)
+    }
+
+    /// Opens it again.
+    pub(super) fn open(self) -> Result<Output> {
+        let Self { file, path, directory, directory_offset, checksums } = self;
+        let handle = File::options().write(true).open(&file);
+        let handle = handle.map_err(|error| Error::io("opening", &path, error))?;
+        let file = NamedTempFile::from_parts(handle, file);
+        Ok(Output { file, path, directory, directory_offset, checksums })
     }
 }
 
@@ -138,12 +164,5 @@ fn empty_directory() -> Directory {
         checksums: Vec::new(),
         metadata: Vec::new(),
         text: Vec::new(),
-    }
-}
-
-/// Makes a rename last. Not every file system can; the file itself is synced already.
-pub(super) fn sync_folder(path: &Path) {
-    if let Ok(folder) = File::open(parent_of(path)) {
-        let _ = folder.sync_all();
     }
 }

@@ -7,6 +7,7 @@ use super::{
     analysis::FileAnalysis,
     arrays::ArrayLayout,
     coding::Coding,
+    fingerprint::Fingerprint,
     input::{Side, Weights},
     planned::{self, PlannedTensor},
 };
@@ -47,30 +48,34 @@ pub(super) struct Plan<'a> {
     pub(super) directory: Directory,
     pub(super) directory_offset: u64,
     pub(super) jobs: Vec<Job<'a>>,
+    /// The tensors that jobs read.
+    pub(super) reads: Vec<Read<'a>>,
     /// Bytes of tensors for which there is nothing to do.
     pub(super) alias_bytes: u64,
     /// Exponent entropy of coded tensors, in bits.
     pub(super) entropy_bits: f64,
 }
 
-/// Bytes to produce. Any job may run at any time, on any thread.
+/// A tensor that is read again in the second pass.
+pub(super) struct Read<'a> {
+    pub(super) file: &'a Weights<'a>,
+    pub(super) tensor: &'a SourceTensor,
+    /// What the first pass has read.
+    pub(super) fingerprint: Fingerprint,
+}
+
+/// Bytes to produce, of tensors by their index in [`Plan::reads`]. Any job may run at any time, on any thread.
 pub(super) enum Job<'a> {
     /// Bytes that are known already.
     Bytes { array: usize, bytes: Vec<u8> },
     /// The prefix of a weights file.
     Prefix { array: usize, file: &'a Weights<'a> },
     /// A piece of a tensor that is stored raw; offset and length count from the tensor's start.
-    Raw { array: usize, file: &'a Weights<'a>, tensor: &'a SourceTensor, offset: u64, length: u64 },
-    /// A side file.
+    Raw { array: usize, read: usize, offset: u64, length: u64 },
+    /// A side file, with the hash of what was read of it first.
     Side { array: usize, file: &'a Side<'a> },
     /// A chunk of a tensor that is coded; its arrays start at `first_array`.
-    Chunk {
-        first_array: usize,
-        file: &'a Weights<'a>,
-        tensor: &'a SourceTensor,
-        coding: &'a Coding,
-        chunk: usize,
-    },
+    Chunk { first_array: usize, read: usize, coding: &'a Coding, chunk: usize },
 }
 
 impl<'a> Plan<'a> {
@@ -84,10 +89,14 @@ impl<'a> Plan<'a> {
         let files = file_records(contents, &mut layout, &mut text);
         let block_records =
             blocks.keys().map(|&block| named(&mut text, &contents.block_names[block])).collect();
-        let mut jobs = file_jobs(contents);
+        let (mut jobs, mut reads) = (file_jobs(contents), Vec::new());
         let records = tensors
             .iter()
-            .map(|tensor| tensor.record(blocks[&tensor.block], &mut layout, &mut text, &mut jobs))
+            .map(|tensor| {
+                let record = tensor.record(blocks[&tensor.block], &mut layout, &mut text);
+                tensor.add_jobs(record.first_array.get() as usize, &mut jobs, &mut reads);
+                record
+            })
             .collect();
         let metadata = metadata_records(contents, &mut text);
         let (sections, arrays, directory_offset) = layout.place()?;
@@ -107,6 +116,7 @@ impl<'a> Plan<'a> {
             directory,
             directory_offset,
             jobs,
+            reads,
             alias_bytes: tensors.iter().map(PlannedTensor::alias_bytes).sum(),
             entropy_bits: tensors.iter().map(PlannedTensor::entropy_bits).sum(),
         };
@@ -210,8 +220,8 @@ fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<Metadata
 /// The jobs of the files' arrays; they are the first arrays of the container.
 fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
     let prefixes = contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
-    let side = contents.side.iter().map(|&(file, _)| file).filter(|file| file.length > 0);
+    let side = contents.side.iter().filter(|(file, _)| file.length > 0);
     let first = contents.weights.len();
-    let side = side.enumerate().map(|(i, file)| Job::Side { array: first + i, file });
+    let side = side.enumerate().map(|(i, &(file, _))| Job::Side { array: first + i, file });
     prefixes.chain(side).collect()
 }

@@ -7,7 +7,7 @@ use super::{
     arrays::ArrayLayout,
     coding::Coding,
     input::Weights,
-    plan::{Contents, Job, add_text},
+    plan::{Contents, Job, Read, add_text},
 };
 use crate::{
     Dtype,
@@ -121,13 +121,7 @@ pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
 }
 
 impl<'a> PlannedTensor<'a> {
-    pub(super) fn record(
-        &self,
-        block: u64,
-        layout: &mut ArrayLayout,
-        text: &mut Vec<u8>,
-        jobs: &mut Vec<Job<'a>>,
-    ) -> TensorRecord {
+    pub(super) fn record(&self, block: u64, layout: &mut ArrayLayout, text: &mut Vec<u8>) -> TensorRecord {
         let (name_offset, name_length) = add_text(text, self.name);
         let mut shape = [0.into(); 8];
         for (field, &dimension) in shape.iter_mut().zip(&self.tensor.shape) {
@@ -135,7 +129,6 @@ impl<'a> PlannedTensor<'a> {
         }
         let arrays = self.arrays();
         let first_array = layout.add(block, &arrays);
-        self.add_jobs(first_array as usize, jobs);
         let (encoding, parameters) = self.parameters();
         TensorRecord {
             name_offset: name_offset.into(),
@@ -183,23 +176,25 @@ impl<'a> PlannedTensor<'a> {
         }
     }
 
-    fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>) {
-        let (file, tensor) = (self.file, self.tensor);
+    /// Adds what is to be done for its arrays, of which the first has this index.
+    pub(super) fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>, reads: &mut Vec<Read<'a>>) {
+        let (file, tensor, read) = (self.file, self.tensor, reads.len());
         match self.encoding {
-            Encoding::Alias(_) => {}
+            Encoding::Alias(_) => return,
             Encoding::Raw => {
                 let mut offset = 0;
                 while offset < tensor.length {
                     let length = RAW_JOB_BYTES.min(tensor.length - offset);
-                    jobs.push(Job::Raw { array: first_array, file, tensor, offset, length });
+                    jobs.push(Job::Raw { array: first_array, read, offset, length });
                     offset += length;
                 }
             }
             Encoding::Coded(coding) => {
                 jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
                 let chunks = 0..coding.chunk_count();
-                jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, file, tensor, coding, chunk }));
+                jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, read, coding, chunk }));
             }
         }
+        reads.push(Read { file, tensor, fingerprint: self.analysis.fingerprint });
     }
 }

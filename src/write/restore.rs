@@ -10,13 +10,15 @@ use std::{
 use blake3::Hasher;
 
 use super::{
-    compress::check_absent,
-    folder::{OutputFolder, parent_of, temporary_beside},
+    folder::OutputFolder,
+    rename::{self, check_absent},
+    replace::{Earlier, check_file},
+    temporary::{file_beside, parent_of},
 };
 use crate::{
     Error, Model, Result,
     format::records::{FILE_BESIDE, FILE_WEIGHTS, FileRecord},
-    io::write_all_at,
+    io::{open_regular, write_all_at},
     open::{
         Cpu, Decoder, FilePieces, Shard,
         beside::{self, Beside},
@@ -31,7 +33,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecompressOptions<'d> {
-    /// Replace an output that exists.
+    /// Replace an output that exists; a folder only if each file in it has the path of a new one.
     pub overwrite: bool,
     /// What decodes the weights: the [`Cpu`] unless set.
     pub decoder: &'d dyn Decoder,
@@ -119,6 +121,7 @@ pub fn decompress(
     if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
+        check_file(out)?;
         check_space(out, length)?;
         restorer.restore_alone(shard, file, out)?;
         return Ok(restorer.done);
@@ -128,6 +131,10 @@ pub fn decompress(
 
 fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
     model.shards().iter().flat_map(|shard| (0..shard.directory().files.len()).map(move |file| (shard, file)))
+}
+
+fn path_of(shard: &Shard, file: usize) -> &str {
+    shard.directory().file_path(&shard.directory().files[file])
 }
 
 fn is_weights(shard: &Shard, file: usize) -> bool {
@@ -143,10 +150,9 @@ struct Restorer<'a> {
 
 impl Restorer<'_> {
     fn restore_alone(&mut self, shard: &Shard, file: usize, out: &Path) -> Result<()> {
-        let output = temporary_beside(out)?;
+        let output = file_beside(out)?;
         self.restore(shard, file, output.as_file(), out)?;
-        output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
-        Ok(())
+        rename::file(output, out, self.options.overwrite)
     }
 
     fn restore_all(mut self, out: &Path) -> Result<Restored> {
@@ -154,7 +160,8 @@ impl Restorer<'_> {
         let recorded = files(self.model).map(|(shard, file)| shard.directory().files[file].length.get());
         let lengths = recorded.chain(bystanders.iter().map(|found| found.length));
         check_space(out, lengths.fold(0, u64::saturating_add))?;
-        let folder = OutputFolder::create(out)?;
+        let earlier = self.options.overwrite.then(|| Earlier::of(self.paths(&bystanders)));
+        let folder = OutputFolder::create(out, earlier)?;
         // Small files first: what is wrong with them shows at once.
         for (shard, file) in beside::recorded(self.model) {
             self.restore_beside(shard, &shard.directory().files[file], &folder)?;
@@ -163,8 +170,7 @@ impl Restorer<'_> {
             if shard.directory().files[file].kind == FILE_BESIDE {
                 continue;
             }
-            let path = folder.path_of(shard.directory().file_path(&shard.directory().files[file]))?;
-            let output = File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
+            let (output, path) = folder.create_file(path_of(shard, file))?;
             self.restore(shard, file, &output, &path)?;
         }
         for found in bystanders {
@@ -173,6 +179,12 @@ impl Restorer<'_> {
         }
         folder.finish()?;
         Ok(self.done)
+    }
+
+    /// Paths of all files that are restored or copied.
+    fn paths(&self, bystanders: &[Found]) -> Vec<String> {
+        let recorded = files(self.model).map(|(shard, file)| path_of(shard, file).to_owned());
+        recorded.chain(bystanders.iter().map(|found| found.path.clone())).collect()
     }
 
     /// Copies a recorded side file, if it is the original or may be another one.
@@ -206,18 +218,18 @@ impl Restorer<'_> {
         let Some(root) = self.model.folder() else { return Ok(Vec::new()) };
         let (found, left_out) = walk(root)?;
         self.done.left_out = left_out;
-        let recorded: BTreeSet<&str> = files(self.model)
-            .map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]))
-            .collect();
-        let beside: BTreeSet<&str> = beside::recorded(self.model)
-            .map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]))
-            .collect();
-        let others =
-            found.into_iter().filter(|file| !is_container(&file.path) && !beside.contains(&*file.path));
+        let recorded: BTreeSet<&str> = files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
+        let beside: BTreeSet<&str> =
+            beside::recorded(self.model).map(|(shard, file)| path_of(shard, file)).collect();
         let mut bystanders = Vec::new();
-        for file in others {
+        for file in found {
+            if is_container(&file.path) || beside.contains(&*file.path) {
+                continue;
+            }
             let reason = if clashes(&file.path, &recorded) {
                 "an original file has its place"
+            } else if file.check_inside().is_err() {
+                "a link that leads out of the folder"
             } else if is_safetensors(&file.path) {
                 "weights that no container records"
             } else {
@@ -284,9 +296,8 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 
 /// Copies a file into the folder, and compares its hash if one is known. Returns its length in bytes.
 fn copy(from: &Path, folder: &OutputFolder, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
-    let to = folder.path_of(path)?;
-    let mut source = File::open(from).map_err(|error| Error::io("opening", from, error))?;
-    let mut target = File::create_new(&to).map_err(|error| Error::io("creating", &to, error))?;
+    let mut source = open_regular(from)?;
+    let (mut target, to) = folder.create_file(path)?;
     let mut hasher = Hasher::new();
     let mut tee = Tee { target: &mut target, hasher: &mut hasher };
     let bytes = io::copy(&mut source, &mut tee).map_err(|error| Error::io("copying to", &to, error))?;
