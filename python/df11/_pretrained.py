@@ -28,6 +28,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from . import _native
 from ._parameters import Piece, Weight, entries, whole
 from ._torch import decoded, dtype_of
 
@@ -43,6 +44,22 @@ def weights_of(
     for name in sorted(container, key=dot_natural_key):
         mapping.add(name)
     return mapping.finish()
+
+
+def checkpoint_dtype(container: Any) -> torch.dtype:
+    """What transformers takes for the dtype of a checkpoint whose config names none: that of its first float tensor.
+
+    Asked of the first weights file alone, in the order of its names, as transformers reads them.
+    """
+    from transformers.modeling_utils import get_state_dict_dtype
+
+    first = _native.open(min(shard["path"] for shard in container.shards))
+    kinds = {name: dtype_of(first[name]) for name in sorted(first)}
+    state = {
+        name: torch.empty(0, dtype=kind, device="meta") for name, kind in kinds.items() if kind is not None
+    }
+    chosen: Callable[[Any], torch.dtype] = get_state_dict_dtype
+    return chosen(state)
 
 
 class _Mapping:
@@ -198,12 +215,16 @@ class _Mapping:
     def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
         made: dict[str, torch.Tensor] = {}
         container, model = self.container, weakref.ref(self.model)
+        wanted = self.target_dtype(first, None)
+
+        def converted(source: str) -> torch.Tensor:
+            # Converted before operations, as transformers does: they may compute.
+            tensor = decoded(container[source])
+            return tensor if wanted is None else tensor.to(wanted)
 
         def make(name: str, dtype: torch.dtype) -> torch.Tensor:
             if name not in made:
-                made.update(
-                    _converted(model(), first, converter, sources, lambda source: decoded(container[source]))
-                )
+                made.update(_converted(model(), first, converter, sources, converted))
             return made.pop(name).to(dtype).contiguous()
 
         # Which parameters come of it is known from tensors without memory.
