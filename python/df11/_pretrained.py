@@ -29,6 +29,7 @@ from transformers.core_model_loading import (
 )
 
 from . import _native
+from ._kept import wanted_by
 from ._parameters import Piece, Weight, entries, whole
 from ._torch import decoded, dtype_of
 
@@ -72,6 +73,7 @@ class _Mapping:
         self.entries = {place.name: entry for entry in entries(model) for place in entry.places}
         self.state = {name: entry.value for name, entry in self.entries.items() if entry.is_persistent}
         self.dtype = dtype
+        self.kept = wanted_by(model)
         plan = model._get_dtype_plan(dtype) if dtype is not None else {}
         self.plan = build_glob_alternation(list(plan)) if plan else None
         self.plan_dtypes = plan
@@ -101,9 +103,9 @@ class _Mapping:
             self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
 
     def target_dtype(self, name: str, stored: torch.dtype | None) -> torch.dtype | None:
-        """What transformers would make of a parameter; where nobody asked for a dtype, as it is stored."""
+        """What transformers would make of a parameter; where nobody asked for a dtype, of a model of the stored one."""
         if self.dtype is None:
-            return stored
+            return self.kept(name, stored)
         if self.plan is not None:
             match = self.plan[0].search(name)
             if match is not None and match.lastgroup is not None:
