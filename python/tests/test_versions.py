@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,12 @@ def test_no_other_model_asks_whether_it_is_quantized() -> None:
     assert found <= KNOWN
 
 
-def test_this_release_is_one_of_those_that_are_named() -> None:
+def test_this_release_is_the_one_that_is_named() -> None:
+    """`python/check` runs the tests with the oldest release, and with the newest."""
     oldest, newest = (_versions._numbers(one) for one in _versions.TESTED)
-    assert oldest <= _versions._numbers(transformers.__version__) <= newest
+    found = _versions._numbers(transformers.__version__)
+    wanted = {"oldest": [oldest], "newest": [newest]}.get(os.environ.get("DF11_TRANSFORMERS", ""))
+    assert found in wanted if wanted else oldest <= found <= newest
 
 
 @pytest.mark.parametrize(

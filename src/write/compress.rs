@@ -179,7 +179,7 @@ impl<'a> Compressor<'a> {
     }
 
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let mut report = Report::new(self.input);
+        let mut report = Report::new(self.input, true);
         let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
         let identity = format::identity(output.weights());
         output.seal(0, 1, identity)?;
@@ -191,7 +191,7 @@ impl<'a> Compressor<'a> {
     }
 
     fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let mut report = Report::new(self.input);
+        let mut report = Report::new(self.input, false);
         let folder = OutputFolder::create(out)?;
         let mut outputs = Vec::new();
         for (shard, file) in self.shards(false).iter().zip(&self.input.weights) {
