@@ -120,7 +120,7 @@ pub(crate) fn decompress(
         options.check(&model, &out)?;
         let decoder = choice.decoder(&model, Purpose::Restore)?;
         options.decoder = &*decoder;
-        df11::decompress(&model, &out, &options, observer)
+        Ok(df11::decompress(&model, &out, &options, observer)?.bytes)
     })
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Convert {
 impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let options = CompressOptions { layout, overwrite: self.force, verify };
+        let options = CompressOptions { layout, overwrite: self.force, verify, ..CompressOptions::default() };
         let start = Instant::now();
         let model = open_to_stream(&self.source)?;
         if self.force {

@@ -22,7 +22,7 @@ Examples:
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
   df11 verify --device gpu Llama-3.1-8B.df11    that a GPU decodes every bit
 
-Exit code 1 says that the container is damaged, 2 that it could not be checked.";
+Exit code 1 says that the container is damaged, 2 that it, or some of it, could not be checked.";
 
 /// Check a container, or all shards of a folder
 #[derive(Args)]
@@ -103,14 +103,20 @@ impl Verify {
             LevelName::Structure => "structure is valid; weights were not read".to_owned(),
             LevelName::Checksums => format!("all checksums match, {}", text::bytes(stored)),
             LevelName::Full => format!(
-                "all bits are there: {} ({}) and {} have the hashes of the originals",
+                "{} ({}) and {} have the hashes of the originals",
                 text::count(found.tensors, "tensor"),
                 text::bytes(found.bytes),
                 text::count(found.files, "file")
             ),
         };
+        let is_good = found.unchecked.is_empty();
+        let result = match (is_good, self.level) {
+            (true, LevelName::Full) => "good       all bits are there: ",
+            (true, _) => "good       ",
+            (false, _) => "incomplete not everything could be checked; ",
+        };
         let mut text = format!(
-            "{}\n  good       {what}\n  time       {}",
+            "{}\n  {result}{what}\n  time       {}",
             text::printable(&self.source.display().to_string()),
             text::duration(seconds)
         );
@@ -126,7 +132,7 @@ impl Verify {
             "command": "verify",
             "source": self.source.to_string_lossy(),
             "level": self.level.name(),
-            "good": true,
+            "good": is_good,
             "tensors": found.tensors,
             "files": found.files,
             "bytes": found.bytes,

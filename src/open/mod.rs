@@ -1,5 +1,6 @@
 //! Opening: `open → validate → views → decode`.
 
+pub(crate) mod beside;
 mod block;
 mod columns;
 mod decoder;

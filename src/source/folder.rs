@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    paths::{check_path, is_container, is_safetensors},
+    paths::{check_path, is_safetensors},
 };
 
 /// The largest side file, in bytes.
@@ -156,26 +156,6 @@ fn open_folder(root: &Path) -> Result<Source> {
     indexes.values().try_for_each(|index| index.check(&weights))?;
     left_out.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(Source { weights, side, left_out, notes: Vec::new() })
-}
-
-/// The side files beside the containers of a model, and what is none.
-pub(crate) fn side_files(root: &Path) -> Result<(Vec<SideFile>, Vec<LeftOut>)> {
-    let (found, mut left_out) = walk(root)?;
-    let mut side = Vec::new();
-    for file in found.into_iter().filter(|file| !is_container(&file.path)) {
-        let Found { path, file: place, length } = file;
-        let reason = if is_safetensors(&path) || is_other_format(&path) {
-            "weights that are in no container".to_owned()
-        } else if length > MAX_SIDE_BYTES {
-            format!("larger than {} MiB", MAX_SIDE_BYTES >> 20)
-        } else {
-            side.push(SideFile { path, file: place, length });
-            continue;
-        };
-        left_out.push(LeftOut { path, reason });
-    }
-    left_out.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((side, left_out))
 }
 
 enum Place {

@@ -4,15 +4,16 @@ mod advice;
 mod dfloat11;
 mod folder;
 pub mod group;
+mod header;
 mod hub_cache;
 mod index;
 mod safetensors;
 mod unique;
 mod walk;
 
-pub(crate) use folder::side_files;
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
+pub(crate) use header::{Header, HeaderTensor};
 pub(crate) use index::folder_of;
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
-pub(crate) use walk::walk;
+pub(crate) use walk::{Found, walk};

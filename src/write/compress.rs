@@ -1,6 +1,6 @@
 //! Compression of a model: the two passes over each weights file, and the finished containers.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
     analysis::{self, FileAnalysis},
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Model, OpenOptions, Result, format,
     open::{Cpu, Level},
-    paths::is_container,
+    paths::{PathTree, is_container},
     progress::{Observer, Stage},
     source::{Source, WeightsFile},
 };
@@ -55,7 +55,7 @@ pub fn compress(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
-    write(&Input::of_source(source), out, options, observer)
+    write(&Input::of_source(source).with_options(options)?, out, options, observer)
 }
 
 /// Writes what another layout would have made of the same checkpoint: the same files, names and hashes, byte for byte what [`compress`] makes of
@@ -88,7 +88,7 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
-    write(&Input::of_model(model)?, out, options, observer)
+    write(&Input::of_model(model)?.with_options(options)?, out, options, observer)
 }
 
 fn write(
@@ -116,6 +116,8 @@ pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
 pub(super) struct ShardSource<'a> {
     pub(super) weights: Vec<usize>,
     side: &'a [Side<'a>],
+    beside: &'a [Side<'a>],
+    metadata: Option<&'a BTreeMap<String, String>>,
 }
 
 /// One compression, from the input to the parts of each container.
@@ -133,11 +135,18 @@ impl<'a> Compressor<'a> {
 
     pub(super) fn shards(&self, single: bool) -> Vec<ShardSource<'a>> {
         let files = 0..self.input.weights.len();
+        let (side, metadata) = (&*self.input.side, Some(&self.input.metadata));
         if single {
-            vec![ShardSource { weights: files.collect(), side: &self.input.side }]
-        } else {
-            files.map(|file| ShardSource { weights: vec![file], side: &[] }).collect()
+            return vec![ShardSource { weights: files.collect(), side, beside: &[], metadata }];
         }
+        let shard = |file| {
+            let weights = vec![file];
+            match file {
+                0 => ShardSource { weights, side: &[], beside: side, metadata },
+                _ => ShardSource { weights, side: &[], beside: &[], metadata: None },
+            }
+        };
+        files.map(shard).collect()
     }
 
     /// Bytes of the first pass over all files, as the observer counts them.
@@ -157,10 +166,11 @@ impl<'a> Compressor<'a> {
         analyses: &'b [FileAnalysis],
     ) -> Result<Contents<'b>> {
         let files = shard.weights.iter().map(|&file| &self.input.weights[file]);
-        let side = shard.side.iter().map(|file| Ok((file, file.hash()?)));
         Ok(Contents {
             weights: files.zip(analyses).collect(),
-            side: side.collect::<Result<_>>()?,
+            side: hashed(shard.side)?,
+            beside: hashed(shard.beside)?,
+            metadata: shard.metadata,
             blocks: shard.weights.iter().map(|&file| self.blocks.of_tensors[file].clone()).collect(),
             block_names: &self.blocks.names,
         })
@@ -181,7 +191,7 @@ impl<'a> Compressor<'a> {
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         let mut report = Report::new(self.input, true);
         let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
-        let identity = format::identity(output.weights());
+        let identity = format::identity(output.files());
         output.seal(0, 1, identity)?;
         if options.verify {
             self.verify(output.temporary_path()).map_err(|error| error.in_file(out))?;
@@ -192,12 +202,13 @@ impl<'a> Compressor<'a> {
 
     fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         let mut report = Report::new(self.input, false);
+        check_outputs(self.input)?;
         let folder = OutputFolder::create(out)?;
         let mut outputs = Vec::new();
         for (shard, file) in self.shards(false).iter().zip(&self.input.weights) {
             outputs.push(self.write(shard, &folder.path_of(&shard_path(&file.file))?, &mut report)?);
         }
-        let identity = format::identity(outputs.iter().flat_map(Output::weights));
+        let identity = format::identity(outputs.iter().flat_map(Output::files));
         let count = outputs.len() as u64;
         for (index, mut output) in outputs.into_iter().enumerate() {
             output.seal(index as u64, count, identity)?;
@@ -220,6 +231,36 @@ impl<'a> Compressor<'a> {
             .verify_stage(Level::Full, &Cpu, self.observer)
             .map(drop)
     }
+}
+
+/// Refuses files of which one would take the place of another in a folder of containers.
+fn check_outputs(input: &Input<'_>) -> Result<()> {
+    let remedy = "write one file: give the output a name that ends in .df11";
+    if input.weights.is_empty() {
+        return Err(Error::parameter(
+            "the model has no weights file, so a folder would hold nothing",
+            remedy,
+        ));
+    }
+    // Whatever ends so is a shard to whoever opens the folder.
+    if let Some(side) = input.side.iter().find(|side| side.path.ends_with(".df11")) {
+        let problem = format!("the side file {:?} would be taken for a container", side.path);
+        return Err(Error::parameter(problem, remedy));
+    }
+    let shards: Vec<String> = input.weights.iter().map(|weights| shard_path(&weights.file)).collect();
+    let side = input.side.iter().map(|side| &*side.path);
+    match PathTree::new(shards.iter().map(|path| &**path).chain(side)).clash() {
+        None => Ok(()),
+        Some((first, second)) => {
+            let problem = format!("the folder cannot hold both {first:?} and {second:?}");
+            Err(Error::parameter(problem, remedy))
+        }
+    }
+}
+
+/// Side files, each with its hash.
+fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
+    files.iter().map(|file| Ok((file, file.hash()?))).collect()
 }
 
 /// Where a weights file's container goes in a folder.

@@ -151,11 +151,12 @@ impl Worker {
 
 fn side(array: usize, file: &Side<'_>, output: &Output) -> Result<()> {
     let mut offset = 0;
-    file.for_each(|bytes| {
+    file.read(|bytes| {
         output.write_array(array, offset, bytes)?;
         offset += bytes.len() as u64;
         Ok(())
     })
+    .map(drop)
 }
 
 impl Target<'_> {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -48,15 +48,6 @@ impl OutputFolder {
         let parent = parent_of(&path);
         fs::create_dir_all(parent).map_err(|error| Error::io("creating", parent, error))?;
         Ok(path)
-    }
-
-    /// Copies a file into the folder.
-    pub(super) fn copy(&self, from: &Path, relative: &str) -> Result<()> {
-        let to = self.path_of(relative)?;
-        let mut source = File::open(from).map_err(|error| Error::io("opening", from, error))?;
-        let mut target = File::create(&to).map_err(|error| Error::io("creating", &to, error))?;
-        io::copy(&mut source, &mut target).map_err(|error| Error::io("copying to", &to, error))?;
-        target.sync_all().map_err(|error| Error::io("syncing", &to, error))
     }
 
     /// Writes a file into the folder, in place of one that is there.

@@ -26,4 +26,4 @@ pub use estimate::{Estimate, estimate, estimate_headers};
 pub use options::{CompressOptions, Layout};
 pub use replace::check_replaceable;
 pub use report::Report;
-pub use restore::{DecompressOptions, decompress};
+pub use restore::{DecompressOptions, Restored, decompress};

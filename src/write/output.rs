@@ -16,10 +16,9 @@ use super::{
 use crate::{
     Error, Result,
     format::{
-        Directory, Header,
+        Directory, Header, IdentifiedFile,
         checksum::{Piece, SectionChecksums},
         directory::ShardRecord,
-        records::FILE_WEIGHTS,
     },
     io::write_all_at,
 };
@@ -71,9 +70,9 @@ impl Output {
         Ok(())
     }
 
-    /// As [`weights`].
-    pub(super) fn weights(&self) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
-        weights(&self.directory)
+    /// The original files, for the identity.
+    pub(super) fn files(&self) -> impl Iterator<Item = IdentifiedFile<'_>> {
+        IdentifiedFile::of(&self.directory)
     }
 
     /// Writes directory, footer and header, and makes sure that they are on the disk. Returns the container's length in bytes.
@@ -123,14 +122,8 @@ pub(super) fn seal(
     directory.shard =
         ShardRecord { shard_index: shard_index.into(), shard_count: shard_count.into(), identity };
     let bytes = directory.to_bytes();
-    let header = Header::complete(directory_offset, &bytes)?.with_minor(directory.version_minor());
+    let header = Header::complete(directory_offset, &bytes)?;
     Ok((header, bytes))
-}
-
-/// Hashes of a container's weights files, in order, as the identity wants them: path, length, hash.
-pub(super) fn weights(directory: &Directory) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
-    let files = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
-    files.map(|file| (directory.file_path(file), file.length.get(), file.hash))
 }
 
 fn empty_directory() -> Directory {
@@ -143,6 +136,7 @@ fn empty_directory() -> Directory {
         tensors: Vec::new(),
         arrays: Vec::new(),
         checksums: Vec::new(),
+        metadata: Vec::new(),
         text: Vec::new(),
     }
 }

@@ -12,12 +12,16 @@ use super::{
 };
 use crate::{
     Error, Result,
-    constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, NONE},
+    constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILES, MAX_FOLDERS, NONE},
     format::{
         Directory,
         directory::{ShardRecord, chunk_count},
-        records::{BlockRecord, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_PREFIX, SECTION_SIDE},
+        records::{
+            BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_PREFIX,
+            SECTION_SIDE,
+        },
     },
+    paths::PathTree,
     source::SourceTensor,
 };
 
@@ -25,8 +29,12 @@ use crate::{
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path, each with what the first pass found.
     pub(super) weights: Vec<(&'a Weights<'a>, &'a FileAnalysis)>,
-    /// Side files, ascending by path, each with its hash.
+    /// Side files that are stored, ascending by path, each with its hash.
     pub(super) side: Vec<(&'a Side<'a>, [u8; 32])>,
+    /// Side files that lie beside the container, likewise.
+    pub(super) beside: Vec<(&'a Side<'a>, [u8; 32])>,
+    /// Keys and values for runtimes; nothing in a shard that is not the first.
+    pub(super) metadata: Option<&'a BTreeMap<String, String>>,
     /// For each weights file and each of its tensors, the index of its block in `block_names`.
     pub(super) blocks: Vec<Vec<usize>>,
     /// Names of all blocks of the model, in order.
@@ -81,6 +89,7 @@ impl<'a> Plan<'a> {
             .iter()
             .map(|tensor| tensor.record(blocks[&tensor.block], &mut layout, &mut text, &mut jobs))
             .collect();
+        let metadata = metadata_records(contents, &mut text);
         let (sections, arrays, directory_offset) = layout.place()?;
         let shard = ShardRecord { shard_index: 0.into(), shard_count: 1.into(), identity: [0; 32] };
         let directory = Directory {
@@ -91,6 +100,7 @@ impl<'a> Plan<'a> {
             tensors: records,
             arrays,
             checksums: Vec::new(),
+            metadata,
             text,
         };
         let plan = Self {
@@ -116,6 +126,16 @@ impl<'a> Plan<'a> {
         let length = self.file_length() - self.directory_offset;
         if length > MAX_DIRECTORY_BYTES {
             return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
+        }
+        let directory = &self.directory;
+        let files = directory.files.len() as u64;
+        if files > MAX_FILES {
+            return Err(Error::limit("the number of files of one container", files, MAX_FILES));
+        }
+        let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
+        if tree.folders() > MAX_FOLDERS {
+            let what = "the number of folders of the files of one container";
+            return Err(Error::limit(what, tree.folders(), MAX_FOLDERS));
         }
         Ok(())
     }
@@ -166,7 +186,25 @@ fn file_records(contents: &Contents<'_>, layout: &mut ArrayLayout, text: &mut Ve
     for (file, hash) in &contents.side {
         add(FILE_SIDE, &file.path, file.length, *hash, file.length);
     }
+    for (file, hash) in &contents.beside {
+        add(FILE_BESIDE, &file.path, file.length, *hash, 0);
+    }
     records
+}
+
+fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<MetadataRecord> {
+    let entries = contents.metadata.into_iter().flatten();
+    let records = entries.map(|(key, value)| {
+        let ((key_offset, key_length), (value_offset, value_length)) =
+            (add_text(text, key), add_text(text, value));
+        MetadataRecord {
+            key_offset: key_offset.into(),
+            key_length: key_length.into(),
+            value_offset: value_offset.into(),
+            value_length: value_length.into(),
+        }
+    });
+    records.collect()
 }
 
 /// The jobs of the files' arrays; they are the first arrays of the container.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Dtype,
-    constants::ARRAY_ALIGNMENT,
+    constants::{ARRAY_ALIGNMENT, MAX_ALIASES},
     format::records::{ENCODING_ALIAS, ENCODING_RAW, SECTION_RAW, TensorRecord},
     source::SourceTensor,
 };
@@ -87,7 +87,8 @@ type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
 /// Makes aliases of tensors that equal an earlier one.
 ///
 /// An alias lies in its target's block, so that decoding a block needs no other one. To leave the other blocks as they are, a tensor becomes
-/// an alias only where its target is in the same block, or where it is all that its own block holds (a tied head).
+/// an alias only where its target is in the same block, or where it is all that its own block holds (a tied head). A
+/// target has at most [`MAX_ALIASES`]; the next equal tensor is stored again, and is a target itself.
 pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut sizes: HashMap<usize, usize> = HashMap::new();
     for tensor in tensors.iter() {
@@ -97,19 +98,24 @@ pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
     order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
-    let mut targets: HashMap<Content<'_>, Vec<usize>> = HashMap::new();
+    // Targets of the same content, and how many aliases each has.
+    let mut targets: HashMap<Content<'_>, Vec<(usize, u64)>> = HashMap::new();
     for i in order {
         let tensor = &tensors[i];
         let equals =
             targets.entry((tensor.analysis.hash, tensor.tensor.dtype, &tensor.tensor.shape)).or_default();
         let alone = sizes[&tensor.block] == 1;
-        let target = equals.iter().copied().find(|&target| alone || tensors[target].block == tensor.block);
-        match target {
-            Some(target) => {
+        let fits = |&&mut (target, aliases): &&mut (usize, u64)| {
+            aliases < MAX_ALIASES && (alone || tensors[target].block == tensor.block)
+        };
+        match equals.iter_mut().find(fits) {
+            Some((target, aliases)) => {
+                *aliases += 1;
+                let target = *target;
                 tensors[i].block = tensors[target].block;
                 tensors[i].encoding = Encoding::Alias(target);
             }
-            None => equals.push(i),
+            None => equals.push((i, 0)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Findings as text and JSON.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use df11::{Encoding, Tensor, format::records::FILE_WEIGHTS, huffman::Histogram, open::Shard};
 use serde_json::{Value, json};
@@ -48,6 +48,9 @@ fn summary(findings: &Findings<'_>) -> String {
             text::percent(stored as f64 / decoded.max(1) as f64)
         ),
     ];
+    for (key, value) in model.metadata() {
+        lines.push(format!("metadata  {} = {}", text::printable(key), text::printable(value)));
+    }
     if !model.is_complete() {
         lines.push("shards    not all of the model's shards are here".to_owned());
     }
@@ -57,7 +60,7 @@ fn summary(findings: &Findings<'_>) -> String {
     lines.join("\n")
 }
 
-/// Weights files, and side files inside containers.
+/// Weights files, and side files that the containers record.
 fn file_counts(findings: &Findings<'_>) -> (u64, u64) {
     let files = findings.model.shards().iter().flat_map(|shard| &shard.directory().files);
     files.fold(
@@ -135,6 +138,7 @@ pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Val
         "source": source.to_string_lossy(),
         "identity": model.identity().to_string(),
         "complete": model.is_complete(),
+        "metadata": model.metadata().collect::<BTreeMap<_, _>>(),
         "shards": shards(findings),
         "weights_files": weights_files,
         "side_files": side_files,
