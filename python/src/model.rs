@@ -139,13 +139,10 @@ impl Model {
     }
 
     #[getter]
-    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
-        let mut lengths = self.inner.tensors().map(|tensor| tensor.byte_length());
-        let add = |sum: u64, length: df11::Result<u64>| {
-            let too_many = || df11::Error::limit("the size of a model in bytes", u64::MAX, u64::MAX - 1);
-            sum.checked_add(length?).ok_or_else(too_many)
-        };
-        lengths.try_fold(0, add).or_raise(py)
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u128> {
+        // Of tensors that cannot be decoded, and of aliases, nothing bounds the sum.
+        let lengths = self.inner.tensors().map(|tensor| tensor.byte_length().map(u128::from));
+        lengths.sum::<df11::Result<u128>>().or_raise(py)
     }
 
     #[getter]

@@ -130,6 +130,7 @@ fn report(py: Python<'_>, report: df11::Report) -> PyResult<Bound<'_, PyAny>> {
         ("source_bytes", report.source_bytes),
         ("side_bytes", report.side_bytes),
         ("stored_bytes", report.stored_bytes),
+        ("stored_side_bytes", report.stored_side_bytes),
         ("shards", report.shards),
         ("blocks", report.blocks),
         ("coded_tensors", report.coded_tensors),

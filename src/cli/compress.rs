@@ -133,6 +133,7 @@ impl Compress {
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let start = Instant::now();
         let source = Source::open(&self.source).map_err(Failure::Other)?;
+        source.notes.iter().for_each(|note| session.notice(note));
         if self.force {
             check_replaceable(&self.source, &out, "df11")?;
         }
@@ -199,12 +200,12 @@ pub(super) fn default_out(source: &Path) -> Result<PathBuf, Failure> {
 
 /// Sizes, bits and counts, a line each.
 pub(super) fn report_text(report: &Report) -> String {
-    let mut lines = vec![format!(
-        "  size      {} → {} ({})",
-        text::bytes(report.source_bytes),
-        text::bytes(report.stored_bytes),
-        text::percent(report.ratio())
-    )];
+    let result = match report.coded_tensors {
+        0 => "nothing is compressed: no tensor is coded".to_owned(),
+        _ => text::percent(report.ratio()),
+    };
+    let (original, stored) = (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
+    let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
     if report.coded_weights > 0 {
         lines.push(format!(
             "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and mantissa",
@@ -241,6 +242,7 @@ pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Rep
         "source_bytes": report.source_bytes,
         "side_bytes": report.side_bytes,
         "stored_bytes": report.stored_bytes,
+        "stored_side_bytes": report.stored_side_bytes,
         "ratio": report.ratio(),
         "bits_per_weight": report.bits_per_weight(),
         "entropy_bits_per_weight": report.entropy(),

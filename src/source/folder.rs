@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    dfloat11,
+    advice::advice,
+    dfloat11, hub_cache,
     index::{self, Index},
     safetensors::WeightsFile,
     walk::{Found, walk},
@@ -60,7 +61,8 @@ impl Source {
     ///
     /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`, its weights
     /// are the files that the index names, and other safetensors files beside the index are left out; where it
-    /// has none, they are all its safetensors files. Every weights file stays open until the source is dropped.
+    /// has none, they are all its safetensors files. Of a model's entry in the cache of the Hub (`models--org--name`) the snapshot
+    /// that `refs/main` names is taken, or else the only one. Every weights file stays open until the source is dropped.
     /// The cost grows with the number of files and the length of their headers.
     ///
     /// Where a folder holds a checkpoint of the official `DFloat11` package, recognised by its tensors, its files become one: the BF16 file
@@ -69,10 +71,14 @@ impl Source {
     ///
     /// # Errors
     /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, a link leads out of
-    /// the folder (except from a snapshot of the Hub's cache to its blobs), or two files have a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
+    /// the folder (except from a snapshot of the Hub's cache to its blobs), two files have a tensor of the same
+    /// name, or an entry of the cache has several snapshots; [`Error::Corrupt`] where an index is damaged or
+    /// disagrees with its files;
     /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
+        let snapshot = if metadata.is_dir() { hub_cache::snapshot(path)? } else { None };
+        let path = snapshot.as_deref().unwrap_or(path);
         let (mut source, root) = if metadata.is_dir() {
             (open_folder(path)?, path)
         } else {
@@ -80,6 +86,10 @@ impl Source {
         };
         dfloat11::import(&mut source, root)?;
         source.check_names()?;
+        if snapshot.is_some() {
+            source.notes.push(format!("the cache's snapshot {} was read", path.display()));
+        }
+        source.notes.extend(advice(&source)?);
         Ok(source)
     }
 

@@ -1,9 +1,11 @@
 //! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11 package, and their grouping into blocks.
 
+mod advice;
 mod dfloat11;
 mod folder;
 pub mod group;
 mod header;
+mod hub_cache;
 mod index;
 mod safetensors;
 mod unique;

@@ -184,7 +184,7 @@ impl<'a> Compressor<'a> {
 
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         check_file(out)?;
-        let mut report = Report::new(self.input);
+        let mut report = Report::new(self.input, true);
         let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
         let identity = format::identity(output.files());
         output.seal(0, 1, identity)?;
@@ -198,7 +198,7 @@ impl<'a> Compressor<'a> {
 
     fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
         let paths = shard_paths(self.input)?;
-        let mut report = Report::new(self.input);
+        let mut report = Report::new(self.input, false);
         check_outputs(self.input, &paths)?;
         let side = self.input.side.iter().map(|side| side.path.clone());
         let earlier = options.overwrite.then(|| Earlier::of(side.chain(paths.iter().cloned())));
