@@ -7,6 +7,7 @@ use crate::container::{Item, Model, Tensor, with_length};
 use crate::vectors::Vector;
 
 /// Bytes whose checksums or hashes are wrong, and bytes that must be zero.
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn content() -> Vec<Vector> {
     let invalid =
         |name: &str, level: &str, about: &str, bytes| Vector::invalid(name, level, CORRUPT, about, bytes);
@@ -257,7 +258,7 @@ pub(super) fn headers() -> Vec<Vector> {
         invalid(
             "key-twice-escaped",
             "one key twice, once with an escape, in a member that no reader knows",
-            { entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#) },
+            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#),
         ),
         invalid("metadata-number", "__metadata__ with a number", {
             of(good.replacen('{', r#"{"__metadata__":{"x":1},"#, 1).as_bytes())
@@ -293,6 +294,7 @@ pub(super) fn headers() -> Vec<Vector> {
 }
 
 /// Headers of files in which one tensor is Unsupported: the others must be compared all the same.
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn neighbours() -> Vec<Vector> {
     let invalid = |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
     let items = [

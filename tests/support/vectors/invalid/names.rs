@@ -113,7 +113,7 @@ pub(super) fn metadata() -> Vec<Vector> {
             entries(&[(b"b.b", b""), (b"a.b", b"")]),
         ),
         open("metadata-equal", CORRUPT, "one key twice", entries(&[(b"a.b", b"1"), (b"a.b", b"2")])),
-        open("metadata-nul", CORRUPT, "a NUL in a value", entries(&[(b"a.b", b"1\02")])),
+        open("metadata-nul", CORRUPT, "a NUL in a value", entries(&[(b"a.b", b"1\x002")])),
         open("metadata-not-utf8", CORRUPT, "a value that is not UTF-8", entries(&[(b"a.b", b"\xFF")])),
         open("metadata-order", CORRUPT, "a value whose text stands before its key's", {
             let mut model = plain();
