@@ -193,7 +193,7 @@ fn tensors() -> Vec<Vector> {
         vector(
             "fifteen-aliases",
             "as many aliases of one tensor as there may be",
-            &[&[raw.clone()], &many[..]].concat(),
+            &[std::slice::from_ref(&raw), &many[..]].concat(),
         ),
     ]
 }

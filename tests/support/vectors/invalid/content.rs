@@ -337,7 +337,7 @@ pub(super) fn neighbours() -> Vec<Vector> {
             with(
                 &|item| {
                     if item.name == "c" {
-                        item.dtype.1 = "I8".into()
+                        item.dtype.1 = "I8".into();
                     }
                 },
                 &encoding,
