@@ -7,7 +7,7 @@ use crate::container::{Item, Model, Tensor, with_length};
 use crate::vectors::Vector;
 
 /// Bytes whose checksums or hashes are wrong, and bytes that must be zero.
-#[expect(clippy::too_many_lines, reason = "a list")]
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn content() -> Vec<Vector> {
     let invalid =
         |name: &str, level: &str, about: &str, bytes| Vector::invalid(name, level, CORRUPT, about, bytes);
@@ -294,7 +294,7 @@ pub(super) fn headers() -> Vec<Vector> {
 }
 
 /// Headers of files in which one tensor is Unsupported: the others must be compared all the same.
-#[expect(clippy::too_many_lines, reason = "a list")]
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn neighbours() -> Vec<Vector> {
     let invalid = |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
     let items = [
