@@ -1,0 +1,124 @@
+// What the host hands to the kernels that multiply by compressed matrices: y = x W^T (+ bias), x and y
+// BF16, sums in f32. Rust mirrors this file: src/gpu/ (sizes and constants are read back from
+// `df11_linear_constants` and compared by a test).
+#pragma once
+#include "task.cuh"
+
+// The fast layout: a matrix as it may lie in GPU memory, never in a file. Three arrays:
+//
+//   data      For each strip of 32 rows, for each step of 32 columns, 1536 bytes. A strip has
+//             steps = ceil(columns / 32) of them; strip s, step t begins at 1536 (s steps + t).
+//             Rows and columns that do not exist have data all the same, which decodes to finite
+//             weights. Within a step, lane l (g = l / 4, q = l % 4) has the weights of the rows
+//             g, g + 8, g + 16, g + 24 of the strip and the columns 8q to 8q + 7 of the step:
+//               16 bytes at 16 l           plane: row g, then row g + 8
+//               16 bytes at 512 + 16 l     plane: row g + 16, then row g + 24
+//               16 bytes at 1024 + 16 l    codes: one u32 for each of the four rows
+//             A plane byte is sign << 7 | mantissa. The code of weight k of 8 is the four bits from
+//             4 (k / 2) + 16 (k % 2) on: exponent = base - code.
+//   heads     For each strip, for each tile of 256 columns (8 steps), a FastHead.
+//   entries   The weights that no code can express, tile by tile, in ascending order of position:
+//               bits 0 to 15    the weight
+//               bits 16 to 28   position in the tile: step << 10 | lane << 5 | row / 8 << 3 | k
+//             Their plane bytes are as the weights have them, their codes 0.
+constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
+
+struct alignas(8) FastHead {
+    u32 first;    // of the tile's entries
+    u16 count;    // of them
+    u8 steps;     // bit t: step t of the tile has entries
+    u8 base;      // the exponent of code 0: of all that are possible the largest with fewest entries
+};
+static_assert(sizeof(FastHead) == 8, "heads have no padding");
+
+// One matrix of a launch, and where its product goes.
+//
+// The host promises that the arrays have the bytes that the layout gives for `rows` and the launch's
+// `columns`, and that y has room for x_rows rows. What the arrays hold may be anything. Of a matrix in
+// the `tile` layout (tiles of 32 x 256, no others) the arrays are those of section 6.4 of the format.
+// Rows from a multiple of 32 on are a matrix of their own: begin the arrays there.
+struct alignas(16) LinearMatrix {
+    const u8* data;             // fast: data; tile: plane; aligned to 16
+    const void* index;          // fast: heads; tile: records, one more than tiles; aligned to 16 (heads: 8)
+    const void* rest;           // fast: entries; tile: bits, aligned to 16
+    const void* table;          // tile: TileTable, aligned to 16; fast: null
+    u64 rest_count;             // fast: entries; tile: bytes of bits, a multiple of 16
+    const u16* bias;            // `rows` of them, or null
+    u16* y;                     // row 0, first column of the product
+    u64 y_pitch;                // elements from a row of y to the next
+    u32 rows;                   // of the matrix: columns of the product; at least 1
+    u32 slices;                 // linear_slices(rows, columns)
+    u32 first_item;             // the sum of strips * slices of all matrices before
+    u32 first_strip;            // the sum of strips of all matrices before
+    u32 tiles_across;           // ceil(columns / 256); of a slice of columns (tile): of the whole matrix
+    u32 reserved[3];
+};
+static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
+
+// A launch of df11_linear_{fast,tile}_{8,16}: one argument, by value. At most 8 or 16 rows of x, at
+// least 1. Any number of blocks of LINEAR_WARPS warps, persistent; good is what fits the GPU at once,
+// no more than `items`. Dynamic shared memory: df11_linear_constants tells it.
+//
+// Bits of y: they depend on the matrix, on the row of x and on `columns`, and on nothing else: no other
+// row, no other matrix, no GPU, no grid.
+constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
+struct alignas(16) LinearLaunch {
+    const u16* x;               // row-major
+    u64 x_pitch;                // elements from a row of x to the next; slow unless x and pitch are multiples of 16 bytes
+    u32 x_rows;
+    u32 columns;                // of x and of all matrices; at least 1
+    u32 matrix_count;           // 1 to LINEAR_MATRICES
+    u32 items;                  // the sum of strips * slices
+    u32* counters;              // one for each strip of the launch, 0 before and after; of no use if all slices are 1
+    float* partials;            // LINEAR_PARTIAL_BYTES for each item, aligned to 16; likewise
+    u32* status;                // bits are set where what is stored contradicts itself
+    u64 reserved;
+    LinearMatrix matrices[LINEAR_MATRICES];
+};
+static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
+constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
+
+// In how many slices of columns a matrix is multiplied, each by a block of its own: 1 where there
+// are strips enough for the GPU. By shape alone, so that bits are the same everywhere.
+__host__ __device__ constexpr u32 linear_slices(u32 rows, u32 columns) {
+    const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, tiles = (columns + 255) / 256;
+    u32 slices = 1;
+    while (slices < 8 && strips * slices < 96 && tiles >= slices * 4) slices *= 2;
+    return slices;
+}
+
+// Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack, of a range of
+// whole strips (the last may be partial). Deterministic. One argument, by value.
+struct alignas(16) PackTask {
+    const u16* weights;         // row-major, of the range
+    u64 pitch;                  // elements from a row to the next
+    u32 rows, columns;          // of the range
+    FastHead* heads;            // of the range; count writes all but `first`, scan `first`
+    u8* data;                   // of the range, aligned to 16
+    u32* entries;               // of the matrix: the heads' `first` counts from here
+    u64 capacity;               // of entries: beyond it pack writes none
+    u32* total;                 // entries so far: scan begins at it and adds the range's
+    u64 reserved;
+};
+static_assert(sizeof(PackTask) == 80, "as Rust has it");
+// df11_linear_count and _pack: ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps, no dynamic shared
+// memory; scan: one block of 1024 threads.
+constexpr u32 PACK_WARPS = 4;
+
+// From the fast layout back to BF16: df11_linear_unpack, one argument by value; ceil(strips * tiles /
+// UNPACK_WARPS) blocks of UNPACK_WARPS warps.
+struct alignas(16) UnpackTask {
+    const u8* data;             // of the first strip
+    const FastHead* heads;      // likewise
+    const u32* entries;         // of the matrix
+    u64 entry_count;
+    u16* output;                // row-major
+    u64 pitch;                  // elements from a row to the next; slow unless both are multiples of 16 bytes
+    u32 rows, columns;
+    u32* status;
+};
+static_assert(sizeof(UnpackTask) == 64, "as Rust has it");
+constexpr u32 UNPACK_WARPS = 8;
+
+// Bits of the status word.
+constexpr u32 STATUS_ENTRIES = 128;  // a head names entries that do not exist
