@@ -1,0 +1,202 @@
+// One block's part of a product with matrices in the fast layout, up to 16 rows of x.
+#pragma once
+#include "linear_warp.cuh"
+
+extern __shared__ __align__(128) u8 linear_shared[];
+
+// Sums of a warp in shared memory: for each row of x, 32 of a strip, and room so that lanes never meet in a bank.
+constexpr u32 SUMS_PITCH = STRIP_ROWS + 4;
+// A slot of a warp's ring: a step's weights, its part of 8 or 16 rows of x, its tile's head.
+__host__ __device__ constexpr u32 slot_bytes(u32 eights) { return STEP_BYTES + 512 * eights + 16; }
+__host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32 depth) {
+    return warps * (depth * slot_bytes(eights) + eights * 8 * SUMS_PITCH * 4);
+}
+
+// A warp's steps of an item.
+struct Item {
+    u32 matrix, strip, slice, step, end;
+};
+
+__device__ inline Item item_of(const LinearLaunch& launch, u32 item, u32 warp, u32 warps) {
+    Item at;
+    at.matrix = 0;
+    while (at.matrix + 1 < launch.matrix_count && launch.matrices[at.matrix + 1].first_item <= item) at.matrix++;
+    const LinearMatrix& m = launch.matrices[at.matrix];
+    const u32 number = item - m.first_item, steps = (launch.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    at.strip = number / m.slices, at.slice = number % m.slices;
+    const u32 begin = u32(u64(steps) * at.slice / m.slices), all = u32(u64(steps) * (at.slice + 1) / m.slices) - begin;
+    at.step = begin + all * warp / warps, at.end = begin + all * (warp + 1) / warps;
+    return at;
+}
+
+// What of the launch's items a warp has still to ask for.
+struct Cursor {
+    u32 item, step, end;
+    const u8* data;         // of the lane in the step
+    const FastHead* heads;  // of the strip
+
+    __device__ void begin(const LinearLaunch& launch, u32 first, u32 lane, u32 warp, u32 warps) {
+        item = first;
+        while (item < launch.items) {
+            const Item at = item_of(launch, item, warp, warps);
+            step = at.step, end = at.end;
+            if (step < end) {
+                const LinearMatrix& m = launch.matrices[at.matrix];
+                const u32 steps = (launch.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+                data = m.data + (u64(at.strip) * steps + step) * STEP_BYTES + lane * 16;
+                heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * ((steps + TILE_STEPS - 1) / TILE_STEPS);
+                return;
+            }
+            item += gridDim.x;
+        }
+    }
+    __device__ void advance(const LinearLaunch& launch, u32 lane, u32 warp, u32 warps) {
+        data += STEP_BYTES;
+        if (++step == end) begin(launch, item + gridDim.x, lane, warp, warps);
+    }
+};
+
+// Eight columns of a row of x where copies of 16 bytes are not aligned.
+__device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
+    u32 words[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++)
+        if (i < count) words[i / 2] |= u32(__ldg(from + i)) << (16 * (i % 2));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Asks for a step: its weights, its head, its columns of the rows of x.
+template <u32 EIGHTS>
+__device__ __forceinline__ void ask_for_step(const LinearLaunch& launch, const Cursor& at, u32 slot, u32 lane, bool aligned) {
+    const u32 mine = slot + lane * 16, column = at.step * STEP_COLUMNS + lane % 4 * 8;
+    copy_line_async(mine, at.data);
+    copy_line_async(mine + 512, at.data + 512);
+    copy_line_async(mine + 1024, at.data + 1024);
+    if (lane == 0) copy_head_async(slot + STEP_BYTES + 512 * EIGHTS, at.heads + at.step / TILE_STEPS);
+    const u32 count = min(max(launch.columns, column) - column, 8u);
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++) {
+        const u32 row = lane / 4 + 8 * i, to = mine + STEP_BYTES + 512 * i;
+        if (row >= launch.x_rows) continue;
+        const u16* from = launch.x + row * launch.x_pitch + (count ? column : 0);
+        if (aligned) copy_part_async(to, from, count * 2);
+        else store_shared_16(to, load_x_slow(from, count));
+    }
+}
+
+// Stores sums of the strip, added in the order of the warps, or of the slices by the last block that has one.
+__device__ __forceinline__ void store_product(const LinearMatrix& m, u32 x_row, u32 row, float sum) {
+    if (row >= m.rows) return;
+    if (m.bias) sum += widen_bf16(__ldg(m.bias + row));
+    m.y[x_row * m.y_pitch + row] = round_to_bf16(sum);
+}
+
+__device__ __forceinline__ void finish_item(const LinearLaunch& launch, const Item& at, u32 item, const float* sums, u32 eights) {
+    const LinearMatrix& m = launch.matrices[at.matrix];
+    const u32 warps = blockDim.x / LANES, outputs = launch.x_rows * STRIP_ROWS;
+    for (u32 i = threadIdx.x; i < outputs; i += blockDim.x) {
+        const u32 x_row = i / STRIP_ROWS, row = i % STRIP_ROWS;
+        float sum = 0;
+        for (u32 w = 0; w < warps; w++) sum += sums[(w * eights * 8 + x_row) * SUMS_PITCH + row];
+        if (m.slices == 1) store_product(m, x_row, at.strip * STRIP_ROWS + row, sum);
+        else __stcg(launch.partials + u64(item) * (LINEAR_PARTIAL_BYTES / 4) + i, sum);
+    }
+    if (m.slices == 1) return;
+    __shared__ u32 before;
+    u32* counter = launch.counters + m.first_strip + at.strip;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) before = atomicAdd(counter, 1);
+    __syncthreads();
+    if (before + 1 != m.slices) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    for (u32 i = threadIdx.x; i < outputs; i += blockDim.x) {
+        const float* partial = launch.partials + u64(item - at.slice) * (LINEAR_PARTIAL_BYTES / 4) + i;
+        float sum = 0;
+        for (u32 slice = 0; slice < m.slices; slice++) sum += __ldcg(partial + slice * (LINEAR_PARTIAL_BYTES / 4));
+        store_product(m, i / STRIP_ROWS, at.strip * STRIP_ROWS + i % STRIP_ROWS, sum);
+    }
+}
+
+// A step's product: 32 rows of weights by 8 EIGHTS rows of x.
+template <u32 EIGHTS>
+__device__ __forceinline__ void multiply_step(float (&sums)[2][EIGHTS][4], const u32 (&weights)[4][4], const uint4 (&x)[EIGHTS]) {
+#pragma unroll
+    for (u32 b = 0; b < 2; b++)
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++) {
+            const u32(&low)[4] = weights[2 * b], (&high)[4] = weights[2 * b + 1];
+            multiply(sums[b][i], low[0], high[0], low[1], high[1], x[i].x, x[i].y);
+            multiply(sums[b][i], low[2], high[2], low[3], high[3], x[i].z, x[i].w);
+        }
+}
+
+template <u32 EIGHTS, u32 DEPTH>
+__device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
+    constexpr u32 SLOT = slot_bytes(EIGHTS);
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
+    const u32 ring = shared_address(linear_shared) + warp * DEPTH * SLOT;
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + warps * DEPTH * SLOT);
+    const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 == 0;
+    Cursor cursor;
+    cursor.begin(launch, blockIdx.x, lane, warp, warps);
+#pragma unroll
+    for (u32 i = 0; i < DEPTH; i++) {
+        // Rows of x that do not exist are zero.
+#pragma unroll
+        for (u32 k = 0; k < EIGHTS; k++) store_shared_16(ring + i * SLOT + STEP_BYTES + 512 * k + lane * 16, make_uint4(0, 0, 0, 0));
+        if (cursor.item < launch.items) {
+            ask_for_step<EIGHTS>(launch, cursor, ring + i * SLOT, lane, aligned);
+            cursor.advance(launch, lane, warp, warps);
+        }
+        commit_copies();
+    }
+    u32 slot = 0, problems = 0;
+    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
+        const Item at = item_of(launch, item, warp, warps);
+        float sums[2][EIGHTS][4] = {};
+#pragma unroll 1
+        for (u32 step = at.step; step < at.end; step++) {
+            const u32 place = ring + slot, mine = place + lane * 16;
+            wait_for_all_but<DEPTH - 1>();
+            __syncwarp();
+            const uint4 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512), codes = load_shared_16(mine + 1024);
+            uint4 x[EIGHTS];
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) x[i] = load_shared_16(mine + STEP_BYTES + 512 * i);
+            const Head head = {load_shared_8(place + STEP_BYTES + 512 * EIGHTS)};
+            __syncwarp();
+            if (cursor.item < launch.items) {
+                ask_for_step<EIGHTS>(launch, cursor, place, lane, aligned);
+                cursor.advance(launch, lane, warp, warps);
+            }
+            commit_copies();
+            slot = slot + SLOT == DEPTH * SLOT ? 0 : slot + SLOT;
+            u32 weights[4][4];
+            decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
+            decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
+            decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
+            decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+            if (head.has_entries(step % TILE_STEPS)) {
+                const LinearMatrix& m = launch.matrices[at.matrix];
+                problems |= place_entries(weights, head, step % TILE_STEPS, static_cast<const u32*>(m.rest), m.rest_count, lane);
+            }
+            multiply_step(sums, weights, x);
+        }
+        __syncthreads();  // the sums of the item before have been read
+        float* const mine = all_sums + warp * EIGHTS * 8 * SUMS_PITCH + lane / 4;
+#pragma unroll
+        for (u32 b = 0; b < 2; b++)
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++)
+#pragma unroll
+                for (u32 k = 0; k < 4; k++) {
+                    const u32 x_row = 8 * i + lane % 4 * 2 + k % 2;
+                    if (x_row < launch.x_rows) mine[x_row * SUMS_PITCH + 16 * b + 8 * (k / 2)] = sums[b][i][k];
+                }
+        __syncthreads();
+        finish_item(launch, at, item, all_sums, EIGHTS);
+    }
+    if (problems) atomicOr(launch.status, problems);
+}
