@@ -1,19 +1,31 @@
 // Multiplies by matrices in the fast layout, and makes that layout of BF16.
+#include "linear_bulk.cuh"
 #include "linear_fast.cuh"
 #include "linear_pack.cuh"
 
-#ifndef LINEAR_WARPS
-#define LINEAR_WARPS 8
-#endif
-#ifndef LINEAR_DEPTH
-#define LINEAR_DEPTH 4
+// Warps that multiply: how sums are split, so that another number gives other bits.
+constexpr u32 LINEAR_WARPS = 16;
+// Steps that a warp, or stages that a block has on their way.
+constexpr u32 LINEAR_DEPTH = 2, LINEAR_STAGES = 4;
+static_assert(LINEAR_DEPTH > 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1;
+__host__ __device__ constexpr u32 shared_for(u32 x_rows) { return bulk_shared_bytes(LINEAR_WARPS, x_rows, LINEAR_STAGES); }
+template <u32 EIGHTS>
+__device__ __forceinline__ void linear(const LinearLaunch& launch) { linear_bulk<EIGHTS, LINEAR_WARPS>(launch); }
+#else
+constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0;
+__host__ __device__ constexpr u32 shared_for(u32 x_rows) { return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH); }
+template <u32 EIGHTS>
+__device__ __forceinline__ void linear(const LinearLaunch& launch) { linear_fast<EIGHTS, LINEAR_DEPTH, LINEAR_WARPS>(launch); }
 #endif
 
-extern "C" __global__ void __launch_bounds__(LINEAR_WARPS* LANES, 3) df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
-    linear_fast<1, LINEAR_DEPTH>(launch);
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
+    linear<1>(launch);
 }
-extern "C" __global__ void __launch_bounds__(LINEAR_WARPS* LANES, 2) df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
-    linear_fast<2, LINEAR_DEPTH>(launch);
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
+    linear<2>(launch);
 }
 
 // With PACK_SHARED_BYTES of dynamic shared memory.
@@ -27,4 +39,24 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES) df11_linear_pack
 }
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES) df11_linear_unpack(const __grid_constant__ UnpackTask task) {
     unpack_tile(task);
+}
+
+// What the host must know; build.py copies it into the manifest.
+__constant__ u32 linear_constants[] = {
+    sizeof(LinearLaunch), sizeof(LinearMatrix), sizeof(PackTask), sizeof(UnpackTask),
+    // Threads of a block of df11_linear_fast_*, and whether a launch of it may begin while the one before ends
+    // (programmatic stream serialization): the kernel waits before it touches anything but the matrices.
+    LINEAR_THREADS, LINEAR_EARLY,
+    // Warps of a block and dynamic shared memory of df11_linear_count, _pack, _unpack.
+    PACK_WARPS, PACK_SHARED_BYTES, UNPACK_WARPS,
+    LINEAR_PARTIAL_BYTES, LINEAR_MATRICES,
+    // Dynamic shared memory of df11_linear_fast_* by rows of x, from 1 to 16.
+    shared_for(1), shared_for(2), shared_for(3), shared_for(4), shared_for(5), shared_for(6), shared_for(7), shared_for(8),
+    shared_for(9), shared_for(10), shared_for(11), shared_for(12), shared_for(13), shared_for(14), shared_for(15), shared_for(16),
+};
+
+extern "C" __global__ void df11_linear_constants(u32* out) {
+    constexpr u32 count = sizeof linear_constants / sizeof(u32);
+#pragma unroll 1
+    for (u32 i = 0; i < count; i++) out[i] = linear_constants[i];
 }

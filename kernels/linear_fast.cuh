@@ -1,31 +1,38 @@
 // One block's part of a product with matrices in the fast layout, up to 16 rows of x.
 #pragma once
+#include "block.cuh"
 #include "linear_warp.cuh"
 
 extern __shared__ __align__(128) u8 linear_shared[];
 
-// Sums of a warp in shared memory: for each row of x, 32 of a strip, and room so that lanes never meet in a bank.
+// Sums of a warp in shared memory: for each of eight rows of x, 32 of a strip, and room so that lanes never meet in a bank.
 constexpr u32 SUMS_PITCH = STRIP_ROWS + 4;
 // A slot of a warp's ring: a step's weights, its part of 8 or 16 rows of x, its tile's head.
 __host__ __device__ constexpr u32 slot_bytes(u32 eights) { return STEP_BYTES + 512 * eights + 16; }
+__host__ __device__ constexpr u32 sums_bytes(u32 warps) { return warps * 8 * SUMS_PITCH * 4; }
 __host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32 depth) {
-    return warps * (depth * slot_bytes(eights) + eights * 8 * SUMS_PITCH * 4);
+    return warps * depth * slot_bytes(eights) + sums_bytes(warps);
 }
 
-// A warp's steps of an item.
-struct Item {
-    u32 matrix, strip, slice, step, end;
+__host__ __device__ constexpr u32 steps_of(u32 columns) { return (columns + STEP_COLUMNS - 1) / STEP_COLUMNS; }
+__host__ __device__ constexpr u32 tiles_across(u32 columns) { return (columns + TILE_STEPS * STEP_COLUMNS - 1) / (TILE_STEPS * STEP_COLUMNS); }
+
+// The steps of an item, from a whole tile on. Warp w of W has the steps w, w + W, w + 2 W, ... of them.
+struct Range {
+    u32 matrix, strip, slice, begin, end;
 };
 
-__device__ inline Item item_of(const LinearLaunch& launch, u32 item, u32 warp, u32 warps) {
-    Item at;
-    at.matrix = 0;
+__device__ inline Range range_of(const LinearLaunch& launch, u32 item) {
+    Range at = {};
     while (at.matrix + 1 < launch.matrix_count && launch.matrices[at.matrix + 1].first_item <= item) at.matrix++;
     const LinearMatrix& m = launch.matrices[at.matrix];
-    const u32 number = item - m.first_item, steps = (launch.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
-    at.strip = number / m.slices, at.slice = number % m.slices;
-    const u32 begin = u32(u64(steps) * at.slice / m.slices), all = u32(u64(steps) * (at.slice + 1) / m.slices) - begin;
-    at.step = begin + all * warp / warps, at.end = begin + all * (warp + 1) / warps;
+    at.strip = item - m.first_item, at.end = steps_of(launch.columns);
+    if (m.slices > 1) {
+        const u32 tiles = tiles_across(launch.columns);
+        at.slice = at.strip % m.slices, at.strip /= m.slices;
+        at.begin = tiles * at.slice / m.slices * TILE_STEPS;
+        at.end = min(tiles * (at.slice + 1) / m.slices * TILE_STEPS, at.end);
+    }
     return at;
 }
 
@@ -38,21 +45,21 @@ struct Cursor {
     __device__ void begin(const LinearLaunch& launch, u32 first, u32 lane, u32 warp, u32 warps) {
         item = first;
         while (item < launch.items) {
-            const Item at = item_of(launch, item, warp, warps);
-            step = at.step, end = at.end;
+            const Range at = range_of(launch, item);
+            step = at.begin + warp, end = at.end;
             if (step < end) {
                 const LinearMatrix& m = launch.matrices[at.matrix];
-                const u32 steps = (launch.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
-                data = m.data + (u64(at.strip) * steps + step) * STEP_BYTES + lane * 16;
-                heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * ((steps + TILE_STEPS - 1) / TILE_STEPS);
+                data = m.data + (u64(at.strip) * steps_of(launch.columns) + step) * STEP_BYTES + lane * 16;
+                heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(launch.columns);
                 return;
             }
             item += gridDim.x;
         }
     }
     __device__ void advance(const LinearLaunch& launch, u32 lane, u32 warp, u32 warps) {
-        data += STEP_BYTES;
-        if (++step == end) begin(launch, item + gridDim.x, lane, warp, warps);
+        data += warps * STEP_BYTES;
+        step += warps;
+        if (step >= end) begin(launch, item + gridDim.x, lane, warp, warps);
     }
 };
 
@@ -84,37 +91,50 @@ __device__ __forceinline__ void ask_for_step(const LinearLaunch& launch, const C
     }
 }
 
-// Stores sums of the strip, added in the order of the warps, or of the slices by the last block that has one.
 __device__ __forceinline__ void store_product(const LinearMatrix& m, u32 x_row, u32 row, float sum) {
     if (row >= m.rows) return;
     if (m.bias) sum += widen_bf16(__ldg(m.bias + row));
     m.y[x_row * m.y_pitch + row] = round_to_bf16(sum);
 }
 
-__device__ __forceinline__ void finish_item(const LinearLaunch& launch, const Item& at, u32 item, const float* sums, u32 eights) {
-    const LinearMatrix& m = launch.matrices[at.matrix];
-    const u32 warps = blockDim.x / LANES, outputs = launch.x_rows * STRIP_ROWS;
-    for (u32 i = threadIdx.x; i < outputs; i += blockDim.x) {
-        const u32 x_row = i / STRIP_ROWS, row = i % STRIP_ROWS;
-        float sum = 0;
-        for (u32 w = 0; w < warps; w++) sum += sums[(w * eights * 8 + x_row) * SUMS_PITCH + row];
-        if (m.slices == 1) store_product(m, x_row, at.strip * STRIP_ROWS + row, sum);
-        else __stcg(launch.partials + u64(item) * (LINEAR_PARTIAL_BYTES / 4) + i, sum);
+// Eight rows of x: the warps' sums, 32 x 8, are added in order of the warps. All warps of the group together.
+template <u32 WARPS>
+__device__ __forceinline__ void add_warps(const LinearLaunch& launch, const LinearMatrix& m, const Range& at, u32 item, float* all,
+                                          const float (&low)[4], const float (&high)[4], u32 first_row, u32 warp, u32 lane) {
+    group_barrier(0, WARPS * LANES);  // the sums before have been read
+    float* const mine = all + warp * 8 * SUMS_PITCH + lane / 4;
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        float* const to = mine + (lane % 4 * 2 + k % 2) * SUMS_PITCH + 8 * (k / 2);
+        to[0] = low[k], to[16] = high[k];
     }
+    group_barrier(0, WARPS * LANES);
+    const u32 x_row = first_row + threadIdx.x / STRIP_ROWS, row = threadIdx.x % STRIP_ROWS;
+    if (threadIdx.x >= 8 * STRIP_ROWS || x_row >= launch.x_rows) return;
+    float sum = 0;
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) sum += all[(w * 8 + x_row - first_row) * SUMS_PITCH + row];
+    if (m.slices == 1) store_product(m, x_row, at.strip * STRIP_ROWS + row, sum);
+    else __stcg(launch.partials + u64(item) * (LINEAR_PARTIAL_BYTES / 4) + x_row * STRIP_ROWS + row, sum);
+}
+
+// If a strip has slices, the last block to come here adds theirs, in order.
+template <u32 WARPS>
+__device__ __forceinline__ void add_slices(const LinearLaunch& launch, const LinearMatrix& m, const Range& at, u32 item) {
     if (m.slices == 1) return;
     __shared__ u32 before;
     u32* counter = launch.counters + m.first_strip + at.strip;
     __threadfence();
-    __syncthreads();
+    group_barrier(0, WARPS * LANES);
     if (threadIdx.x == 0) before = atomicAdd(counter, 1);
-    __syncthreads();
+    group_barrier(0, WARPS * LANES);
     if (before + 1 != m.slices) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0;
-    for (u32 i = threadIdx.x; i < outputs; i += blockDim.x) {
+    for (u32 i = threadIdx.x; i < launch.x_rows * STRIP_ROWS; i += WARPS * LANES) {
         const float* partial = launch.partials + u64(item - at.slice) * (LINEAR_PARTIAL_BYTES / 4) + i;
         float sum = 0;
-        for (u32 slice = 0; slice < m.slices; slice++) sum += __ldcg(partial + slice * (LINEAR_PARTIAL_BYTES / 4));
+        for (u32 k = 0; k < m.slices; k++) sum += __ldcg(partial + k * (LINEAR_PARTIAL_BYTES / 4));
         store_product(m, i / STRIP_ROWS, at.strip * STRIP_ROWS + i % STRIP_ROWS, sum);
     }
 }
@@ -132,32 +152,33 @@ __device__ __forceinline__ void multiply_step(float (&sums)[2][EIGHTS][4], const
         }
 }
 
-template <u32 EIGHTS, u32 DEPTH>
+template <u32 EIGHTS, u32 DEPTH, u32 WARPS>
 __device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
     constexpr u32 SLOT = slot_bytes(EIGHTS);
-    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const u32 ring = shared_address(linear_shared) + warp * DEPTH * SLOT;
-    float* const all_sums = reinterpret_cast<float*>(linear_shared + warps * DEPTH * SLOT);
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + WARPS * DEPTH * SLOT);
     const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 == 0;
     Cursor cursor;
-    cursor.begin(launch, blockIdx.x, lane, warp, warps);
-#pragma unroll
+    cursor.begin(launch, blockIdx.x, lane, warp, WARPS);
+#pragma unroll 1
     for (u32 i = 0; i < DEPTH; i++) {
         // Rows of x that do not exist are zero.
 #pragma unroll
         for (u32 k = 0; k < EIGHTS; k++) store_shared_16(ring + i * SLOT + STEP_BYTES + 512 * k + lane * 16, make_uint4(0, 0, 0, 0));
         if (cursor.item < launch.items) {
             ask_for_step<EIGHTS>(launch, cursor, ring + i * SLOT, lane, aligned);
-            cursor.advance(launch, lane, warp, warps);
+            cursor.advance(launch, lane, warp, WARPS);
         }
         commit_copies();
     }
     u32 slot = 0, problems = 0;
     for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
-        const Item at = item_of(launch, item, warp, warps);
+        const Range at = range_of(launch, item);
+        const LinearMatrix& m = launch.matrices[at.matrix];
         float sums[2][EIGHTS][4] = {};
 #pragma unroll 1
-        for (u32 step = at.step; step < at.end; step++) {
+        for (u32 step = at.begin + warp; step < at.end; step += WARPS) {
             const u32 place = ring + slot, mine = place + lane * 16;
             wait_for_all_but<DEPTH - 1>();
             __syncwarp();
@@ -169,7 +190,7 @@ __device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
             __syncwarp();
             if (cursor.item < launch.items) {
                 ask_for_step<EIGHTS>(launch, cursor, place, lane, aligned);
-                cursor.advance(launch, lane, warp, warps);
+                cursor.advance(launch, lane, warp, WARPS);
             }
             commit_copies();
             slot = slot + SLOT == DEPTH * SLOT ? 0 : slot + SLOT;
@@ -178,25 +199,14 @@ __device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
             decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
             decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
             decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
-            if (head.has_entries(step % TILE_STEPS)) {
-                const LinearMatrix& m = launch.matrices[at.matrix];
+            if (head.has_entries(step % TILE_STEPS))
                 problems |= place_entries(weights, head, step % TILE_STEPS, static_cast<const u32*>(m.rest), m.rest_count, lane);
-            }
             multiply_step(sums, weights, x);
         }
-        __syncthreads();  // the sums of the item before have been read
-        float* const mine = all_sums + warp * EIGHTS * 8 * SUMS_PITCH + lane / 4;
 #pragma unroll
-        for (u32 b = 0; b < 2; b++)
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++)
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    const u32 x_row = 8 * i + lane % 4 * 2 + k % 2;
-                    if (x_row < launch.x_rows) mine[x_row * SUMS_PITCH + 16 * b + 8 * (k / 2)] = sums[b][i][k];
-                }
-        __syncthreads();
-        finish_item(launch, at, item, all_sums, EIGHTS);
+        for (u32 i = 0; i < EIGHTS; i++)
+            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, item, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
+        add_slices<WARPS>(launch, m, at, item);
     }
     if (problems) atomicOr(launch.status, problems);
 }

@@ -17,34 +17,58 @@
 #define VARIANT(EIGHTS, DEPTH, WARPS, BLOCKS)                                                                                   \
     __global__ void __launch_bounds__(WARPS* LANES, BLOCKS)                                                                     \
         variant_##EIGHTS##_##DEPTH##_##WARPS##_##BLOCKS(const __grid_constant__ LinearLaunch launch) {                          \
-        linear_fast<EIGHTS, DEPTH>(launch);                                                                                     \
+        linear_fast<EIGHTS, DEPTH, WARPS>(launch);                                                                                     \
     }
-#define SHAPES(X) X(1, 4, 8, 3) X(1, 3, 8, 4) X(1, 6, 8, 2) X(1, 4, 16, 1) X(1, 6, 16, 1) X(1, 3, 16, 2) X(1, 5, 4, 5) \
-    X(2, 4, 8, 2) X(2, 2, 8, 3) X(2, 5, 8, 2) X(2, 4, 16, 1) X(2, 3, 8, 2)
+#define SHAPES(X) X(1, 2, 16, 1) X(2, 2, 16, 1) X(1, 3, 16, 1)
+// By bulk copies: eights, stages, warps, blocks, and whether they multiply at all.
+#define BULK(EIGHTS, STAGES, WARPS, BLOCKS, COMPUTE)                                                                            \
+    __global__ void __launch_bounds__((WARPS + 2) * LANES, BLOCKS)                                                              \
+        bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##COMPUTE(const __grid_constant__ LinearLaunch launch) {                \
+        linear_bulk<EIGHTS, WARPS, COMPUTE>(launch);                                                                            \
+    }
+#define BULKS(X) X(1, 4, 16, 1, true) X(1, 6, 16, 1, true) X(1, 3, 16, 1, true) X(1, 6, 8, 2, true) X(2, 4, 16, 1, true) X(2, 5, 16, 1, true) X(2, 3, 16, 1, true) X(2, 4, 8, 2, true)
+BULKS(BULK)
 SHAPES(VARIANT)
 
 struct Variant {
     const char* name;
     const void* kernel;
     u32 eights, depth, warps, blocks;
+    bool bulk = false, early = false;  // early: begins while the launch before ends
 };
 #define ROW(EIGHTS, DEPTH, WARPS, BLOCKS) \
     {#EIGHTS " eights, depth " #DEPTH ", " #WARPS " x " #BLOCKS, (const void*)variant_##EIGHTS##_##DEPTH##_##WARPS##_##BLOCKS, EIGHTS, DEPTH, WARPS, BLOCKS},
-static const Variant variants[] = {SHAPES(ROW)};
+#define BULK_ROW(EIGHTS, STAGES, WARPS, BLOCKS, COMPUTE) \
+    {"bulk " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #COMPUTE, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##COMPUTE, EIGHTS, STAGES, WARPS, BLOCKS, true},
+#define EARLY_ROW(EIGHTS, STAGES, WARPS, BLOCKS, COMPUTE) \
+    {"early " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #COMPUTE, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##COMPUTE, EIGHTS, STAGES, WARPS, BLOCKS, true, true},
+static const Variant variants[] = {SHAPES(ROW) BULKS(BULK_ROW) BULKS(EARLY_ROW)};
+static bool ring = false, early = true;  // the kernels of the PTX; programmatic launches
+static const char* forced = nullptr;  // the variants that a check takes
 static Variant standard(u32 x_rows) {
-    if (x_rows <= 8) return {"fast_8", kernel_of("df11_linear_fast_8", (const void*)df11_linear_fast_8), 1, LINEAR_DEPTH, LINEAR_WARPS, 3};
-    return {"fast_16", kernel_of("df11_linear_fast_16", (const void*)df11_linear_fast_16), 2, LINEAR_DEPTH, LINEAR_WARPS, 2};
+    if (forced)
+        for (auto& v : variants)
+            if (strstr(v.name, forced) && v.eights == (x_rows > 8) + 1) return v;
+    const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
+    const void* compiled_in = x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
+    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? LINEAR_DEPTH : LINEAR_STAGES, LINEAR_WARPS, 1, !ring, !ring && early};
 }
 
 static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
-    const u32 shared = linear_shared_bytes(v.warps, v.eights, v.depth);
+    const u32 shared = v.bulk ? bulk_shared_bytes(v.warps, l.x_rows, v.depth) : linear_shared_bytes(v.warps, v.eights, v.depth);
+    const u32 threads = (v.warps + 2 * v.bulk) * LANES;
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     int blocks;
-    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, v.warps * LANES, shared));
+    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
     if (!blocks) { printf("%s does not fit\n", v.name); exit(1); }
     LinearLaunch copy = l;
     void* arguments[] = {&copy};
-    CUDA(cudaLaunchKernel(v.kernel, std::min<u32>(l.items, blocks * sm_count()), v.warps * LANES, arguments, shared, stream));
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization, attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = std::min<u32>(l.items, blocks * sm_count()), config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = v.early;
+    CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
 }
 
 struct Context {
@@ -285,6 +309,11 @@ static int bench(Context& c, int rounds, bool with_variants) {
                                }});
             };
             add(standard(x_rows));
+            if (early && !ring) {
+                Variant plain = standard(x_rows);
+                plain.name = "the same, launched plainly", plain.early = false;
+                add(plain);
+            }
             if (with_variants)
                 for (auto& v : variants)
                     if (x_rows <= v.eights * 8 && (x_rows > 8 || v.eights == 1)) add(v);
@@ -311,14 +340,23 @@ static int bench(Context& c, int rounds, bool with_variants) {
 }
 
 int main(int argc, char** argv) {
-    const std::string mode = argc > 1 ? argv[1] : "";
     cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, 0));
     printf("%s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
+    if (argc > 2 && !strcmp(argv[1], "--kernels")) {
+        load_kernels(argv[2], "df11_linear_fast_8");
+        ring = strstr(argv[2], ".ptx");
+        argc -= 2, argv += 2;
+    }
+    const std::string mode = argc > 1 ? argv[1] : "";
     Context c;
-    if (mode == "check") return check(c);
-    if (mode == "bench") return bench(c, atoi(argv[2]), false);
-    if (mode == "variants") return bench(c, atoi(argv[2]), true);
+    if (mode == "check") {
+        if (argc > 2) forced = argv[2];
+        int bad = check(c);
+        early = false;
+        return bad | check(c);
+    }
+    if (mode == "bench" || mode == "variants") return bench(c, atoi(argv[2]), mode == "variants");
     fprintf(stderr, "see the head of linear_bench.cu\n");
     return 2;
 }

@@ -1,0 +1,174 @@
+// As linear_fast.cuh, for compute capability 9.0: a warp of its own asks for the weights, in bulk, and another for x.
+#pragma once
+#include "linear_fast.cuh"
+
+constexpr u32 MOST_STAGES = 16;
+// Barriers, full and empty, before the stages; rows of x in a stage are 64 bytes apart modulo 128, so that lanes never meet in a bank.
+__host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 64; }
+__host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 x_rows) { return (warps * STEP_BYTES + x_rows * x_pitch_bytes(warps) + warps + 127) / 128 * 128; }
+__host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 x_rows, u32 stages) {
+    return 2 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, x_rows);
+}
+
+__device__ inline void init_barrier(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
+__device__ inline void arrive(u32 barrier) { asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(barrier) : "memory"); }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ inline void arrive_expecting(u32 barrier, u32 bytes) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Arrives when the copies that this thread has started before are there.
+__device__ inline void arrive_with_copies(u32 barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory"); }
+__device__ inline void wait_for(u32 barrier, u32 phase) {
+    asm volatile("{ .reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE: }" ::"r"(barrier), "r"(phase)
+                 : "memory");
+}
+// Copies of 16 bytes and multiples, aligned; `once`: nobody reads them again.
+__device__ inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(barrier), "l"(policy)
+                 : "memory");
+}
+// What the launch before has written is there; nothing to wait for unless both run at once.
+__device__ inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+struct Stages {
+    u32 full, empty, first, bytes, count;
+    u32 at = 0, phase = 0;
+    __device__ u32 place() const { return first + at * bytes; }
+    __device__ void next() {
+        if (++at == count) at = 0, phase ^= 1;
+    }
+};
+
+template <u32 WARPS>
+__device__ __forceinline__ void ask_for_weights(const LinearLaunch& launch, Stages stages, u32 lane) {
+    if (lane) return;
+    const u32 steps = steps_of(launch.columns), tiles = tiles_across(launch.columns);
+    u32 filled = 0;
+    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
+        const Range at = range_of(launch, item);
+        const LinearMatrix& m = launch.matrices[at.matrix];
+        const u8* data = m.data + (u64(at.strip) * steps + at.begin) * STEP_BYTES;
+        const FastHead* heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles;
+        for (u32 step = at.begin; step < at.end; step += WARPS, data += WARPS * STEP_BYTES) {
+            const u32 place = stages.place(), full = stages.full + stages.at * 8, bytes = min(at.end - step, WARPS) * STEP_BYTES;
+            if (filled < stages.count) filled++;
+            else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
+            arrive_expecting(full, bytes);
+            copy_bulk_once(place, data, bytes, full);
+            const u32 to = place + stages.bytes - WARPS;
+#pragma unroll
+            for (u32 i = 0; i < WARPS / TILE_STEPS; i++)
+                if (step / TILE_STEPS + i < tiles) copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
+            arrive_with_copies(full);
+            stages.next();
+        }
+    }
+}
+
+// Columns of x that copies of 16 bytes cannot take, up to whole eights; what does not exist is zero.
+__device__ __noinline__ void copy_x_slow(const u16* from, u64 pitch, u32 rows, u32 count, u32 to, u32 to_pitch, u32 lane) {
+    for (u32 row = 0; row < rows; row++)
+        for (u32 i = lane; i < (count + 7) / 8 * 8; i += LANES) {
+            const u16 value = i < count ? __ldg(from + row * pitch + i) : 0;
+            asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + row * to_pitch + 2 * i), "h"(value) : "memory");
+        }
+}
+
+template <u32 WARPS>
+__device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, Stages stages, u32 lane, bool aligned) {
+    wait_for_launch_before();
+    u32 filled = 0;
+    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
+        const Range at = range_of(launch, item);
+        for (u32 step = at.begin; step < at.end; step += WARPS) {
+            const u32 place = stages.place(), full = stages.full + stages.at * 8;
+            if (filled < stages.count) filled++;
+            else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
+            const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS, launch.columns - step * STEP_COLUMNS), bytes = aligned ? count * 2 : 0;
+            if (!aligned) copy_x_slow(launch.x + step * STEP_COLUMNS, launch.x_pitch, launch.x_rows, count, place + WARPS * STEP_BYTES, x_pitch_bytes(WARPS), lane);
+            __syncwarp();
+            if (lane == 0) arrive_expecting(full, bytes * launch.x_rows);
+            __syncwarp();
+            if (bytes && lane < launch.x_rows)
+                copy_bulk(place + WARPS * STEP_BYTES + lane * x_pitch_bytes(WARPS), launch.x + lane * launch.x_pitch + step * STEP_COLUMNS, bytes, full);
+            stages.next();
+        }
+    }
+}
+
+template <u32 EIGHTS, u32 WARPS, bool COMPUTE = true>
+__device__ __forceinline__ void linear_bulk(const LinearLaunch& launch) {
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const u32 base = shared_address(linear_shared), fixed = 2 * MOST_STAGES * 8 + sums_bytes(WARPS);
+    const u32 bytes = stage_bytes(WARPS, launch.x_rows);
+    Stages stages = {base, base + MOST_STAGES * 8, base + fixed, bytes, min((room - fixed) / bytes, MOST_STAGES)};
+    const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 == 0;
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < stages.count; i++) init_barrier(stages.full + 8 * i, 3), init_barrier(stages.empty + 8 * i, WARPS);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    let_next_launch_begin();
+    if (warp == WARPS) return ask_for_weights<WARPS>(launch, stages, lane);
+    if (warp == WARPS + 1) return ask_for_x<WARPS>(launch, stages, lane, aligned);
+    wait_for_launch_before();
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + 2 * MOST_STAGES * 8);
+    u32 problems = 0;
+    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
+        const Range at = range_of(launch, item);
+        const LinearMatrix& m = launch.matrices[at.matrix];
+        float sums[2][EIGHTS][4] = {};
+#pragma unroll 1
+        for (u32 step = at.begin + warp; step < at.end + warp; step += WARPS) {
+            const u32 place = stages.place(), mine = place + warp * STEP_BYTES + lane * 16;
+            wait_for(stages.full + stages.at * 8, stages.phase);
+            uint4 p0, p1, codes, x[EIGHTS];
+            const bool has = step < at.end;
+            const u32 column = step * STEP_COLUMNS + lane % 4 * 8;
+            Head head = {};
+            if (has) {
+                p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512), codes = load_shared_16(mine + 1024);
+                head.words = load_shared_8(place + stages.bytes - WARPS + warp / TILE_STEPS * 8);
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++) {
+                    const u32 row = lane / 4 + 8 * i;
+                    x[i] = make_uint4(0, 0, 0, 0);
+                    if (row >= launch.x_rows || column >= launch.columns) continue;
+                    x[i] = load_shared_16(place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS) + warp * 64 + lane % 4 * 16);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) arrive(stages.empty + stages.at * 8);
+            stages.next();
+            if (!has) continue;
+            if (!COMPUTE) {
+                sums[0][0][0] += __uint_as_float(p0.x ^ p0.y ^ p0.z ^ p0.w ^ p1.x ^ p1.y ^ p1.z ^ p1.w ^ codes.x ^ codes.y ^ codes.z ^ codes.w ^ x[0].x ^ head.words.x);
+                continue;
+            }
+            u32 weights[4][4];
+            decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
+            decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
+            decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
+            decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+            if (head.has_entries(step % TILE_STEPS))
+                problems |= place_entries(weights, head, step % TILE_STEPS, static_cast<const u32*>(m.rest), m.rest_count, lane);
+            multiply_step(sums, weights, x);
+        }
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++)
+            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, item, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
+        add_slices<WARPS>(launch, m, at, item);
+    }
+    if (problems) atomicOr(launch.status, problems);
+}
+#endif
