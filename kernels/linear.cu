@@ -6,25 +6,27 @@
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
 // Steps that a warp, or stages that a block has on their way.
-constexpr u32 LINEAR_DEPTH = 2, LINEAR_STAGES = 4;
-static_assert(LINEAR_DEPTH > 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
+constexpr u32 LINEAR_DEPTH = 2, LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
+static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) { return bulk_shared_bytes(LINEAR_WARPS, x_rows, LINEAR_STAGES); }
 template <u32 EIGHTS>
-__device__ __forceinline__ void linear(const LinearLaunch& launch) { linear_bulk<EIGHTS, LINEAR_WARPS>(launch); }
+__device__ __forceinline__ void linear(const LinearLaunch& launch) { linear_bulk<EIGHTS, LINEAR_WARPS, LINEAR_CLUSTER>(launch); }
+#define CLUSTERS __cluster_dims__(LINEAR_CLUSTER, 1, 1)
 #else
+#define CLUSTERS
 constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) { return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH); }
 template <u32 EIGHTS>
 __device__ __forceinline__ void linear(const LinearLaunch& launch) { linear_fast<EIGHTS, LINEAR_DEPTH, LINEAR_WARPS>(launch); }
 #endif
 
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
     linear<1>(launch);
 }
-extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
     linear<2>(launch);
 }
 
@@ -49,7 +51,7 @@ __constant__ u32 linear_constants[] = {
     LINEAR_THREADS, LINEAR_EARLY,
     // Warps of a block and dynamic shared memory of df11_linear_count, _pack, _unpack.
     PACK_WARPS, PACK_SHARED_BYTES, UNPACK_WARPS,
-    LINEAR_PARTIAL_BYTES, LINEAR_MATRICES,
+    LINEAR_PARTIAL_BYTES, LINEAR_MATRICES, LINEAR_GROUP,
     // Dynamic shared memory of df11_linear_fast_* by rows of x, from 1 to 16.
     shared_for(1), shared_for(2), shared_for(3), shared_for(4), shared_for(5), shared_for(6), shared_for(7), shared_for(8),
     shared_for(9), shared_for(10), shared_for(11), shared_for(12), shared_for(13), shared_for(14), shared_for(15), shared_for(16),

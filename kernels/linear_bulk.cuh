@@ -1,4 +1,5 @@
-// As linear_fast.cuh, for compute capability 9.0: a warp of its own asks for the weights, in bulk, and another for x.
+// As linear_fast.cuh, for compute capability 9.0: a warp of its own asks for the weights, in bulk, and another for x. The blocks of a
+// cluster have as many strips side by side and share x: each asks for a part of its rows, for all of them.
 #pragma once
 #include "linear_fast.cuh"
 
@@ -7,7 +8,7 @@ constexpr u32 MOST_STAGES = 16;
 __host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 64; }
 __host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 x_rows) { return (warps * STEP_BYTES + x_rows * x_pitch_bytes(warps) + warps + 127) / 128 * 128; }
 __host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 x_rows, u32 stages) {
-    return 2 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, x_rows);
+    return 3 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, x_rows);
 }
 
 __device__ inline void init_barrier(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
@@ -23,9 +24,15 @@ __device__ inline void wait_for(u32 barrier, u32 phase) {
                  : "memory");
 }
 // Copies of 16 bytes and multiples, aligned; `once`: nobody reads them again.
-__device__ inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+template <u32 CLUSTER>
+__device__ inline void copy_bulk_to_all(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (CLUSTER == 1)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
+                     "r"(bytes), "r"(barrier), "h"(u16((1 << CLUSTER) - 1))
+                     : "memory");
 }
 __device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
     u64 policy;
@@ -34,12 +41,20 @@ __device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 b
                  "r"(barrier), "l"(policy)
                  : "memory");
 }
+// Arrives at the barrier of a block of the cluster that is here at the same place.
+__device__ inline void arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [a]; }" ::"r"(barrier), "r"(rank)
+                 : "memory");
+}
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
 // What the launch before has written is there; nothing to wait for unless both run at once.
 __device__ inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 struct Stages {
-    u32 full, empty, first, bytes, count;
+    u32 full, empty, x_empty, first, bytes, count;
     u32 at = 0, phase = 0;
     __device__ u32 place() const { return first + at * bytes; }
     __device__ void next() {
@@ -61,12 +76,12 @@ __device__ __forceinline__ void ask_for_weights(const LinearLaunch& launch, Stag
             const u32 place = stages.place(), full = stages.full + stages.at * 8, bytes = min(at.end - step, WARPS) * STEP_BYTES;
             if (filled < stages.count) filled++;
             else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
-            arrive_expecting(full, bytes);
-            copy_bulk_once(place, data, bytes, full);
+            arrive_expecting(full, at.exists ? bytes : 0);
+            if (at.exists) copy_bulk_once(place, data, bytes, full);
             const u32 to = place + stages.bytes - WARPS;
 #pragma unroll
             for (u32 i = 0; i < WARPS / TILE_STEPS; i++)
-                if (step / TILE_STEPS + i < tiles) copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
+                if (at.exists && step / TILE_STEPS + i < tiles) copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
             arrive_with_copies(full);
             stages.next();
         }
@@ -82,7 +97,7 @@ __device__ __noinline__ void copy_x_slow(const u16* from, u64 pitch, u32 rows, u
         }
 }
 
-template <u32 WARPS>
+template <u32 WARPS, u32 CLUSTER>
 __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, Stages stages, u32 lane, bool aligned) {
     wait_for_launch_before();
     u32 filled = 0;
@@ -91,38 +106,32 @@ __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, Stages sta
         for (u32 step = at.begin; step < at.end; step += WARPS) {
             const u32 place = stages.place(), full = stages.full + stages.at * 8;
             if (filled < stages.count) filled++;
-            else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
+            else {
+                wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
+                if (CLUSTER > 1) {
+                    // Free in all blocks of the cluster.
+                    if (lane < CLUSTER) arrive_at(stages.x_empty + stages.at * 8, lane);
+                    wait_for(stages.x_empty + stages.at * 8, stages.phase ^ 1);
+                }
+            }
             const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS, launch.columns - step * STEP_COLUMNS), bytes = aligned ? count * 2 : 0;
             if (!aligned) copy_x_slow(launch.x + step * STEP_COLUMNS, launch.x_pitch, launch.x_rows, count, place + WARPS * STEP_BYTES, x_pitch_bytes(WARPS), lane);
             __syncwarp();
             if (lane == 0) arrive_expecting(full, bytes * launch.x_rows);
             __syncwarp();
-            if (bytes && lane < launch.x_rows)
-                copy_bulk(place + WARPS * STEP_BYTES + lane * x_pitch_bytes(WARPS), launch.x + lane * launch.x_pitch + step * STEP_COLUMNS, bytes, full);
+            if (bytes)
+                for (u32 row = lane * CLUSTER + blockIdx.x % CLUSTER; row < launch.x_rows; row += LANES * CLUSTER)
+                    copy_bulk_to_all<CLUSTER>(place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), launch.x + row * launch.x_pitch + step * STEP_COLUMNS,
+                                              bytes, full);
             stages.next();
         }
     }
 }
 
-template <u32 EIGHTS, u32 WARPS, bool COMPUTE = true>
-__device__ __forceinline__ void linear_bulk(const LinearLaunch& launch) {
-    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    u32 room;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 base = shared_address(linear_shared), fixed = 2 * MOST_STAGES * 8 + sums_bytes(WARPS);
-    const u32 bytes = stage_bytes(WARPS, launch.x_rows);
-    Stages stages = {base, base + MOST_STAGES * 8, base + fixed, bytes, min((room - fixed) / bytes, MOST_STAGES)};
-    const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 == 0;
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < stages.count; i++) init_barrier(stages.full + 8 * i, 3), init_barrier(stages.empty + 8 * i, WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-    let_next_launch_begin();
-    if (warp == WARPS) return ask_for_weights<WARPS>(launch, stages, lane);
-    if (warp == WARPS + 1) return ask_for_x<WARPS>(launch, stages, lane, aligned);
+template <u32 EIGHTS, u32 WARPS, u32 CLUSTER>
+__device__ __forceinline__ void multiply_items(const LinearLaunch& launch, Stages stages, u32 warp, u32 lane) {
     wait_for_launch_before();
-    float* const all_sums = reinterpret_cast<float*>(linear_shared + 2 * MOST_STAGES * 8);
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
     u32 problems = 0;
     for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
         const Range at = range_of(launch, item);
@@ -132,43 +141,84 @@ __device__ __forceinline__ void linear_bulk(const LinearLaunch& launch) {
         for (u32 step = at.begin + warp; step < at.end + warp; step += WARPS) {
             const u32 place = stages.place(), mine = place + warp * STEP_BYTES + lane * 16;
             wait_for(stages.full + stages.at * 8, stages.phase);
-            uint4 p0, p1, codes, x[EIGHTS];
-            const bool has = step < at.end;
+            const bool has = at.exists && step < at.end;
             const u32 column = step * STEP_COLUMNS + lane % 4 * 8;
+            const u32 x_mine = place + WARPS * STEP_BYTES + lane / 4 * x_pitch_bytes(WARPS) + warp * 64 + lane % 4 * 16;
+            auto load_x = [&](u32 i) {
+                if (lane / 4 + 8 * i >= launch.x_rows || column >= launch.columns) return make_uint4(0, 0, 0, 0);
+                return load_shared_16(x_mine + 8 * i * x_pitch_bytes(WARPS));
+            };
+            // Many rows of x do not fit registers: then they are read as they are needed, and the stage is free later.
+            constexpr u32 KEPT = EIGHTS > 2 ? 1 : EIGHTS;
+            uint4 p0, p1, codes, x[KEPT];
             Head head = {};
             if (has) {
                 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512), codes = load_shared_16(mine + 1024);
                 head.words = load_shared_8(place + stages.bytes - WARPS + warp / TILE_STEPS * 8);
+                if (EIGHTS == KEPT)
 #pragma unroll
-                for (u32 i = 0; i < EIGHTS; i++) {
-                    const u32 row = lane / 4 + 8 * i;
-                    x[i] = make_uint4(0, 0, 0, 0);
-                    if (row >= launch.x_rows || column >= launch.columns) continue;
-                    x[i] = load_shared_16(place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS) + warp * 64 + lane % 4 * 16);
-                }
+                    for (u32 i = 0; i < KEPT; i++) x[i] = load_x(i);
             }
-            __syncwarp();
-            if (lane == 0) arrive(stages.empty + stages.at * 8);
-            stages.next();
-            if (!has) continue;
-            if (!COMPUTE) {
-                sums[0][0][0] += __uint_as_float(p0.x ^ p0.y ^ p0.z ^ p0.w ^ p1.x ^ p1.y ^ p1.z ^ p1.w ^ codes.x ^ codes.y ^ codes.z ^ codes.w ^ x[0].x ^ head.words.x);
-                continue;
+            auto leave = [&] {
+                __syncwarp();
+                if (lane == 0) arrive(stages.empty + stages.at * 8);
+                stages.next();
+            };
+            if (EIGHTS == KEPT) leave();
+            if (has) {
+                u32 weights[4][4];
+                decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
+                decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
+                decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
+                decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+                if (head.has_entries(step % TILE_STEPS))
+                    problems |= place_entries(weights, head, step % TILE_STEPS, static_cast<const u32*>(m.rest), m.rest_count, lane);
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++)
+                    multiply_step(sums[0][i], sums[1][i], weights, EIGHTS == KEPT ? x[i % KEPT] : load_x(i));
             }
-            u32 weights[4][4];
-            decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
-            decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
-            decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
-            decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
-            if (head.has_entries(step % TILE_STEPS))
-                problems |= place_entries(weights, head, step % TILE_STEPS, static_cast<const u32*>(m.rest), m.rest_count, lane);
-            multiply_step(sums, weights, x);
+            if (EIGHTS != KEPT) leave();
         }
+        if (!at.exists) continue;
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
-            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, item, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
-        add_slices<WARPS>(launch, m, at, item);
+            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
+        add_slices<WARPS>(launch, m, at);
     }
     if (problems) atomicOr(launch.status, problems);
+}
+
+template <u32 EIGHTS, u32 WARPS, u32 CLUSTER>
+__device__ __forceinline__ void linear_bulk(const LinearLaunch& launch) {
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const u32 base = shared_address(linear_shared), fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS);
+    const u32 bytes = stage_bytes(WARPS, launch.x_rows);
+    const u32 barriers = MOST_STAGES * 8;
+    Stages stages = {base, base + barriers, base + 2 * barriers, base + fixed, bytes, min((room - fixed) / bytes, MOST_STAGES)};
+    const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 == 0;
+    if (warp == WARPS) {
+        if (lane == 0) {
+            for (u32 i = 0; i < stages.count; i++)
+                init_barrier(stages.full + 8 * i, 3), init_barrier(stages.empty + 8 * i, WARPS), init_barrier(stages.x_empty + 8 * i, CLUSTER);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+        arrive_at_cluster();
+        ask_for_weights<WARPS>(launch, stages, lane);
+        __syncwarp();
+        wait_for_cluster();
+    } else {
+        arrive_at_cluster();
+        wait_for_cluster();
+        let_next_launch_begin();
+        if (warp > WARPS) ask_for_x<WARPS, CLUSTER>(launch, stages, lane, aligned);
+        else multiply_items<EIGHTS, WARPS, CLUSTER>(launch, stages, warp, lane);
+        __syncwarp();
+    }
+    // Until no block of the cluster writes here any more.
+    arrive_at_cluster();
+    wait_for_cluster();
 }
 #endif

@@ -17,22 +17,31 @@ __host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32
 __host__ __device__ constexpr u32 steps_of(u32 columns) { return (columns + STEP_COLUMNS - 1) / STEP_COLUMNS; }
 __host__ __device__ constexpr u32 tiles_across(u32 columns) { return (columns + TILE_STEPS * STEP_COLUMNS - 1) / (TILE_STEPS * STEP_COLUMNS); }
 
+__device__ inline u32 partial_floats(u32 x_rows) { return (x_rows + LINEAR_ROWS - 1) / LINEAR_ROWS * (LINEAR_PARTIAL_BYTES / 4); }
+
 // The steps of an item, from a whole tile on. Warp w of W has the steps w, w + W, w + 2 W, ... of them.
 struct Range {
-    u32 matrix, strip, slice, begin, end;
+    u32 matrix, strip, slices, begin, end;
+    u32 partial;  // of this slice; those of the others of the strip are `stride` apart
+    u32 first_partial, stride;
+    bool exists;  // else the strip is after the last one: groups of items are whole
 };
 
 __device__ inline Range range_of(const LinearLaunch& launch, u32 item) {
     Range at = {};
     while (at.matrix + 1 < launch.matrix_count && launch.matrices[at.matrix + 1].first_item <= item) at.matrix++;
     const LinearMatrix& m = launch.matrices[at.matrix];
-    at.strip = item - m.first_item, at.end = steps_of(launch.columns);
-    if (m.slices > 1) {
-        const u32 tiles = tiles_across(launch.columns);
-        at.slice = at.strip % m.slices, at.strip /= m.slices;
-        at.begin = tiles * at.slice / m.slices * TILE_STEPS;
-        at.end = min(tiles * (at.slice + 1) / m.slices * TILE_STEPS, at.end);
+    at.strip = item - m.first_item, at.slices = 1, at.end = steps_of(launch.columns);
+    if (at.strip >= m.whole_strips && m.slices > 1) {
+        const u32 number = at.strip - m.whole_strips, strips = (m.rows + STRIP_ROWS - 1) / STRIP_ROWS - m.whole_strips;
+        at.slices = m.slices, at.stride = (strips + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP;
+        const u32 slice = number / at.stride, strip = number % at.stride, tiles = tiles_across(launch.columns);
+        at.first_partial = m.first_partial + strip, at.partial = m.first_partial + number;
+        at.strip = m.whole_strips + strip;
+        at.begin = tiles * slice / m.slices * TILE_STEPS;
+        at.end = min(tiles * (slice + 1) / m.slices * TILE_STEPS, at.end);
     }
+    at.exists = at.strip * STRIP_ROWS < m.rows;
     return at;
 }
 
@@ -47,7 +56,7 @@ struct Cursor {
         while (item < launch.items) {
             const Range at = range_of(launch, item);
             step = at.begin + warp, end = at.end;
-            if (step < end) {
+            if (step < end && at.exists) {
                 const LinearMatrix& m = launch.matrices[at.matrix];
                 data = m.data + (u64(at.strip) * steps_of(launch.columns) + step) * STEP_BYTES + lane * 16;
                 heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(launch.columns);
@@ -99,7 +108,7 @@ __device__ __forceinline__ void store_product(const LinearMatrix& m, u32 x_row, 
 
 // Eight rows of x: the warps' sums, 32 x 8, are added in order of the warps. All warps of the group together.
 template <u32 WARPS>
-__device__ __forceinline__ void add_warps(const LinearLaunch& launch, const LinearMatrix& m, const Range& at, u32 item, float* all,
+__device__ __forceinline__ void add_warps(const LinearLaunch& launch, const LinearMatrix& m, const Range& at, float* all,
                                           const float (&low)[4], const float (&high)[4], u32 first_row, u32 warp, u32 lane) {
     group_barrier(0, WARPS * LANES);  // the sums before have been read
     float* const mine = all + warp * 8 * SUMS_PITCH + lane / 4;
@@ -114,42 +123,37 @@ __device__ __forceinline__ void add_warps(const LinearLaunch& launch, const Line
     float sum = 0;
 #pragma unroll
     for (u32 w = 0; w < WARPS; w++) sum += all[(w * 8 + x_row - first_row) * SUMS_PITCH + row];
-    if (m.slices == 1) store_product(m, x_row, at.strip * STRIP_ROWS + row, sum);
-    else __stcg(launch.partials + u64(item) * (LINEAR_PARTIAL_BYTES / 4) + x_row * STRIP_ROWS + row, sum);
+    if (at.slices == 1) store_product(m, x_row, at.strip * STRIP_ROWS + row, sum);
+    else __stcg(launch.partials + u64(at.partial) * partial_floats(launch.x_rows) + x_row * STRIP_ROWS + row, sum);
 }
 
 // If a strip has slices, the last block to come here adds theirs, in order.
 template <u32 WARPS>
-__device__ __forceinline__ void add_slices(const LinearLaunch& launch, const LinearMatrix& m, const Range& at, u32 item) {
-    if (m.slices == 1) return;
+__device__ __forceinline__ void add_slices(const LinearLaunch& launch, const LinearMatrix& m, const Range& at) {
+    if (at.slices == 1) return;
     __shared__ u32 before;
     u32* counter = launch.counters + m.first_strip + at.strip;
     __threadfence();
     group_barrier(0, WARPS * LANES);
     if (threadIdx.x == 0) before = atomicAdd(counter, 1);
     group_barrier(0, WARPS * LANES);
-    if (before + 1 != m.slices) return;
+    if (before + 1 != at.slices) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0;
     for (u32 i = threadIdx.x; i < launch.x_rows * STRIP_ROWS; i += WARPS * LANES) {
-        const float* partial = launch.partials + u64(item - at.slice) * (LINEAR_PARTIAL_BYTES / 4) + i;
+        const float* partial = launch.partials + u64(at.first_partial) * partial_floats(launch.x_rows) + i;
         float sum = 0;
-        for (u32 k = 0; k < m.slices; k++) sum += __ldcg(partial + k * (LINEAR_PARTIAL_BYTES / 4));
+        for (u32 k = 0; k < at.slices; k++) sum += __ldcg(partial + u64(k) * at.stride * partial_floats(launch.x_rows));
         store_product(m, i / STRIP_ROWS, at.strip * STRIP_ROWS + i % STRIP_ROWS, sum);
     }
 }
 
-// A step's product: 32 rows of weights by 8 EIGHTS rows of x.
-template <u32 EIGHTS>
-__device__ __forceinline__ void multiply_step(float (&sums)[2][EIGHTS][4], const u32 (&weights)[4][4], const uint4 (&x)[EIGHTS]) {
-#pragma unroll
-    for (u32 b = 0; b < 2; b++)
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++) {
-            const u32(&low)[4] = weights[2 * b], (&high)[4] = weights[2 * b + 1];
-            multiply(sums[b][i], low[0], high[0], low[1], high[1], x[i].x, x[i].y);
-            multiply(sums[b][i], low[2], high[2], low[3], high[3], x[i].z, x[i].w);
-        }
+// A step's product: 32 rows of weights by eight rows of x.
+__device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4], const u32 (&weights)[4][4], const uint4& x) {
+    multiply(low, weights[0][0], weights[1][0], weights[0][1], weights[1][1], x.x, x.y);
+    multiply(high, weights[2][0], weights[3][0], weights[2][1], weights[3][1], x.x, x.y);
+    multiply(low, weights[0][2], weights[1][2], weights[0][3], weights[1][3], x.z, x.w);
+    multiply(high, weights[2][2], weights[3][2], weights[2][3], weights[3][3], x.z, x.w);
 }
 
 template <u32 EIGHTS, u32 DEPTH, u32 WARPS>
@@ -176,6 +180,7 @@ __device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
     for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
         const Range at = range_of(launch, item);
         const LinearMatrix& m = launch.matrices[at.matrix];
+        if (!at.exists) continue;
         float sums[2][EIGHTS][4] = {};
 #pragma unroll 1
         for (u32 step = at.begin + warp; step < at.end; step += WARPS) {
@@ -201,12 +206,13 @@ __device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
             decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
             if (head.has_entries(step % TILE_STEPS))
                 problems |= place_entries(weights, head, step % TILE_STEPS, static_cast<const u32*>(m.rest), m.rest_count, lane);
-            multiply_step(sums, weights, x);
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) multiply_step(sums[0][i], sums[1][i], weights, x[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
-            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, item, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
-        add_slices<WARPS>(launch, m, at, item);
+            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
+        add_slices<WARPS>(launch, m, at);
     }
     if (problems) atomicOr(launch.status, problems);
 }

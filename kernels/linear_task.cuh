@@ -47,20 +47,21 @@ struct alignas(16) LinearMatrix {
     u16* y;                     // row 0, first column of the product
     u64 y_pitch;                // elements from a row of y to the next
     u32 rows;                   // of the matrix: columns of the product; at least 1
-    u32 slices;                 // linear_slices(rows, columns)
-    u32 first_item;             // the sum of strips * slices of all matrices before
+    u32 whole_strips, slices;   // linear_split(rows, columns)
+    u32 first_item;             // the sum of linear_split(..).items() of all matrices before
     u32 first_strip;            // the sum of strips of all matrices before
+    u32 first_partial;          // the sum of linear_split(..).partials() of all matrices before
     u32 tiles_across;           // ceil(columns / 256); of a slice of columns (tile): of the whole matrix
-    u32 reserved[3];
+    u32 reserved;
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
 // A launch of df11_linear_{fast,tile}_{8,16}: one argument, by value. At most 8 or 16 rows of x, at
-// least 1. Any number of blocks of LINEAR_WARPS warps, persistent; good is what fits the GPU at once,
-// no more than `items`. Dynamic shared memory: df11_linear_constants tells it.
+// least 1. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more
+// than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
 //
 // Bits of y: they depend on the matrix, on the row of x and on `columns`, and on nothing else: no other
-// row, no other matrix, no GPU, no grid.
+// row, no other matrix, no grid.
 constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
 struct alignas(16) LinearLaunch {
     const u16* x;               // row-major
@@ -68,9 +69,9 @@ struct alignas(16) LinearLaunch {
     u32 x_rows;
     u32 columns;                // of x and of all matrices; at least 1
     u32 matrix_count;           // 1 to LINEAR_MATRICES
-    u32 items;                  // the sum of strips * slices
-    u32* counters;              // one for each strip of the launch, 0 before and after; of no use if all slices are 1
-    float* partials;            // LINEAR_PARTIAL_BYTES for each item, aligned to 16; likewise
+    u32 items;                  // the sum of linear_split(..).items()
+    u32* counters;              // one for each strip of the launch, 0 before and after; of no use without partials
+    float* partials;            // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each 16 rows of x, aligned to 16
     u32* status;                // bits are set where what is stored contradicts itself
     u64 reserved;
     LinearMatrix matrices[LINEAR_MATRICES];
@@ -78,13 +79,20 @@ struct alignas(16) LinearLaunch {
 static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
-// In how many slices of columns a matrix is multiplied, each by a block of its own: 1 where there
-// are strips enough for the GPU. By shape alone, so that bits are the same everywhere.
-__host__ __device__ constexpr u32 linear_slices(u32 rows, u32 columns) {
-    const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, tiles = (columns + 255) / 256;
-    u32 slices = 1;
-    while (slices < 8 && strips * slices < 96 && tiles >= slices * 4) slices *= 2;
-    return slices;
+// How the strips of a matrix are shared out among blocks: most are an item each; of the last ones, if
+// they are too few for a GPU's multiprocessors, each is several items, slices of its columns, whose sums
+// meet in memory. By shape alone, for the number of multiprocessors of the GPUs that we have.
+constexpr u32 LINEAR_GROUP = 4, LINEAR_BLOCKS = 132;
+struct LinearSplit {
+    u32 whole_strips, tail, slices;  // tail: rounded up to whole groups of items
+    __host__ __device__ constexpr u32 items() const { return whole_strips + tail * slices; }
+    __host__ __device__ constexpr u32 partials() const { return slices > 1 ? tail * slices : 0; }
+};
+__host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
+    const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, tiles = (columns + 255) / 256, tail = strips % LINEAR_BLOCKS;
+    LinearSplit split = {strips - tail, (tail + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP, 1};
+    while (split.slices < 16 && split.tail * split.slices * 2 <= LINEAR_BLOCKS + 8 && tiles >= split.slices * 4) split.slices *= 2;
+    return split;
 }
 
 // Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack, of a range of

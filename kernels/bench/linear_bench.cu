@@ -20,13 +20,13 @@
         linear_fast<EIGHTS, DEPTH, WARPS>(launch);                                                                                     \
     }
 #define SHAPES(X) X(1, 2, 16, 1) X(2, 2, 16, 1) X(1, 3, 16, 1)
-// By bulk copies: eights, stages, warps, blocks, and whether they multiply at all.
-#define BULK(EIGHTS, STAGES, WARPS, BLOCKS, COMPUTE)                                                                            \
-    __global__ void __launch_bounds__((WARPS + 2) * LANES, BLOCKS)                                                              \
-        bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##COMPUTE(const __grid_constant__ LinearLaunch launch) {                \
-        linear_bulk<EIGHTS, WARPS, COMPUTE>(launch);                                                                            \
+// By bulk copies: eights, stages, warps, blocks, blocks of a cluster.
+#define BULK(EIGHTS, STAGES, WARPS, BLOCKS, CLUSTER)                                                                            \
+    __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__((WARPS + 2) * LANES, BLOCKS)                              \
+        bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER(const __grid_constant__ LinearLaunch launch) {                \
+        linear_bulk<EIGHTS, WARPS, CLUSTER>(launch);                                                                            \
     }
-#define BULKS(X) X(1, 4, 16, 1, true) X(1, 6, 16, 1, true) X(1, 3, 16, 1, true) X(1, 6, 8, 2, true) X(2, 4, 16, 1, true) X(2, 5, 16, 1, true) X(2, 3, 16, 1, true) X(2, 4, 8, 2, true)
+#define BULKS(X) X(1, 4, 16, 1, 1) X(1, 4, 16, 1, 2) X(1, 6, 16, 1, 2) X(1, 4, 16, 1, 4) X(2, 4, 16, 1, 1) X(2, 4, 16, 1, 2) X(2, 4, 16, 1, 4) X(4, 3, 16, 1, 2) X(4, 3, 16, 1, 4) X(4, 6, 8, 1, 2) X(8, 4, 8, 1, 2) X(8, 4, 8, 1, 4)
 BULKS(BULK)
 SHAPES(VARIANT)
 
@@ -38,17 +38,17 @@ struct Variant {
 };
 #define ROW(EIGHTS, DEPTH, WARPS, BLOCKS) \
     {#EIGHTS " eights, depth " #DEPTH ", " #WARPS " x " #BLOCKS, (const void*)variant_##EIGHTS##_##DEPTH##_##WARPS##_##BLOCKS, EIGHTS, DEPTH, WARPS, BLOCKS},
-#define BULK_ROW(EIGHTS, STAGES, WARPS, BLOCKS, COMPUTE) \
-    {"bulk " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #COMPUTE, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##COMPUTE, EIGHTS, STAGES, WARPS, BLOCKS, true},
-#define EARLY_ROW(EIGHTS, STAGES, WARPS, BLOCKS, COMPUTE) \
-    {"early " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #COMPUTE, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##COMPUTE, EIGHTS, STAGES, WARPS, BLOCKS, true, true},
+#define BULK_ROW(EIGHTS, STAGES, WARPS, BLOCKS, CLUSTER) \
+    {"bulk " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #CLUSTER, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER, EIGHTS, STAGES, WARPS, BLOCKS, true},
+#define EARLY_ROW(EIGHTS, STAGES, WARPS, BLOCKS, CLUSTER) \
+    {"early " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #CLUSTER, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER, EIGHTS, STAGES, WARPS, BLOCKS, true, true},
 static const Variant variants[] = {SHAPES(ROW) BULKS(BULK_ROW) BULKS(EARLY_ROW)};
 static bool ring = false, early = true;  // the kernels of the PTX; programmatic launches
 static const char* forced = nullptr;  // the variants that a check takes
 static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
-            if (strstr(v.name, forced) && v.eights == (x_rows > 8) + 1) return v;
+            if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in = x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
     return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? LINEAR_DEPTH : LINEAR_STAGES, LINEAR_WARPS, 1, !ring, !ring && early};
@@ -66,7 +66,7 @@ static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t st
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization, attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = std::min<u32>(l.items, blocks * sm_count()), config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
+    config.gridDim = std::max(std::min<u32>(l.items, blocks * sm_count()) / LINEAR_GROUP * LINEAR_GROUP, LINEAR_GROUP), config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
     config.attrs = &attribute, config.numAttrs = v.early;
     CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
 }
@@ -99,10 +99,15 @@ static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, cons
     LinearMatrix& m = l.matrices[l.matrix_count];
     m = {};
     m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count, m.bias = bias, m.y = y, m.y_pitch = y_pitch;
-    m.rows = f.rows, m.slices = linear_slices(f.rows, f.columns), m.first_item = l.items;
-    m.first_strip = l.matrix_count ? l.matrices[l.matrix_count - 1].first_strip + (l.matrices[l.matrix_count - 1].rows + 31) / 32 : 0;
+    const LinearSplit split = linear_split(f.rows, f.columns);
+    m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices, m.first_item = l.items;
+    if (l.matrix_count) {
+        const LinearMatrix& last = l.matrices[l.matrix_count - 1];
+        m.first_strip = last.first_strip + (last.rows + 31) / 32;
+        m.first_partial = last.first_partial + linear_split(last.rows, f.columns).partials();
+    }
     m.tiles_across = (f.columns + 255) / 256;
-    l.items += (f.rows + 31) / 32 * m.slices, l.matrix_count++;
+    l.items += split.items(), l.matrix_count++;
 }
 static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u32 columns) {
     LinearLaunch l = {};
@@ -172,6 +177,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         expect(same_bits(y, y2, x_rows * y_pitch), "other bits in another run");
     }
     for (u32 one : {0u, x_rows - 1}) {
+        if (x_rows > 16) break;
         run(y2, x + one * x_pitch, x_pitch, 1, nullptr);
         expect(same_bits(y + one * y_pitch, y2, rows), "a row alone has other bits");
     }
@@ -220,6 +226,8 @@ static int check(Context& c) {
         for (u32 x_rows : {1u, 16u}) good &= check_one(c, 512, 2048, mode, x_rows, seed++);
     good &= check_one(c, 4096, 14336, 0, 4, seed++);
     good &= check_one(c, 6144, 4096, 0, 16, seed++);
+    if (forced)
+        for (u32 x_rows : {17u, 31u, 32u, 33u, 64u}) good &= check_one(c, 512, 2048, 0, x_rows, seed++), good &= check_one(c, 4096, 4096, 0, x_rows, seed++), good &= check_one(c, 100, 1000, 1, x_rows, seed++);
     // Every pattern: packed and unpacked.
     for (u32 rows : {256u, 37u}) {
         u16* w = make_weights(rows, 512, 5, 2);
@@ -280,7 +288,7 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
 
 static int bench(Context& c, int rounds, bool with_variants) {
     const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = with_variants ? std::vector<u32>{1, 8, 16} : std::vector<u32>{1, 2, 4, 8, 12, 16};
+    const std::vector<u32> batches = with_variants ? std::vector<u32>{1, 8, 16, 32, 64} : std::vector<u32>{1, 2, 4, 8, 12, 16};
     struct Row { u32 x_rows; std::string name; double sum_cublas, sum_ours; };
     std::vector<Row> sums;
     for (auto& shape : shapes) {
@@ -308,15 +316,15 @@ static int bench(Context& c, int rounds, bool with_variants) {
                                    launch_fast(v, l, c.stream);
                                }});
             };
-            add(standard(x_rows));
-            if (early && !ring) {
+            if (x_rows <= 16) add(standard(x_rows));
+            if (early && !ring && x_rows <= 16) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
             }
             if (with_variants)
                 for (auto& v : variants)
-                    if (x_rows <= v.eights * 8 && (x_rows > 8 || v.eights == 1)) add(v);
+                    if (x_rows <= v.eights * 8 && (x_rows > v.eights * 4 || v.eights == 1)) add(v);
             measure(c, all, copies, rounds);
             double best = 1;
             for (int i = 0; i < peers; i++) best = std::min(best, median_of(all[i].seconds));
