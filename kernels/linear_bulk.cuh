@@ -11,6 +11,14 @@ __host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 x_rows, u32 s
     return 3 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, x_rows);
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What the launch before has written is there; nothing to wait for unless both run at once.
+__device__ inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+__device__ inline void wait_for_launch_before() {}
+#endif
+
 __device__ inline void init_barrier(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
 __device__ inline void arrive(u32 barrier) { asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(barrier) : "memory"); }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -49,10 +57,6 @@ __device__ inline void arrive_at(u32 barrier, u32 rank) {
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// What the launch before has written is there; nothing to wait for unless both run at once.
-__device__ inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 struct Stages {
     u32 full, empty, x_empty, first, bytes, count;
     u32 at = 0, phase = 0;
@@ -62,22 +66,24 @@ struct Stages {
     }
 };
 
-template <u32 WARPS>
-__device__ __forceinline__ void ask_for_weights(const LinearLaunch& launch, Stages stages, u32 lane) {
+template <u32 WARPS, class Work>
+__device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages, u32 lane) {
     if (lane) return;
-    const u32 steps = steps_of(launch.columns), tiles = tiles_across(launch.columns);
+    const u32 steps = steps_of(work.columns()), tiles = tiles_across(work.columns());
     u32 filled = 0;
-    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
-        const Range at = range_of(launch, item);
-        const LinearMatrix& m = launch.matrices[at.matrix];
-        const u8* data = m.data + (u64(at.strip) * steps + at.begin) * STEP_BYTES;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
+        const u8* data = m.data + u64(at.strip) * steps * STEP_BYTES;
         const FastHead* heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles;
-        for (u32 step = at.begin; step < at.end; step += WARPS, data += WARPS * STEP_BYTES) {
+        const u32 rounds = at.rounds<WARPS>();
+        for (u32 i = 0, round = at.first_round<WARPS>(); i < rounds; i++, round = round + 1 == rounds ? 0 : round + 1) {
+            const u32 step = at.begin + round * WARPS;
             const u32 place = stages.place(), full = stages.full + stages.at * 8, bytes = min(at.end - step, WARPS) * STEP_BYTES;
             if (filled < stages.count) filled++;
             else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
             arrive_expecting(full, at.exists ? bytes : 0);
-            if (at.exists) copy_bulk_once(place, data, bytes, full);
+            if (at.exists) copy_bulk_once(place, data + u64(step) * STEP_BYTES, bytes, full);
             const u32 to = place + stages.bytes - WARPS;
 #pragma unroll
             for (u32 i = 0; i < WARPS / TILE_STEPS; i++)
@@ -88,22 +94,23 @@ __device__ __forceinline__ void ask_for_weights(const LinearLaunch& launch, Stag
     }
 }
 
-// Columns of x that copies of 16 bytes cannot take, up to whole eights; what does not exist is zero.
-__device__ __noinline__ void copy_x_slow(const u16* from, u64 pitch, u32 rows, u32 count, u32 to, u32 to_pitch, u32 lane) {
-    for (u32 row = 0; row < rows; row++)
-        for (u32 i = lane; i < (count + 7) / 8 * 8; i += LANES) {
-            const u16 value = i < count ? __ldg(from + row * pitch + i) : 0;
-            asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + row * to_pitch + 2 * i), "h"(value) : "memory");
-        }
+// Columns of a row of x that copies of 16 bytes cannot take, up to whole eights; what does not exist is zero.
+__device__ __noinline__ void copy_x_slow(const u16* from, u32 count, u32 to, u32 lane) {
+    for (u32 i = lane; i < (count + 7) / 8 * 8; i += LANES) {
+        const u16 value = i < count ? __ldg(from + i) : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
+    }
 }
 
-template <u32 WARPS, u32 CLUSTER>
-__device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, Stages stages, u32 lane, bool aligned) {
+template <u32 WARPS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 lane, bool aligned) {
     wait_for_launch_before();
     u32 filled = 0;
-    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
-        const Range at = range_of(launch, item);
-        for (u32 step = at.begin; step < at.end; step += WARPS) {
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const u32 rounds = at.rounds<WARPS>();
+        for (u32 i = 0, round = at.first_round<WARPS>(); i < rounds; i++, round = round + 1 == rounds ? 0 : round + 1) {
+            const u32 step = at.begin + round * WARPS;
             const u32 place = stages.place(), full = stages.full + stages.at * 8;
             if (filled < stages.count) filled++;
             else {
@@ -114,38 +121,42 @@ __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, Stages sta
                     wait_for(stages.x_empty + stages.at * 8, stages.phase ^ 1);
                 }
             }
-            const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS, launch.columns - step * STEP_COLUMNS), bytes = aligned ? count * 2 : 0;
-            if (!aligned) copy_x_slow(launch.x + step * STEP_COLUMNS, launch.x_pitch, launch.x_rows, count, place + WARPS * STEP_BYTES, x_pitch_bytes(WARPS), lane);
+            const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS, work.columns() - step * STEP_COLUMNS), bytes = aligned ? count * 2 : 0;
+            if (!aligned)
+                for (u32 row = 0; row < at.rows; row++)
+                    copy_x_slow(work.x(at, row) + step * STEP_COLUMNS, count, place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), lane);
             __syncwarp();
-            if (lane == 0) arrive_expecting(full, bytes * launch.x_rows);
+            if (lane == 0) arrive_expecting(full, bytes * at.rows);
             __syncwarp();
             if (bytes)
-                for (u32 row = lane * CLUSTER + blockIdx.x % CLUSTER; row < launch.x_rows; row += LANES * CLUSTER)
-                    copy_bulk_to_all<CLUSTER>(place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), launch.x + row * launch.x_pitch + step * STEP_COLUMNS,
+                for (u32 row = lane * CLUSTER + blockIdx.x % CLUSTER; row < at.rows; row += LANES * CLUSTER)
+                    copy_bulk_to_all<CLUSTER>(place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), work.x(at, row) + step * STEP_COLUMNS,
                                               bytes, full);
             stages.next();
         }
     }
 }
 
-template <u32 EIGHTS, u32 WARPS, u32 CLUSTER>
-__device__ __forceinline__ void multiply_items(const LinearLaunch& launch, Stages stages, u32 warp, u32 lane) {
+template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void multiply_items(const Work& work, Stages stages, u32 warp, u32 lane) {
     wait_for_launch_before();
     float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
     u32 problems = 0;
-    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
-        const Range at = range_of(launch, item);
-        const LinearMatrix& m = launch.matrices[at.matrix];
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
         float sums[2][EIGHTS][4] = {};
+        const u32 rounds = at.rounds<WARPS>();
 #pragma unroll 1
-        for (u32 step = at.begin + warp; step < at.end + warp; step += WARPS) {
+        for (u32 i = 0, round = at.first_round<WARPS>(); i < rounds; i++, round = round + 1 == rounds ? 0 : round + 1) {
+            const u32 step = at.begin + round * WARPS + warp;
             const u32 place = stages.place(), mine = place + warp * STEP_BYTES + lane * 16;
             wait_for(stages.full + stages.at * 8, stages.phase);
             const bool has = at.exists && step < at.end;
             const u32 column = step * STEP_COLUMNS + lane % 4 * 8;
             const u32 x_mine = place + WARPS * STEP_BYTES + lane / 4 * x_pitch_bytes(WARPS) + warp * 64 + lane % 4 * 16;
             auto load_x = [&](u32 i) {
-                if (lane / 4 + 8 * i >= launch.x_rows || column >= launch.columns) return make_uint4(0, 0, 0, 0);
+                if (lane / 4 + 8 * i >= at.rows || column >= work.columns()) return make_uint4(0, 0, 0, 0);
                 return load_shared_16(x_mine + 8 * i * x_pitch_bytes(WARPS));
             };
             // Many rows of x do not fit registers: then they are read as they are needed, and the stage is free later.
@@ -182,22 +193,22 @@ __device__ __forceinline__ void multiply_items(const LinearLaunch& launch, Stage
         if (!at.exists) continue;
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
-            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
-        add_slices<WARPS>(launch, m, at);
+            if (8 * i < at.rows) add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
+        add_slices<WARPS>(work, at);
     }
-    if (problems) atomicOr(launch.status, problems);
+    if (problems) atomicOr(work.status(), problems);
 }
 
-template <u32 EIGHTS, u32 WARPS, u32 CLUSTER>
-__device__ __forceinline__ void linear_bulk(const LinearLaunch& launch) {
+template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void linear_bulk(const Work& work) {
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     const u32 base = shared_address(linear_shared), fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS);
-    const u32 bytes = stage_bytes(WARPS, launch.x_rows);
+    const u32 bytes = stage_bytes(WARPS, work.most_rows());
     const u32 barriers = MOST_STAGES * 8;
     Stages stages = {base, base + barriers, base + 2 * barriers, base + fixed, bytes, min((room - fixed) / bytes, MOST_STAGES)};
-    const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 == 0;
+    const bool aligned = work.aligned();
     if (warp == WARPS) {
         if (lane == 0) {
             for (u32 i = 0; i < stages.count; i++)
@@ -206,15 +217,15 @@ __device__ __forceinline__ void linear_bulk(const LinearLaunch& launch) {
         }
         __syncwarp();
         arrive_at_cluster();
-        ask_for_weights<WARPS>(launch, stages, lane);
+        ask_for_weights<WARPS>(work, stages, lane);
         __syncwarp();
         wait_for_cluster();
     } else {
         arrive_at_cluster();
         wait_for_cluster();
         let_next_launch_begin();
-        if (warp > WARPS) ask_for_x<WARPS, CLUSTER>(launch, stages, lane, aligned);
-        else multiply_items<EIGHTS, WARPS, CLUSTER>(launch, stages, warp, lane);
+        if (warp > WARPS) ask_for_x<WARPS, CLUSTER>(work, stages, lane, aligned);
+        else multiply_items<EIGHTS, WARPS, CLUSTER>(work, stages, warp, lane);
         __syncwarp();
     }
     // Until no block of the cluster writes here any more.

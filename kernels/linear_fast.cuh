@@ -1,7 +1,6 @@
 // One block's part of a product with matrices in the fast layout, up to 16 rows of x.
 #pragma once
-#include "block.cuh"
-#include "linear_warp.cuh"
+#include "linear_work.cuh"
 
 extern __shared__ __align__(128) u8 linear_shared[];
 
@@ -14,61 +13,40 @@ __host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32
     return warps * depth * slot_bytes(eights) + sums_bytes(warps);
 }
 
-__host__ __device__ constexpr u32 steps_of(u32 columns) { return (columns + STEP_COLUMNS - 1) / STEP_COLUMNS; }
-__host__ __device__ constexpr u32 tiles_across(u32 columns) { return (columns + TILE_STEPS * STEP_COLUMNS - 1) / (TILE_STEPS * STEP_COLUMNS); }
-
-__device__ inline u32 partial_floats(u32 x_rows) { return (x_rows + LINEAR_ROWS - 1) / LINEAR_ROWS * (LINEAR_PARTIAL_BYTES / 4); }
-
-// The steps of an item, from a whole tile on. Warp w of W has the steps w, w + W, w + 2 W, ... of them.
-struct Range {
-    u32 matrix, strip, slices, begin, end;
-    u32 partial;  // of this slice; those of the others of the strip are `stride` apart
-    u32 first_partial, stride;
-    bool exists;  // else the strip is after the last one: groups of items are whole
-};
-
-__device__ inline Range range_of(const LinearLaunch& launch, u32 item) {
-    Range at = {};
-    while (at.matrix + 1 < launch.matrix_count && launch.matrices[at.matrix + 1].first_item <= item) at.matrix++;
-    const LinearMatrix& m = launch.matrices[at.matrix];
-    at.strip = item - m.first_item, at.slices = 1, at.end = steps_of(launch.columns);
-    if (at.strip >= m.whole_strips && m.slices > 1) {
-        const u32 number = at.strip - m.whole_strips, strips = (m.rows + STRIP_ROWS - 1) / STRIP_ROWS - m.whole_strips;
-        at.slices = m.slices, at.stride = (strips + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP;
-        const u32 slice = number / at.stride, strip = number % at.stride, tiles = tiles_across(launch.columns);
-        at.first_partial = m.first_partial + strip, at.partial = m.first_partial + number;
-        at.strip = m.whole_strips + strip;
-        at.begin = tiles * slice / m.slices * TILE_STEPS;
-        at.end = min(tiles * (slice + 1) / m.slices * TILE_STEPS, at.end);
-    }
-    at.exists = at.strip * STRIP_ROWS < m.rows;
-    return at;
+// A warp's steps of an item, in their order.
+template <u32 WARPS>
+__device__ inline u32 steps_of_warp(const Range& at, u32 warp) { return (at.end - at.begin + WARPS - 1 - warp) / WARPS; }
+template <u32 WARPS>
+__device__ inline u32 first_step(const Range& at, u32 warp) {
+    const u32 step = at.begin + at.first_round<WARPS>() * WARPS + warp;
+    return step < at.end ? step : at.begin + warp;
 }
+template <u32 WARPS>
+__device__ inline u32 next_step(const Range& at, u32 step, u32 warp) { return step + WARPS < at.end ? step + WARPS : at.begin + warp; }
 
 // What of the launch's items a warp has still to ask for.
+template <class Work, u32 WARPS>
 struct Cursor {
-    u32 item, step, end;
-    const u8* data;         // of the lane in the step
+    u32 item, step, left;   // left: steps of the item, this one included
+    const u8* data;         // of the lane in the strip
     const FastHead* heads;  // of the strip
+    Range at;
 
-    __device__ void begin(const LinearLaunch& launch, u32 first, u32 lane, u32 warp, u32 warps) {
-        item = first;
-        while (item < launch.items) {
-            const Range at = range_of(launch, item);
-            step = at.begin + warp, end = at.end;
-            if (step < end && at.exists) {
-                const LinearMatrix& m = launch.matrices[at.matrix];
-                data = m.data + (u64(at.strip) * steps_of(launch.columns) + step) * STEP_BYTES + lane * 16;
-                heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(launch.columns);
-                return;
-            }
-            item += gridDim.x;
+    __device__ void begin(const Work& work, u32 first, u32 lane, u32 warp) {
+        for (item = first; item < work.items(); item += gridDim.x) {
+            at = work.range(item);
+            left = at.exists ? steps_of_warp<WARPS>(at, warp) : 0;
+            if (left == 0) continue;
+            step = first_step<WARPS>(at, warp);
+            const LinearMatrix& m = work.matrix(at);
+            data = m.data + u64(at.strip) * steps_of(work.columns()) * STEP_BYTES + lane * 16;
+            heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(work.columns());
+            return;
         }
     }
-    __device__ void advance(const LinearLaunch& launch, u32 lane, u32 warp, u32 warps) {
-        data += warps * STEP_BYTES;
-        step += warps;
-        if (step >= end) begin(launch, item + gridDim.x, lane, warp, warps);
+    __device__ void advance(const Work& work, u32 lane, u32 warp) {
+        step = next_step<WARPS>(at, step, warp);
+        if (--left == 0) begin(work, item + gridDim.x, lane, warp);
     }
 };
 
@@ -82,33 +60,36 @@ __device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
 }
 
 // Asks for a step: its weights, its head, its columns of the rows of x.
-template <u32 EIGHTS>
-__device__ __forceinline__ void ask_for_step(const LinearLaunch& launch, const Cursor& at, u32 slot, u32 lane, bool aligned) {
+template <u32 EIGHTS, class Work, u32 WARPS>
+__device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work, WARPS>& at, u32 slot, u32 lane, bool aligned) {
     const u32 mine = slot + lane * 16, column = at.step * STEP_COLUMNS + lane % 4 * 8;
-    copy_line_async(mine, at.data);
-    copy_line_async(mine + 512, at.data + 512);
-    copy_line_async(mine + 1024, at.data + 1024);
+    const u8* data = at.data + u64(at.step) * STEP_BYTES;
+    copy_line_async(mine, data);
+    copy_line_async(mine + 512, data + 512);
+    copy_line_async(mine + 1024, data + 1024);
     if (lane == 0) copy_head_async(slot + STEP_BYTES + 512 * EIGHTS, at.heads + at.step / TILE_STEPS);
-    const u32 count = min(max(launch.columns, column) - column, 8u);
+    const u32 count = min(max(work.columns(), column) - column, 8u);
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++) {
         const u32 row = lane / 4 + 8 * i, to = mine + STEP_BYTES + 512 * i;
-        if (row >= launch.x_rows) continue;
-        const u16* from = launch.x + row * launch.x_pitch + (count ? column : 0);
+        if (row >= at.at.rows) continue;
+        const u16* from = work.x(at.at, row) + (count ? column : 0);
         if (aligned) copy_part_async(to, from, count * 2);
         else store_shared_16(to, load_x_slow(from, count));
     }
 }
 
-__device__ __forceinline__ void store_product(const LinearMatrix& m, u32 x_row, u32 row, float sum) {
-    if (row >= m.rows) return;
-    if (m.bias) sum += widen_bf16(__ldg(m.bias + row));
-    m.y[x_row * m.y_pitch + row] = round_to_bf16(sum);
+template <class Work>
+__device__ __forceinline__ void store_product(const Work& work, const Range& at, u32 x_row, u32 row, float sum) {
+    row += at.strip * STRIP_ROWS;
+    if (row >= work.matrix_rows(at)) return;
+    if (work.bias(at)) sum += widen_bf16(__ldg(work.bias(at) + row));
+    work.y(at, x_row)[row] = round_to_bf16(sum);
 }
 
 // Eight rows of x: the warps' sums, 32 x 8, are added in order of the warps. All warps of the group together.
-template <u32 WARPS>
-__device__ __forceinline__ void add_warps(const LinearLaunch& launch, const LinearMatrix& m, const Range& at, float* all,
+template <u32 WARPS, class Work>
+__device__ __forceinline__ void add_warps(const Work& work, const Range& at, float* partials, float* all,
                                           const float (&low)[4], const float (&high)[4], u32 first_row, u32 warp, u32 lane) {
     group_barrier(0, WARPS * LANES);  // the sums before have been read
     float* const mine = all + warp * 8 * SUMS_PITCH + lane / 4;
@@ -119,20 +100,21 @@ __device__ __forceinline__ void add_warps(const LinearLaunch& launch, const Line
     }
     group_barrier(0, WARPS * LANES);
     const u32 x_row = first_row + threadIdx.x / STRIP_ROWS, row = threadIdx.x % STRIP_ROWS;
-    if (threadIdx.x >= 8 * STRIP_ROWS || x_row >= launch.x_rows) return;
+    if (threadIdx.x >= 8 * STRIP_ROWS || x_row >= at.rows) return;
     float sum = 0;
 #pragma unroll
     for (u32 w = 0; w < WARPS; w++) sum += all[(w * 8 + x_row - first_row) * SUMS_PITCH + row];
-    if (at.slices == 1) store_product(m, x_row, at.strip * STRIP_ROWS + row, sum);
-    else __stcg(launch.partials + u64(at.partial) * partial_floats(launch.x_rows) + x_row * STRIP_ROWS + row, sum);
+    if (at.slices == 1) store_product(work, at, x_row, row, sum);
+    else __stcg(partials + u64(at.partial) * partial_floats(at.rows) + x_row * STRIP_ROWS + row, sum);
 }
 
 // If a strip has slices, the last block to come here adds theirs, in order.
 template <u32 WARPS>
-__device__ __forceinline__ void add_slices(const LinearLaunch& launch, const LinearMatrix& m, const Range& at) {
+__device__ __forceinline__ void add_slices(const Shared& work, const Range& at) {
     if (at.slices == 1) return;
     __shared__ u32 before;
-    u32* counter = launch.counters + m.first_strip + at.strip;
+    const LinearLaunch& launch = work.launch;
+    u32* counter = launch.counters + work.matrix(at).first_strip + at.strip;
     __threadfence();
     group_barrier(0, WARPS * LANES);
     if (threadIdx.x == 0) before = atomicAdd(counter, 1);
@@ -140,13 +122,19 @@ __device__ __forceinline__ void add_slices(const LinearLaunch& launch, const Lin
     if (before + 1 != at.slices) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0;
-    for (u32 i = threadIdx.x; i < launch.x_rows * STRIP_ROWS; i += WARPS * LANES) {
-        const float* partial = launch.partials + u64(at.first_partial) * partial_floats(launch.x_rows) + i;
+    const u32 size = partial_floats(at.rows);
+    for (u32 i = threadIdx.x; i < at.rows * STRIP_ROWS; i += WARPS * LANES) {
+        const float* partial = launch.partials + u64(at.first_partial) * size + i;
         float sum = 0;
-        for (u32 k = 0; k < at.slices; k++) sum += __ldcg(partial + u64(k) * at.stride * partial_floats(launch.x_rows));
-        store_product(m, i / STRIP_ROWS, at.strip * STRIP_ROWS + i % STRIP_ROWS, sum);
+        for (u32 k = 0; k < at.slices; k++) sum += __ldcg(partial + u64(k) * at.stride * size);
+        store_product(work, at, i / STRIP_ROWS, i % STRIP_ROWS, sum);
     }
 }
+template <u32 WARPS, u32 ROWS>
+__device__ inline void add_slices(const Grouped<ROWS>&, const Range&) {}
+__device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
+template <u32 ROWS>
+__device__ inline float* partials_of(const Grouped<ROWS>&) { return nullptr; }
 
 // A step's product: 32 rows of weights by eight rows of x.
 __device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4], const u32 (&weights)[4][4], const uint4& x) {
@@ -156,46 +144,44 @@ __device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4],
     multiply(high, weights[2][2], weights[3][2], weights[2][3], weights[3][3], x.z, x.w);
 }
 
-template <u32 EIGHTS, u32 DEPTH, u32 WARPS>
-__device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
+template <u32 EIGHTS, u32 DEPTH, u32 WARPS, class Work>
+__device__ __forceinline__ void linear_fast(const Work& work) {
     constexpr u32 SLOT = slot_bytes(EIGHTS);
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const u32 ring = shared_address(linear_shared) + warp * DEPTH * SLOT;
     float* const all_sums = reinterpret_cast<float*>(linear_shared + WARPS * DEPTH * SLOT);
-    const bool aligned = (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 == 0;
-    Cursor cursor;
-    cursor.begin(launch, blockIdx.x, lane, warp, WARPS);
+    const bool aligned = work.aligned();
+    Cursor<Work, WARPS> cursor;
+    cursor.begin(work, blockIdx.x, lane, warp);
 #pragma unroll 1
     for (u32 i = 0; i < DEPTH; i++) {
-        // Rows of x that do not exist are zero.
-#pragma unroll
-        for (u32 k = 0; k < EIGHTS; k++) store_shared_16(ring + i * SLOT + STEP_BYTES + 512 * k + lane * 16, make_uint4(0, 0, 0, 0));
-        if (cursor.item < launch.items) {
-            ask_for_step<EIGHTS>(launch, cursor, ring + i * SLOT, lane, aligned);
-            cursor.advance(launch, lane, warp, WARPS);
+        if (cursor.item < work.items()) {
+            ask_for_step<EIGHTS>(work, cursor, ring + i * SLOT, lane, aligned);
+            cursor.advance(work, lane, warp);
         }
         commit_copies();
     }
     u32 slot = 0, problems = 0;
-    for (u32 item = blockIdx.x; item < launch.items; item += gridDim.x) {
-        const Range at = range_of(launch, item);
-        const LinearMatrix& m = launch.matrices[at.matrix];
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
         if (!at.exists) continue;
         float sums[2][EIGHTS][4] = {};
 #pragma unroll 1
-        for (u32 step = at.begin + warp; step < at.end; step += WARPS) {
+        for (u32 left = steps_of_warp<WARPS>(at, warp), step = first_step<WARPS>(at, warp); left > 0; left--, step = next_step<WARPS>(at, step, warp)) {
             const u32 place = ring + slot, mine = place + lane * 16;
             wait_for_all_but<DEPTH - 1>();
             __syncwarp();
             const uint4 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512), codes = load_shared_16(mine + 1024);
             uint4 x[EIGHTS];
 #pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++) x[i] = load_shared_16(mine + STEP_BYTES + 512 * i);
+            for (u32 i = 0; i < EIGHTS; i++)
+                x[i] = lane / 4 + 8 * i < at.rows ? load_shared_16(mine + STEP_BYTES + 512 * i) : make_uint4(0, 0, 0, 0);
             const Head head = {load_shared_8(place + STEP_BYTES + 512 * EIGHTS)};
             __syncwarp();
-            if (cursor.item < launch.items) {
-                ask_for_step<EIGHTS>(launch, cursor, place, lane, aligned);
-                cursor.advance(launch, lane, warp, WARPS);
+            if (cursor.item < work.items()) {
+                ask_for_step<EIGHTS>(work, cursor, place, lane, aligned);
+                cursor.advance(work, lane, warp);
             }
             commit_copies();
             slot = slot + SLOT == DEPTH * SLOT ? 0 : slot + SLOT;
@@ -211,8 +197,8 @@ __device__ __forceinline__ void linear_fast(const LinearLaunch& launch) {
         }
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
-            if (8 * i < launch.x_rows) add_warps<WARPS>(launch, m, at, all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
-        add_slices<WARPS>(launch, m, at);
+            if (8 * i < at.rows) add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i], 8 * i, warp, lane);
+        add_slices<WARPS>(work, at);
     }
-    if (problems) atomicOr(launch.status, problems);
+    if (problems) atomicOr(work.status(), problems);
 }

@@ -208,3 +208,46 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
     }
     if (problems) atomicOr(task.status, problems);
 }
+
+// One row's part of one tile: lane l has four pairs of step l / 4, columns l % 4 * 8.
+__device__ __forceinline__ void gather_tile(const GatherTask& task) {
+    const u32 lane = threadIdx.x % LANES, across = (task.columns + 255) / 256;
+    const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
+    if (number >= u64(task.count) * across) return;
+    const u32 place = u32(number / across), tile = u32(number % across), column = tile * 256 + lane * 8;
+    const u64 row = task.wide ? __ldg(static_cast<const u64*>(task.indices) + place) : __ldg(static_cast<const u32*>(task.indices) + place);
+    u32 weights[1][4] = {}, problems = row < task.rows ? 0 : STATUS_INDEX;
+    const u32 strip = u32(row / STRIP_ROWS), of_strip = u32(row % STRIP_ROWS), owner = of_strip % 8 * 4 + lane % 4, band = of_strip / 8;
+    if (!problems) {
+        const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + u64(strip) * across + tile)};
+        const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS, step = tile * TILE_STEPS + lane / 4;
+        if (step < steps) {
+            const u8* from = task.data + (u64(strip) * steps + step) * STEP_BYTES + owner * 16;
+            const uint2 plane = __ldg(reinterpret_cast<const uint2*>(from + band / 2 * 512 + band % 2 * 8));
+            decode_codes(weights[0], plane.x, plane.y, __ldg(reinterpret_cast<const u32*>(from + 1024 + band * 4)), head.base());
+        }
+        for (u32 i = 0; i < head.count(); i++) {
+            const u64 at = u64(head.first()) + i;
+            if (at >= task.entry_count) {
+                problems = STATUS_ENTRIES;
+                break;
+            }
+            const u32 entry = __ldg(task.entries + at);
+            if (entry >> 26 != lane / 4 || (entry >> 21 & 31) != owner || (entry >> 19 & 3) != band) continue;
+#pragma unroll
+            for (u32 pair = 0; pair < 4; pair++)
+                if ((entry >> 17 & 3) == pair) weights[0][pair] = __byte_perm(weights[0][pair], entry, entry >> 16 & 1 ? 0x5410 : 0x3254);
+        }
+    }
+    if (problems) atomicOr(task.status, problems);
+    if (column >= task.columns) return;
+    u16* to = task.output + place * task.pitch + column;
+    const u32(&w)[4] = weights[0];
+    if (column + 8 <= task.columns && reinterpret_cast<u64>(to) % 16 == 0) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
+        return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < 8; k++)
+        if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
+}

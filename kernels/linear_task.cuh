@@ -92,8 +92,47 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, tiles = (columns + 255) / 256, tail = strips % LINEAR_BLOCKS;
     LinearSplit split = {strips - tail, (tail + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP, 1};
     while (split.slices < 16 && split.tail * split.slices * 2 <= LINEAR_BLOCKS + 8 && tiles >= split.slices * 4) split.slices *= 2;
+    // Two slices cost more than they save: their sums meet late.
+    if (split.slices < 4) split.slices = 1;
     return split;
 }
+
+// A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with the matrix of
+// its expert: y[i] = x[x_index[i]] W[e]^T for offsets[e] <= i < offsets[e + 1]. Only matrices of experts that have places are read. A
+// launch of df11_linear_grouped: one argument, by value; any number of blocks, of as many threads as
+// df11_linear_fast_16; dynamic shared memory: df11_linear_constants tells it. Bits of y depend on the matrix and on the row of x alone.
+constexpr u32 MOST_EXPERTS = 1024;
+struct alignas(16) GroupedLaunch {
+    const u16* x;                  // row-major
+    u64 x_pitch;                   // elements from a row of x to the next; slow unless x and pitch are multiples of 16 bytes
+    const u32* x_index;            // `places` of them, or null: place i has row i
+    const u32* offsets;            // experts + 1, on the device: ascending, the last at most `places`
+    const LinearMatrix* matrices;  // `experts` of them, on the device, 16-byte aligned; of their fields those up to bias, without bias, are used
+    u16* y;
+    u64 y_pitch;                   // elements from a row of y to the next
+    u32* status;
+    u32 x_rows, columns;           // of x: rows, of which an index at or past them sets the status and counts as 0
+    u32 rows;                      // of each matrix: columns of y
+    u32 places, experts;           // experts: at most MOST_EXPERTS
+    u32 reserved[3];
+};
+static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
+
+// Rows of a matrix in the fast layout by their indices on the device: df11_linear_gather, one argument by value; count *
+// ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or past `rows` sets the status and gives zeros.
+struct alignas(16) GatherTask {
+    const u8* data;
+    const FastHead* heads;
+    const u32* entries;
+    u64 entry_count;
+    const void* indices;           // u32, or i64 where wide is 1
+    u16* output;                   // row i of it: row indices[i]
+    u64 pitch;                     // elements from a row of output to the next; slow unless both are multiples of 16 bytes
+    u32 rows, columns;
+    u32 count, wide;
+    u32* status;
+};
+static_assert(sizeof(GatherTask) == 80, "as Rust has it");
 
 // Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack, of a range of
 // whole strips (the last may be partial). Deterministic. One argument, by value.
@@ -130,3 +169,4 @@ constexpr u32 UNPACK_WARPS = 8;
 
 // Bits of the status word.
 constexpr u32 STATUS_ENTRIES = 128;  // a head names entries that do not exist
+constexpr u32 STATUS_INDEX = 256;    // an index or an offset names a row that does not exist

@@ -17,16 +17,16 @@
 #define VARIANT(EIGHTS, DEPTH, WARPS, BLOCKS)                                                                                   \
     __global__ void __launch_bounds__(WARPS* LANES, BLOCKS)                                                                     \
         variant_##EIGHTS##_##DEPTH##_##WARPS##_##BLOCKS(const __grid_constant__ LinearLaunch launch) {                          \
-        linear_fast<EIGHTS, DEPTH, WARPS>(launch);                                                                                     \
+        linear_fast<EIGHTS, DEPTH, WARPS>(Shared{launch});                                                                                     \
     }
 #define SHAPES(X) X(1, 2, 16, 1) X(2, 2, 16, 1) X(1, 3, 16, 1)
 // By bulk copies: eights, stages, warps, blocks, blocks of a cluster.
 #define BULK(EIGHTS, STAGES, WARPS, BLOCKS, CLUSTER)                                                                            \
     __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__((WARPS + 2) * LANES, BLOCKS)                              \
         bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER(const __grid_constant__ LinearLaunch launch) {                \
-        linear_bulk<EIGHTS, WARPS, CLUSTER>(launch);                                                                            \
+        linear_bulk<EIGHTS, WARPS, CLUSTER>(Shared{launch});                                                                            \
     }
-#define BULKS(X) X(1, 4, 16, 1, 1) X(1, 4, 16, 1, 2) X(1, 6, 16, 1, 2) X(1, 4, 16, 1, 4) X(2, 4, 16, 1, 1) X(2, 4, 16, 1, 2) X(2, 4, 16, 1, 4) X(4, 3, 16, 1, 2) X(4, 3, 16, 1, 4) X(4, 6, 8, 1, 2) X(8, 4, 8, 1, 2) X(8, 4, 8, 1, 4)
+#define BULKS(X) X(1, 4, 16, 1, 1) X(2, 4, 16, 1, 2) X(2, 9, 8, 1, 2) X(4, 3, 16, 1, 2) X(4, 3, 16, 1, 1) X(4, 6, 8, 1, 2) X(8, 4, 8, 1, 2)
 BULKS(BULK)
 SHAPES(VARIANT)
 
@@ -34,14 +34,15 @@ struct Variant {
     const char* name;
     const void* kernel;
     u32 eights, depth, warps, blocks;
-    bool bulk = false, early = false;  // early: begins while the launch before ends
+    bool bulk = false, early = false;
+    u32 cluster = 1;  // early: begins while the launch before ends
 };
 #define ROW(EIGHTS, DEPTH, WARPS, BLOCKS) \
     {#EIGHTS " eights, depth " #DEPTH ", " #WARPS " x " #BLOCKS, (const void*)variant_##EIGHTS##_##DEPTH##_##WARPS##_##BLOCKS, EIGHTS, DEPTH, WARPS, BLOCKS},
 #define BULK_ROW(EIGHTS, STAGES, WARPS, BLOCKS, CLUSTER) \
-    {"bulk " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #CLUSTER, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER, EIGHTS, STAGES, WARPS, BLOCKS, true},
+    {"bulk " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #CLUSTER, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER, EIGHTS, STAGES, WARPS, BLOCKS, true, false, CLUSTER},
 #define EARLY_ROW(EIGHTS, STAGES, WARPS, BLOCKS, CLUSTER) \
-    {"early " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #CLUSTER, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER, EIGHTS, STAGES, WARPS, BLOCKS, true, true},
+    {"early " #EIGHTS " eights, " #STAGES " stages, " #WARPS " x " #BLOCKS " " #CLUSTER, (const void*)bulk_##EIGHTS##_##STAGES##_##WARPS##_##BLOCKS##_##CLUSTER, EIGHTS, STAGES, WARPS, BLOCKS, true, true, CLUSTER},
 static const Variant variants[] = {SHAPES(ROW) BULKS(BULK_ROW) BULKS(EARLY_ROW)};
 static bool ring = false, early = true;  // the kernels of the PTX; programmatic launches
 static const char* forced = nullptr;  // the variants that a check takes
@@ -58,7 +59,7 @@ static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t st
     const u32 shared = v.bulk ? bulk_shared_bytes(v.warps, l.x_rows, v.depth) : linear_shared_bytes(v.warps, v.eights, v.depth);
     const u32 threads = (v.warps + 2 * v.bulk) * LANES;
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-    int blocks;
+    int blocks = 0, clusters = 0;
     CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
     if (!blocks) { printf("%s does not fit\n", v.name); exit(1); }
     LinearLaunch copy = l;
@@ -68,6 +69,10 @@ static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t st
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization, attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = std::max(std::min<u32>(l.items, blocks * sm_count()) / LINEAR_GROUP * LINEAR_GROUP, LINEAR_GROUP), config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
     config.attrs = &attribute, config.numAttrs = v.early;
+    if (v.cluster > 2) {
+        CUDA(cudaOccupancyMaxActiveClusters(&clusters, v.kernel, &config));
+        config.gridDim = std::min<u32>(config.gridDim.x, clusters * v.cluster);
+    }
     CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
 }
 
@@ -216,6 +221,112 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
     return good;
 }
 
+// --- experts, and rows by index
+
+struct Experts {
+    std::vector<Fast> fast;
+    std::vector<u16*> weights;
+    LinearMatrix* matrices;
+    u32 rows, columns;
+    Experts(u32 count, u32 r, u32 c) : rows(r), columns(c) {
+        std::vector<LinearMatrix> all(count);
+        for (u32 e = 0; e < count; e++) {
+            weights.push_back(make_weights(rows, columns, 1000 + e, 0));
+            fast.push_back(pack(weights[e], rows, columns));
+            all[e].data = fast[e].data, all[e].index = fast[e].heads, all[e].rest = fast[e].entries, all[e].rest_count = fast[e].count;
+        }
+        matrices = upload(all);
+    }
+    void free() {
+        for (auto& f : fast) f.free();
+        for (auto w : weights) CUDA(cudaFree(w));
+        CUDA(cudaFree(matrices));
+    }
+};
+static void launch_grouped(const GroupedLaunch& l, u32 most_items, cudaStream_t stream) {
+    const void* kernel = kernel_of("df11_linear_grouped", (const void*)df11_linear_grouped);
+    const u32 shared = ring ? linear_shared_bytes(LINEAR_WARPS, 1, LINEAR_DEPTH) : bulk_shared_bytes(LINEAR_WARPS, 16, LINEAR_STAGES);
+    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    GroupedLaunch copy = l;
+    void* arguments[] = {&copy};
+    CUDA(cudaLaunchKernel(kernel, std::min<u32>(most_items, sm_count()), (LINEAR_WARPS + (ring ? 0 : 2)) * LANES, arguments, shared, stream));
+}
+static bool check_grouped(Context& c, u32 experts, u32 rows, u32 columns, std::vector<u32> counts, bool indexed, bool shifted) {
+    Experts all(experts, rows, columns);
+    std::vector<u32> offsets(experts + 1), index;
+    for (u32 e = 0; e < experts; e++) offsets[e + 1] = offsets[e] + counts[e % counts.size()];
+    const u32 places = offsets[experts], x_rows = indexed ? 7 : std::max(places, 1u);
+    for (u32 i = 0; i < places; i++) index.push_back(indexed ? (i * 5 + 3) % x_rows : i);
+    const u64 pitch = columns + 8 + shifted;
+    u16* x = make_weights(x_rows + 1, u32(pitch), 5, 4) + shifted;
+    u16 *y, *one;
+    CUDA(cudaMalloc(&y, (places + 1) * u64(rows) * 2));
+    CUDA(cudaMalloc(&one, u64(rows) * 2));
+    CUDA(cudaMemset(y, 0xA5, (places + 1) * u64(rows) * 2));
+    u32 *d_offsets = upload(offsets), *d_index = upload(index);
+    GroupedLaunch l = {x, pitch, indexed ? d_index : nullptr, d_offsets, all.matrices, y, rows, c.status, x_rows, columns, rows, places, experts, {}};
+    launch_grouped(l, sm_count(), c.stream);
+    CUDA(cudaStreamSynchronize(c.stream));
+    bool good = c.take_status() == 0 && from_device(y + places * u64(rows), 1)[0] == 0xA5A5;
+    double worst = 0;
+    for (u32 e = 0; e < experts; e++)
+        for (u32 i = offsets[e]; i < offsets[e + 1]; i++) {
+            std::vector<double> reference, scale;
+            exact_product(all.weights[e], rows, columns, x + index[i] * pitch, pitch, 1, reference, scale);
+            const Errors error = errors_of(from_device(y + i * u64(rows), rows), reference, scale);
+            worst = std::max(worst, error.rms);
+            good &= error.rms < 0.01 && error.classes == 0;
+        }
+    printf("grouped %u experts of %ux%u, %u places, indexed %d, shifted %d: worst rms %.2e%s\n", experts, rows, columns, places, indexed, shifted, worst, good ? "" : "  WRONG");
+    all.free();
+    for (void* p : {(void*)(x - shifted), (void*)y, (void*)one, (void*)d_offsets, (void*)d_index}) CUDA(cudaFree(p));
+    return good;
+}
+
+static void launch_gather(const GatherTask& task, cudaStream_t stream) {
+    GatherTask copy = task;
+    void* arguments[] = {&copy};
+    const u64 warps = u64(task.count) * ((task.columns + 255) / 256);
+    CUDA(cudaLaunchKernel(kernel_of("df11_linear_gather", (const void*)df11_linear_gather), u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES, arguments, 0, stream));
+}
+static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
+    u16* w = make_weights(rows, columns, 31, mode);
+    Fast f = pack(w, rows, columns);
+    bool good = true;
+    for (u32 wide : {0u, 1u}) {
+        const u32 count = 67;
+        std::vector<u64> indices(count);
+        for (u32 i = 0; i < count; i++) indices[i] = (i * 7919ull + i * i) % rows;
+        std::vector<u32> narrow(indices.begin(), indices.end());
+        void* on_device = wide ? (void*)upload(indices) : (void*)upload(narrow);
+        const u64 pitch = columns + 3 + wide * 5;
+        u16* out;
+        CUDA(cudaMalloc(&out, count * pitch * 2));
+        CUDA(cudaMemset(out, 0xA5, count * pitch * 2));
+        GatherTask task = {f.data, f.heads, f.entries, f.count, on_device, out, pitch, rows, columns, count, wide, c.status};
+        launch_gather(task, nullptr);
+        CUDA(cudaDeviceSynchronize());
+        for (u32 i = 0; i < count; i++) {
+            good &= same_bits(out + i * pitch, w + indices[i] * columns, columns);
+            good &= from_device(out + i * pitch + columns, 1)[0] == 0xA5A5;
+        }
+        good &= c.take_status() == 0;
+        CUDA(cudaFree(out));
+        CUDA(cudaFree(on_device));
+    }
+    const std::vector<u64> bad = {rows, ~0ull};
+    u64* on_device = upload(bad);
+    u16* out = upload(std::vector<u16>(2 * columns, 0xA5A5));
+    launch_gather({f.data, f.heads, f.entries, f.count, on_device, out, columns, rows, columns, 2, 1, c.status}, nullptr);
+    CUDA(cudaDeviceSynchronize());
+    for (u16 v : from_device(out, 2 * columns)) good &= v == 0;
+    good &= c.take_status() == STATUS_INDEX;
+    printf("gather of %ux%u mode %d%s\n", rows, columns, mode, good ? "" : "  WRONG");
+    f.free();
+    for (void* p : {(void*)w, (void*)out, (void*)on_device}) CUDA(cudaFree(p));
+    return good;
+}
+
 static int check(Context& c) {
     bool good = true;
     const u32 shapes[][2] = {{4096, 4096}, {32, 256}, {1, 8}, {5, 7}, {33, 264}, {100, 1000}, {257, 384}, {1024, 4096}, {768, 2048}, {64, 14336}, {31, 33}, {1000, 5120}};
@@ -228,6 +339,13 @@ static int check(Context& c) {
     good &= check_one(c, 6144, 4096, 0, 16, seed++);
     if (forced)
         for (u32 x_rows : {17u, 31u, 32u, 33u, 64u}) good &= check_one(c, 512, 2048, 0, x_rows, seed++), good &= check_one(c, 4096, 4096, 0, x_rows, seed++), good &= check_one(c, 100, 1000, 1, x_rows, seed++);
+    good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
+    good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
+    good &= check_grouped(c, 5, 64, 768, {0}, false, false);
+    good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
+    good &= check_gather(c, 1000, 4096, 0);
+    good &= check_gather(c, 77, 1000, 3);
+    good &= check_gather(c, 77, 250, 5);
     // Every pattern: packed and unpacked.
     for (u32 rows : {256u, 37u}) {
         u16* w = make_weights(rows, 512, 5, 2);
@@ -286,6 +404,71 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
     CUDA(cudaEventDestroy(b));
 }
 
+// Experts and gathered rows, without peers: those are measured by linear_peers.py.
+static void bench_others(Context& c, int rounds) {
+    for (auto [rows, columns] : {std::pair{1536u, 2048u}, std::pair{2048u, 768u}}) {
+        Experts all(128, rows, columns);
+        for (u32 batch : {1u, 8u, 64u}) {
+            // As many sets of routed experts as copies; every row has eight of its own.
+            const u32 places = batch * 8, sets = 12;
+            std::vector<GroupedLaunch> launches;
+            u16* x = make_weights(batch, columns, 7, 4);
+            u16* y;
+            CUDA(cudaMalloc(&y, u64(places) * rows * 2));
+            double used = 0;
+            for (u32 s = 0; s < sets; s++) {
+                std::vector<std::vector<u32>> of(128);
+                for (u32 b = 0; b < batch; b++)
+                    for (u32 k = 0; k < 8; k++) of[((s * 8 + k) * 5 + b * 13 + (b * b * 7 + s) % 11 * 16) % 128].push_back(b);
+                std::vector<u32> offsets = {0}, index;
+                for (auto& rows_of : of) {
+                    index.insert(index.end(), rows_of.begin(), rows_of.end());
+                    offsets.push_back(u32(index.size()));
+                    used += !rows_of.empty();
+                }
+                launches.push_back({x, columns, upload(index), upload(offsets), all.matrices, y, rows, c.status, batch, columns, rows, places, 128, {}});
+            }
+            std::vector<Contender> one = {{"grouped", 0, [&](int k) { launch_grouped(launches[k % sets], sm_count(), c.stream); }}};
+            measure(c, one, sets, rounds);
+            const double s = median_of(one[0].seconds), bytes = used / sets * rows * columns * 1.5;
+            printf("grouped 128 experts of %ux%u, batch %2u: %.1f experts used, %.2f us, %.0f GB/s, BF16 bytes %.1f MB\n", rows, columns, batch, used / sets, s * 1e6, bytes / s / 1e9, used / sets * rows * columns * 2e-6);
+        }
+        all.free();
+    }
+    u16* w = make_weights(128256, 4096, 31, 0);
+    Fast f = pack(w, 128256, 4096);
+    u16* out;
+    CUDA(cudaMalloc(&out, 64 * 4096 * 2));
+    for (u32 count : {1u, 16u, 64u}) {
+        std::vector<u32*> indices;
+        for (u32 s = 0; s < 16; s++) {
+            std::vector<u32> of;
+            for (u32 i = 0; i < count; i++) of.push_back((s * 7919 + i * 104729) % 128256);
+            indices.push_back(upload(of));
+        }
+        std::vector<Contender> one = {{"gather", 0, [&](int k) { launch_gather({f.data, f.heads, f.entries, f.count, indices[k % 16], out, 4096, 128256, 4096, count, 0, c.status}, c.stream); }}};
+        measure(c, one, 16, rounds);
+        printf("gather %u rows of 128256x4096: %.2f us\n", count, median_of(one[0].seconds) * 1e6);
+    }
+    std::vector<Contender> one = {{"count", 0, [&](int) {
+        PackTask task = {};
+        task.weights = w, task.pitch = 4096, task.rows = 128256, task.columns = 4096, task.heads = f.heads, task.data = f.data, task.entries = f.entries, task.capacity = f.count;
+        task.total = c.counters + 60000;
+        CUDA(cudaMemsetAsync(task.total, 0, 4, c.stream));
+        void* arguments[] = {&task};
+        const u32 blocks = u32((f.tiles + PACK_WARPS - 1) / PACK_WARPS);
+        CUDA(cudaLaunchKernel(kernel_of("df11_linear_count", (const void*)df11_linear_count), blocks, PACK_WARPS * LANES, arguments, PACK_SHARED_BYTES, c.stream));
+        CUDA(cudaLaunchKernel(kernel_of("df11_linear_scan", (const void*)df11_linear_scan), 1, 1024, arguments, 0, c.stream));
+        CUDA(cudaLaunchKernel(kernel_of("df11_linear_pack", (const void*)df11_linear_pack), blocks, PACK_WARPS * LANES, arguments, 0, c.stream));
+    }}};
+    measure(c, one, 1, 5);
+    CUDA(cudaMemset(c.counters, 0, 4 << 16));
+    printf("transcoding 128256x4096 from BF16: %.1f us, %.0f GB/s of BF16\n", median_of(one[0].seconds) * 1e6, 128256 * 4096 * 2.0 / median_of(one[0].seconds) / 1e9);
+    CUDA(cudaFree(w));
+    CUDA(cudaFree(out));
+    f.free();
+}
+
 static int bench(Context& c, int rounds, bool with_variants) {
     const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
     const std::vector<u32> batches = with_variants ? std::vector<u32>{1, 8, 16, 32, 64} : std::vector<u32>{1, 2, 4, 8, 12, 16};
@@ -342,6 +525,7 @@ static int bench(Context& c, int rounds, bool with_variants) {
         for (auto& one : fs) one.free();
         CUDA(cudaFree(x)); CUDA(cudaFree(y));
     }
+    bench_others(c, rounds);
     printf("== sums of four\n");
     for (auto& r : sums) printf("x %2u %-28s %.3f (%.1f / %.1f us)\n", r.x_rows, r.name.c_str(), r.sum_cublas / r.sum_ours, r.sum_cublas * 1e6, r.sum_ours * 1e6);
     return 0;
