@@ -23,8 +23,8 @@ template <u32 EIGHTS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear(const Work& work) { linear_fast<EIGHTS, LINEAR_DEPTH, LINEAR_WARPS>(work); }
 #endif
 
-extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
-    linear<1, LINEAR_CLUSTER>(Shared{launch});
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
+    linear<1, 1>(Shared{launch});
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1) df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
     linear<2, LINEAR_CLUSTER>(Shared{launch});

@@ -76,9 +76,7 @@ __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages,
         const LinearMatrix& m = work.matrix(at);
         const u8* data = m.data + u64(at.strip) * steps * STEP_BYTES;
         const FastHead* heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles;
-        const u32 rounds = at.rounds<WARPS>();
-        for (u32 i = 0, round = at.first_round<WARPS>(); i < rounds; i++, round = round + 1 == rounds ? 0 : round + 1) {
-            const u32 step = at.begin + round * WARPS;
+        for (u32 step = at.begin; step < at.end; step += WARPS) {
             const u32 place = stages.place(), full = stages.full + stages.at * 8, bytes = min(at.end - step, WARPS) * STEP_BYTES;
             if (filled < stages.count) filled++;
             else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
@@ -108,9 +106,7 @@ __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 l
     u32 filled = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
-        const u32 rounds = at.rounds<WARPS>();
-        for (u32 i = 0, round = at.first_round<WARPS>(); i < rounds; i++, round = round + 1 == rounds ? 0 : round + 1) {
-            const u32 step = at.begin + round * WARPS;
+        for (u32 step = at.begin; step < at.end; step += WARPS) {
             const u32 place = stages.place(), full = stages.full + stages.at * 8;
             if (filled < stages.count) filled++;
             else {
@@ -146,10 +142,8 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
         const Range at = work.range(item);
         const LinearMatrix& m = work.matrix(at);
         float sums[2][EIGHTS][4] = {};
-        const u32 rounds = at.rounds<WARPS>();
 #pragma unroll 1
-        for (u32 i = 0, round = at.first_round<WARPS>(); i < rounds; i++, round = round + 1 == rounds ? 0 : round + 1) {
-            const u32 step = at.begin + round * WARPS + warp;
+        for (u32 step = at.begin + warp; step < at.end + warp; step += WARPS) {
             const u32 place = stages.place(), mine = place + warp * STEP_BYTES + lane * 16;
             wait_for(stages.full + stages.at * 8, stages.phase);
             const bool has = at.exists && step < at.end;
@@ -209,6 +203,8 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
     const u32 barriers = MOST_STAGES * 8;
     Stages stages = {base, base + barriers, base + 2 * barriers, base + fixed, bytes, min((room - fixed) / bytes, MOST_STAGES)};
     const bool aligned = work.aligned();
+    // The weights' warp makes the barriers and asks at once; the others of the block wait for them, and the warp that writes x
+    // into other blocks for theirs too.
     if (warp == WARPS) {
         if (lane == 0) {
             for (u32 i = 0; i < stages.count; i++)
@@ -216,19 +212,25 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncwarp();
-        arrive_at_cluster();
+        asm volatile("bar.arrive 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
+        if (CLUSTER > 1) arrive_at_cluster();
         ask_for_weights<WARPS>(work, stages, lane);
         __syncwarp();
-        wait_for_cluster();
     } else {
-        arrive_at_cluster();
-        wait_for_cluster();
+        if (CLUSTER > 1) arrive_at_cluster();
+        asm volatile("bar.sync 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
         let_next_launch_begin();
-        if (warp > WARPS) ask_for_x<WARPS, CLUSTER>(work, stages, lane, aligned);
-        else multiply_items<EIGHTS, WARPS, CLUSTER>(work, stages, warp, lane);
+        if (warp == WARPS + 1) {
+            if (CLUSTER > 1) wait_for_cluster();
+            ask_for_x<WARPS, CLUSTER>(work, stages, lane, aligned);
+        } else {
+            multiply_items<EIGHTS, WARPS, CLUSTER>(work, stages, warp, lane);
+        }
         __syncwarp();
     }
+    if (CLUSTER == 1) return;
     // Until no block of the cluster writes here any more.
+    if (warp != WARPS + 1) wait_for_cluster();
     arrive_at_cluster();
     wait_for_cluster();
 }

@@ -13,21 +13,10 @@ __host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32
     return warps * depth * slot_bytes(eights) + sums_bytes(warps);
 }
 
-// A warp's steps of an item, in their order.
-template <u32 WARPS>
-__device__ inline u32 steps_of_warp(const Range& at, u32 warp) { return (at.end - at.begin + WARPS - 1 - warp) / WARPS; }
-template <u32 WARPS>
-__device__ inline u32 first_step(const Range& at, u32 warp) {
-    const u32 step = at.begin + at.first_round<WARPS>() * WARPS + warp;
-    return step < at.end ? step : at.begin + warp;
-}
-template <u32 WARPS>
-__device__ inline u32 next_step(const Range& at, u32 step, u32 warp) { return step + WARPS < at.end ? step + WARPS : at.begin + warp; }
-
 // What of the launch's items a warp has still to ask for.
 template <class Work, u32 WARPS>
 struct Cursor {
-    u32 item, step, left;   // left: steps of the item, this one included
+    u32 item, step;
     const u8* data;         // of the lane in the strip
     const FastHead* heads;  // of the strip
     Range at;
@@ -35,9 +24,8 @@ struct Cursor {
     __device__ void begin(const Work& work, u32 first, u32 lane, u32 warp) {
         for (item = first; item < work.items(); item += gridDim.x) {
             at = work.range(item);
-            left = at.exists ? steps_of_warp<WARPS>(at, warp) : 0;
-            if (left == 0) continue;
-            step = first_step<WARPS>(at, warp);
+            step = at.begin + warp;
+            if (step >= at.end || !at.exists) continue;
             const LinearMatrix& m = work.matrix(at);
             data = m.data + u64(at.strip) * steps_of(work.columns()) * STEP_BYTES + lane * 16;
             heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(work.columns());
@@ -45,8 +33,8 @@ struct Cursor {
         }
     }
     __device__ void advance(const Work& work, u32 lane, u32 warp) {
-        step = next_step<WARPS>(at, step, warp);
-        if (--left == 0) begin(work, item + gridDim.x, lane, warp);
+        step += WARPS;
+        if (step >= at.end) begin(work, item + gridDim.x, lane, warp);
     }
 };
 
@@ -168,7 +156,7 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
         if (!at.exists) continue;
         float sums[2][EIGHTS][4] = {};
 #pragma unroll 1
-        for (u32 left = steps_of_warp<WARPS>(at, warp), step = first_step<WARPS>(at, warp); left > 0; left--, step = next_step<WARPS>(at, step, warp)) {
+        for (u32 step = at.begin + warp; step < at.end; step += WARPS) {
             const u32 place = ring + slot, mine = place + lane * 16;
             wait_for_all_but<DEPTH - 1>();
             __syncwarp();

@@ -14,13 +14,6 @@ struct Range {
     u32 first_partial, stride;
     u32 first_row, rows; // of x
     bool exists;         // else the strip is after the last one: groups of items are whole
-
-    // Steps are taken in rounds of one for each warp, beginning with another round in each group of strips: so that blocks that
-    // run side by side ask for other columns of x, and for weights that do not lie at a multiple of a power of two.
-    template <u32 WARPS>
-    __device__ u32 rounds() const { return (end - begin + WARPS - 1) / WARPS; }
-    template <u32 WARPS>
-    __device__ u32 first_round() const { return strip / LINEAR_GROUP % rounds<WARPS>(); }
 };
 
 // Some matrices that share x.
