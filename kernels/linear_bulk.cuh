@@ -57,29 +57,36 @@ __device__ inline void arrive_at(u32 barrier, u32 rank) {
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
+// A place in the ring of stages: the stage, its barriers, and how often the ring has been gone through, modulo 2.
 struct Stages {
-    u32 full, empty, x_empty, first, bytes, count;
-    u32 at = 0, phase = 0;
-    __device__ u32 place() const { return first + at * bytes; }
+    u32 first, end, bytes, first_full;
+    u32 place, full, phase = 0;
+    __device__ u32 empty() const { return full + MOST_STAGES * 8; }
+    __device__ u32 x_empty() const { return full + 2 * MOST_STAGES * 8; }
     __device__ void next() {
-        if (++at == count) at = 0, phase ^= 1;
+        place += bytes, full += 8;
+        if (place == end) place = first, full = first_full, phase ^= 1;
     }
 };
+// Keeps a value in a register: the compiler would make it again in each step.
+__device__ inline u32 kept(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
 
 template <u32 WARPS, class Work>
 __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages, u32 lane) {
     if (lane) return;
     const u32 steps = steps_of(work.columns()), tiles = tiles_across(work.columns());
-    u32 filled = 0;
+    bool filled = false;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
         const LinearMatrix& m = work.matrix(at);
         const u8* data = m.data + u64(at.strip) * steps * STEP_BYTES;
         const FastHead* heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles;
         for (u32 step = at.begin; step < at.end; step += WARPS) {
-            const u32 place = stages.place(), full = stages.full + stages.at * 8, bytes = min(at.end - step, WARPS) * STEP_BYTES;
-            if (filled < stages.count) filled++;
-            else wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
+            const u32 place = stages.place, full = stages.full, bytes = min(at.end - step, WARPS) * STEP_BYTES;
+            if (filled) wait_for(stages.empty(), stages.phase ^ 1);
             arrive_expecting(full, at.exists ? bytes : 0);
             if (at.exists) copy_bulk_once(place, data + u64(step) * STEP_BYTES, bytes, full);
             const u32 to = place + stages.bytes - WARPS;
@@ -88,39 +95,48 @@ __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages,
                 if (at.exists && step / TILE_STEPS + i < tiles) copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
             arrive_with_copies(full);
             stages.next();
+            filled |= stages.place == stages.first;
         }
     }
 }
 
-// Columns of a row of x that copies of 16 bytes cannot take, up to whole eights; what does not exist is zero.
+// Columns of a row of x that copies of 16 bytes cannot take, up to whole steps; what does not exist is zero.
 __device__ __noinline__ void copy_x_slow(const u16* from, u32 count, u32 to, u32 lane) {
-    for (u32 i = lane; i < (count + 7) / 8 * 8; i += LANES) {
+    for (u32 i = lane; i < (count + STEP_COLUMNS - 1) / STEP_COLUMNS * STEP_COLUMNS; i += LANES) {
         const u16 value = i < count ? __ldg(from + i) : 0;
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
     }
 }
 
+// Zeros for the columns after the last one of x, up to a whole step.
+__device__ __noinline__ void clear_x(u32 to, u32 rows, u32 pitch, u32 first, u32 lane) {
+    for (u32 row = lane; row < rows; row += LANES)
+        for (u32 i = first; i % STEP_COLUMNS; i += 8) store_shared_16(to + row * pitch + 2 * i, make_uint4(0, 0, 0, 0));
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 template <u32 WARPS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 lane, bool aligned) {
     wait_for_launch_before();
-    u32 filled = 0;
+    bool filled = false;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
         for (u32 step = at.begin; step < at.end; step += WARPS) {
-            const u32 place = stages.place(), full = stages.full + stages.at * 8;
-            if (filled < stages.count) filled++;
-            else {
-                wait_for(stages.empty + stages.at * 8, stages.phase ^ 1);
+            const u32 place = stages.place, full = stages.full;
+            if (filled) {
+                wait_for(stages.empty(), stages.phase ^ 1);
                 if (CLUSTER > 1) {
                     // Free in all blocks of the cluster.
-                    if (lane < CLUSTER) arrive_at(stages.x_empty + stages.at * 8, lane);
-                    wait_for(stages.x_empty + stages.at * 8, stages.phase ^ 1);
+                    if (lane < CLUSTER) arrive_at(stages.x_empty(), lane);
+                    wait_for(stages.x_empty(), stages.phase ^ 1);
                 }
             }
             const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS, work.columns() - step * STEP_COLUMNS), bytes = aligned ? count * 2 : 0;
             if (!aligned)
                 for (u32 row = 0; row < at.rows; row++)
                     copy_x_slow(work.x(at, row) + step * STEP_COLUMNS, count, place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), lane);
+            else if (count % STEP_COLUMNS)
+                clear_x(place + WARPS * STEP_BYTES, at.rows, x_pitch_bytes(WARPS), count, lane);
             __syncwarp();
             if (lane == 0) arrive_expecting(full, bytes * at.rows);
             __syncwarp();
@@ -129,6 +145,7 @@ __device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 l
                     copy_bulk_to_all<CLUSTER>(place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), work.x(at, row) + step * STEP_COLUMNS,
                                               bytes, full);
             stages.next();
+            filled |= stages.place == stages.first;
         }
     }
 }
@@ -137,36 +154,38 @@ template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, u32 warp, u32 lane) {
     wait_for_launch_before();
     float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
+    constexpr u32 KEPT = EIGHTS > 2 ? 1 : EIGHTS;
+    const u32 weights_place = kept(warp * STEP_BYTES + lane * 16), head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
+    const u32 x_place = WARPS * STEP_BYTES + warp * 64 + lane % 4 * 16;
     u32 problems = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
         const LinearMatrix& m = work.matrix(at);
         float sums[2][EIGHTS][4] = {};
+        const u32 end = kept(at.exists ? at.end : 0), rounds_end = kept(at.end + warp);
+        u32 x_places[EIGHTS];
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++) x_places[i] = kept(x_place + min(lane / 4 + 8 * i, at.rows - 1) * x_pitch_bytes(WARPS));
 #pragma unroll 1
-        for (u32 step = at.begin + warp; step < at.end + warp; step += WARPS) {
-            const u32 place = stages.place(), mine = place + warp * STEP_BYTES + lane * 16;
-            wait_for(stages.full + stages.at * 8, stages.phase);
-            const bool has = at.exists && step < at.end;
-            const u32 column = step * STEP_COLUMNS + lane % 4 * 8;
-            const u32 x_mine = place + WARPS * STEP_BYTES + lane / 4 * x_pitch_bytes(WARPS) + warp * 64 + lane % 4 * 16;
-            auto load_x = [&](u32 i) {
-                if (lane / 4 + 8 * i >= at.rows || column >= work.columns()) return make_uint4(0, 0, 0, 0);
-                return load_shared_16(x_mine + 8 * i * x_pitch_bytes(WARPS));
-            };
+        for (u32 step = at.begin + warp; step < rounds_end; step += WARPS) {
+            wait_for(stages.full, stages.phase);
+            const bool has = step < end;
+            // Rows that do not exist repeat the last one: their sums are not used.
+            auto load_x = [&](u32 i) { return load_shared_16(stages.place + x_places[i]); };
             // Many rows of x do not fit registers: then they are read as they are needed, and the stage is free later.
-            constexpr u32 KEPT = EIGHTS > 2 ? 1 : EIGHTS;
             uint4 p0, p1, codes, x[KEPT];
             Head head = {};
             if (has) {
+                const u32 mine = stages.place + weights_place;
                 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512), codes = load_shared_16(mine + 1024);
-                head.words = load_shared_8(place + stages.bytes - WARPS + warp / TILE_STEPS * 8);
+                head.words = load_shared_8(stages.place + head_place);
                 if (EIGHTS == KEPT)
 #pragma unroll
                     for (u32 i = 0; i < KEPT; i++) x[i] = load_x(i);
             }
             auto leave = [&] {
                 __syncwarp();
-                if (lane == 0) arrive(stages.empty + stages.at * 8);
+                if (lane == 0) arrive(stages.empty());
                 stages.next();
             };
             if (EIGHTS == KEPT) leave();
@@ -195,20 +214,19 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
 
 template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
 __device__ __forceinline__ void linear_bulk(const Work& work) {
-    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    const u32 lane = kept(threadIdx.x % LANES), warp = kept(threadIdx.x / LANES);
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 base = shared_address(linear_shared), fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS);
-    const u32 bytes = stage_bytes(WARPS, work.most_rows());
-    const u32 barriers = MOST_STAGES * 8;
-    Stages stages = {base, base + barriers, base + 2 * barriers, base + fixed, bytes, min((room - fixed) / bytes, MOST_STAGES)};
+    const u32 base = kept(shared_address(linear_shared)), fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS), first = base + fixed;
+    const u32 bytes = stage_bytes(WARPS, work.most_rows()), count = min((room - fixed) / bytes, MOST_STAGES);
+    const Stages stages = {first, first + count * bytes, bytes, base, first, base};
     const bool aligned = work.aligned();
     // The weights' warp makes the barriers and asks at once; the others of the block wait for them, and the warp that writes x
     // into other blocks for theirs too.
     if (warp == WARPS) {
         if (lane == 0) {
-            for (u32 i = 0; i < stages.count; i++)
-                init_barrier(stages.full + 8 * i, 3), init_barrier(stages.empty + 8 * i, WARPS), init_barrier(stages.x_empty + 8 * i, CLUSTER);
+            for (u32 i = 0; i < count; i++)
+                init_barrier(base + 8 * i, 3), init_barrier(stages.empty() + 8 * i, WARPS), init_barrier(stages.x_empty() + 8 * i, CLUSTER);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncwarp();

@@ -137,23 +137,24 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
     u64 next = head.first;
     u8* to = task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     for (u32 t = 0; t < at.steps; t++, to += STEP_BYTES) {
-        u32 plane[8] = {}, codes[4] = {}, outside = 0;
+        u32 plane[8], codes[4], outside = 0;
         uint4 units[4];
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             u32 count;
             const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r, column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
             units[r] = load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+            u32 each[8];
 #pragma unroll
             for (u32 k = 0; k < 8; k++) {
-                const u32 w = weight_of(units[r], k), exponent = w >> 7 & 255;
+                const u32 exponent = weight_of(units[r], k) >> 7 & 255;
                 const bool other = is_entry(exponent, base);
                 if (other && k < count) outside |= 1u << (8 * r + k);
-                plane[2 * r + k / 4] |= (w >> 8 & 128 | w & 127) << (8 * (k % 4));
                 // What does not exist must be finite, since zeros of x meet it.
-                const u32 code = k >= count ? min(base, 15u) : other ? 0 : base - exponent;
-                codes[r] |= code << (4 * (k / 2) + 16 * (k % 2));
+                each[k] = k >= count ? min(base, 15u) : other ? 0 : base - exponent;
             }
+            plane[2 * r] = encode_others(units[r].x, units[r].y), plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
+            codes[r] = encode_codes(each);
         }
         *reinterpret_cast<uint4*>(to) = make_uint4(plane[0], plane[1], plane[2], plane[3]);
         *reinterpret_cast<uint4*>(to + 512) = make_uint4(plane[4], plane[5], plane[6], plane[7]);

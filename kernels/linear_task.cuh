@@ -11,16 +11,19 @@
 //             Rows and columns that do not exist have data all the same, which decodes to finite
 //             weights. Within a step, lane l (g = l / 4, q = l % 4) has the weights of the rows
 //             g, g + 8, g + 16, g + 24 of the strip and the columns 8q to 8q + 7 of the step:
-//               16 bytes at 16 l           plane: row g, then row g + 8
-//               16 bytes at 512 + 16 l     plane: row g + 16, then row g + 24
-//               16 bytes at 1024 + 16 l    codes: one u32 for each of the four rows
-//             A plane byte is sign << 7 | mantissa. The code of weight k of 8 is the four bits from
-//             4 (k / 2) + 16 (k % 2) on: exponent = base - code.
+//               16 bytes at 16 l           row g, then row g + 8: two words of four bytes each
+//               16 bytes at 512 + 16 l     row g + 16, then row g + 24: likewise
+//               16 bytes at 1024 + 16 l    codes: a word for each of the four rows
+//             The eight weights of a row are pairs 0 to 3, as BF16 lies in memory: w[2 i] | w[2 i + 1] << 16.
+//             Word j of a row has signs and mantissas (0x807F807F) of pair 2 j, and, rotated right by 8
+//             bits, those of pair 2 j + 1. The code of a weight: exponent = base - code, four bits. The
+//             word of codes is F(0) | F(1) >> 4 | rotl(F(2), 8) | rotl(F(3) >> 4, 8), where
+//             F(i) = code of w[2 i] << 7 | code of w[2 i + 1] << 23.
 //   heads     For each strip, for each tile of 256 columns (8 steps), a FastHead.
 //   entries   The weights that no code can express, tile by tile, in ascending order of position:
 //               bits 0 to 15    the weight
 //               bits 16 to 28   position in the tile: step << 10 | lane << 5 | row / 8 << 3 | k
-//             Their plane bytes are as the weights have them, their codes 0.
+//             Their signs and mantissas are as the weights have them, their codes 0.
 constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
 
 struct alignas(8) FastHead {

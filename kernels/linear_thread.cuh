@@ -50,11 +50,38 @@ __device__ inline u16 round_to_bf16(float value) {
 }
 __device__ inline float widen_bf16(u16 value) { return __uint_as_float(u32(value) << 16); }
 
-// Eight weights of a row out of 8 plane bytes and a word of codes. `base`: that of the tile, in both exponents' places.
+// Bits of two weights that are no exponents.
+constexpr u32 OTHERS = 0x807F807Fu;
+__host__ __device__ constexpr u32 rotate_right(u32 word, u32 bits) { return word >> bits | word << (32 - bits); }
+
+// Two weights out of a word with their signs and mantissas, and one with their exponents, in their places.
+__device__ inline u32 merge_fields(u32 others, u32 exponents) {
+    // (others & OTHERS) | (exponents & ~OTHERS): one instruction; the compiler would take two.
+    u32 merged;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(merged) : "r"(others), "r"(exponents), "r"(OTHERS));
+    return merged;
+}
+// A base less codes four bits below their places; one instruction besides the mask.
+__device__ inline u32 less_shifted(u32 base, u32 codes) {
+    asm("mad.lo.u32 %0, %1, 0xFFFFFFF0, %2;" : "=r"(codes) : "r"(codes), "r"(base));
+    return codes;
+}
+
+// Eight weights of a row out of two words of signs and mantissas and one of codes (linear_task.cuh): 15 instructions.
+// `base`: that of the tile, in both exponents' places.
 __device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes, u32 base) {
-    constexpr u32 CODES = 0x07800780u, OTHERS = 0x807F807Fu;
-    weights[0] = (__byte_perm(p0, 0, 0x1100) & OTHERS) | (base - (codes << 7 & CODES));
-    weights[1] = (__byte_perm(p0, 0, 0x3322) & OTHERS) | (base - (codes << 3 & CODES));
-    weights[2] = (__byte_perm(p1, 0, 0x1100) & OTHERS) | (base - (codes >> 1 & CODES));
-    weights[3] = (__byte_perm(p1, 0, 0x3322) & OTHERS) | (base - (codes >> 5 & CODES));
+    constexpr u32 PLACES = 0x07800780u;
+    const u32 others = __byte_perm(codes, 0, 0x0321);
+    weights[0] = merge_fields(p0, base - (codes & PLACES));
+    weights[1] = merge_fields(__byte_perm(p0, 0, 0x2103), less_shifted(base, codes & PLACES >> 4));
+    weights[2] = merge_fields(p1, base - (others & PLACES));
+    weights[3] = merge_fields(__byte_perm(p1, 0, 0x2103), less_shifted(base, others & PLACES >> 4));
+}
+// The other way around.
+__device__ inline u32 encode_others(u32 first, u32 second) { return (first & OTHERS) | rotate_right(second & OTHERS, 8); }
+__device__ inline u32 encode_codes(const u32 (&codes)[8]) {
+    u32 fields[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) fields[i] = codes[2 * i] << 7 | codes[2 * i + 1] << 23;
+    return fields[0] | fields[1] >> 4 | rotate_right(fields[2], 24) | rotate_right(fields[3] >> 4, 24);
 }
