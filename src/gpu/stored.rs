@@ -83,6 +83,11 @@ pub(super) trait Coded: std::fmt::Debug + Send + Sync {
         part.is_run()
     }
 
+    /// Itself, if it is in tiles.
+    fn as_tile(&self) -> Option<&StoredTile> {
+        None
+    }
+
     /// The task that decodes a part that it [takes](Self::takes) to `output`, behind others of so many units, and its own units.
     fn task(
         &self,
@@ -299,6 +304,33 @@ impl StoredTile {
     }
 }
 
+/// Device addresses of the arrays of a tensor in tiles, and the size of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileArrays {
+    pub(super) plane: CUdeviceptr,
+    pub(super) records: CUdeviceptr,
+    pub(super) bits: CUdeviceptr,
+    pub(super) bits_bytes: u64,
+    pub(super) table: CUdeviceptr,
+}
+
+impl StoredTile {
+    /// Its tiles, and the sizes of its arrays.
+    pub(super) fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    pub(super) fn arrays(&self, addresses: &dyn Addresses) -> TileArrays {
+        TileArrays {
+            plane: self.plane.address(addresses),
+            records: self.records.address(addresses),
+            bits: self.bitstream.address(addresses),
+            bits_bytes: self.sizes.bitstream_bytes(),
+            table: addresses.table(self.id),
+        }
+    }
+}
+
 impl Coded for StoredTile {
     fn coding(&self) -> Coding {
         Coding::Tile
@@ -314,6 +346,10 @@ impl Coded for StoredTile {
 
     fn staged_bytes(&self) -> u32 {
         self.staged_bytes
+    }
+
+    fn as_tile(&self) -> Option<&StoredTile> {
+        Some(self)
     }
 
     fn takes(&self, part: &Rect) -> bool {
