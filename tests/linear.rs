@@ -13,8 +13,8 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions, Result,
     gpu::{
-        Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Plan, Residence, Status,
-        Transcoded, cudarc::driver::CudaContext,
+        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Plan, Residence,
+        Status, Transcoded, cudarc::driver::CudaContext,
     },
 };
 use stand_in::{child, compile, functions, in_child, is_child, run_child};
@@ -179,6 +179,19 @@ fn products_are_prepared_and_checked() {
     // SAFETY: as above.
     let answer = unsafe { fast(&matrix).decode_into_raw(8, &stream, &status) };
     assert!(refused(answer).contains("no multiple of 16"));
+    let gather = |matrix: &Matrix, indices, count, place| {
+        // SAFETY: as above.
+        unsafe { matrix.gather(indices, count, place, &stream, &status) }
+    };
+    let fast = fast(&matrix);
+    gather(&fast, Indices::U32(4), 100, (2, 520)).unwrap();
+    gather(&fast, Indices::U32(4), 0, (2, 520)).unwrap();
+    gather(&fast, Indices::U32(4), 1, (2, 0)).unwrap();
+    assert!(refused(gather(&matrix, Indices::U32(4), 1, (2, 520))).contains("Matrix::to_fast"));
+    assert!(refused(gather(&fast, Indices::I64(4), 1, (2, 520))).contains("misaligned"));
+    assert!(refused(gather(&fast, Indices::U32(4), 1, (1, 520))).contains("misaligned"));
+    assert!(refused(gather(&fast, Indices::U32(4), 2, (2, 519))).contains("overlap"));
+    assert!(refused(gather(&fast, Indices::U32(4), 1 << 40, (2, 520))).contains("fewer rows"));
 }
 
 /// All that the new calls ask of a driver.
@@ -197,6 +210,8 @@ fn all_calls() -> Result<()> {
     unsafe { linear.multiply(LinearInput::new(16, 1, 4096), &outputs, 256, &stream, &status) }?;
     // SAFETY: as above.
     unsafe { fast.decode_into_raw(256, &stream, &status) }?;
+    // SAFETY: as above.
+    unsafe { fast.gather(Indices::I64(8), 3, (256, 4096), &stream, &status) }?;
     // SAFETY: as above.
     unsafe { matrix.columns(0..2048)?.decode_into_raw(256, &stream, &status) }?;
     status.check(&stream)

@@ -6,7 +6,7 @@ use std::{ops::Range, slice, sync::Arc};
 use df11::{
     Error,
     gpu::{
-        Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Residence, Status,
+        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Residence, Status,
         Transcoded,
         cudarc::driver::{
             CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
@@ -434,6 +434,51 @@ fn all_patterns_survive_the_fast_layout() {
                 if found == exceptions && most == exceptions - 1));
         assert!(matches!(matrix.to_fast(exceptions).unwrap(), Transcoded::Fast(_)));
         assert_eq!(matrix.to_fast_or_stored().unwrap().residence(), Residence::Stored);
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn rows_are_gathered_by_their_indices() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
+    let hosts = [Host::normal(1000, 1032, 3), Host { rows: 128, columns: 512, bits }];
+    for (host, first) in hosts.iter().zip([0, 32]) {
+        let matrix = model(device, &[("w", host)]).matrix("w").unwrap();
+        let rows = fast(&matrix, host).rows(first..host.rows as u64).unwrap();
+        let mut state = 5;
+        for (count, pitch) in [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)] {
+            let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % rows.row_count()).collect();
+            // The last one names no row.
+            let bad = count == 3;
+            if bad {
+                wanted[2] = rows.row_count();
+            }
+            let narrow: Vec<u32> = wanted.iter().map(|&index| index as u32).collect();
+            let (narrow, wide) = (stream.clone_htod(&narrow).unwrap(), stream.clone_htod(&wanted).unwrap());
+            let indices =
+                [Indices::U32(narrow.device_ptr(&stream).0), Indices::I64(wide.device_ptr(&stream).0)];
+            let mut expected = vec![POISON_HALF; count * pitch + GUARD];
+            for (at, &index) in wanted.iter().enumerate() {
+                let row = &mut expected[at * pitch..][..host.columns];
+                row.fill(0);
+                if index < rows.row_count() {
+                    row.copy_from_slice(
+                        &host.bits[(first + index) as usize * host.columns..][..host.columns],
+                    );
+                }
+            }
+            for indices in indices {
+                let status = Status::new(device).unwrap();
+                let mut output = stream.clone_htod(&vec![POISON_HALF; expected.len()]).unwrap();
+                let place = (output.device_ptr_mut(&stream).0, pitch as u64);
+                // SAFETY: as many indices, and rows of output; all live until the status has been read.
+                unsafe { rows.gather(indices, count as u64, place, &stream, &status) }.unwrap();
+                assert_eq!(status.read(&stream).unwrap() != 0, bad);
+                assert!(stream.clone_dtoh(&output).unwrap() == expected, "{count} of {indices:?}");
+            }
+        }
     }
 }
 

@@ -5,11 +5,13 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
+use super::kernels::gather_blocks;
 use super::task::{
-    ENTRY_BYTES, LinearMatrix, STRIP_ROWS, UnpackTask, strip_bytes, strip_head_bytes, tiles_across,
+    ENTRY_BYTES, GatherTask, LinearMatrix, STRIP_ROWS, UnpackTask, strip_bytes, strip_head_bytes,
+    tiles_across,
 };
 use crate::{
-    Result,
+    Error, Result,
     gpu::{Device, Status, memory::Buffer},
 };
 
@@ -86,6 +88,58 @@ impl FastArrays {
         // SAFETY: the arrays were made for as many strips and columns; the output is the caller's
         // promise.
         unsafe { self.device.linear_kernels()?.unpack(stream, &task) }
+    }
+}
+
+/// Where the indices of rows lie in device memory.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Indices {
+    /// Unsigned, of 32 bits each, from this device address on, a multiple of 4.
+    U32(CUdeviceptr),
+    /// Of 64 bits each, from this device address on, a multiple of 8.
+    I64(CUdeviceptr),
+}
+
+impl FastArrays {
+    /// Puts the decoding of some of these rows on the stream.
+    ///
+    /// # Safety
+    /// As [`Matrix::gather`](super::Matrix::gather), which has checked the arguments.
+    pub(super) unsafe fn gather(
+        &self,
+        rows: &Range<u64>,
+        (indices, count): (Indices, u64),
+        (output, pitch): (CUdeviceptr, u64),
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let Some(blocks) = gather_blocks(count, self.columns) else {
+            let problem = format!("{count} indices are more than one launch decodes");
+            return Err(Error::parameter(problem, "gather fewer rows at once"));
+        };
+        let Places { data, heads } = self.places(rows.start / STRIP_ROWS);
+        let (indices, wide) = match indices {
+            Indices::U32(address) => (address, 0),
+            Indices::I64(address) => (address, 1),
+        };
+        let task = GatherTask {
+            data,
+            heads,
+            entries: self.entries.pointer(),
+            entry_count: self.exceptions(),
+            indices,
+            output,
+            pitch,
+            rows: (rows.end - rows.start) as u32,
+            columns: self.columns as u32,
+            count: count as u32,
+            wide,
+            status: status.device_pointer(),
+        };
+        // SAFETY: the arrays were made for as many strips and columns; indices of other rows are
+        // not followed; the rest is the caller's promise.
+        unsafe { self.device.linear_kernels()?.gather(stream, &task, blocks) }
     }
 }
 

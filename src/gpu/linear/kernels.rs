@@ -10,8 +10,8 @@ use cudarc::driver::{
 use super::{
     Residence,
     task::{
-        GROUP, LinearLaunch, MATRICES, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES,
-        STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
+        GROUP, GatherTask, LinearLaunch, MATRICES, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
+        SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
     },
 };
 use crate::{
@@ -41,6 +41,7 @@ pub(in crate::gpu) struct LinearKernels {
     scan: CudaFunction,
     pack: CudaFunction,
     unpack: CudaFunction,
+    gather: CudaFunction,
     /// Shared memory of a block that counts.
     count_bytes: u32,
 }
@@ -77,8 +78,9 @@ impl LinearKernels {
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
-        let [scan, pack, unpack] = [function("scan")?, function("pack")?, function("unpack")?];
-        Ok(Self { fast, count, scan, pack, unpack, count_bytes })
+        let [scan, pack] = [function("scan")?, function("pack")?];
+        let [unpack, gather] = [function("unpack")?, function("gather")?];
+        Ok(Self { fast, count, scan, pack, unpack, gather, count_bytes })
     }
 
     /// That kernels for matrices of this form run on this GPU.
@@ -164,6 +166,28 @@ impl LinearKernels {
         // SAFETY: the caller's promise; a warp a tile.
         unsafe { run(&self.unpack, stream, config, task) }
     }
+
+    /// Puts the decoding of rows by their indices on the stream; this many blocks.
+    ///
+    /// # Safety
+    /// As [`pack`](Self::pack); the blocks are those of [`gather_blocks`].
+    pub(super) unsafe fn gather(&self, stream: &CudaStream, task: &GatherTask, blocks: u32) -> Result<()> {
+        let config = LaunchConfig {
+            grid_dim: (blocks, 1, 1),
+            block_dim: (UNPACK_WARPS as u32 * LANES, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: the caller's promise; a warp for each tile that a row crosses.
+        unsafe { run(&self.gather, stream, config, task) }
+    }
+}
+
+/// Blocks that decode so many rows, a warp for each tile that a row crosses; none if they are too
+/// many.
+pub(super) fn gather_blocks(count: u64, columns: u64) -> Option<u32> {
+    u32::try_from(count).ok()?;
+    let blocks = count.checked_mul(tiles_across(columns))?.div_ceil(UNPACK_WARPS);
+    i32::try_from(blocks).ok().map(i32::unsigned_abs)
 }
 
 /// Blocks of so many warps for the tiles of a matrix, of which there are fewer than 2^32.
@@ -213,5 +237,25 @@ impl Multiply {
             blocks = each.or_fault(action)? * others.processors() / GROUP as u32 * GROUP as u32;
         }
         Ok(Self { function, threads, shared, blocks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::{CONSTANTS, SIZES, check_constants};
+
+    #[test]
+    fn the_kernels_constants_are_those_of_this_crate() {
+        let manifest = include_str!("../../../kernels/ptx/manifest.json");
+        let manifest: Value = serde_json::from_str(manifest).unwrap();
+        for target in ["constants", "hopper_constants"] {
+            let theirs = manifest["modules"]["linear.ptx"][target].as_array().unwrap();
+            let theirs: Vec<u32> = theirs.iter().map(|word| word.as_u64().unwrap() as u32).collect();
+            assert_eq!(theirs.len(), CONSTANTS);
+            assert!(theirs.iter().zip(SIZES).all(|(&theirs, ours)| u64::from(theirs) == ours));
+            check_constants(&theirs).unwrap();
+        }
     }
 }

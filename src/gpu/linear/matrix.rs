@@ -6,7 +6,7 @@ use std::{fmt::Display, ops::Range, sync::Arc};
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    fast::FastArrays,
+    fast::{FastArrays, Indices},
     task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across},
     transcode,
 };
@@ -289,6 +289,54 @@ impl Matrix {
                 unsafe { arrays.decode(rows, output, stream, status) }
             }
         }
+    }
+
+    /// Puts the decoding of `count` rows on a stream, by their indices in device memory: an
+    /// embedding's. Row i of the output is row `indices[i]`, with `pitch` elements from one to the
+    /// next; of an index that names no row it is zeros, and the status is set. Only tiles' parts of
+    /// these rows are read. Neither allocates nor waits, and can be captured in a graph. Only in
+    /// the fast layout.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] as stored, for rows that overlap, a misaligned address, more indices
+    /// than 2^32 - 1 indices or 2^34 tiles that rows cross, and a stream or status of
+    /// another device; [`Error::Gpu`].
+    ///
+    /// # Safety
+    /// In memory of the device: `indices` has `count` of them, and `output` room for as many rows.
+    /// Until the work is done nobody else uses the output or changes the indices; until then, and
+    /// until the last replay of a graph that captured it, all that, this matrix and the status
+    /// live.
+    pub unsafe fn gather(
+        &self,
+        indices: Indices,
+        count: u64,
+        (output, pitch): (CUdeviceptr, u64),
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let Form::Fast { arrays, rows } = &self.form else {
+            let problem = format!("no kernel gathers rows of {:?} as it is stored", self.name);
+            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast)"));
+        };
+        check_contexts(&arrays.device, stream, status)?;
+        let (address, bytes) = match indices {
+            Indices::U32(address) => (address, 4),
+            Indices::I64(address) => (address, 8),
+        };
+        if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
+            let problem = "the indices or the output are misaligned";
+            return Err(Error::parameter(problem, "begin each on a multiple of an element's bytes"));
+        }
+        if count > 1 && pitch < arrays.columns {
+            let problem = "rows of the output would overlap";
+            return Err(Error::parameter(problem, "pitches count elements, not bytes"));
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise, and the checks above; the matrix keeps the arrays.
+        unsafe { arrays.gather(rows, (indices, count), (output, pitch), stream, status) }
     }
 
     /// Its arrays for a launch.

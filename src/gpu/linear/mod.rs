@@ -18,6 +18,7 @@ mod product;
 mod task;
 mod transcode;
 
+pub use fast::Indices;
 pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};
 pub use product::{Linear, LinearInput, LinearOutput};

@@ -174,6 +174,26 @@ pub(super) struct UnpackTask {
     pub(super) status: u64,
 }
 
+/// Rows of a matrix in the fast layout to decode, by their indices. Pointers are device addresses.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(16))]
+pub(super) struct GatherTask {
+    pub(super) data: u64,
+    pub(super) heads: u64,
+    pub(super) entries: u64,
+    pub(super) entry_count: u64,
+    pub(super) indices: u64,
+    pub(super) output: u64,
+    /// In elements.
+    pub(super) pitch: u64,
+    pub(super) rows: u32,
+    pub(super) columns: u32,
+    pub(super) count: u32,
+    /// 1 if indices have 64 bits.
+    pub(super) wide: u32,
+    pub(super) status: u64,
+}
+
 // SAFETY: `repr(C)` with the alignment and the fields of `kernels/linear_task.cuh`, all of them
 // numbers.
 unsafe impl DeviceRepr for LinearLaunch {}
@@ -181,6 +201,8 @@ unsafe impl DeviceRepr for LinearLaunch {}
 unsafe impl DeviceRepr for PackTask {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for UnpackTask {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for GatherTask {}
 
 /// The first of the kernels' constants.
 pub(super) const SIZES: [u64; 4] = [
