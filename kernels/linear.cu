@@ -20,9 +20,12 @@
 // shared memory with up to 8 rows of x, 183 KiB with 16. About 115 instructions a step with 16 rows, of them 60 to decode: 15 for the eight
 // weights of a row. cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16      32      64
+//   H100                  1.41    1.40    1.35    1.22    0.65
+//   H100, plain launches  1.31    1.31    1.28    1.16    0.65
 //   H200                  1.33    1.29    1.20    0.96    0.46
 //   H200, plain launches  1.24    1.21    1.15    0.90    0.46
-// What stops it: at one row, DRAM (4.07 TB/s on 28672 x 4096, where cuBLASLt makes 4.13), and 2 to 3 us at the ends of each launch. From 16 rows on
+// What stops it: at one row, DRAM (on an H200 4.07 TB/s on 28672 x 4096, where cuBLASLt makes 4.13), and 2 us at the ends of each launch,
+// which a launch that begins early hides. From 16 rows on
 // x: L2 and shared memory bring 16 rows of x at 2/3 of the bytes of the weights, of which a cluster of two spares half; at 64 rows
 // the same words of x are read from shared memory for each 32 rows of weights, where wgmma would read them once for 64.
 // Rejected, in the record with their figures: weights to registers by loads (the prototype); cp.async in warps' own rings; 8 warps, 2 or 3 blocks a multiprocessor; 3, 6
