@@ -6,9 +6,9 @@
 constexpr u32 MOST_STAGES = 16;
 // Barriers, full and empty, before the stages; rows of x in a stage are 64 bytes apart modulo 128, so that lanes never meet in a bank.
 __host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 64; }
-__host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 x_rows) { return (warps * STEP_BYTES + x_rows * x_pitch_bytes(warps) + warps + 127) / 128 * 128; }
-__host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 x_rows, u32 stages) {
-    return 3 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, x_rows);
+__host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 eights) { return (warps * STEP_BYTES + eights * 8 * x_pitch_bytes(warps) + warps + 127) / 128 * 128; }
+__host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 eights, u32 stages) {
+    return 3 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, eights);
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -156,22 +156,19 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
     float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
     constexpr u32 KEPT = EIGHTS > 2 ? 1 : EIGHTS;
     const u32 weights_place = kept(warp * STEP_BYTES + lane * 16), head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
-    const u32 x_place = WARPS * STEP_BYTES + warp * 64 + lane % 4 * 16;
+    const u32 x_place = kept(WARPS * STEP_BYTES + warp * 64 + lane / 4 * x_pitch_bytes(WARPS) + lane % 4 * 16);
     u32 problems = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
         const LinearMatrix& m = work.matrix(at);
         float sums[2][EIGHTS][4] = {};
         const u32 end = kept(at.exists ? at.end : 0), rounds_end = kept(at.end + warp);
-        u32 x_places[EIGHTS];
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++) x_places[i] = kept(x_place + min(lane / 4 + 8 * i, at.rows - 1) * x_pitch_bytes(WARPS));
 #pragma unroll 1
         for (u32 step = at.begin + warp; step < rounds_end; step += WARPS) {
             wait_for(stages.full, stages.phase);
             const bool has = step < end;
-            // Rows that do not exist repeat the last one: their sums are not used.
-            auto load_x = [&](u32 i) { return load_shared_16(stages.place + x_places[i]); };
+            // Rows that do not exist are whatever is there: their sums are not used, and no others have to do with them.
+            auto load_x = [&](u32 i) { return load_shared_16(stages.place + x_place + 8 * i * x_pitch_bytes(WARPS)); };
             // Many rows of x do not fit registers: then they are read as they are needed, and the stage is free later.
             uint4 p0, p1, codes, x[KEPT];
             Head head = {};
@@ -218,7 +215,7 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     const u32 base = kept(shared_address(linear_shared)), fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS), first = base + fixed;
-    const u32 bytes = stage_bytes(WARPS, work.most_rows()), count = min((room - fixed) / bytes, MOST_STAGES);
+    const u32 bytes = stage_bytes(WARPS, EIGHTS), count = min((room - fixed) / bytes, MOST_STAGES);
     const Stages stages = {first, first + count * bytes, bytes, base, first, base};
     const bool aligned = work.aligned();
     // The weights' warp makes the barriers and asks at once; the others of the block wait for them, and the warp that writes x

@@ -37,15 +37,14 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 // One matrix of a launch, and where its product goes.
 //
 // The host promises that the arrays have the bytes that the layout gives for `rows` and the launch's
-// `columns`, and that y has room for x_rows rows. What the arrays hold may be anything. Of a matrix in
-// the `tile` layout (tiles of 32 x 256, no others) the arrays are those of section 6.4 of the format.
+// `columns`, and that y has room for x_rows rows. What the arrays hold may be anything. 
 // Rows from a multiple of 32 on are a matrix of their own: begin the arrays there.
 struct alignas(16) LinearMatrix {
-    const u8* data;             // fast: data; tile: plane; aligned to 16
-    const void* index;          // fast: heads; tile: records, one more than tiles; aligned to 16 (heads: 8)
-    const void* rest;           // fast: entries; tile: bits, aligned to 16
-    const void* table;          // tile: TileTable, aligned to 16; fast: null
-    u64 rest_count;             // fast: entries; tile: bytes of bits, a multiple of 16
+    const u8* data;             // aligned to 16
+    const void* index;          // heads
+    const void* rest;           // entries
+    const void* reserved0;      // null
+    u64 rest_count;             // how many entries
     const u16* bias;            // `rows` of them, or null
     u16* y;                     // row 0, first column of the product
     u64 y_pitch;                // elements from a row of y to the next
@@ -54,17 +53,19 @@ struct alignas(16) LinearMatrix {
     u32 first_item;             // the sum of linear_split(..).items() of all matrices before
     u32 first_strip;            // the sum of strips of all matrices before
     u32 first_partial;          // the sum of linear_split(..).partials() of all matrices before
-    u32 tiles_across;           // ceil(columns / 256); of a slice of columns (tile): of the whole matrix
-    u32 reserved;
+    u32 reserved[2];
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_{fast,tile}_{8,16}: one argument, by value. At most 8 or 16 rows of x, at
-// least 1. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more
+// A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0 _{32,64}:
+// one argument, by value. At most so many rows of x, at least 1. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more
 // than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
 //
-// Bits of y: they depend on the matrix, on the row of x and on `columns`, and on nothing else: no other
-// row, no other matrix, no grid.
+// Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other row,
+// no other matrix, no grid.
+//
+// Where the constants say so, the launch may have the attribute of programmatic stream serialization:
+// then the matrices must have been written before the launch before this one began.
 constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
 struct alignas(16) LinearLaunch {
     const u16* x;               // row-major

@@ -21,7 +21,6 @@ struct Shared {
     const LinearLaunch& launch;
     __device__ u32 items() const { return launch.items; }
     __device__ u32 columns() const { return launch.columns; }
-    __device__ u32 most_rows() const { return launch.x_rows; }
     __device__ u32* status() const { return launch.status; }
     __device__ bool aligned() const { return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 == 0; }
     __device__ const LinearMatrix& matrix(const Range& at) const { return launch.matrices[at.matrix]; }
@@ -56,7 +55,6 @@ struct Grouped {
     __device__ u32 strips() const { return (launch.rows + STRIP_ROWS - 1) / STRIP_ROWS; }
     __device__ u32 items() const { return chunks[launch.experts] * strips(); }
     __device__ u32 columns() const { return launch.columns; }
-    __device__ u32 most_rows() const { return ROWS; }
     __device__ u32* status() const { return launch.status; }
     __device__ bool aligned() const { return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 == 0; }
     __device__ const LinearMatrix& matrix(const Range& at) const { return launch.matrices[at.matrix]; }
