@@ -251,7 +251,7 @@ fn failures_of_the_driver_are_errors() {
     let constants = stand_in::LINEAR_CONSTANTS.1;
     run("df11_linear_constants", &constants.replace("832,", "848,"), "build df11 again");
     run("df11_linear_constants", &constants.replace(",2048,8,", ",2048,4,"), "count by [4, 8, 2048, 4, 4]");
-    let large = format!("{}232449", constants.strip_suffix('9').unwrap());
+    let large = format!("{}232449,9,9,9", constants.strip_suffix("9,9,9,9").unwrap());
     run("df11_linear_constants", &large, "shared memory");
     run("memory", "300000", "weights to transcode needs 327680 bytes");
 }

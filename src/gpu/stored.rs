@@ -304,30 +304,10 @@ impl StoredTile {
     }
 }
 
-/// Device addresses of the arrays of a tensor in tiles, and the size of one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TileArrays {
-    pub(super) plane: CUdeviceptr,
-    pub(super) records: CUdeviceptr,
-    pub(super) bits: CUdeviceptr,
-    pub(super) bits_bytes: u64,
-    pub(super) table: CUdeviceptr,
-}
-
 impl StoredTile {
     /// Its tiles, and the sizes of its arrays.
     pub(super) fn sizes(&self) -> &Sizes {
         &self.sizes
-    }
-
-    pub(super) fn arrays(&self, addresses: &dyn Addresses) -> TileArrays {
-        TileArrays {
-            plane: self.plane.address(addresses),
-            records: self.records.address(addresses),
-            bits: self.bitstream.address(addresses),
-            bits_bytes: self.sizes.bitstream_bytes(),
-            table: addresses.table(self.id),
-        }
     }
 }
 

@@ -8,7 +8,6 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 use super::kernels::gather_blocks;
 use super::task::{
     ENTRY_BYTES, GatherTask, LinearMatrix, STRIP_ROWS, UnpackTask, strip_bytes, strip_head_bytes,
-    tiles_across,
 };
 use crate::{
     Error, Result,
@@ -55,7 +54,6 @@ impl FastArrays {
             rest: self.entries.pointer(),
             rest_count: self.exceptions(),
             rows: (rows.end - rows.start) as u32,
-            tiles_across: tiles_across(self.columns) as u32,
             ..LinearMatrix::default()
         }
     }

@@ -7,15 +7,12 @@ use cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys::CUfunction_attribute as Attribute,
 };
 
-use super::{
-    Residence,
-    task::{
-        GROUP, GatherTask, LinearLaunch, MATRICES, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
-        SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
-    },
+use super::task::{
+    GROUP, GatherTask, LinearLaunch, MATRICES, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
+    SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
 };
 use crate::{
-    Error, Result,
+    Result,
     gpu::{
         fault::{OrFault, gpu},
         fit::LANES,
@@ -26,9 +23,11 @@ use crate::{
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// How many numbers the kernel of constants writes.
-const CONSTANTS: usize = SHARED_AT + ROWS as usize;
+const CONSTANTS: usize = SHARED_AT + ROWS as usize + MORE_ROWS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
+/// As many follow, of kernels for more rows.
+const MORE_ROWS: usize = 3;
 /// Rows of x that the smaller one of two kernels multiplies.
 const FEW_ROWS: u64 = 8;
 
@@ -74,7 +73,7 @@ impl LinearKernels {
             let function = if rows <= FEW_ROWS { &few } else { &most };
             Multiply::prepare(function.clone(), threads, shared, others)
         };
-        let fast = (1..).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
+        let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
@@ -83,45 +82,25 @@ impl LinearKernels {
         Ok(Self { fast, count, scan, pack, unpack, gather, count_bytes })
     }
 
-    /// That kernels for matrices of this form run on this GPU.
+    /// That the kernels that multiply run on this GPU.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there are none; [`Error::Gpu`] if its blocks have too little shared
-    /// memory.
-    pub(super) fn check(&self, residence: Residence) -> Result<()> {
-        let Some(most) = self.of(residence).last() else {
-            let problem = "no kernel multiplies by matrices as they are stored";
-            return Err(Error::parameter(problem, "make them fast (Matrix::to_fast), or decode them"));
-        };
-        if most.blocks > 0 {
-            return Ok(());
-        }
+    /// [`Error::Gpu`](crate::Error::Gpu) if its blocks have too little shared memory.
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(kernel) = self.fast.iter().find(|kernel| kernel.blocks == 0) else { return Ok(()) };
         let problem =
-            format!("a kernel that multiplies needs {} bytes of shared memory a block", most.shared);
+            format!("a kernel that multiplies needs {} bytes of shared memory a block", kernel.shared);
         Err(gpu(problem, "decode the matrix and multiply then, or take another GPU"))
-    }
-
-    /// For each number of rows of x from 1 on.
-    fn of(&self, residence: Residence) -> &[Multiply] {
-        match residence {
-            Residence::Stored => &[],
-            Residence::Fast => &self.fast,
-        }
     }
 
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks, for matrices of this form, with 1 to
+    /// The launch is as `kernels/linear_task.cuh` asks with 1 to
     /// [`ROWS`] rows of x; all that it points to lives until the kernel is done.
     /// [`check`](Self::check) said yes.
-    pub(super) unsafe fn multiply(
-        &self,
-        residence: Residence,
-        stream: &CudaStream,
-        launch: &LinearLaunch,
-    ) -> Result<()> {
-        let kernel = &self.of(residence)[launch.x_rows as usize - 1];
+    pub(super) unsafe fn multiply(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
+        let kernel = &self.fast[launch.x_rows as usize - 1];
         let config = LaunchConfig {
             grid_dim: (launch.items.min(kernel.blocks), 1, 1),
             block_dim: (kernel.threads, 1, 1),

@@ -7,12 +7,11 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
     fast::{FastArrays, Indices},
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across},
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS},
     transcode,
 };
 use crate::{
     Dtype, Error, Result,
-    encoding::tile::RECORD_BYTES,
     gpu::{
         Device, Status,
         launches::OUTPUT_ALIGNMENT,
@@ -339,11 +338,14 @@ impl Matrix {
         unsafe { arrays.gather(rows, (indices, count), (output, pitch), stream, status) }
     }
 
-    /// Its arrays for a launch.
-    pub(super) fn task(&self) -> LinearMatrix {
+    /// Its arrays for a launch; none as stored, for which there are no kernels.
+    pub(super) fn task(&self) -> Result<LinearMatrix> {
         match &self.form {
-            Form::Stored(stored) => stored.matrix(),
-            Form::Fast { arrays, rows } => arrays.matrix(rows),
+            Form::Fast { arrays, rows } => Ok(arrays.matrix(rows)),
+            Form::Stored(_) => {
+                let problem = format!("no kernel multiplies by {:?} as it is stored", self.name);
+                Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"))
+            }
         }
     }
 }
@@ -430,23 +432,6 @@ impl StoredMatrix {
         let ready = Ready { route: &self.route, part: self.part(), tasks: self.tasks.pointer() };
         // SAFETY: the caller's promise; `self` keeps route, tasks and model.
         unsafe { ready.decode_into_raw(output, stream, status) }
-    }
-
-    fn matrix(&self) -> LinearMatrix {
-        let tile = self.tile();
-        let arrays = tile.arrays(self.part());
-        let (whole, strip) = (tile.sizes().geometry().columns(), self.rows.start / STRIP_ROWS);
-        let across = tiles_across(whole);
-        LinearMatrix {
-            data: arrays.plane + self.rows.start * whole,
-            index: arrays.records + strip * across * RECORD_BYTES as u64,
-            rest: arrays.bits,
-            table: arrays.table,
-            rest_count: arrays.bits_bytes,
-            rows: (self.rows.end - self.rows.start) as u32,
-            tiles_across: across as u32,
-            ..LinearMatrix::default()
-        }
     }
 }
 

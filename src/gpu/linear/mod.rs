@@ -2,9 +2,8 @@
 //! memory.
 //!
 //! ```text
-//! GpuModel::matrix → Matrix (as stored) ─────────────┐
-//!                      │ rows, columns: slices       ├→ Linear::new → Linear::multiply, on the caller's stream
-//!                      └ to_fast → Matrix (fast) ────┘  counts, workspace    no allocation, no synchronisation
+//! GpuModel::matrix → Matrix (as stored) → to_fast → Matrix (fast) → Linear::new → Linear::multiply
+//!                    rows, columns                  rows            workspace     on the caller's stream
 //! ```
 //!
 //! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout

@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    Matrix, Residence,
+    Matrix,
     task::{COUNTERS, LinearLaunch, MATRICES, MATRIX_COUNTERS, PARTIAL_BYTES, ROWS, Split},
 };
 use crate::{
@@ -100,10 +100,9 @@ pub struct Linear {
     workspace_bytes: u64,
 }
 
-/// Matrices of one form, by one kernel.
+/// What one kernel multiplies by.
 #[derive(Debug)]
 struct Launch {
-    residence: Residence,
     /// Which of the matrices, in the order of the launch.
     order: Vec<usize>,
     /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
@@ -113,26 +112,23 @@ struct Launch {
 }
 
 impl Linear {
-    /// Prepares the product with these matrices: one launch for up to eight of each form of
-    /// residence. Takes no device memory.
+    /// Prepares the product with these matrices, in the fast layout: one launch for up to eight. Takes no
+    /// device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU; [`Error::Gpu`]
-    /// if the GPU has too little shared memory for the kernels.
+    /// [`Error::Parameter`] if there is no matrix, one is [as stored](super::Residence::Stored), or they
+    /// differ in columns or GPU; [`Error::Gpu`] if the GPU has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
         };
         for matrix in matrices {
             check_pair(first, matrix)?;
-            first.device().linear_kernels()?.check(matrix.residence())?;
         }
-        let mut launches = Vec::new();
-        for residence in [Residence::Fast, Residence::Stored] {
-            let order: Vec<usize> =
-                (0..matrices.len()).filter(|&at| matrices[at].residence() == residence).collect();
-            launches.extend(order.chunks(MATRICES).map(|order| Launch::new(residence, order, matrices)));
-        }
+        first.device().linear_kernels()?.check()?;
+        let all: Vec<usize> = (0..matrices.len()).collect();
+        let launches = all.chunks(MATRICES).map(|order| Launch::new(order, matrices));
+        let launches = launches.collect::<Result<Vec<_>>>()?;
         let columns = first.column_count();
         let workspace_bytes = launches.iter().map(Launch::workspace_bytes).max().unwrap_or(0);
         Ok(Self { matrices: matrices.to_vec(), launches, columns, workspace_bytes })
@@ -203,7 +199,7 @@ impl Linear {
             // SAFETY: arrays, columns and items are those of matrices that `self` keeps, rows are
             // at most as many as the kernels take, which `check` saw; counters are zero, since
             // kernels leave them so; the rest is the caller's promise.
-            unsafe { kernels.multiply(launch.residence, stream, &arguments) }?;
+            unsafe { kernels.multiply(stream, &arguments) }?;
         }
         Ok(())
     }
@@ -248,8 +244,8 @@ fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
 }
 
 impl Launch {
-    /// Of up to eight matrices of one form.
-    fn new(residence: Residence, order: &[usize], matrices: &[Matrix]) -> Self {
+    /// Of up to eight matrices.
+    fn new(order: &[usize], matrices: &[Matrix]) -> Result<Self> {
         let split = |at: usize| Split::new(matrices[at].row_count(), matrices[at].column_count());
         // Kernels number the counters by strips, and use those of tails alone: numbers start so far
         // before the workspace that the tail of each matrix has its counters there.
@@ -263,7 +259,7 @@ impl Launch {
         let mut partials = 0;
         for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
             let split = split(at);
-            *task = matrices[at].task();
+            *task = matrices[at].task()?;
             // No overflow: a matrix has at most 2^27 strips, and few more items.
             task.whole_strips = split.whole_strips as u32;
             task.slices = split.slices as u32;
@@ -273,7 +269,7 @@ impl Launch {
             arguments.items += split.items() as u32;
             partials += split.partials();
         }
-        Self { residence, order: order.to_vec(), arguments, partials }
+        Ok(Self { order: order.to_vec(), arguments, partials })
     }
 
     fn workspace_bytes(&self) -> u64 {

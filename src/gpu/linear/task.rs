@@ -106,7 +106,7 @@ pub(super) struct LinearMatrix {
     pub(super) data: u64,
     pub(super) index: u64,
     pub(super) rest: u64,
-    pub(super) table: u64,
+    pub(super) reserved0: u64,
     pub(super) rest_count: u64,
     pub(super) bias: u64,
     pub(super) y: u64,
@@ -119,8 +119,7 @@ pub(super) struct LinearMatrix {
     /// The counter of its first strip.
     pub(super) first_strip: u32,
     pub(super) first_partial: u32,
-    pub(super) tiles_across: u32,
-    pub(super) reserved: u32,
+    pub(super) reserved: [u32; 2],
 }
 
 /// A launch of a kernel that multiplies. Pointers are device addresses.
