@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Products of routed experts by PyTorch in BF16, beside `linear_bench bench`: microseconds, CUDA graphs, medians.
+"""Products of routed experts by PyTorch in BF16, beside `linear_bench bench`.
+
+Medians in microseconds, in CUDA graphs:
 
 python3 kernels/bench/linear_peers.py
 """
