@@ -1,6 +1,6 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
-// y = x W^T (+ bias), up to 64 rows of x. Nothing is decoded to memory: 12.02 bits are read for each
-// weight where a BF16 product reads 16.
+// y = x W^T (+ bias), up to 64 rows of x. Nothing is decoded to memory: 12.02 bits are read for
+// each weight where a BF16 product reads 16.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
@@ -15,15 +15,15 @@
 //   compute capability 9.0 (linear_bulk.cuh)
 //             Two more warps ask for stages: one for the weights, a bulk copy each, which waits for
 //             nothing, and one for x. The launch may begin while the one before ends (programmatic
-//             stream serialization). Two blocks are a cluster, have strips side by side, and write x
-//             into both.
+//             stream serialization). Two blocks are a cluster, have strips side by side, and write
+//             x into both.
 //   others (linear_fast.cuh)
 //             Each warp asks for its own steps with cp.async, two ahead.
 //   entries   weights that no code can express: a tile's head tells which of its steps have some;
 //             the warp puts them in place before it multiplies
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md): 96
-// registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md):
+// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
 // instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16      32      64
@@ -32,10 +32,10 @@
 //   H200                  1.31    1.32    1.21    0.96    0.46
 //   H200, plain launches  1.23    1.25    1.16    0.91    0.46
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
-// and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows on,
-// x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a cluster
-// of two spares half. At 64 rows each 32 rows of weights read all of x from shared memory, where wgmma
-// would read it once for 64.
+// and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
+// on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
+// cluster of two spares half. At 64 rows each 32 rows of weights read all of x from shared memory,
+// where wgmma would read it once for 64.
 //
 // Rejected, in the record with their figures:
 //   cp.async in warps' own rings; 8 warps; 2 or 3 blocks a multiprocessor; 3 or 6 stages; no
