@@ -2,13 +2,15 @@
 #pragma once
 #include "linear_warp.cuh"
 
-// Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r, column 32 t + lane % 4 * 8.
+// Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r, column 32
+// t + lane % 4 * 8.
 struct TileOf {
     u32 strip, tile, steps;  // steps: of this tile that exist
     u64 number;
 };
 __device__ inline TileOf tile_of(u32 columns, u64 number) {
-    const u32 steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS, across = (steps + TILE_STEPS - 1) / TILE_STEPS;
+    const u32 steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS,
+              across = (steps + TILE_STEPS - 1) / TILE_STEPS;
     TileOf at;
     at.number = number, at.strip = u32(number / across), at.tile = u32(number % across);
     at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
@@ -19,10 +21,12 @@ __device__ inline u64 tiles_of(u32 rows, u32 columns) {
 }
 
 // Eight weights of a row from a column on, and how many of them exist; the others are zero.
-__device__ inline uint4 load_weights(const u16* weights, u64 pitch, u32 rows, u32 columns, u32 row, u32 column, u32& count) {
+__device__ inline uint4 load_weights(const u16* weights, u64 pitch, u32 rows, u32 columns, u32 row,
+                                     u32 column, u32& count) {
     count = row < rows && column < columns ? min(columns - column, 8u) : 0;
     const u16* from = weights + row * pitch + column;
-    if (count == 8 && reinterpret_cast<u64>(from) % 16 == 0) return __ldg(reinterpret_cast<const uint4*>(from));
+    if (count == 8 && reinterpret_cast<u64>(from) % 16 == 0)
+        return __ldg(reinterpret_cast<const uint4*>(from));
     u32 words[4] = {};
 #pragma unroll
     for (u32 i = 0; i < 8; i++)
@@ -36,7 +40,8 @@ __device__ inline u32 weight_of(const uint4& unit, u32 k) {
 // Whether no code says this exponent.
 __device__ inline bool is_entry(u32 exponent, u32 base) { return base - exponent > 15; }
 
-// Counts of the 256 exponents in shared memory, by exponent and two lanes, 16 bits for each of them; and their sums.
+// Counts of the 256 exponents in shared memory, by exponent and two lanes, 16 bits for each of
+// them; and their sums.
 constexpr u32 COUNT_WORDS = LANES / 2, PACK_COUNTS = 256 * COUNT_WORDS + 256;
 constexpr u32 PACK_SHARED_BYTES = PACK_WARPS * PACK_COUNTS * 4;
 
@@ -67,19 +72,24 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
     const u64 number = u64(blockIdx.x) * PACK_WARPS + threadIdx.x / LANES;
     if (number >= tiles_of(task.rows, task.columns)) return;
     const TileOf at = tile_of(task.columns, number);
-    for (u32 i = lane; i < 256 * COUNT_WORDS / 4; i += LANES) reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
+    for (u32 i = lane; i < 256 * COUNT_WORDS / 4; i += LANES)
+        reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
     __syncwarp();
     u32 weights = 0;
     for (u32 t = 0; t < at.steps; t++)
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             u32 count;
-            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r, column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
-            const uint4 unit = load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
+                      column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+            const uint4 unit =
+                load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
             weights += count;
 #pragma unroll
             for (u32 k = 0; k < 8; k++)
-                if (k < count) atomicAdd(counts + (weight_of(unit, k) >> 7 & 255) * COUNT_WORDS + lane / 2, lane % 2 ? 0x10000 : 1);
+                if (k < count)
+                    atomicAdd(counts + (weight_of(unit, k) >> 7 & 255) * COUNT_WORDS + lane / 2,
+                              lane % 2 ? 0x10000 : 1);
         }
     __syncwarp();
     u32 inside;
@@ -91,11 +101,14 @@ __device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u3
 #pragma unroll
             for (u32 r = 0; r < 4; r++) {
                 u32 count;
-                const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r, column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
-                const uint4 unit = load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+                const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
+                          column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+                const uint4 unit = load_weights(task.weights, task.pitch, task.rows, task.columns,
+                                                row, column, count);
 #pragma unroll
                 for (u32 k = 0; k < 8; k++)
-                    if (k < count && is_entry(weight_of(unit, k) >> 7 & 255, base)) with_entries |= 1u << t;
+                    if (k < count && is_entry(weight_of(unit, k) >> 7 & 255, base))
+                        with_entries |= 1u << t;
             }
     with_entries = __reduce_or_sync(ALL_LANES, with_entries);
     if (lane == 0) {
@@ -142,8 +155,10 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             u32 count;
-            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r, column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
-            units[r] = load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
+                      column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+            units[r] =
+                load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
             u32 each[8];
 #pragma unroll
             for (u32 k = 0; k < 8; k++) {
@@ -153,7 +168,8 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
                 // What does not exist must be finite, since zeros of x meet it.
                 each[k] = k >= count ? min(base, 15u) : other ? 0 : base - exponent;
             }
-            plane[2 * r] = encode_others(units[r].x, units[r].y), plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
+            plane[2 * r] = encode_others(units[r].x, units[r].y),
+                      plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
             codes[r] = encode_codes(each);
         }
         *reinterpret_cast<uint4*>(to) = make_uint4(plane[0], plane[1], plane[2], plane[3]);
@@ -166,7 +182,9 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
 #pragma unroll
         for (u32 i = 0; i < 32; i++)
             if (outside >> i & 1) {
-                if (place < task.capacity) task.entries[place] = (t << 10 | lane << 5 | i) << 16 | weight_of(units[i / 8], i % 8);
+                if (place < task.capacity)
+                    task.entries[place] =
+                        (t << 10 | lane << 5 | i) << 16 | weight_of(units[i / 8], i % 8);
                 place++;
             }
     }
@@ -179,18 +197,21 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
     const TileOf at = tile_of(task.columns, number);
     const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + number)};
     const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
-    const u8* from = task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
+    const u8* from =
+        task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     u32 problems = 0;
 #pragma unroll 2
     for (u32 t = 0; t < at.steps; t++, from += STEP_BYTES) {
-        const uint4 p0 = __ldg(reinterpret_cast<const uint4*>(from)), p1 = __ldg(reinterpret_cast<const uint4*>(from + 512));
+        const uint4 p0 = __ldg(reinterpret_cast<const uint4*>(from)),
+                    p1 = __ldg(reinterpret_cast<const uint4*>(from + 512));
         const uint4 codes = __ldg(reinterpret_cast<const uint4*>(from + 1024));
         u32 weights[4][4];
         decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
         decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
         decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
         decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
-        if (head.has_entries(t)) problems |= place_entries(weights, head, t, task.entries, task.entry_count, lane);
+        if (head.has_entries(t))
+            problems |= place_entries(weights, head, t, task.entries, task.entry_count, lane);
         const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
@@ -215,17 +236,24 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
     const u32 lane = threadIdx.x % LANES, across = (task.columns + 255) / 256;
     const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
     if (number >= u64(task.count) * across) return;
-    const u32 place = u32(number / across), tile = u32(number % across), column = tile * 256 + lane * 8;
-    const u64 row = task.wide ? __ldg(static_cast<const u64*>(task.indices) + place) : __ldg(static_cast<const u32*>(task.indices) + place);
+    const u32 place = u32(number / across), tile = u32(number % across),
+              column = tile * 256 + lane * 8;
+    const u64 row = task.wide ? __ldg(static_cast<const u64*>(task.indices) + place)
+                              : __ldg(static_cast<const u32*>(task.indices) + place);
     u32 weights[1][4] = {}, problems = row < task.rows ? 0 : STATUS_INDEX;
-    const u32 strip = u32(row / STRIP_ROWS), of_strip = u32(row % STRIP_ROWS), owner = of_strip % 8 * 4 + lane % 4, band = of_strip / 8;
+    const u32 strip = u32(row / STRIP_ROWS), of_strip = u32(row % STRIP_ROWS),
+              owner = of_strip % 8 * 4 + lane % 4, band = of_strip / 8;
     if (!problems) {
-        const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + u64(strip) * across + tile)};
-        const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS, step = tile * TILE_STEPS + lane / 4;
+        const Head head = {
+            __ldg(reinterpret_cast<const uint2*>(task.heads) + u64(strip) * across + tile)};
+        const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS,
+                  step = tile * TILE_STEPS + lane / 4;
         if (step < steps) {
             const u8* from = task.data + (u64(strip) * steps + step) * STEP_BYTES + owner * 16;
-            const uint2 plane = __ldg(reinterpret_cast<const uint2*>(from + band / 2 * 512 + band % 2 * 8));
-            decode_codes(weights[0], plane.x, plane.y, __ldg(reinterpret_cast<const u32*>(from + 1024 + band * 4)), head.base());
+            const uint2 plane =
+                __ldg(reinterpret_cast<const uint2*>(from + band / 2 * 512 + band % 2 * 8));
+            decode_codes(weights[0], plane.x, plane.y,
+                         __ldg(reinterpret_cast<const u32*>(from + 1024 + band * 4)), head.base());
         }
         for (u32 i = 0; i < head.count(); i++) {
             const u64 at = u64(head.first()) + i;
@@ -234,10 +262,13 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
                 break;
             }
             const u32 entry = __ldg(task.entries + at);
-            if (entry >> 26 != lane / 4 || (entry >> 21 & 31) != owner || (entry >> 19 & 3) != band) continue;
+            if (entry >> 26 != lane / 4 || (entry >> 21 & 31) != owner || (entry >> 19 & 3) != band)
+                continue;
 #pragma unroll
             for (u32 pair = 0; pair < 4; pair++)
-                if ((entry >> 17 & 3) == pair) weights[0][pair] = __byte_perm(weights[0][pair], entry, entry >> 16 & 1 ? 0x5410 : 0x3254);
+                if ((entry >> 17 & 3) == pair)
+                    weights[0][pair] =
+                        __byte_perm(weights[0][pair], entry, entry >> 16 & 1 ? 0x5410 : 0x3254);
         }
     }
     if (problems) atomicOr(task.status, problems);

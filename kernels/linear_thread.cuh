@@ -1,19 +1,23 @@
-// What one thread of the kernels that multiply does alone: copies on their way, products, weights out of codes.
+// What one thread of the kernels that multiply does alone: copies on their way, products, weights
+// out of codes.
 #pragma once
 #include "linear_task.cuh"
 #include "shared.cuh"
 #include "warp.cuh"
 
-// As copy_async, of `bytes` bytes, at most 16; the rest of the 16 becomes zero. Kept in L1, for other warps.
+// As copy_async, of `bytes` bytes, at most 16; the rest of the 16 becomes zero. Kept in L1, for
+// other warps.
 __device__ inline void copy_part_async(u32 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
 }
 __device__ inline void copy_head_async(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 // As copy_async; the rest of the 128 bytes comes to L2 at once.
 __device__ inline void copy_line_async(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
 }
 // Waits until at most COUNT of this thread's groups of copies are on their way.
 template <u32 COUNT>
@@ -23,7 +27,9 @@ __device__ inline void wait_for_all_but() {
 
 __device__ inline uint4 load_shared_16(u32 address) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
     return v;
 }
 __device__ inline uint2 load_shared_8(u32 address) {
@@ -32,14 +38,17 @@ __device__ inline uint2 load_shared_8(u32 address) {
     return v;
 }
 __device__ inline void store_shared_16(u32 address, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 // sums (16 x 8) += a (16 x 16) b (16 x 8); BF16, sums in f32.
 __device__ inline void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // To the nearest, ties to even; a NaN stays one.
@@ -52,9 +61,12 @@ __device__ inline float widen_bf16(u16 value) { return __uint_as_float(u32(value
 
 // Bits of two weights that are no exponents.
 constexpr u32 OTHERS = 0x807F807Fu;
-__host__ __device__ constexpr u32 rotate_right(u32 word, u32 bits) { return word >> bits | word << (32 - bits); }
+__host__ __device__ constexpr u32 rotate_right(u32 word, u32 bits) {
+    return word >> bits | word << (32 - bits);
+}
 
-// Two weights out of a word with their signs and mantissas, and one with their exponents, in their places.
+// Two weights out of a word with their signs and mantissas, and one with their exponents, in their
+// places.
 __device__ inline u32 merge_fields(u32 others, u32 exponents) {
     // (others & OTHERS) | (exponents & ~OTHERS): one instruction; the compiler would take two.
     u32 merged;
@@ -67,8 +79,8 @@ __device__ inline u32 less_shifted(u32 base, u32 codes) {
     return codes;
 }
 
-// Eight weights of a row out of two words of signs and mantissas and one of codes (linear_task.cuh): 15 instructions.
-// `base`: that of the tile, in both exponents' places.
+// Eight weights of a row out of two words of signs and mantissas and one of codes
+// (linear_task.cuh): 15 instructions. `base`: that of the tile, in both exponents' places.
 __device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes, u32 base) {
     constexpr u32 PLACES = 0x07800780u;
     const u32 others = __byte_perm(codes, 0, 0x0321);
@@ -78,10 +90,13 @@ __device__ inline void decode_codes(u32 (&weights)[4], u32 p0, u32 p1, u32 codes
     weights[3] = merge_fields(__byte_perm(p1, 0, 0x2103), less_shifted(base, others & PLACES >> 4));
 }
 // The other way around.
-__device__ inline u32 encode_others(u32 first, u32 second) { return (first & OTHERS) | rotate_right(second & OTHERS, 8); }
+__device__ inline u32 encode_others(u32 first, u32 second) {
+    return (first & OTHERS) | rotate_right(second & OTHERS, 8);
+}
 __device__ inline u32 encode_codes(const u32 (&codes)[8]) {
     u32 fields[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) fields[i] = codes[2 * i] << 7 | codes[2 * i + 1] << 23;
-    return fields[0] | fields[1] >> 4 | rotate_right(fields[2], 24) | rotate_right(fields[3] >> 4, 24);
+    return fields[0] | fields[1] >> 4 | rotate_right(fields[2], 24) |
+           rotate_right(fields[3] >> 4, 24);
 }

@@ -1,4 +1,5 @@
-// What a warp does together with the fast layout: heads, steps out of codes, entries in their places.
+// What a warp does together with the fast layout: heads, steps out of codes, entries in their
+// places.
 #pragma once
 #include "linear_thread.cuh"
 
@@ -8,13 +9,15 @@ struct Head {
     __device__ u32 first() const { return words.x; }
     __device__ u32 count() const { return words.y & 0xFFFF; }
     __device__ bool has_entries(u32 step) const { return words.y >> (16 + step) & 1; }
-    // In the exponents' places of two weights. Codes above it borrow from the sign: only in streams that say nonsense.
+    // In the exponents' places of two weights. Codes above it borrow from the sign: only in streams
+    // that say nonsense.
     __device__ u32 base() const { return (words.y >> 24) * 0x00800080u; }
 };
 
 // Puts the entries of a step of a tile in their places. All lanes together; rare. Problems.
 template <u32 ROWS>
-__device__ inline u32 place_entries(u32 (&weights)[ROWS][4], Head head, u32 step, const u32* entries, u64 entry_count, u32 lane) {
+__device__ inline u32 place_entries(u32 (&weights)[ROWS][4], Head head, u32 step,
+                                    const u32* entries, u64 entry_count, u32 lane) {
     u32 problems = 0;
 #pragma unroll 1
     for (u32 begin = 0; begin < head.count(); begin += LANES) {
@@ -32,7 +35,8 @@ __device__ inline u32 place_entries(u32 (&weights)[ROWS][4], Head head, u32 step
             for (u32 row = 0; row < ROWS; row++)
 #pragma unroll
                 for (u32 pair = 0; pair < 4; pair++)
-                    if (place / 2 == row * 4 + pair) weights[row][pair] = __byte_perm(weights[row][pair], one, half);
+                    if (place / 2 == row * 4 + pair)
+                        weights[row][pair] = __byte_perm(weights[row][pair], one, half);
         }
     }
     return problems;

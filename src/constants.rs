@@ -4,8 +4,8 @@
 pub const MAGIC: [u8; 8] = [0xDF, b'D', b'F', b'1', b'1', b'\r', b'\n', 0x1A];
 /// The major version that this crate reads and writes.
 pub const VERSION_MAJOR: u16 = 1;
-/// The latest minor version that this crate writes: where a tensor is stored as `tile`; otherwise it writes 0.
-pub const VERSION_MINOR: u16 = 1;
+/// The minor version that this crate writes.
+pub const VERSION_MINOR: u16 = 0;
 /// Bytes before the first section.
 pub const HEAD_BYTES: u64 = 4096;
 /// Bytes of the header, and of the footer.
@@ -22,6 +22,22 @@ pub const MAX_DIRECTORY_BYTES: u64 = 256 << 20;
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 /// The longest name or path, in bytes.
 pub const MAX_NAME_BYTES: u64 = 4096;
+/// The longest component of a path, in bytes.
+pub const MAX_COMPONENT_BYTES: u64 = 255;
+/// The most components of a path.
+pub const MAX_PATH_COMPONENTS: u64 = 32;
+/// The most original files of one container.
+pub const MAX_FILES: u64 = 10_000;
+/// The most folders that the paths of one container name.
+pub const MAX_FOLDERS: u64 = 10_000;
+/// The most aliases of one tensor.
+pub const MAX_ALIASES: u64 = 15;
+/// The longest key of metadata, in bytes.
+pub const MAX_KEY_BYTES: u64 = 255;
+/// The longest value of metadata, in bytes.
+pub const MAX_VALUE_BYTES: u64 = 64 << 10;
+/// All keys and values of metadata together, in bytes.
+pub const MAX_METADATA_BYTES: u64 = 1 << 20;
 /// The most dimensions of a tensor.
 pub const MAX_DIMENSIONS: u64 = 8;
 /// The most shards of a model.

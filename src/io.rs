@@ -1,6 +1,12 @@
 //! Positional reads from files and from memory: the one way in which this crate reads bytes.
 
-use std::{fs::File, io, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::SystemTime,
+};
 
 use crate::{Error, Result};
 
@@ -43,11 +49,15 @@ impl<T: AsRef<[u8]> + Send + Sync + ?Sized> ReadAt for T {
     }
 }
 
-/// A file read by position; it holds one file handle and no buffer.
+/// A file read by position, without a buffer.
+///
+/// It holds one file handle, unless half of those that the process may have are held by readers
+/// already: then it opens the file for each read, and refuses a file that is not the same anymore.
 #[derive(Debug)]
 pub struct FileReader {
-    file: File,
-    len: u64,
+    path: PathBuf,
+    kept: Option<Kept>,
+    stamp: Stamp,
 }
 
 impl FileReader {
@@ -58,34 +68,131 @@ impl FileReader {
     /// reading a pipe or a device would block or never end.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
-        if !metadata.is_file() {
-            return Err(Error::parameter(
-                format!("{} is not a regular file", path.display()),
-                "name a file that lies on a disk",
-            ));
-        }
-        let file = File::open(path).map_err(|source| Error::io("opening", path, source))?;
-        Self::new(file).map_err(|source| Error::io("reading the length of", path, source))
+        Self::new(path, open_regular(path)?)
     }
 
     /// Takes over an open file.
-    ///
-    /// # Errors
-    /// What the system reports when asked for the length.
-    pub fn new(file: File) -> io::Result<Self> {
-        let len = file.metadata()?.len();
-        Ok(Self { file, len })
+    pub(crate) fn new(path: &Path, file: File) -> Result<Self> {
+        let stamp = Stamp::of(&file).map_err(|error| Error::io("reading the length of", path, error))?;
+        let path = std::path::absolute(path).map_err(|error| Error::io("finding", path, error))?;
+        Ok(Self { path, kept: Kept::new(file), stamp })
     }
+
+    fn reopen(&self) -> io::Result<File> {
+        let file = open_without_waiting(&self.path)?;
+        if Stamp::of(&file)? == self.stamp {
+            return Ok(file);
+        }
+        Err(io::Error::other("it was replaced or changed while it was open"))
+    }
+}
+
+/// By what a file is known when it is opened again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    length: u64,
+    modified: Option<SystemTime>,
+    /// Device and number of the file.
+    file: [u64; 2],
+}
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        #[cfg(unix)]
+        let file = [std::os::unix::fs::MetadataExt::dev(&metadata), {
+            std::os::unix::fs::MetadataExt::ino(&metadata)
+        }];
+        #[cfg(not(unix))]
+        let file = [0, 0];
+        Ok(Self { length: metadata.len(), modified: metadata.modified().ok(), file })
+    }
+}
+
+/// The number of handles that readers keep.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// A handle that is counted.
+#[derive(Debug)]
+struct Kept(File);
+
+impl Kept {
+    /// None where there are enough; then the file is closed.
+    fn new(file: File) -> Option<Self> {
+        let kept = Self(file);
+        (KEPT.fetch_add(1, Ordering::Relaxed) < most_kept()).then_some(kept)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Half of the handles that this process may have, so that as many are left for all else.
+fn most_kept() -> usize {
+    const MOST: usize = 4096;
+    #[cfg(unix)]
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    #[cfg(not(unix))]
+    let limit = None;
+    limit.map_or(MOST, |limit: u64| MOST.min(limit as usize / 2))
+}
+
+/// Opens a regular file for reading, and never waits for the other end of a pipe.
+///
+/// # Errors
+/// As [`FileReader::open`].
+pub(crate) fn open_regular(path: &Path) -> Result<File> {
+    let opening = |source| Error::io("opening", path, source);
+    // Before as well: opening a device may do something, and a socket cannot be opened.
+    check_regular(path, &std::fs::metadata(path).map_err(opening)?)?;
+    let file = open_without_waiting(path).map_err(opening)?;
+    check_regular(path, &file.metadata().map_err(opening)?)?;
+    Ok(file)
+}
+
+fn check_regular(path: &Path, metadata: &std::fs::Metadata) -> Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let problem = format!("{} is not a regular file", path.display());
+    Err(Error::parameter(problem, "name a file that lies on a disk"))
+}
+
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        rustix::fs::OFlags::NONBLOCK.bits().cast_signed(),
+    );
+    options.open(path)
+}
+
+/// All bytes of a regular file.
+///
+/// # Errors
+/// As [`FileReader::open`].
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut file = open_regular(path)?;
+    file.read_to_end(&mut bytes).map_err(|error| Error::io("reading", path, error))?;
+    Ok(bytes)
 }
 
 impl ReadAt for FileReader {
     fn size(&self) -> u64 {
-        self.len
+        self.stamp.length
     }
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        read_file(&self.file, offset, buf)
+        match &self.kept {
+            Some(Kept(file)) => read_file(file, offset, buf),
+            None => read_file(&self.reopen()?, offset, buf),
+        }
     }
 }
 

@@ -30,8 +30,8 @@ pub use open::{Block, BlockLayout, Encoding, Level, Model, OpenOptions, Tensor, 
 pub use progress::{Observer, Stage};
 pub use source::Source;
 pub use write::{
-    CompressOptions, DecompressOptions, Estimate, Layout, Report, compress, convert, decompress, estimate,
-    estimate_headers,
+    CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, convert, decompress,
+    estimate, estimate_headers,
 };
 
 /// The examples of the README are tests too.

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use crate::{Error, Result, constants::MAX_NAME_BYTES};
+use crate::{
+    Error, Result,
+    constants::{MAX_COMPONENT_BYTES, MAX_NAME_BYTES, MAX_PATH_COMPONENTS},
+};
 
 /// Checks that a path is relative, `/`-separated and cannot leave the folder it is joined to.
 ///
@@ -10,7 +13,8 @@ use crate::{Error, Result, constants::MAX_NAME_BYTES};
 /// forbidden, since some systems read them as something else than part of a name. Cost: one pass.
 ///
 /// # Errors
-/// [`Error::Limit`] where the path is longer than [`MAX_NAME_BYTES`]; [`Error::Corrupt`] where it breaks
+/// [`Error::Limit`] where the path is longer than [`MAX_NAME_BYTES`], has more than
+/// [`MAX_PATH_COMPONENTS`] components or one of more than [`MAX_COMPONENT_BYTES`]; [`Error::Corrupt`] where it breaks
 /// another rule, with the offset of the offending byte in the path.
 pub fn check_path(path: &str) -> Result<()> {
     if path.len() as u64 > MAX_NAME_BYTES {
@@ -29,12 +33,66 @@ pub fn check_path(path: &str) -> Result<()> {
             _ => offset += component.len() + 1,
         }
     }
+    check_components(path)
+}
+
+fn check_components(path: &str) -> Result<()> {
+    let count = path.split('/').count() as u64;
+    if count > MAX_PATH_COMPONENTS {
+        let what = format!("the number of components of path {path:?}");
+        return Err(Error::limit(what, count, MAX_PATH_COMPONENTS));
+    }
+    let longest = path.split('/').map(str::len).max().unwrap_or(0) as u64;
+    if longest > MAX_COMPONENT_BYTES {
+        let what = format!("the length in bytes of a component of path {path:?}");
+        return Err(Error::limit(what, longest, MAX_COMPONENT_BYTES));
+    }
     Ok(())
+}
+
+/// Paths in the order of a tree: what lies in a folder comes directly after a file with the
+/// folder's name. Cost: one sort.
+pub(crate) struct PathTree<'a>(Vec<&'a str>);
+
+impl<'a> PathTree<'a> {
+    pub(crate) fn new(paths: impl Iterator<Item = &'a str>) -> Self {
+        let mut paths: Vec<&str> = paths.collect();
+        // No path has a character below `/` that is legal in a name and sorts before it, once `/` is 0.
+        let key = |byte: u8| if byte == b'/' { 0 } else { byte };
+        paths.sort_unstable_by(|a, b| a.bytes().map(key).cmp(b.bytes().map(key)));
+        Self(paths)
+    }
+
+    /// Two paths that no folder can hold both: they are equal, or one lies in the other.
+    pub(crate) fn clash(&self) -> Option<(&'a str, &'a str)> {
+        let mut pairs = self.0.windows(2).map(|pair| (pair[0], pair[1]));
+        pairs.find(|(first, second)| {
+            second.strip_prefix(first).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    }
+
+    /// The number of folders that the paths name.
+    pub(crate) fn folders(&self) -> u64 {
+        let mut before = "";
+        let mut count = 0;
+        for path in &self.0 {
+            let same = path.char_indices().zip(before.chars()).find(|((_, a), b)| a != b);
+            let shared = same.map_or(path.len().min(before.len()), |((at, _), _)| at);
+            count += path[shared..].matches('/').count() as u64;
+            before = path;
+        }
+        count
+    }
 }
 
 /// Whether a path is that of a container, or of an output that is to be one.
 pub(crate) fn is_container(path: impl AsRef<Path>) -> bool {
     has_extension(path, "df11")
+}
+
+/// Whether a stored path would be taken for a container's, wherever it lies.
+pub(crate) fn ends_as_container(path: &str) -> bool {
+    path.as_bytes().ends_with(b".df11")
 }
 
 /// Whether a path is that of a safetensors file.
@@ -53,7 +111,8 @@ mod tests {
 
     #[test]
     fn paths_inside_pass() {
-        for path in ["a", "a/b.json", "...", "..a/.b", "ünï/ço dé", &"x".repeat(4096)] {
+        let (long, deep) = ("x".repeat(255), ["a"; 32].join("/"));
+        for path in ["a", "a/b.json", "...", "..a/.b", "ünï/ço dé", &long, &deep] {
             check_path(path).unwrap();
         }
     }
@@ -80,6 +139,22 @@ mod tests {
                 other => panic!("{path:?}: {other:?}"),
             }
         }
-        assert!(matches!(check_path(&"x".repeat(4097)), Err(Error::Limit { value: 4097, .. })));
+        for (path, value) in [("x".repeat(4097), 4097), (format!("a/{}", "x".repeat(256)), 256)] {
+            assert!(matches!(check_path(&path), Err(Error::Limit { value: v, .. }) if v == value));
+        }
+        let deep = ["a"; 33].join("/");
+        assert!(matches!(check_path(&deep), Err(Error::Limit { value: 33, .. })));
+    }
+
+    #[test]
+    fn a_tree_finds_clashes_and_counts_folders() {
+        let tree = |paths: &[&'static str]| {
+            let tree = PathTree::new(paths.iter().copied());
+            (tree.clash(), tree.folders())
+        };
+        assert_eq!(tree(&["b", "a/x", "a-b", "a/b/c", "a/b/d", "b.c/d"]), (None, 3));
+        assert_eq!(tree(&["a/b", "a-b", "a"]), (Some(("a", "a/b")), 1));
+        assert_eq!(tree(&["a/b", "c", "a/b"]), (Some(("a/b", "a/b")), 1));
+        assert_eq!(tree(&["ab/c", "a/c", "a/b/c", "ab/d/e"]), (None, 4));
     }
 }

@@ -19,6 +19,7 @@ struct WitnessDirectory {
     tensors: Vec<WitnessTensor>,
     arrays: Vec<(u64, u64, u64)>,
     checksums: Vec<u32>,
+    metadata: Vec<(u64, u64, u64, u64)>,
     text: Vec<u8>,
 }
 
@@ -72,7 +73,8 @@ enum WitnessEncoding {
 fn bincode_reads_and_writes_the_directory() {
     let coded = Item::gap("w", &[30, 10], normal_weights(300, 1), (8, 64));
     let raw = Item::raw("b", Dtype::F32, &[2], (0..8).collect());
-    let model = Model::new(&[coded.clone(), coded.alias("tied"), raw], &[("config.json", b"{}")]);
+    let mut model = Model::new(&[coded.clone(), coded.alias("tied"), raw], &[("config.json", b"{}")]);
+    model.metadata = vec![(b"tool.key".to_vec(), b"value".to_vec())];
     let draft = model.draft();
     let bytes = draft.directory.to_bytes();
 

@@ -1,94 +1,18 @@
 //! The command as people and programs meet it: exit codes, one line of error with its remedy, JSON, nothing left behind.
 
+#[path = "support/command.rs"]
+mod command;
+
 use std::{
     ffi::OsStr,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
+use command::{BINARY, Fixture, assert_fails, df11, fails, good, json, names, safetensors, text};
 use df11::demo;
 use serde_json::Value;
-use tempfile::TempDir;
-
-const BINARY: &str = env!("CARGO_BIN_EXE_df11");
-
-fn df11<A: AsRef<OsStr>>(arguments: &[A]) -> Output {
-    Command::new(BINARY).args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
-
-/// A folder with the tiny checkpoint in `model`, and its container.
-struct Fixture {
-    folder: TempDir,
-    model: PathBuf,
-    container: PathBuf,
-}
-
-impl Fixture {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let container = demo::tiny_container(folder.path()).unwrap();
-        Self { model: folder.path().join("model"), container, folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn names(&self) -> Vec<String> {
-        names(self.folder.path())
-    }
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
-
-fn good<A: AsRef<OsStr>>(arguments: &[A]) -> String {
-    let output = df11(arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stderr), "", "nothing on standard error, and no bar, where it is no terminal");
-    text(&output.stdout).to_owned()
-}
-
-fn json<A: AsRef<OsStr>>(arguments: &[A]) -> Value {
-    let mut arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
-    arguments.push(OsStr::new("--json"));
-    serde_json::from_str(&good(&arguments)).unwrap()
-}
-
-/// Checks the exit code and the one line, in which all of `parts` occur.
-fn assert_fails(output: &Output, code: i32, parts: &[&str]) {
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{error}");
-    assert_eq!(error.lines().count(), 1, "{error}");
-    assert!(error.starts_with("df11: ") && error.contains("; "), "a message and a remedy: {error}");
-    for part in parts {
-        assert!(error.contains(part), "{part:?} in {error}");
-    }
-}
-
-fn fails<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str]) {
-    let output = df11(arguments);
-    assert_fails(&output, code, parts);
-    assert_eq!(text(&output.stdout), "");
-}
-
-/// A safetensors file with this header and so many bytes of data.
-fn safetensors(path: &Path, header: &str, data: usize) {
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend_from_slice(header.as_bytes());
-    bytes.resize(bytes.len() + data, 0);
-    fs::write(path, bytes).unwrap();
-}
 
 #[test]
 fn compress_verify_decompress() {
@@ -267,7 +191,7 @@ fn doctor_says_how_the_machine_is() {
         assert!(matches!(status, "ok" | "warn"), "{check}: {found}");
     }
     let version = good(&["--version"]);
-    assert!(version.starts_with("df11 0.") && version.contains("format 1.1"), "{version}");
+    assert!(version.starts_with("df11 0.") && version.contains("format 1.0"), "{version}");
 }
 
 #[test]
@@ -406,7 +330,7 @@ fn force_does_not_delete_what_is_no_earlier_output() {
     let compress = |out: &Path, part: &str| {
         fails(&[OsStr::new("compress"), model, "-o".as_ref(), out.as_ref(), "--force".as_ref()], 2, &[part]);
     };
-    compress(&precious, "no earlier output");
+    compress(&precious, "not part of an earlier output");
     compress(&precious.join("cat.jpg"), "is a file");
     compress(&fixture.model, "is the source");
     compress(fixture.folder.path(), "holds it");
@@ -492,13 +416,12 @@ mod unix {
     #[test]
     fn a_limit_of_file_sizes_leaves_nothing_behind() {
         let fixture = Fixture::new();
-        // SIGXFSZ is ignored, so that writing fails instead of ending the process.
+        // The command catches SIGXFSZ itself: writing fails instead of ending the process.
         for out in ["new.df11", "new"] {
-            let line =
-                format!("trap '' XFSZ; ulimit -f 100; exec \"$1\" compress \"$2/model\" -o \"$2/{out}\"");
+            let line = format!("ulimit -f 100; exec \"$1\" compress \"$2/model\" -o \"$2/{out}\"");
             assert_fails(&shell(&line, &fixture), 2, &["writing", "ulimit"]);
         }
-        let line = "trap '' XFSZ; ulimit -f 100; exec \"$1\" decompress \"$2/model.df11\" -o \"$2/back\"";
+        let line = "ulimit -f 100; exec \"$1\" decompress \"$2/model.df11\" -o \"$2/back\"";
         assert_fails(&shell(line, &fixture), 2, &["writing", "ulimit"]);
         assert_eq!(fixture.names(), ["model", "model.df11"]);
     }
@@ -519,6 +442,32 @@ mod unix {
         assert!(shell("umount \"$2/disk\"", &fixture).status.success());
         for output in outputs {
             assert_fails(&output, 2, &["free some space"]);
+        }
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    /// Before anything is written: what is restored may be far larger than what there is room for.
+    #[test]
+    fn too_little_free_space_is_told_at_once() {
+        let fixture = Fixture::new();
+        let disk = fixture.path("disk");
+        fs::create_dir(&disk).unwrap();
+        let mounted = shell("mount -t tmpfs -o size=256k tmpfs \"$2/disk\"", &fixture);
+        if !mounted.status.success() {
+            eprintln!("skipped: cannot mount a small disk here ({})", text(&mounted.stderr).trim());
+            return;
+        }
+        let single = fixture.path("single.df11");
+        let first = fixture.model.join("model-00001-of-00002.safetensors");
+        good(&[OsStr::new("compress"), first.as_ref(), "-o".as_ref(), single.as_ref()]);
+        let outputs = [("back", &fixture.container), ("back.safetensors", &single)].map(|(out, source)| {
+            let out = disk.join(out);
+            df11(&[OsStr::new("decompress"), source.as_ref(), "-o".as_ref(), out.as_ref()])
+        });
+        let left = names(&disk);
+        assert!(shell("umount \"$2/disk\"", &fixture).status.success());
+        for output in outputs {
+            assert_fails(&output, 2, &["bytes are to be written", "are free", "free some space"]);
         }
         assert!(left.is_empty(), "{left:?}");
     }
@@ -587,6 +536,59 @@ mod unix {
             assert_fails(&output, 130, &["interrupted"]);
             assert_eq!(fixture.names(), ["model", "model.df11"]);
         }
+    }
+}
+
+/// What a folder's files are is said of the recorded ones alone, in both forms of the answer.
+#[test]
+fn files_beside_the_containers_are_named() {
+    let fixture = Fixture::new();
+    let folder = fixture.path("folder");
+    let (folder, model) = (folder.to_str().unwrap(), fixture.model.to_str().unwrap());
+    good(&["compress", model, "-o", folder, "--metadata", "tool.a=b=c"]);
+    assert_eq!(json(&["inspect", folder])["metadata"], serde_json::json!({ "tool.a": "b=c" }));
+    assert!(good(&["inspect", folder]).contains("metadata  tool.a = b=c"));
+    assert_eq!(json(&["verify", folder])["good"], true);
+    let back = fixture.path("back");
+    let back = back.to_str().unwrap();
+    let text = good(&["decompress", folder, "-o", back]);
+    assert!(text.contains("every file has the hash of the original"), "{text}");
+
+    fs::write(Path::new(folder).join("notes.md"), "mine").unwrap();
+    fs::write(Path::new(folder).join("model.safetensors"), "stray").unwrap();
+    let text = good(&["decompress", folder, "-o", back, "--force"]);
+    assert!(!text.contains("every file"), "{text}");
+    assert!(text.contains("unchecked notes.md") && text.contains("left out  model.safetensors"), "{text}");
+
+    fs::write(Path::new(folder).join("config.json"), "{}").unwrap();
+    let message = ["config.json", "was changed", "--keep-changed"];
+    fails(&["decompress", folder, "-o", back, "--force"], 1, &message);
+    fails(&["verify", folder], 1, &message);
+    let kept = json(&["decompress", folder, "-o", back, "--force", "--keep-changed"]);
+    assert_eq!(kept["changed"], serde_json::json!(["config.json"]));
+    assert_eq!(kept["unchecked"], serde_json::json!(["notes.md"]));
+    assert_eq!(kept["missing"], serde_json::json!([]));
+}
+
+/// Not good, and not damaged either.
+#[test]
+fn what_cannot_be_checked_is_an_answer_of_its_own() {
+    let fixture = Fixture::new();
+    let vector = Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors/valid/unknown-encoding.df11.gz");
+    let mut bytes = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(fs::File::open(vector).unwrap());
+    std::io::Read::read_to_end(&mut decoder, &mut bytes).unwrap();
+    fs::write(fixture.path("newer.df11"), bytes).unwrap();
+    let folder = fixture.path("folder");
+    good(&["compress", fixture.model.to_str().unwrap(), "-o", folder.to_str().unwrap()]);
+    for source in [fixture.path("newer.df11"), folder.join("model-00001-of-00002.df11")] {
+        let output = df11(&["verify", source.to_str().unwrap()]);
+        let told = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("incomplete") && told.contains("unchecked"), "{told}");
+        let output = df11(&["verify", "--json", source.to_str().unwrap()]);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((output.status.code(), &answer["good"]), (Some(2), &Value::Bool(false)));
     }
 }
 

@@ -98,7 +98,7 @@ impl PreparedTensor for PreparedLie<'_> {
 fn restore(model: &Model, out: &Path, decoder: &dyn Decoder) -> Result<u64> {
     let mut options = DecompressOptions::default();
     options.decoder = decoder;
-    decompress(model, out, &options, &())
+    decompress(model, out, &options, &()).map(|restored| restored.bytes)
 }
 
 #[test]

@@ -132,18 +132,6 @@ fn large_tensors_go_through_tiles_too() {
     assert!(outputs[0] == outputs[1]);
 }
 
-/// The minor version says what a reader must know.
-#[test]
-fn the_version_is_the_least_that_has_all() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = demo::tiny_checkpoint(folder.path()).unwrap();
-    for (layout, minor) in [(Layout::gap(), 0), (Layout::Tile, 1), (Layout::Raw, 0)] {
-        let out = folder.path().join(format!("{minor}{layout:?}.df11"));
-        compressed(&source, &out, layout, 2);
-        assert_eq!(container::header(&fs::read(out).unwrap()).version_minor.get(), minor);
-    }
-}
-
 #[test]
 fn conversion_there_and_back_changes_no_byte() {
     let folder = tempfile::tempdir().unwrap();

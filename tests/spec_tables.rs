@@ -8,7 +8,8 @@ use df11::{
     format::{
         Header,
         records::{
-            ArrayRecord, BlockRecord, FileRecord, SectionRecord, TensorRecord, encoding_name, section_name,
+            ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SECTION_SKIPPABLE, SectionRecord,
+            TensorRecord, encoding_name, section_name,
         },
     },
 };
@@ -64,6 +65,36 @@ fn records() {
     check_record("### Section", SectionRecord::FIELDS, size_of::<SectionRecord>());
     check_record("### Tensor", TensorRecord::FIELDS, size_of::<TensorRecord>());
     check_record("### Array", ArrayRecord::FIELDS, size_of::<ArrayRecord>());
+    check_record("### Metadata", MetadataRecord::FIELDS, size_of::<MetadataRecord>());
+}
+
+#[test]
+fn sizes_of_records() {
+    let table = rows("## 3. Directory");
+    let sizes = table.iter().find(|row| row[0] == "size in bytes").unwrap();
+    let expected = [
+        size_of::<FileRecord>(),
+        size_of::<BlockRecord>(),
+        size_of::<SectionRecord>(),
+        size_of::<TensorRecord>(),
+        size_of::<ArrayRecord>(),
+        size_of::<u32>(),
+        size_of::<MetadataRecord>(),
+        1,
+    ];
+    assert_eq!(sizes[1..], expected.map(|size| size.to_string()));
+}
+
+/// What a reader makes of the first and the last id of each range of the registry.
+#[test]
+fn registry() {
+    let table = rows("## 11. Registry");
+    let ranges: Vec<&Vec<String>> = table.iter().filter(|row| row[1].contains("2^")).collect();
+    assert_eq!(ranges.len(), 11);
+    for id in [0x4000_0000, 0x7FFF_FFFF, 0x8000_0000, u32::MAX] {
+        assert_eq!((encoding_name(id), Dtype::from_id(id), section_name(id)), (None, None, None));
+    }
+    assert_eq!(SECTION_SKIPPABLE, 1 << 31);
 }
 
 #[test]
@@ -83,6 +114,14 @@ fn constants() {
         ("MAX_DIRECTORY_BYTES", c::MAX_DIRECTORY_BYTES),
         ("MAX_FILE_BYTES", c::MAX_FILE_BYTES),
         ("MAX_NAME_BYTES", c::MAX_NAME_BYTES),
+        ("MAX_COMPONENT_BYTES", c::MAX_COMPONENT_BYTES),
+        ("MAX_PATH_COMPONENTS", c::MAX_PATH_COMPONENTS),
+        ("MAX_FILES", c::MAX_FILES),
+        ("MAX_FOLDERS", c::MAX_FOLDERS),
+        ("MAX_ALIASES", c::MAX_ALIASES),
+        ("MAX_KEY_BYTES", c::MAX_KEY_BYTES),
+        ("MAX_VALUE_BYTES", c::MAX_VALUE_BYTES),
+        ("MAX_METADATA_BYTES", c::MAX_METADATA_BYTES),
         ("MAX_DIMENSIONS", c::MAX_DIMENSIONS),
         ("MAX_SHARDS", c::MAX_SHARDS),
         ("MAX_CODE_LENGTH", c::MAX_CODE_LENGTH.into()),

@@ -7,7 +7,9 @@ use df11::{
     format::{
         Directory, Header,
         directory::ShardRecord,
-        records::{ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, SectionRecord, TensorRecord},
+        records::{
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, MetadataRecord, SectionRecord, TensorRecord,
+        },
     },
 };
 use zerocopy::{
@@ -110,6 +112,8 @@ pub struct Draft {
     files: Vec<Owner<FileRecord>>,
     blocks: Vec<Vec<u8>>,
     tensors: Vec<Owner<TensorRecord>>,
+    /// Keys and values.
+    metadata: Vec<(Vec<u8>, Vec<u8>)>,
     /// Bytes behind the last array of the sections of this kind.
     trailing: Option<(u32, u8)>,
 }
@@ -146,6 +150,7 @@ impl Draft {
             files: files.collect(),
             blocks: blocks.collect(),
             tensors: tensors.collect(),
+            metadata: directory.metadata().map(|(key, value)| (key.into(), value.into())).collect(),
             trailing: None,
         }
     }
@@ -301,11 +306,13 @@ impl Draft {
                 4 | 5 => change_record(&mut directory.sections, SectionRecord::FIELDS, bytes),
                 6 | 7 => change_record(&mut directory.arrays, ArrayRecord::FIELDS, bytes),
                 8 => change_record(&mut directory.blocks, BlockRecord::FIELDS, bytes),
-                9 => match bytes.u8() % 5 {
+                9 => match bytes.u8() % 7 {
                     0 => change_list(&mut directory.tensors, bytes),
                     1 => change_list(&mut directory.files, bytes),
                     2 => change_list(&mut directory.sections, bytes),
                     3 => change_list(&mut directory.arrays, bytes),
+                    4 => change_list(&mut directory.metadata, bytes),
+                    5 => change_record(&mut directory.metadata, MetadataRecord::FIELDS, bytes),
                     _ => change_list(&mut directory.blocks, bytes),
                 },
                 10 => frame.directory.push((bytes.u16(), bytes.u8())),
@@ -364,6 +371,7 @@ impl Draft {
             tensors: Vec::new(),
             arrays: arrays.collect(),
             checksums: Vec::new(),
+            metadata: Vec::new(),
             text: Vec::new(),
         };
         self.number(&mut directory);
@@ -390,6 +398,11 @@ impl Draft {
             (record.first_array, record.array_count) = (next.into(), (tensor.arrays.len() as u64).into());
             next += tensor.arrays.len() as u64;
             directory.tensors.push(record);
+        }
+        for (key, value) in &self.metadata {
+            let (key_offset, key_length) = put(&mut directory.text, key);
+            let (value_offset, value_length) = put(&mut directory.text, value);
+            directory.metadata.push(MetadataRecord { key_offset, key_length, value_offset, value_length });
         }
     }
 }
@@ -521,14 +534,13 @@ impl Frame {
             let checksum = |chunk: &[u8]| if repair { crc32fast::hash(chunk) } else { 0 };
             directory.checksums.extend(chunks.map(|chunk| U32::new(checksum(chunk))));
         }
-        let version_minor = directory.version_minor();
         let mut directory = directory.to_bytes();
         for (at, value) in self.directory {
             let length = directory.len();
             directory[usize::from(at) % length] ^= value;
         }
-        let header = Header::complete(contents.len() as u64, &directory).expect("a small directory");
-        let mut header = header.with_minor(version_minor);
+        let mut header =
+            Header::complete(contents.len() as u64, &directory).expect("a small directory");
         for (field, how) in self.header {
             change_field(header.as_mut_bytes(), field, &mut Bytes(&how));
         }

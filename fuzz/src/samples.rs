@@ -71,6 +71,7 @@ fn containers() -> Vec<Vec<u8>> {
         let out = folder.path().join(out);
         let mut options = CompressOptions::default();
         options.layout = layout;
+        options.metadata = [("fuzz.sample".to_owned(), "yes".to_owned())].into();
         compress(&Source::open(source).expect("a source"), &out, &options, &()).expect("a container");
         out
     };

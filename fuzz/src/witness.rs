@@ -186,7 +186,7 @@ fn cover(directory: &Directory, file: u64, prefix: u64, length: u64) -> Result {
     places.sort_unstable();
     let mut end = prefix;
     for (start, bytes) in places {
-        require(if bytes > 0 { start == end } else { start >= prefix }, "an overlap or a hole")?;
+        require(start == end, "an overlap or a hole")?;
         end += bytes;
     }
     require(end == length, "the end of a file")

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Products of routed experts by PyTorch in BF16, beside `linear_bench bench`: microseconds, CUDA graphs, medians.
+"""Products of routed experts by PyTorch in BF16, beside `linear_bench bench`.
+
+Medians in microseconds, in CUDA graphs:
 
 python3 kernels/bench/linear_peers.py
 """
@@ -53,11 +55,11 @@ def main() -> None:
                 used = [(e, torch.tensor(b, device="cuda")) for e, b in enumerate(of) if b]
                 ends = torch.tensor([len(e) for e in of], device="cuda").cumsum(0).to(torch.int32)
 
-                def per_expert(used=used):
+                def per_expert(used=used, x=x, weights=weights):
                     for expert, of_expert in used:
                         torch.nn.functional.linear(x[of_expert], weights[expert])
 
-                def at_once(index=index, ends=ends):
+                def at_once(index=index, ends=ends, x=x, weights=weights):
                     torch._grouped_mm(x[index], weights.transpose(1, 2), ends)
 
                 each.append(per_expert)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,17 @@ def numpy(selection: Tensor | Slice) -> Any:
         raise error
     array = np.empty(selection.shape, names[0])
     selection.decode_into(array)
-    extended = _ml_dtype(names[1]) if names[1] else None
+    extended = getattr(_ml_dtypes(), names[1], None) if names[1] else None
     return array if extended is None else array.view(extended)
 
 
-def _ml_dtype(name: str) -> Any:
+@functools.cache
+def _ml_dtypes() -> Any:
+    """The package, or None. Looked for once: each failing import takes the lock of all imports, at which forks of a
+    process whose other threads import may hang.
+    """
     try:
-        return getattr(importlib.import_module("ml_dtypes"), name, None)
+        return importlib.import_module("ml_dtypes")
     except ImportError:
         return None
 

@@ -33,7 +33,8 @@ def attach(
     """Gives a module the weights of a container, compressed until they are used. Returns the module.
 
     Parameters are replaced by those of the container, with its dtypes, and those of each block are decoded
-    just before its forward; which ones these are is found from the container. The module may be on the meta
+    just before its forward; which ones these are is found from the container. What diffusers or transformers
+    would keep in F32 beside weights of 16 bits is F32 here as well. The module may be on the meta
     device (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"), whose

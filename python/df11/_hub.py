@@ -1,10 +1,11 @@
 """Containers in repositories of the Hugging Face Hub.
 
-Local folders need nothing of this but `folder_of`. For a repository, one function of transformers resolves the
-files of a checkpoint: it knows those of safetensors and of PyTorch, and it alone is told what `from_pretrained`
-was: revision, token, cache, subfolder. No extension point is, nor may a config name any other file. So that
-function is wrapped when the first model of a repository is loaded: asked for `WEIGHTS`, which the quantizer
-names, it fetches the containers, and answers with their folder. Asked for anything else it does what it did.
+Local folders whose config names a dtype need nothing of this but `folder_of`. For others, one function of
+transformers resolves the files of a checkpoint: it knows those of safetensors and of PyTorch, and it alone is told
+what `from_pretrained` was: revision, token, cache, subfolder. No extension point is, nor may a config name any other
+file. So that function is wrapped when the first such model is loaded: asked for `WEIGHTS`, which the quantizer names,
+it fetches the containers, tells the quantizer where they are, and answers with their folder. Asked for anything else
+it does what it did.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import inspect
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +25,43 @@ _FUNCTION = "_get_resolved_checkpoint_files"
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
-def wrap_resolution() -> None:
-    """Has transformers find containers. Without the function, as it may be one day, local folders still load."""
+class Expected(str):
+    """`WEIGHTS`, with whom to tell the folder where it is expected. A config has it until then."""
+
+    tell: Callable[[Path], None]
+
+    def __new__(cls, tell: Callable[[Path], None]) -> Expected:
+        """The name with what is called."""
+        self = super().__new__(cls, WEIGHTS)
+        self.tell = tell
+        return self
+
+
+def wrap_resolution() -> bool:
+    """Has transformers find containers. Without the function, as it may be one day, local folders still load: False."""
     from transformers import modeling_utils
 
     resolve = getattr(modeling_utils, _FUNCTION, None)
     if resolve is None or hasattr(resolve, "_df11"):
-        return
+        return resolve is not None
     signature = inspect.signature(resolve)
 
     @functools.wraps(resolve)
     def resolve_containers_too(*args: Any, **kwargs: Any) -> Any:
         asked = signature.bind(*args, **kwargs).arguments
         source = asked.get("pretrained_model_name_or_path")
-        if asked.get("transformers_explicit_filename") != WEIGHTS or source is None:
+        name = asked.get("transformers_explicit_filename")
+        if name != WEIGHTS or source is None:
             return resolve(*args, **kwargs)
         options = {name: asked.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(asked.get("download_kwargs") or {}))
+        if isinstance(name, Expected):
+            name.tell(folder)
         return [os.fspath(folder / WEIGHTS)], None
 
     resolve_containers_too._df11 = True  # type: ignore[attr-defined]
     setattr(modeling_utils, _FUNCTION, resolve_containers_too)
+    return True
 
 
 def folder_of(

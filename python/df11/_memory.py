@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 from ._errors import ParameterError
+
+#: Of formats of the struct module: Python's objects and pointers.
+_POINTERS = frozenset("O&P")
 
 
 def writable(buffer: Any) -> tuple[int, int, Any]:
@@ -22,6 +26,11 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
         raise _refused("the buffer is read-only", "pass a writable one")
     if not view.c_contiguous:
         raise _refused("the buffer is not contiguous", "pass a contiguous one")
+    # Names of fields are between colons.
+    if set(re.sub(r":[^:]*:", "", view.format)) & _POINTERS:
+        raise _refused(
+            "the buffer holds objects, whose addresses would be overwritten", "pass one of numbers"
+        )
     if view.nbytes == 0:
         return 0, 0, view
     memory = (ctypes.c_char * view.nbytes).from_buffer(view)

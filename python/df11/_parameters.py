@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ._kept import wanted_by
 from ._torch import as_buffer, bytes_of, decoded, dtype_of
 
 
@@ -159,6 +160,7 @@ def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple
     everything = entries(root)
     known = {place.name: entry for entry in everything for place in entry.places}
     rename = _renaming(known, names, prefix, container)
+    wanted = wanted_by(root)
     found: dict[int, Weight] = {}
     unused = []
     for tensor in names:
@@ -166,7 +168,8 @@ def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple
         if entry is None:
             unused.append(tensor)
         elif id(entry.value) not in found:
-            found[id(entry.value)] = whole(container, entry, tensor)
+            kind = wanted(entry.places[0].name, dtype_of(container[tensor]))
+            found[id(entry.value)] = whole(container, entry, tensor, kind)
     missing = [
         entry.places[0].name
         for entry in everything

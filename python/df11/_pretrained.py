@@ -28,6 +28,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from . import _native
+from ._kept import wanted_by
 from ._parameters import Piece, Weight, entries, whole
 from ._torch import decoded, dtype_of
 
@@ -45,6 +47,22 @@ def weights_of(
     return mapping.finish()
 
 
+def checkpoint_dtype(container: Any) -> torch.dtype:
+    """What transformers takes for the dtype of a checkpoint whose config names none: that of its first float tensor.
+
+    Asked of the first weights file alone, in the order of its names, as transformers reads them.
+    """
+    from transformers.modeling_utils import get_state_dict_dtype
+
+    first = _native.open(min(shard["path"] for shard in container.shards))
+    kinds = {name: dtype_of(first[name]) for name in sorted(first)}
+    state = {
+        name: torch.empty(0, dtype=kind, device="meta") for name, kind in kinds.items() if kind is not None
+    }
+    chosen: Callable[[Any], torch.dtype] = get_state_dict_dtype
+    return chosen(state)
+
+
 class _Mapping:
     def __init__(self, model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None) -> None:
         self.model = model
@@ -55,6 +73,7 @@ class _Mapping:
         self.entries = {place.name: entry for entry in entries(model) for place in entry.places}
         self.state = {name: entry.value for name, entry in self.entries.items() if entry.is_persistent}
         self.dtype = dtype
+        self.kept = wanted_by(model)
         plan = model._get_dtype_plan(dtype) if dtype is not None else {}
         self.plan = build_glob_alternation(list(plan)) if plan else None
         self.plan_dtypes = plan
@@ -84,9 +103,9 @@ class _Mapping:
             self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
 
     def target_dtype(self, name: str, stored: torch.dtype | None) -> torch.dtype | None:
-        """What transformers would make of a parameter; where nobody asked for a dtype, as it is stored."""
+        """What transformers would make of a parameter; where nobody asked for a dtype, of a model of the stored one."""
         if self.dtype is None:
-            return stored
+            return self.kept(name, stored)
         if self.plan is not None:
             match = self.plan[0].search(name)
             if match is not None and match.lastgroup is not None:
@@ -198,12 +217,16 @@ class _Mapping:
     def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
         made: dict[str, torch.Tensor] = {}
         container, model = self.container, weakref.ref(self.model)
+        wanted = self.target_dtype(first, None)
+
+        def converted(source: str) -> torch.Tensor:
+            # Converted before operations, as transformers does: they may compute.
+            tensor = decoded(container[source])
+            return tensor if wanted is None else tensor.to(wanted)
 
         def make(name: str, dtype: torch.dtype) -> torch.Tensor:
             if name not in made:
-                made.update(
-                    _converted(model(), first, converter, sources, lambda source: decoded(container[source]))
-                )
+                made.update(_converted(model(), first, converter, sources, converted))
             return made.pop(name).to(dtype).contiguous()
 
         # Which parameters come of it is known from tensors without memory.

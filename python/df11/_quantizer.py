@@ -6,44 +6,55 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 |---|---|
 | `validate_environment` | is this a transformers that has all of them |
 | `update_device_map` | where the model shall be |
-| `update_tp_plan` | names a weights file beside the containers; it holds what they lack, if anything. On the Hub it finds them (`_hub`) |
-| `update_dtype` | refuses what is not stored |
+| `update_tp_plan` (to 5.20), `update_attn_implementation` (from 5.18) | the calls with the config before files are looked for; see below |
+| `update_dtype` | remembers what is asked for |
 | `preprocess_model` | opens the containers, and has an empty checkpoint read where there is no weights file |
 | `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
 | `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: places by compressed sizes |
 | `postprocess_model` | loads the containers, makes parameters views of the arena, puts the hooks on |
 
-No BF16 weight is in memory or on disk meanwhile, but for those that stay ordinary parameters.
+The config gets the name of a weights file beside the containers, which holds what they lack, if anything; on the Hub
+that finds them (`_hub`). Where it says no dtype, it gets that of the containers. So dtypes are those that the same
+checkpoint would have as safetensors: of the `dtype` argument, else of the config, else of the checkpoint. What is
+stored in another one is converted once, and stays an ordinary parameter. No other weight is in memory or on disk as
+BF16 meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 import weakref
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import __version__
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._copy import copy_containers
-from ._hub import WEIGHTS, folder_of, wrap_resolution
+from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._parameters import Weight
 from ._place import Placement, resolve, set_up
-from ._pretrained import weights_of
+from ._pretrained import checkpoint_dtype, weights_of
 from ._runtime import Runtime, runtimes
+from ._torch import dtype_of
+from ._versions import mismatch
 
 METHOD = "df11"
 EMPTY = Path(__file__).with_name("empty.safetensors")
 #: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
 #: (src/write/config.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
-_NEEDED = ("update_weight_conversions", "update_tp_plan", "adjust_max_memory", "get_state_dict_and_metadata")
+#: The calls with the config, before files are looked for; each release has one of them at least.
+_WITH_CONFIG = ("update_tp_plan", "update_attn_implementation")
+_NEEDED = ("update_weight_conversions", "update_dtype", "adjust_max_memory", "get_state_dict_and_metadata")
 
 
 @register_quantization_config(METHOD)
@@ -91,13 +102,10 @@ class Df11Quantizer(HfQuantizer):
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Checks transformers, and later settles where the model goes."""
         lacking = [name for name in _NEEDED if not hasattr(HfQuantizer, name)]
+        if not any(hasattr(HfQuantizer, name) for name in _WITH_CONFIG):
+            lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
-            import transformers
-
-            raise ImportError(
-                f"transformers {transformers.__version__} is too old for df11 (it lacks {lacking[0]}); pip "
-                "install -U 'transformers>=5.17'"
-            )
+            raise _unfit(lacking[0])
         if not self.pre_quantized:
             raise ValueError(
                 "df11 compresses checkpoints, not models that are being loaded; run `df11 compress MODEL "
@@ -121,21 +129,39 @@ class Df11Quantizer(HfQuantizer):
 
     def update_tp_plan(self, config: Any) -> Any:
         """Has the loader look for containers, and not for weights files that are not there."""
-        if not Path(getattr(config, "_name_or_path", None) or "").is_dir():
-            wrap_resolution()
+        return self._expect_containers(config)
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """As `update_tp_plan`: some releases call the one, some the other, some both."""
+        return self._expect_containers(config)
+
+    def _expect_containers(self, config: Any) -> Any:
+        source = Path(getattr(config, "_name_or_path", None) or "")
         config.transformers_weights = WEIGHTS
-        if getattr(config, "dtype", None) is None:
-            config.dtype = torch.bfloat16
+        if source.is_dir() and getattr(config, "dtype", None) is not None:
+            return config
+        config.transformers_weights = Expected(partial(self._found, config))
+        if not wrap_resolution() and source.is_dir():
+            self._found(config, folder_of(source))
         return config
 
-    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Only what is stored."""
-        if dtype != torch.bfloat16:
-            raise ValueError(
-                "compressed weights are used as they are stored, in bfloat16, and "
-                f"{str(dtype).removeprefix('torch.')} was asked for; "
-                'load with dtype="auto", or decompress the model first'
+    def _found(self, config: Any, folder: Path) -> None:
+        """Where the containers are is known, and what they hold is the dtype of a config that names none."""
+        config.transformers_weights = WEIGHTS
+        self._open(folder)
+        if getattr(config, "dtype", None) is None:
+            config.dtype = checkpoint_dtype(self.container)
+
+    def _open(self, folder: Path) -> None:
+        self.container = _native.open(folder)
+        if not self.container.is_complete:
+            shards = self.container.shards
+            raise FileNotFoundError(
+                f"{folder} holds {len(shards)} of {shards[0]['count']} containers of the model; fetch all"
             )
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What is asked for, by the caller or by the config."""
         self.dtype = dtype
         return dtype
 
@@ -146,19 +172,17 @@ class Df11Quantizer(HfQuantizer):
     ) -> None:
         if not checkpoint_files:
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
-        folder = folder_of(Path(checkpoint_files[0]).parent)
-        self.container = _native.open(folder)
-        if not self.container.is_complete:
-            shards = self.container.shards
-            raise FileNotFoundError(
-                f"{folder} holds {len(shards)} of {shards[0]['count']} containers of the model; fetch all"
-            )
+        if self.container is None:
+            self._open(folder_of(Path(checkpoint_files[0]).parent))
         if not Path(checkpoint_files[0]).exists():
             checkpoint_files[:] = [os.fspath(EMPTY)]
         self.model = model
 
-    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
-        """Finds the weights, and hides them from the loader, which would allocate and initialise them."""
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        """Finds the weights, and hides them from the loader, which would allocate and initialise them.
+
+        Releases before 5.21 name no model.
+        """
         if self.model is None:
             return weight_conversions
         self.weights, self._unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
@@ -167,6 +191,7 @@ class Df11Quantizer(HfQuantizer):
                 f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the "
                 "class it was made for"
             )
+        _tell_conversions(self.container, self.weights, self.dtype)
         held = self._by_name = {place.name: weight for weight in self.weights for place in weight.places}
         for name, value in (
             *self.model.named_parameters(remove_duplicate=False),
@@ -206,7 +231,10 @@ class Df11Quantizer(HfQuantizer):
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if self._hidden is None:
+            raise _unfit("a call of update_weight_conversions")
         self._hidden.remove()
+        _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         assert self.placement is not None
@@ -245,6 +273,50 @@ class Df11Quantizer(HfQuantizer):
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
         raise NotImplementedError(
             "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
+        )
+
+
+def _unfit(lacking: str) -> ImportError:
+    return ImportError(mismatch(__version__, lacking))
+
+
+def _take_quantized_mark(model: Any) -> None:
+    """Weights are what they were before compression, and so is the code that computes with them.
+
+    transformers marks the configs of quantized models, and by that mark some models take other ways, which round
+    otherwise (Jamba and Falcon Mamba) or guess what dtype weights have (attention).
+    """
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            vars(module.config).pop("_is_quantized", None)
+
+
+def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype | None) -> None:
+    """Warns of weights that are not used as they are stored: rounded ones, and compressed ones that are wider."""
+    rounded: Counter[str] = Counter()
+    widened: Counter[str] = Counter()
+    for weight in weights:
+        stored = {kind for name in weight.tensors if (kind := dtype_of(container[name])) is not None}
+        for kind in stored - {weight.dtype}:
+            words = f"stored as {kind} and used as {weight.dtype}".replace("torch.", "")
+            if torch.promote_types(kind, weight.dtype) != weight.dtype:
+                rounded[words] += 1
+            elif weight.dtype == dtype and any(container[name].encoding != "raw" for name in weight.tensors):
+                widened[words] += 1
+    for words, count in rounded.items():
+        warnings.warn(
+            f"df11: {count} weights are {words}, which rounds them, as transformers does with safetensors: the dtype "
+            "argument of from_pretrained, or else the config, asks for it; name the stored dtype to keep every bit",
+            stacklevel=2,
+        )
+    for words, count in widened.items():
+        warnings.warn(
+            f"df11: {count} weights are {words}, because the dtype argument of from_pretrained, or else the config, "
+            "asks for it; these are decoded once and take their full size; name the stored dtype to keep them "
+            "compressed",
+            stacklevel=2,
         )
 
 

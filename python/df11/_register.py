@@ -39,7 +39,13 @@ def _register_now() -> None:
     try:
         from . import _quantizer  # noqa: F401
     except Exception as error:  # transformers itself must stay importable
-        warnings.warn(f"df11 could not register with transformers: {error}", RuntimeWarning, stacklevel=2)
+        from ._versions import TESTED
+
+        warnings.warn(
+            f"df11 could not register with transformers: {error}; it is tested with {TESTED[0]} to {TESTED[1]}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def register() -> None:

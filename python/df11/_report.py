@@ -16,6 +16,8 @@ class Report:
     """Bytes of the side files (configuration, tokenizer)."""
     stored_bytes: int
     """Bytes of all containers, side files in them included."""
+    stored_side_bytes: int
+    """Bytes of the side files that are in a container, before they were stored: all of a single container, none of a folder."""
     shards: int
     """The number of containers."""
     blocks: int
@@ -39,8 +41,8 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Stored size as a fraction of the original size, side files aside where they are inside."""
-        return self.stored_bytes / max(self.source_bytes, 1)
+        """Stored size as a fraction of the size of the same original files: side files count if they are inside."""
+        return self.stored_bytes / max(self.source_bytes + self.stored_side_bytes, 1)
 
     @property
     def bits_per_weight(self) -> float:

@@ -341,8 +341,7 @@ class Runtime:
         self._versions = {device: arena._version for device, arena in self.arenas.items()}
         self._new = {id(value): value for _, value in self.others()}
         self.root.__dict__[KEY] = self
-        # A module of which nothing is compressed in memory is an ordinary one.
-        for module in self.root.modules() if self.units else ():
+        for module in self._holders():
             module.__dict__["_apply"] = partial(self._on_apply, weakref.ref(module))
             module.__dict__[KEY] = self
 
@@ -354,6 +353,14 @@ class Runtime:
             paths.update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
         modules = [self.root.get_submodule(path) for path in sorted(paths)]
         return [module for module in modules if is_callable(module)]
+
+    def _holders(self) -> list[nn.Module]:
+        """The modules that have compressed weights, and those around them.
+
+        Others are ordinary ones, and may be another model's as well: an activation that a library makes once.
+        """
+        paths = {path for unit in self.units for weight in unit.weights for path in _around(weight.places)}
+        return [self.root.get_submodule(path) for path in sorted(paths)]
 
     def _owners(self) -> list[nn.Module]:
         arena = {id(weight) for unit in self.units for weight in unit.weights}
@@ -496,6 +503,14 @@ class Runtime:
     def __repr__(self) -> str:
         bytes_ = sum(weight.nbytes for weight in self.weights)
         return f"<df11: {len(self.units)} units, {show_bytes(bytes_)} of weights, from {self.container.path}>"
+
+
+def _around(places: Iterable[Place]) -> Iterator[str]:
+    """The modules of these places, and all around them."""
+    for place in places:
+        parts = place.path.split(".") if place.path else []
+        for count in range(len(parts) + 1):
+            yield ".".join(parts[:count])
 
 
 def _blocks_of(units: list[Unit]) -> set[str]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ._parameters import Place, Weight
+if TYPE_CHECKING:
+    from ._parameters import Place, Weight
 
 #: Weights start on a multiple of this many bytes, as PyTorch's own allocations do: which kernel a library
 #: picks may depend on it.

@@ -139,9 +139,10 @@ impl Model {
     }
 
     #[getter]
-    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
-        let lengths = self.inner.tensors().map(|tensor| tensor.byte_length());
-        lengths.sum::<df11::Result<u64>>().or_raise(py)
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u128> {
+        // Of tensors that cannot be decoded, and of aliases, nothing bounds the sum.
+        let lengths = self.inner.tensors().map(|tensor| tensor.byte_length().map(u128::from));
+        lengths.sum::<df11::Result<u128>>().or_raise(py)
     }
 
     #[getter]

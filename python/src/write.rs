@@ -120,7 +120,7 @@ pub(crate) fn decompress(
         options.check(&model, &out)?;
         let decoder = choice.decoder(&model, Purpose::Restore)?;
         options.decoder = &*decoder;
-        df11::decompress(&model, &out, &options, observer)
+        Ok(df11::decompress(&model, &out, &options, observer)?.bytes)
     })
 }
 
@@ -130,6 +130,7 @@ fn report(py: Python<'_>, report: df11::Report) -> PyResult<Bound<'_, PyAny>> {
         ("source_bytes", report.source_bytes),
         ("side_bytes", report.side_bytes),
         ("stored_bytes", report.stored_bytes),
+        ("stored_side_bytes", report.stored_side_bytes),
         ("shards", report.shards),
         ("blocks", report.blocks),
         ("coded_tensors", report.coded_tensors),

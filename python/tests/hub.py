@@ -62,7 +62,9 @@ class Hub:
             (headers["Authorization"] or "").removeprefix("Bearer "),
         ):
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
-        kind, revision, name = parts[2], parts[3], "/".join(parts[4:])
+        # A repository alone is asked for what its default branch is.
+        kind, revision = parts[2:4] if len(parts) > 2 else ("revision", "main")
+        name = "/".join(parts[4:])
         if revision not in (repository.sha, *repository.branches):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if kind == "resolve":

@@ -30,12 +30,77 @@ def test_numpy_types_are_those_of_ml_dtypes_where_it_is(
     import sys
     import types
 
+    from df11 import _arrays
+
     tensor = df11.open(container)["model.layers.0.mlp.weight"]
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    _arrays._ml_dtypes.cache_clear()
     assert tensor.numpy().dtype == np.uint16
+    _arrays._ml_dtypes.cache_clear()
     # Any type of two bytes shows that it is taken.
     monkeypatch.setitem(sys.modules, "ml_dtypes", types.SimpleNamespace(bfloat16=np.float16))
     assert tensor.numpy().dtype == np.float16
+    _arrays._ml_dtypes.cache_clear()
+
+
+def test_ml_dtypes_is_looked_for_once(container: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failing import takes locks that a fork of a process with threads may find taken for ever."""
+    np = pytest.importorskip("numpy")
+    import importlib
+    import os
+    import sys
+
+    from df11 import _arrays
+
+    tensor = df11.open(container)["model.layers.0.mlp.weight"]
+    monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)
+    _arrays._ml_dtypes.cache_clear()
+    asked: list[str] = []
+    real = importlib.import_module
+
+    def absent(name: str) -> object:
+        asked.append(name)
+        if name == "ml_dtypes":
+            raise ModuleNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(_arrays.importlib, "import_module", absent)
+    for _ in range(3):
+        assert tensor.numpy().dtype == np.uint16
+    assert asked.count("ml_dtypes") == 1
+    child = os.fork()
+    if child == 0:
+        tensor.numpy()
+        os._exit(0 if asked.count("ml_dtypes") == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    _arrays._ml_dtypes.cache_clear()
+
+
+def test_objects_are_not_overwritten(container: Path) -> None:
+    """Their addresses are the memory of such an array, and Python would follow them."""
+    np = pytest.importorskip("numpy")
+    import ctypes
+
+    tensor = df11.open(container)["model.layers.0.norm.weight"]
+    assert tensor.nbytes == 18
+    block = df11.open(container)["model.layers.1.eight"]
+    fields = np.dtype([("O", "u1"), ("P", "O")])
+    for buffer in (
+        np.array([object()]),
+        np.zeros(1, np.dtype([("Object", "O")])),
+        (ctypes.py_object * 1)(object()),
+        (ctypes.POINTER(ctypes.c_int) * 1)(),
+    ):
+        assert memoryview(buffer).nbytes == 8
+        with pytest.raises(df11.ParameterError, match="objects"):
+            block.decode_into(buffer)
+        with pytest.raises(df11.ParameterError, match="objects"):
+            block.rows(0, 4).decode_into(buffer)
+    with pytest.raises(df11.ParameterError, match="objects"):
+        tensor.decode_into(np.zeros(2, fields))
+    numbers = np.zeros(4, np.dtype([("O", "u1"), ("P", "u1")]))
+    block.decode_into(numbers)
+    assert numbers.tobytes() == bytes(range(8))
 
 
 def test_torch_tensors_have_the_bytes(container: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib.util
+import pickle
 import runpy
 import shutil
 import sys
 import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -473,3 +477,108 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space"):
         _copy.copy_containers(container, folder)
     assert list(folder.iterdir()) == []
+
+
+def wan(diffusers: Any) -> tuple[Any, dict[str, Any]]:
+    model = diffusers.WanTransformer3DModel(
+        num_attention_heads=4,
+        attention_head_dim=32,
+        in_channels=4,
+        out_channels=4,
+        text_dim=64,
+        freq_dim=32,
+        ffn_dim=512,
+        num_layers=6,
+        rope_max_seq_len=32,
+    )
+    inputs = {
+        "hidden_states": normal(1, 4, 2, 8, 8),
+        "timestep": torch.tensor([7]),
+        "encoder_hidden_states": normal(1, 8, 64),
+    }
+    return model, inputs
+
+
+def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    model, inputs = wan(diffusers)
+    config = dict(model.config)
+    # Plain BF16 files, as of a repository that was converted by other means.
+    fill(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "_keep_in_fp32_modules", None)
+        model.to(torch.bfloat16).save_pretrained(tmp_path / "bf16")
+    file = tmp_path / "bf16" / "diffusion_pytorch_model.safetensors"
+    assert {value.dtype for value in safetensors.load_file(str(file)).values()} == {torch.bfloat16}
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+
+    original = type(model).from_pretrained(tmp_path / "bf16", torch_dtype=torch.bfloat16)
+    attached = df11.attach(type(model).from_config(config), tmp_path / "df11", device="cpu")
+    expected = {name: value.dtype for name, value in original.named_parameters()}
+    assert {name: value.dtype for name, value in attached.named_parameters()} == expected
+    kept = [name for name, kind in expected.items() if kind == torch.float32]
+    assert len(kept) >= 23
+    assert df11.report(attached).resident["stored as bfloat16, used as float32"][0] == len(kept)
+    state = df11.state_dict(attached)
+    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(attached(**inputs).sample, original(**inputs).sample)
+    assert df11.report(attached, verify=True).verified
+
+
+def test_what_transformers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
+    """The model says it, in a module of one's own too, and not its parts."""
+    transformers = pytest.importorskip("transformers")
+    from models import config_of, seeded
+
+    model = seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama")))
+    model.save_pretrained(tmp_path / "bf16")
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "_keep_in_fp32_modules_strict", {"mlp.down_proj", "norm"})
+        original = type(model).from_pretrained(tmp_path / "bf16")
+        loaded = type(model).from_pretrained(tmp_path / "df11", device_map="cpu")
+        attached = df11.attach(type(model)(original.config), tmp_path / "df11", device="cpu")
+        wrapped = torch.nn.ModuleDict({"inner": type(model)(original.config)})
+        df11.attach(wrapped, tmp_path / "df11", device="cpu")
+    expected = {name: value.dtype for name, value in original.named_parameters()}
+    assert set(expected.values()) == {torch.bfloat16, torch.float32}
+    for other in (loaded, attached, wrapped["inner"]):
+        assert {name: value.dtype for name, value in other.named_parameters()} == expected
+
+
+def test_shared_activations_are_not_marked(tmp_path: Path) -> None:
+    """Libraries make an activation once, for all models of the process."""
+    shared = torch.nn.GELU()
+
+    class Active(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            for layer in self.layers:
+                layer.act = shared
+
+    other = Active()
+    module = df11.attach(Active(), compressed(fill(Active()), tmp_path), device="cpu")
+    assert df11.report(module).active
+    before = copy.deepcopy(other)
+    assert before.layers[0].act is not shared
+    assert pickle.loads(pickle.dumps(shared)) is not None
+    assert other.to(torch.float64) is other
+    assert not [name for name in vars(shared) if "df11" in name or name == "_apply"]
+    # Nor is what is an ordinary parameter of the model.
+    assert copy.deepcopy(module.norm).weight.dtype == torch.bfloat16
+    for part in (module, module.layers, module.layers[0], module.layers[0].up, module.embed, module.head):
+        with pytest.raises(TypeError, match="compressed weights"):
+            copy.deepcopy(part)
+        with pytest.raises(RuntimeError, match="stay where and what they are"):
+            part.to(torch.float32)
+
+
+def test_no_mark_outlives_its_model(tmp_path: Path) -> None:
+    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cpu")
+    parts = [module.norm, module.layers[0].norm]
+    runtime = weakref.ref(module.__dict__["_df11"])
+    del module
+    gc.collect()
+    assert runtime() is None
+    assert all(copy.deepcopy(part).weight is not part.weight for part in parts)

@@ -70,7 +70,7 @@ class Draft:
         directory, offset = self._directory(), len(out)
         out += directory + bytes(-len(directory) % 256)
         fields = {
-            "magic": MAGIC, "major": 1, "minor": int(any(t["encoding"] == 3 for t in self.tensors)), "state": 1, "incompatible": 0, "compatible": 0,
+            "magic": MAGIC, "major": 1, "minor": 0, "state": 1, "incompatible": 0, "compatible": 0,
             "file_length": len(out) + 64, "offset": offset, "length": len(directory), "checksum": crc32(directory),
         }
         fields.update(self.header)
@@ -91,7 +91,8 @@ class Draft:
                 values = [record[name] for name in names.split()]
                 out += struct.pack(layout, *(struct.pack(f"<{len(v)}Q", *v) if isinstance(v, list) else v for v in values))
         out += struct.pack(f"<Q{len(checksums)}I", len(checksums), *checksums)
-        return out + struct.pack("<Q", len(self.text)) + self.text + self.directory_tail
+        no_metadata = struct.pack("<Q", 0)
+        return out + no_metadata + struct.pack("<Q", len(self.text)) + self.text + self.directory_tail
 
     def set_text(self, paths: list[bytes], blocks: list[bytes], names: list[bytes]) -> None:
         """Lays out the text, and the fields that point into it."""
@@ -244,9 +245,10 @@ def draft(sources: list[Source], side: dict[str, bytes] | None = None, block_nam
     _lay_out(d, stored)
     texts = [paths + sorted(side, key=str.encode), block_names, [s.name for s in ordered]]
     d.set_text(*([value.encode() for value in values] for values in texts))
+    files = sorted((path.encode(), f) for path, f in zip(texts[0], d.files))
     d.identity = blake3(b"".join(
-        struct.pack("<Q", len(p.encode())) + p.encode() + struct.pack("<Q", f["length"]) + f["hash"]
-        for p, f in zip(paths, d.files)
+        bytes([f["kind"] == 0]) + struct.pack("<Q", len(path)) + path + struct.pack("<Q", f["length"]) + f["hash"]
+        for path, f in files
     ))
     return d
 

@@ -81,7 +81,8 @@ def first_failure(data: bytes) -> tuple[str, list[FormatError]]:
         return "open", [e]
     with container:
         _, errors = load_all(container)
-        if errors:
+        # An Unsupported tensor is none: what is wrong may lie elsewhere.
+        if any(not isinstance(e, Unsupported) for e in errors.values()):
             return "load", list(errors.values())
         try:
             container.verify()

@@ -5,6 +5,7 @@ See df11_reader.py, which loads, restores and verifies.
 
 import os
 import struct
+from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
@@ -20,11 +21,19 @@ CHECKSUM_CHUNK_BYTES = 1 << 20
 MAX_DIRECTORY_BYTES = 268435456
 MAX_FILE_BYTES = 2**63 - 1
 MAX_NAME_BYTES = 4096
+MAX_COMPONENT_BYTES = 255
+MAX_PATH_COMPONENTS = 32
+MAX_FILES = 10000
+MAX_FOLDERS = 10000
+MAX_ALIASES = 15
+MAX_KEY_BYTES = 255
+MAX_VALUE_BYTES = 65536
+MAX_METADATA_BYTES = 1048576
 MAX_DIMENSIONS = 8
 MAX_SHARDS = 100000
 MAX_CODE_LENGTH = 16
 
-WEIGHTS, SIDE_FILE = 0, 1
+WEIGHTS, SIDE_FILE, BESIDE = 0, 1, 2
 CODEBOOK, INDEX, BITSTREAM, PLANE, RAW, PREFIX, SIDE = range(1, 8)
 ALIAS, STORED_RAW, GAP, TILE = 0, 1, 2, 3
 ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE)
@@ -104,6 +113,14 @@ class Tensor(NamedTuple):
     hash: bytes
 
 
+class Entry(NamedTuple):
+    at: int
+    key_offset: int
+    key_length: int
+    value_offset: int
+    value_length: int
+
+
 class Array(NamedTuple):
     at: int
     section: int
@@ -172,6 +189,7 @@ class Directory:
             self._check_arrays()
             for i in range(len(self.tensors)):
                 self._check_encoding(i)
+            self._check_alias_counts()
             self._check_checksum_count()
         except BaseException:
             self.close()
@@ -253,6 +271,7 @@ class Directory:
         ]
         self.arrays = [Array(*r) for r in c.records("<QQQ", "arrays")]
         self.checksums = [value for _, value in c.records("<I", "checksums")]
+        self._entries = [Entry(*r) for r in c.records("<QQQQ", "metadata")]
         count = c.u64("text")
         self._text_at = c.base + c.pos
         self._text = c.take(count, "text")
@@ -266,7 +285,7 @@ class Directory:
     def _check_unknown_kinds(self) -> None:
         """First, for Corrupt must not be reported of what a newer reader may understand (sections 1 and 3)."""
         for i, f in enumerate(self.files):
-            if f.kind not in (WEIGHTS, SIDE_FILE):
+            if f.kind not in (WEIGHTS, SIDE_FILE, BESIDE):
                 raise Unsupported(f"files[{i}].kind", f.at, f"kind {f.kind}")
         for i, s in enumerate(self.sections):
             if not CODEBOOK <= s.kind <= SIDE and s.kind < 2**31:
@@ -276,11 +295,11 @@ class Directory:
         """Section 3, Text: the names tile the text."""
         end = 0
 
-        def take(place: str, at: int, offset: int, length: int) -> str:
+        def take(place: str, at: int, offset: int, length: int, least: int = 1, most: int = MAX_NAME_BYTES) -> str:
             nonlocal end
-            if length > MAX_NAME_BYTES:
+            if length > most:
                 raise Limit(place, at, f"{length} bytes")
-            if length == 0 or offset != end or length > len(self._text) - end:
+            if length < least or offset != end or length > len(self._text) - end:
                 raise Corrupt(place, at, "empty, or not where the text before it ends")
             end += length
             try:
@@ -294,6 +313,12 @@ class Directory:
         self.paths = [take(f"files[{i}]", f.at + 8, f.path_offset, f.path_length) for i, f in enumerate(self.files)]
         self.block_names = [take(f"blocks[{i}]", b.at, b.name_offset, b.name_length) for i, b in enumerate(self.blocks)]
         self.names = [take(f"tensors[{i}]", t.at, t.name_offset, t.name_length) for i, t in enumerate(self.tensors)]
+        metadata = []
+        for i, e in enumerate(self._entries):
+            key = take(f"metadata[{i}]", e.at, e.key_offset, e.key_length, most=MAX_KEY_BYTES)
+            value = take(f"metadata[{i}]", e.at + 16, e.value_offset, e.value_length, 0, MAX_VALUE_BYTES)
+            metadata.append((key, value))
+        self._check_metadata(metadata)
         if end != len(self._text):
             raise Corrupt("text", self._text_at + end, "bytes left over")
         seen: set[str] = set()
@@ -303,28 +328,51 @@ class Directory:
             seen.add(name)
         self.index = {name: i for i, name in enumerate(self.names)}
 
+    def _check_metadata(self, entries: list[tuple[str, str]]) -> None:
+        """Section 3, Metadata."""
+        keys = [key.encode() for key, _ in entries]
+        if any(a >= b for a, b in zip(keys, keys[1:])):
+            raise Corrupt("metadata", self._entries[0].at, "keys out of order")
+        if sum(e.key_length + e.value_length for e in self._entries) > MAX_METADATA_BYTES:
+            raise Limit("metadata", self._entries[0].at, "too many bytes")
+        self.metadata = dict(entries)
+
     def _check_files(self) -> None:
         """Section 3, File."""
         before = (-1, b"")
+        if len(self.files) > MAX_FILES:
+            raise Limit("files", self.directory_offset, f"{len(self.files)} files")
+        if self.shard_index and (self._entries or any(f.kind != WEIGHTS for f in self.files)):
+            raise Corrupt("files", self.directory_offset, "side files or metadata in a later shard")
         for i, f in enumerate(self.files):
             place, path = f"files[{i}]", self.paths[i]
             if f.reserved:
                 raise Corrupt(f"{place}.reserved", f.at + 4, "not zero")
             if any(c in ("", ".", "..") for c in path.split("/")) or any(c in "\\:" or c < " " or "\x7f" <= c <= "\x9f" for c in path):
                 raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} is no path")
+            parts = path.split("/")
+            if len(parts) > MAX_PATH_COMPONENTS or any(len(p.encode()) > MAX_COMPONENT_BYTES for p in parts):
+                raise Limit(f"{place}.path", f.at + 8, f"{path!r} is too deep, or has a component that is too long")
+            if f.kind == BESIDE and path.endswith(".df11"):
+                raise Corrupt(f"{place}.path", f.at + 8, f"{path!r} would be taken for a shard")
             order = (f.kind, path.encode())
             if order <= before:
                 raise Corrupt(place, f.at, "out of order")
             before = order
-            if f.array_count != (1 if f.kind == WEIGHTS or f.length else 0):
+            if f.array_count != (1 if f.kind == WEIGHTS or f.kind == SIDE_FILE and f.length else 0):
                 raise Corrupt(f"{place}.array_count", f.at + 72, f"{f.array_count}")
         paths = set(self.paths)
         if len(paths) != len(self.paths):
             raise Corrupt("files", self.directory_offset, "a path occurs twice")
+        folders = set()
         for i, path in enumerate(self.paths):
             parts = path.split("/")
-            if any("/".join(parts[:k]) in paths for k in range(1, len(parts))):
+            above = {"/".join(parts[:k]) for k in range(1, len(parts))}
+            if above & paths:
                 raise Corrupt(f"files[{i}].path", self.files[i].at + 8, f"{path!r} lies in a file")
+            folders |= above
+        if len(folders) > MAX_FOLDERS:
+            raise Limit("files", self.directory_offset, f"{len(folders)} folders")
 
     def _check_sections(self) -> None:
         """Section 3, Section, and the positions of section 2."""
@@ -415,12 +463,12 @@ class Directory:
     def _check_encoding(self, i: int) -> None:
         """Section 6, as far as the directory tells. An unknown dtype or encoding is met when the tensor is loaded."""
         t, place = self.tensors[i], f"tensors[{i}]"
-        if t.dtype not in BITS or t.encoding not in ENCODINGS:
-            return
-        if t.encoding == ALIAS:
+        if t.encoding == ALIAS:  # whatever its dtype
             self._check_parameters(t, place, 1)
             self._check_alias(t, place)
             self._check_layout(t, place, (), ())
+        elif t.dtype not in BITS or t.encoding not in ENCODINGS:
+            return
         elif t.encoding == STORED_RAW:
             self._check_parameters(t, place, 0)
             size = self._size(t)
@@ -451,6 +499,12 @@ class Directory:
         same = [(x.block, x.dtype, x.dimension_count, x.shape, x.hash) for x in (t, o)]
         if same[0] != same[1]:
             raise Corrupt(f"{place}.target", t.at + 136, "the target differs")
+
+    def _check_alias_counts(self) -> None:
+        counts = Counter(t.parameters[0] for t in self.tensors if t.encoding == ALIAS)
+        for target, count in counts.items():
+            if count > MAX_ALIASES:
+                raise Limit(f"tensors[{target}]", self.tensors[target].at, f"{count} aliases")
 
     def _check_gap(self, t: Tensor, place: str) -> None:
         """Section 6.3: parameters, and the lengths that follow from them."""

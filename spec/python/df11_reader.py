@@ -1,4 +1,4 @@
-"""A reader of the df11 container, version 1.1, in plain Python.
+"""A reader of the df11 container, version 1.0, in plain Python.
 
 Written from spec/format.md alone, to find out whether that text suffices; section numbers in comments are those of that text.
 It is slow and meant to be read. The words are those of spec/terms.md.
@@ -16,11 +16,13 @@ from zlib import crc32
 from blake3 import blake3
 from df11_directory import (
     ALIAS,
+    BESIDE,
     BITS,
     CHECKSUM_CHUNK_BYTES,
     ENCODINGS,
     GAP,
     MAX_CODE_LENGTH,
+    MAX_DIMENSIONS,
     NAMES,
     STORED_RAW,
     TILE,
@@ -45,6 +47,63 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("a key occurs twice")
     return dict(pairs)
+
+
+class HeaderTensor(NamedTuple):
+    """A tensor as a safetensors header has it (7)."""
+
+    dtype: str
+    shape: list[int]
+    start: int
+    end: int
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _no_integer(text: str) -> float | int:
+    """`-0` is an integer to Python, and a number with a sign to the format."""
+    return -0.0 if text == "-0" else int(text)
+
+
+def _numbers(value: object) -> list[int]:
+    """A list of integers of 64 bits; Python takes booleans for integers too."""
+    if type(value) is not list or not all(type(n) is int and 0 <= n < 2**64 for n in value):
+        raise ValueError("no list of integers")
+    return value
+
+
+def _header_tensor(entry: object) -> HeaderTensor:
+    if type(entry) is not dict or type(entry["dtype"]) is not str:
+        raise ValueError("no entry of a tensor")
+    start, end = _numbers(entry["data_offsets"])
+    return HeaderTensor(entry["dtype"], _numbers(entry["shape"]), start, end)
+
+
+def parse_header(prefix: bytes) -> dict[str, HeaderTensor]:
+    """The tensors of a safetensors header (7); ValueError or the like where it is none."""
+    if len(prefix) < 8 or int.from_bytes(prefix[:8], "little") != len(prefix) - 8:
+        raise ValueError("not of the length that it says")
+    text = prefix[8:].decode("utf-8")
+    header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_no_integer)
+    json.dumps(header, ensure_ascii=False).encode()  # fails where an escape is half a surrogate pair
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and (type(metadata) is not dict or any(type(v) is not str for v in metadata.values())):
+        raise ValueError("__metadata__ is no object of strings")
+    return {name: _header_tensor(entry) for name, entry in header.items()}
+
+
+# What transformers needs to find in the config.json of a folder (8).
+MARK = b'\n  "quantization_config": {"quant_method": "df11"},'
+
+
+def unmarked(data: bytes) -> bytes:
+    """The file without the mark (8), or as it is."""
+    brace = len(data) - len(data.lstrip(b" \t\n\r")) + 1
+    if data[brace - 1 : brace] == b"{" and data.startswith(MARK, brace):
+        return data[:brace] + data[brace + len(MARK) :]
+    return data
 
 
 class Code:
@@ -118,7 +177,12 @@ class GapIndex(NamedTuple):
 
 
 class Container(Directory):
-    """An open container: the directory and what it describes."""
+    """An open container: the directory and what it describes. Side files beside it are looked for in `folder`, the
+    folder of its model."""
+
+    def __init__(self, source: bytes | str | os.PathLike, folder: str | os.PathLike | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        super().__init__(source)
 
     def __enter__(self) -> "Container":
         return self
@@ -281,7 +345,7 @@ class Container(Directory):
                 self._supported(t)
                 pieces.append((t.file_offset, self._size(t), k))
         for offset, size, k in sorted(pieces):
-            if offset < prefix or size and offset != position:
+            if offset != position:
                 raise Corrupt(f"tensors[{k}].file_offset", self.tensors[k].at + 40, "overlaps, or leaves a hole")
             position += size
         if position != f.length:
@@ -291,10 +355,27 @@ class Container(Directory):
     def restore(self, path: str) -> bytes:
         """The bytes of an original file."""
         i = self.paths.index(path)
+        if self.files[i].kind == BESIDE:
+            return self._beside(i)
         parts = [self._read_array(a) for a in self._arrays(self.files[i])]
         if self.files[i].kind == WEIGHTS:
             parts += [self.tensor(self.names[k]) for _, _, k in self._pieces(i)]
         return b"".join(parts)
+
+    def _beside(self, i: int) -> bytes:
+        """The original of a side file beside the container (8)."""
+        f, path = self.files[i], self.paths[i]
+        if self.folder is None:
+            raise Unsupported(f"file {path}", f.at, "beside the container, and the folder is not known")
+        try:
+            data = (self.folder / path).read_bytes()
+        except OSError as e:
+            raise Corrupt(f"file {path}", f.at, f"missing: {e}") from None
+        candidates = [data, unmarked(data)] if path.split("/")[-1] == "config.json" else [data]
+        for original in candidates:
+            if len(original) == f.length and blake3(original) == f.hash:
+                return original
+        raise Corrupt(f"file {path}", f.at, "changed")
 
     def restore_to(self, folder: str | os.PathLike) -> None:
         """Writes all original files; an existing file is never overwritten."""
@@ -383,37 +464,49 @@ class Container(Directory):
     def _verify_file(self, i: int, max_hash_bytes: int | None, skipped: list[str]) -> None:
         f, path = self.files[i], self.paths[i]
         if f.kind == WEIGHTS:
-            pieces = self._pieces(i)
-            self._verify_prefix(i, pieces)
+            self._verify_prefix(i)
+            self._pieces(i)
         if max_hash_bytes is not None and f.length > max_hash_bytes:
             skipped.append(f"hash of file {path}")
             return
         self._hash(self.restore(path), f.hash, f"file {path}", f.at + 32, None, skipped)
 
-    def _verify_prefix(self, i: int, pieces: list[tuple[int, int, int]]) -> None:
-        """Section 7: the header of a weights file has the tensors of the directory."""
-        prefix, at = self._read_array(self._arrays(self.files[i])[0]), self._array_at(self._arrays(self.files[i])[0])
-        if len(prefix) < 8 or int.from_bytes(prefix[:8], "little") != len(prefix) - 8:
-            raise Corrupt("prefix", at, "not of the length that it says")
+    def _verify_prefix(self, i: int) -> None:
+        """Section 7: the header of a weights file has the tensors of the directory, also those that are Unsupported."""
+        f, array = self.files[i], self._arrays(self.files[i])[0]
+        prefix, at = self._read_array(array), self._array_at(array)
         try:
-            header = json.loads(prefix[8:].decode("utf-8"), object_pairs_hook=_unique)
-            header.pop("__metadata__", None)
-            found = {name: (t["dtype"], t["shape"], t["data_offsets"]) for name, t in header.items()}
+            header = parse_header(prefix)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise Corrupt("prefix", at + 8, f"no safetensors header: {e}") from None
-        expected = {}
-        for offset, size, k in pieces:
-            t, start = self.tensors[k], offset - len(prefix)
-            expected[self.names[k]] = (NAMES[t.dtype], list(t.shape[: t.dimension_count]), [start, start + size])
-        if found != expected:
+        end = 0
+        for name, h in sorted(header.items(), key=lambda item: (item[1].start, item[1].end)):
+            if h.start != end or h.end < h.start or len(h.shape) > MAX_DIMENSIONS:
+                raise Corrupt("prefix", at + 8, f"{name!r} overlaps, or leaves a hole")
+            end = h.end
+        if len(prefix) + end != f.length:
+            raise Corrupt("prefix", at + 8, "its tensors do not cover the file")
+        members = {self.names[k]: t for k, t in enumerate(self.tensors) if t.file == i}
+        if set(header) != set(members):
             raise Corrupt("prefix", at + 8, "its tensors are not those of the directory")
+        for name, t in members.items():
+            h = header[name]
+            dtype = NAMES.get(t.dtype)
+            right_dtype = h.dtype == dtype if dtype else h.dtype not in NAMES.values()
+            right_size = not dtype or h.end - h.start == self._size(t)
+            place = t.file_offset - len(prefix) == h.start and list(t.shape[: t.dimension_count]) == h.shape
+            if not (right_dtype and right_size and place):
+                raise Corrupt("prefix", at + 8, f"{name!r} differs from the directory")
 
     def _verify_identity(self) -> None:
         """Section 8."""
-        parts = [
-            struct.pack("<Q", f.path_length) + path.encode() + struct.pack("<Q", f.length) + f.hash
-            for f, path in zip(self.files, self.paths)
-            if f.kind == WEIGHTS
-        ]
-        if blake3(b"".join(parts)) != self.identity:
+        digest = b"".join(
+            bytes([f.kind == WEIGHTS])
+            + struct.pack("<Q", f.path_length)
+            + path
+            + struct.pack("<Q", f.length)
+            + f.hash
+            for path, f in sorted((path.encode(), f) for f, path in zip(self.files, self.paths))
+        )
+        if blake3(digest) != self.identity:
             raise Corrupt("identity", self.directory_offset + 16, "wrong identity")

@@ -3,6 +3,7 @@
 Run: python3 -m unittest discover -s spec/python
 """
 
+import gzip
 import random
 import struct
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 from build import Draft, Source, code_lengths, codes, draft
-from df11_reader import Code, Container, Corrupt, FormatError, Limit, Unsupported
+from df11_reader import MARK, Code, Container, Corrupt, FormatError, Limit, Unsupported
 
 BIG = 2**64 - 1
 ALL_PATTERNS = struct.pack("<65536H", *range(65536))
@@ -169,7 +170,26 @@ class RoundTrip(unittest.TestCase):
             with self.assertRaises(Unsupported):
                 c.tensor("d.weight")
             self.assertEqual(c.tensor("a.weight"), model()[0].data)
-            self.assertEqual(c.verify(), ["tensor d.weight", "file model.safetensors"])
+            if key == "encoding":
+                self.assertEqual(c.verify(), ["tensor d.weight", "file model.safetensors"])
+            else:  # the header names a dtype that is known
+                self.assertRaises(Corrupt, c.verify)
+
+    def test_files_beside_the_container(self) -> None:
+        data = gzip.decompress((Path(__file__).parent.parent / "vectors/valid/side-files-beside.df11.gz").read_bytes())
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            c = Container(data, root)
+            self.assertRaises(Corrupt, c.verify)
+            (root / "tokenizer").mkdir()
+            (root / "tokenizer/empty.txt").write_bytes(b"")
+            for config in (b"{}", b"{" + MARK + b"}"):
+                (root / "config.json").write_bytes(config)
+                self.assertEqual(c.verify(), [])
+                self.assertEqual(c.restore("config.json"), b"{}")
+            (root / "config.json").write_bytes(b"{ }")
+            self.assertRaises(Corrupt, c.verify)
+            self.assertEqual(Container(data).verify(), ["file config.json", "file tokenizer/empty.txt"])
 
     def test_alias_of_an_unsupported_tensor(self) -> None:
         d = draft(model())
@@ -258,7 +278,7 @@ BROKEN_AT_OPEN: list[tuple[str, type[FormatError], Callable[[Draft], None]]] = [
     ("no shards", Corrupt, lambda d: setattr(d, "shard_count", 0)),
     ("too many shards", Limit, lambda d: setattr(d, "shard_count", 100001)),
     ("shard index", Corrupt, lambda d: setattr(d, "shard_index", 1)),
-    ("file kind", Unsupported, put("files", 0, "kind", 2)),
+    ("file kind", Unsupported, put("files", 0, "kind", 3)),
     ("file reserved", Corrupt, put("files", 0, "reserved", 1)),
     ("file without prefix", Corrupt, put("files", 0, "array_count", 0)),
     ("side file length", Corrupt, put("files", 2, "length", 3)),

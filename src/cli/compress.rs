@@ -11,6 +11,7 @@ use df11::{
     constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
     encoding::gap::Geometry,
     open::is_compressed,
+    source::LeftOut,
     write::check_replaceable,
 };
 use serde_json::{Value, json};
@@ -48,6 +49,9 @@ pub(super) struct Compress {
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
+    /// Keep a value for other programs, which find it under this key: tool.setting=value. May be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
+    metadata: Vec<(String, String)>,
     /// Tell the sizes and write nothing, as df11 estimate
     #[arg(long)]
     dry_run: bool,
@@ -124,13 +128,16 @@ impl Compress {
             return estimate::estimate(session, &self.source, self.out.clone(), self.layout, self.threads);
         }
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let options = CompressOptions { layout, overwrite: self.force, verify };
+        let metadata = self.metadata.iter().cloned().collect();
+        let options = CompressOptions { layout, overwrite: self.force, verify, metadata };
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let start = Instant::now();
         let source = Source::open(&self.source).map_err(Failure::Other)?;
+        source.notes.iter().for_each(|note| session.notice(note));
         if self.force {
             check_replaceable(&self.source, &out, "df11")?;
         }
+        let removed = Session::tidy(&out);
         let progress = session.progress();
         let report = self.threads.run(|| {
             let compressed = df11::compress(&source, &out, &options, &progress);
@@ -142,8 +149,15 @@ impl Compress {
         let mut json = report_json("compress", &self.source, &out, &report, seconds);
         json["written"] = json!(true);
         json["verified"] = json!(options.verify);
-        Ok(Answer { text: result_text(&out, &report, seconds, options.verify), json })
+        let mut answer = Answer { text: result_text(&out, &report, seconds, options.verify), json };
+        removed.add_to(&mut answer);
+        Ok(answer)
     }
+}
+
+fn key_and_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// Whether an error lies in the source; what else is corrupt is the container.
@@ -186,12 +200,12 @@ pub(super) fn default_out(source: &Path) -> Result<PathBuf, Failure> {
 
 /// Sizes, bits and counts, a line each.
 pub(super) fn report_text(report: &Report) -> String {
-    let mut lines = vec![format!(
-        "  size      {} → {} ({})",
-        text::bytes(report.source_bytes),
-        text::bytes(report.stored_bytes),
-        text::percent(report.ratio())
-    )];
+    let result = match report.coded_tensors {
+        0 => "nothing is compressed: no tensor is coded".to_owned(),
+        _ => text::percent(report.ratio()),
+    };
+    let (original, stored) = (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
+    let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
     if report.coded_weights > 0 {
         lines.push(format!(
             "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and mantissa",
@@ -214,13 +228,13 @@ pub(super) fn report_text(report: &Report) -> String {
     lines.join("\n")
 }
 
+/// Files that were found and left out, for programs.
+pub(super) fn left_out_json(files: &[LeftOut]) -> Value {
+    files.iter().map(|file| json!({ "path": file.path, "reason": file.reason })).collect()
+}
+
 /// The same for programs.
 pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Report, seconds: f64) -> Value {
-    let left_out: Vec<Value> = report
-        .left_out
-        .iter()
-        .map(|left_out| json!({ "path": left_out.path, "reason": left_out.reason }))
-        .collect();
     json!({
         "command": command,
         "source": source.to_string_lossy(),
@@ -228,6 +242,7 @@ pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Rep
         "source_bytes": report.source_bytes,
         "side_bytes": report.side_bytes,
         "stored_bytes": report.stored_bytes,
+        "stored_side_bytes": report.stored_side_bytes,
         "ratio": report.ratio(),
         "bits_per_weight": report.bits_per_weight(),
         "entropy_bits_per_weight": report.entropy(),
@@ -239,7 +254,7 @@ pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Rep
         "shards": report.shards,
         "seconds": seconds,
         "bytes_per_second": text::per_second(report.source_bytes, seconds),
-        "left_out": left_out,
+        "left_out": left_out_json(&report.left_out),
         "notes": report.notes,
     })
 }

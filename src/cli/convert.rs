@@ -45,12 +45,13 @@ pub(super) struct Convert {
 impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let options = CompressOptions { layout, overwrite: self.force, verify };
+        let options = CompressOptions { layout, overwrite: self.force, verify, ..CompressOptions::default() };
         let start = Instant::now();
         let model = open_to_stream(&self.source)?;
         if self.force {
             check_replaceable(&self.source, &self.out, "df11")?;
         }
+        let removed = Session::tidy(&self.out);
         let progress = session.progress();
         let report = self.threads.run(|| Ok(convert(&model, &self.out, &options, &progress)?))?;
         drop(progress);
@@ -58,6 +59,8 @@ impl Convert {
         let mut json = report_json("convert", &self.source, &self.out, &report, seconds);
         json["written"] = json!(true);
         json["verified"] = json!(options.verify);
-        Ok(Answer { text: result_text(&self.out, &report, seconds, options.verify), json })
+        let mut answer = Answer { text: result_text(&self.out, &report, seconds, options.verify), json };
+        removed.add_to(&mut answer);
+        Ok(answer)
     }
 }

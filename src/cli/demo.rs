@@ -119,7 +119,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
 
     let options = DecompressOptions { decoder: chosen.decoder(), ..DecompressOptions::default() };
     let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
-    steps.push(("decompress", written?, seconds));
+    steps.push(("decompress", written?.bytes, seconds));
     let files = compare_folders(&checkpoint, &restored)?;
     answer(
         &model,

@@ -63,6 +63,7 @@ impl Estimate {
         let layout = self.layout.layout()?;
         let start = Instant::now();
         let source = Source::open(&self.source).map_err(Failure::Other)?;
+        source.notes.iter().for_each(|note| session.notice(note));
         let progress = session.progress();
         let estimate = self.threads.run(|| {
             let estimate = match self.exponent_bits {

@@ -14,6 +14,8 @@ pub(super) enum Failure {
     Check(Error),
     /// Bytes that must be equal differ.
     Mismatch(String),
+    /// What is there is good, but not all is there; the document says what was found.
+    Incomplete(String, Value),
     /// It could not be done.
     Other(Error),
     /// Standard output takes nothing.
@@ -32,7 +34,7 @@ impl Failure {
         match self {
             Self::Check(_) | Self::Mismatch(_) => 1,
             Self::Other(Error::Cancelled) => 130,
-            Self::Other(_) | Self::Output(_) => 2,
+            Self::Incomplete(..) | Self::Other(_) | Self::Output(_) => 2,
         }
     }
 
@@ -48,6 +50,7 @@ impl Failure {
             Self::Mismatch(problem) => {
                 format!("{problem}; please report this with the output of df11 doctor")
             }
+            Self::Incomplete(problem, _) => problem.clone(),
             Self::Output(error) => format!("writing to standard output: {error}{}", io_remedy(error)),
         };
         printable(&message)
@@ -56,6 +59,7 @@ impl Failure {
     pub(super) fn json(&self) -> Value {
         let kind = match self {
             Self::Mismatch(_) => "mismatch",
+            Self::Incomplete(..) => "incomplete",
             Self::Output(_) => "io",
             Self::Check(error) | Self::Other(error) => match error {
                 Error::Io { .. } => "io",
@@ -67,7 +71,10 @@ impl Failure {
                 Error::Cancelled => "cancelled",
             },
         };
-        json!({ "error": { "kind": kind, "message": self.message(), "exit_code": self.exit_code() } })
+        let error = json!({ "kind": kind, "message": self.message(), "exit_code": self.exit_code() });
+        let mut document = if let Self::Incomplete(_, found) = self { found.clone() } else { json!({}) };
+        document["error"] = error;
+        document
     }
 }
 
@@ -118,6 +125,7 @@ mod tests {
             Failure::from(Error::limit("the directory", 9, 8)),
             Failure::from(Error::Cancelled),
             Failure::Mismatch("different".to_owned()),
+            Failure::Incomplete("shards are missing; fetch them".to_owned(), json!({})),
             Failure::Output(ErrorKind::StorageFull.into()),
         ] {
             let message = failure.message();

@@ -24,11 +24,11 @@ impl Figures {
     pub(super) fn of(tensors: impl Iterator<Item = Figures>) -> Self {
         tensors.fold(Self { entropy_bits: Some(0.0), ..Self::default() }, |sum, one| Self {
             tensors: sum.tensors + one.tensors,
-            elements: sum.elements + one.elements,
-            decoded_bytes: sum.decoded_bytes + one.decoded_bytes,
-            stored_bytes: sum.stored_bytes + one.stored_bytes,
-            weights: sum.weights + one.weights,
-            weight_bytes: sum.weight_bytes + one.weight_bytes,
+            elements: sum.elements.saturating_add(one.elements),
+            decoded_bytes: sum.decoded_bytes.saturating_add(one.decoded_bytes),
+            stored_bytes: sum.stored_bytes.saturating_add(one.stored_bytes),
+            weights: sum.weights.saturating_add(one.weights),
+            weight_bytes: sum.weight_bytes.saturating_add(one.weight_bytes),
             entropy_bits: sum.entropy_bits.zip(one.entropy_bits).map(|(a, b)| a + b),
         })
     }
@@ -50,6 +50,11 @@ impl Figures {
         }
     }
 
+    /// Whether a sum is at its largest value, and may be more.
+    pub(super) const fn is_saturated(&self) -> bool {
+        self.elements == u64::MAX || self.decoded_bytes == u64::MAX
+    }
+
     pub(super) fn bits_per_weight(&self) -> Option<f64> {
         (self.weights > 0).then(|| 8.0 * self.weight_bytes as f64 / self.weights as f64)
     }
@@ -61,6 +66,7 @@ impl Figures {
     pub(super) fn json(&self) -> Value {
         json!({
             "elements": self.elements,
+            "saturated": self.is_saturated(),
             "decoded_bytes": self.decoded_bytes,
             "stored_bytes": self.stored_bytes,
             "weights": self.weights,
@@ -70,9 +76,16 @@ impl Figures {
     }
 }
 
-/// Whether a tensor has weights of its own.
+/// Whether a tensor has weights of its own, stored in a way that is known.
 pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
-    tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias && tensor.elements() > 0
+    tensor.dtype() == Some(Dtype::BF16)
+        && !matches!(tensor.encoding(), Encoding::Alias | Encoding::Unknown(_))
+        && tensor.elements() > 0
+}
+
+/// A count that is exact below 2^64 − 1.
+fn count(number: u64) -> String {
+    if number == u64::MAX { format!("more than {}", u64::MAX - 1) } else { number.to_string() }
 }
 
 /// A named line of a table.
@@ -104,7 +117,7 @@ pub(super) fn table(blocks: &[Row], total: &Figures) -> String {
         table.row([
             name,
             figures.tensors.to_string(),
-            figures.elements.to_string(),
+            count(figures.elements),
             text::bytes(figures.decoded_bytes),
             text::bytes(figures.stored_bytes),
             bits(figures.bits_per_weight()),

@@ -98,8 +98,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     let session = Session::start(&cli.common);
-    match cli.verb.run(&session).and_then(|answer| session.print(&answer)) {
-        Ok(()) => 0,
+    let print = |answer: Answer| session.print(&answer).map(|()| answer.exit_code());
+    match cli.verb.run(&session).and_then(print) {
+        Ok(code) => code,
         Err(failure) => session.fail(&failure),
     }
 }

@@ -7,9 +7,17 @@ use std::{
 };
 
 use clap::Args;
-use df11::{Error, Model, OpenOptions};
+use df11::{
+    Error, Model, OpenOptions,
+    write::{Leftover, remove_leftovers},
+};
+use serde_json::json;
 
-use super::{Answer, Failure, progress::Progress, text::printable};
+use super::{
+    Answer, Failure,
+    progress::Progress,
+    text::{bytes, printable},
+};
 
 /// Set by Ctrl-C and never reset; long work asks for it between pieces.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -51,6 +59,17 @@ pub(super) fn open_to_stream(path: &Path) -> Result<Model, Error> {
     OpenOptions::new().memory_map(false).open(path)
 }
 
+/// At a limit of file sizes a write is to fail, as on a full disk, instead of ending the process.
+fn ignore_file_size_signal() {
+    /// As on all systems that we know; the crate names no constant for it.
+    #[cfg(unix)]
+    const SIGXFSZ: i32 = 25;
+    // A handler that does nothing but set a flag which nobody reads. Where it cannot be installed,
+    // the process ends as it does without one.
+    #[cfg(unix)]
+    let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
+}
+
 /// One run of the command.
 pub(super) struct Session {
     json: bool,
@@ -61,6 +80,7 @@ impl Session {
     pub(super) fn start(common: &Common) -> Self {
         // Where no handler can be installed, Ctrl-C ends the process at once, as it does without one.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+        ignore_file_size_signal();
         Self { json: common.json, quiet: common.quiet }
     }
 
@@ -82,6 +102,18 @@ impl Session {
         }
     }
 
+    /// Removes what killed runs left beside an output, and tells it.
+    pub(super) fn tidy(out: &Path) -> Removed {
+        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // A folder that cannot be listed fails the run where it is written to.
+        Removed(remove_leftovers(parent).unwrap_or_default())
+    }
+
+    /// Whether the answer's text, and its document, will be printed.
+    pub(super) const fn wants(&self) -> Wants {
+        Wants { text: !self.json && !self.quiet, json: self.json }
+    }
+
     pub(super) fn print(&self, answer: &Answer) -> Result<(), Failure> {
         if self.json {
             put(&format!("{:#}", answer.json))
@@ -100,6 +132,33 @@ impl Session {
         }
         let _ = writeln!(io::stderr(), "df11: {}", failure.message());
         failure.exit_code()
+    }
+}
+
+/// What will be printed of an answer.
+#[derive(Clone, Copy)]
+pub(super) struct Wants {
+    pub(super) text: bool,
+    pub(super) json: bool,
+}
+
+/// What was removed before a verb began.
+pub(super) struct Removed(Vec<Leftover>);
+
+impl Removed {
+    /// Adds it to an answer.
+    pub(super) fn add_to(&self, answer: &mut Answer) {
+        for leftover in &self.0 {
+            let path = printable(&leftover.path.display().to_string());
+            let size = bytes(leftover.bytes);
+            let line = format!("\n  removed   {path}, {size}, left behind by a run that was killed");
+            answer.text.push_str(&line);
+        }
+        let removed = self
+            .0
+            .iter()
+            .map(|leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }));
+        answer.json["removed"] = removed.collect();
     }
 }
 

@@ -68,6 +68,10 @@ const fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}')
 }
 
+/// A column is no wider than this; longer cells move what follows them. Names have up to 4096 bytes,
+/// and one such would make every row as long.
+const WIDEST: usize = 60;
+
 /// Rows of cells; the first column is flush left, the others right.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
@@ -85,7 +89,7 @@ impl Table {
     /// All rows, without the last line feed.
     pub(super) fn render(&self) -> String {
         let columns = self.rows[0].len();
-        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max();
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max();
         let widths: Vec<usize> = (0..columns).filter_map(width).collect();
         let mut text = String::new();
         for row in &self.rows {
@@ -131,5 +135,9 @@ mod tests {
         let mut table = Table::new(["name", "n"]);
         table.row(["é".to_owned(), "100".to_owned()]);
         assert_eq!(table.render(), "name    n\né     100");
+        table.row(["x".repeat(4096), "1".to_owned()]);
+        let text = table.render();
+        assert_eq!(text.lines().next().unwrap().len(), WIDEST + "  100".len());
+        assert!(text.ends_with(&format!("{}    1", "x".repeat(4096))));
     }
 }

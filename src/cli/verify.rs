@@ -22,7 +22,8 @@ Examples:
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
   df11 verify --device gpu Llama-3.1-8B.df11    that a GPU decodes every bit
 
-Exit code 1 says that the container is damaged, 2 that it could not be checked.";
+Exit code 1 says that the container is damaged, 2 that it, or some of it, could not be checked, or that a folder lacks
+shards.";
 
 /// Check a container, or all shards of a folder
 #[derive(Args)]
@@ -73,7 +74,12 @@ impl Verify {
         let start = Instant::now();
         let model = open_to_stream(&self.source).map_err(failed)?;
         let (found, device) = self.threads.run(|| self.check(&model, session))?;
-        Ok(self.answer(&model, &found, device.as_ref(), start.elapsed().as_secs_f64()))
+        let answer = self.answer(&model, &found, device.as_ref(), start.elapsed().as_secs_f64());
+        // A folder is to hold a model; a container alone is a shard that was asked for.
+        if model.folder().is_some() && !model.is_complete() {
+            return Err(self.incomplete(&model, answer));
+        }
+        Ok(answer)
     }
 
     /// What was found, and what has decoded.
@@ -91,6 +97,28 @@ impl Verify {
         Ok((found, Some(chosen.device)))
     }
 
+    /// What is there is good, and this is missing.
+    fn incomplete(&self, model: &Model, answer: Answer) -> Failure {
+        let (shards, count) = (model.missing_shards(), model.shard_count());
+        let files = model.missing_files().unwrap_or_default();
+        let mut json = answer.json;
+        json["good"] = false.into();
+        json["missing_shards"] = json!(shards);
+        json["missing_files"] = json!(files);
+        let numbers: Vec<String> = shards.iter().map(|index| (index + 1).to_string()).collect();
+        let noun = if shards.len() == 1 { "shard" } else { "shards" };
+        let mut problem = format!(
+            "{} is incomplete: {noun} {} of {count} {} missing",
+            self.source.display(),
+            some(&numbers),
+            if shards.len() == 1 { "is" } else { "are" }
+        );
+        if !files.is_empty() {
+            problem = format!("{problem} (with {})", some(&files));
+        }
+        Failure::Incomplete(format!("{problem}, and what is there is good; fetch the rest"), json)
+    }
+
     fn answer(
         &self,
         model: &Model,
@@ -98,19 +126,26 @@ impl Verify {
         device: Option<&DecodedBy>,
         seconds: f64,
     ) -> Answer {
-        let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
+        let lengths = model.shards().iter().map(df11::open::Shard::file_length);
+        let stored = lengths.fold(0, u64::saturating_add);
         let what = match self.level {
             LevelName::Structure => "structure is valid; weights were not read".to_owned(),
             LevelName::Checksums => format!("all checksums match, {}", text::bytes(stored)),
             LevelName::Full => format!(
-                "all bits are there: {} ({}) and {} have the hashes of the originals",
+                "{} ({}) and {} have the hashes of the originals",
                 text::count(found.tensors, "tensor"),
                 text::bytes(found.bytes),
                 text::count(found.files, "file")
             ),
         };
+        let is_good = found.unchecked.is_empty();
+        let result = match (is_good, self.level) {
+            (true, LevelName::Full) => "good       all bits are there: ",
+            (true, _) => "good       ",
+            (false, _) => "incomplete not everything could be checked; ",
+        };
         let mut text = format!(
-            "{}\n  good       {what}\n  time       {}",
+            "{}\n  {result}{what}\n  time       {}",
             text::printable(&self.source.display().to_string()),
             text::duration(seconds)
         );
@@ -126,7 +161,8 @@ impl Verify {
             "command": "verify",
             "source": self.source.to_string_lossy(),
             "level": self.level.name(),
-            "good": true,
+            "good": is_good,
+            "complete": model.is_complete(),
             "tensors": found.tensors,
             "files": found.files,
             "bytes": found.bytes,
@@ -137,6 +173,13 @@ impl Verify {
         });
         Answer { text, json }
     }
+}
+
+/// The first of some names, and how many more there are.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
 }
 
 /// A container beyond a limit of the format breaks its rules as well.

@@ -1,8 +1,10 @@
 //! The directory: everything that a container says about itself (spec/format.md, section 3).
 //!
 //! ```text
-//! shard_index | shard_count | identity | files | blocks | sections | tensors | arrays | checksums | text
-//!     u64           u64         32 B      list     list      list       list     list      list     list
+//! shard_index | shard_count | identity | files | blocks | sections | tensors | arrays | checksums
+//!     u64           u64         32 B      list     list      list       list     list      list
+//! | metadata | text
+//!     list     list
 //! ```
 //! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads and writes the
 //! same bytes (`tests/bincode_witness.rs`).
@@ -12,7 +14,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use super::records::{ArrayRecord, BlockRecord, ENCODING_TILE, FileRecord, SectionRecord, TensorRecord};
+use super::records::{ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SectionRecord, TensorRecord};
 use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES};
 
 /// The fixed-width start of the directory.
@@ -35,7 +37,7 @@ pub struct ShardRecord {
 pub struct Directory {
     /// Which shard of which model this is.
     pub shard: ShardRecord,
-    /// Original files, weights files first.
+    /// Original files: weights files, stored side files, and those that lie beside the container.
     pub files: Vec<FileRecord>,
     /// Blocks, in the order in which the model runs them.
     pub blocks: Vec<BlockRecord>,
@@ -47,7 +49,9 @@ pub struct Directory {
     pub arrays: Vec<ArrayRecord>,
     /// CRC-32 of every chunk of every section.
     pub checksums: Vec<U32>,
-    /// Paths and names, back to back.
+    /// Keys and values for runtimes, ascending by key.
+    pub metadata: Vec<MetadataRecord>,
+    /// Paths, names, keys and values, back to back.
     pub text: Vec<u8>,
 }
 
@@ -60,6 +64,7 @@ pub(super) struct Places {
     pub(super) tensors: usize,
     pub(super) arrays: usize,
     pub(super) checksums: usize,
+    pub(super) metadata: usize,
     pub(super) text: usize,
 }
 
@@ -116,6 +121,7 @@ impl Directory {
         let (tensors, tensors_at) = cursor.list("tensors")?;
         let (arrays, arrays_at) = cursor.list("arrays")?;
         let (checksums, checksums_at) = cursor.list("checksums")?;
+        let (metadata, metadata_at) = cursor.list("entries of metadata")?;
         let (text, text_at) = cursor.list("bytes of text")?;
         if cursor.position != bytes.len() {
             return Err(cursor.corrupt(format_args!("{} bytes are left over", bytes.len() - cursor.position)));
@@ -127,9 +133,10 @@ impl Directory {
             tensors: tensors_at,
             arrays: arrays_at,
             checksums: checksums_at,
+            metadata: metadata_at,
             text: text_at,
         };
-        let directory = Self { shard, files, blocks, sections, tensors, arrays, checksums, text };
+        let directory = Self { shard, files, blocks, sections, tensors, arrays, checksums, metadata, text };
         super::validate::validate(&directory, places, directory_offset)?;
         Ok(directory)
     }
@@ -143,13 +150,9 @@ impl Directory {
         put_list(&mut bytes, &self.tensors);
         put_list(&mut bytes, &self.arrays);
         put_list(&mut bytes, &self.checksums);
+        put_list(&mut bytes, &self.metadata);
         put_list(&mut bytes, &self.text);
         bytes
-    }
-
-    /// The smallest minor version that has all that the container uses.
-    pub fn version_minor(&self) -> u16 {
-        u16::from(self.tensors.iter().any(|tensor| tensor.encoding == ENCODING_TILE))
     }
 
     /// A path or name in text. Right for the fields of a validated directory; empty for others.
@@ -172,6 +175,14 @@ impl Directory {
     /// The path of an original file.
     pub fn file_path(&self, file: &FileRecord) -> &str {
         self.text_at(file.path_offset, file.path_length)
+    }
+
+    /// Keys and values of the metadata, ascending by key.
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.metadata.iter().map(|entry| {
+            let key = self.text_at(entry.key_offset, entry.key_length);
+            (key, self.text_at(entry.value_offset, entry.value_length))
+        })
     }
 
     /// The index of the tensor with this name, by binary search.

@@ -10,7 +10,7 @@ use crate::{
     Error, Result,
     constants::{
         ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAGIC, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES,
-        SECTION_ALIGNMENT, VERSION_MAJOR, align,
+        SECTION_ALIGNMENT, VERSION_MAJOR, VERSION_MINOR, align,
     },
 };
 
@@ -71,6 +71,7 @@ impl Header {
         let mut header = Self::new_zeroed();
         header.magic = MAGIC;
         header.version_major = VERSION_MAJOR.into();
+        header.version_minor = VERSION_MINOR.into();
         header.state = STATE_INCOMPLETE.into();
         header.sealed()
     }
@@ -86,16 +87,12 @@ impl Header {
         header.directory_offset = directory_offset.into();
         header.directory_length = length.into();
         header.directory_checksum = crc32fast::hash(directory).into();
-        header.file_length = header.expected_file_length()?.into();
+        let file_length = header.expected_file_length()?;
+        if file_length > MAX_FILE_BYTES {
+            return Err(Error::limit("the file's length in bytes", file_length, MAX_FILE_BYTES));
+        }
+        header.file_length = file_length.into();
         Ok(header.sealed())
-    }
-
-    /// The same header with the minor version that its directory asks for ([`Directory::version_minor`](super::Directory::version_minor)); 0
-    /// without it.
-    #[must_use]
-    pub fn with_minor(mut self, version_minor: u16) -> Self {
-        self.version_minor = version_minor.into();
-        self.sealed()
     }
 
     /// The same header with its checksum made right; for writers and tests that change fields.
@@ -116,6 +113,7 @@ impl Header {
         self.file_length.get() - HEADER_BYTES
     }
 
+    /// The length of a file whose directory is where and as long as the header says.
     fn expected_file_length(&self) -> Result<u64> {
         let length = self.directory_length.get();
         if length > MAX_DIRECTORY_BYTES {
@@ -126,7 +124,6 @@ impl Header {
             .checked_add(length)
             .and_then(|end| align(end, ARRAY_ALIGNMENT))
             .and_then(|end| end.checked_add(HEADER_BYTES))
-            .filter(|&end| end <= MAX_FILE_BYTES)
             .ok_or_else(|| Error::limit("the file's length in bytes", u64::MAX, MAX_FILE_BYTES))
     }
 

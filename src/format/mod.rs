@@ -10,4 +10,4 @@ mod validate_tensors;
 
 pub use directory::Directory;
 pub use header::Header;
-pub use identity::identity;
+pub use identity::{IdentifiedFile, identity};

@@ -9,8 +9,10 @@ use crate::constants::NONE;
 
 /// `kind` of a [`FileRecord`]: an original safetensors file.
 pub const FILE_WEIGHTS: u32 = 0;
-/// `kind` of a [`FileRecord`]: any other file.
+/// `kind` of a [`FileRecord`]: any other file, stored in the container.
 pub const FILE_SIDE: u32 = 1;
+/// `kind` of a [`FileRecord`]: any other file, which lies beside the container.
+pub const FILE_BESIDE: u32 = 2;
 
 /// `kind` of a [`SectionRecord`]: codes, with the LUTs of `gap`.
 pub const SECTION_CODEBOOK: u32 = 1;
@@ -81,9 +83,9 @@ macro_rules! record {
 pub(super) use record;
 
 record! {
-    /// An original file of which the container restores the bytes.
+    /// An original file of the model.
     FileRecord {
-        /// [`FILE_WEIGHTS`] or [`FILE_SIDE`].
+        /// [`FILE_WEIGHTS`], [`FILE_SIDE`] or [`FILE_BESIDE`].
         kind: U32,
         /// Zero.
         reserved: U32,
@@ -97,7 +99,7 @@ record! {
         hash: [u8; 32],
         /// Index of its array.
         first_array: U64,
-        /// 1, or 0 for an empty side file.
+        /// 1, or 0 for a side file that is empty or lies beside the container.
         array_count: U64,
     }
 }
@@ -169,6 +171,20 @@ record! {
         offset: U64,
         /// Length, in bytes.
         length: U64,
+    }
+}
+
+record! {
+    /// An entry of the metadata: a key and its value.
+    MetadataRecord {
+        /// Offset of the key in text, in bytes.
+        key_offset: U64,
+        /// Length of the key, in bytes.
+        key_length: U64,
+        /// Offset of the value in text, in bytes.
+        value_offset: U64,
+        /// Length of the value, in bytes.
+        value_length: U64,
     }
 }
 

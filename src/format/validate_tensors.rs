@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result,
-    constants::MAX_DIMENSIONS,
+    constants::{MAX_ALIASES, MAX_DIMENSIONS},
     dtype::elements,
     encoding::{
         gap::{Geometry, Layout},
@@ -23,6 +23,7 @@ impl Check<'_> {
     /// All tensors, after their names, files, blocks, sections and arrays.
     pub(super) fn tensors(&self) -> Result<()> {
         let mut before = None;
+        let mut aliases = vec![0; self.directory.tensors.len()];
         for (i, tensor) in self.directory.tensors.iter().enumerate() {
             let name = self.directory.tensor_name(tensor);
             if before.is_some_and(|before| before >= name.as_bytes()) {
@@ -30,8 +31,23 @@ impl Check<'_> {
             }
             before = Some(name.as_bytes());
             self.tensor(i, tensor)?;
+            if tensor.encoding == ENCODING_ALIAS {
+                self.count_alias(i, tensor, &mut aliases)?;
+            }
         }
         Ok(())
+    }
+
+    /// One alias more of a target that `alias` accepted.
+    fn count_alias(&self, i: usize, tensor: &TensorRecord, aliases: &mut [u8]) -> Result<()> {
+        let count = &mut aliases[tensor.parameters[0].get() as usize];
+        *count += 1;
+        if u64::from(*count) <= MAX_ALIASES {
+            return Ok(());
+        }
+        let name = self.directory.tensor_name(&self.directory.tensors[i]);
+        let what = format!("the number of aliases of the target of tensor {name:?}");
+        Err(Error::limit(what, (*count).into(), MAX_ALIASES))
     }
 
     fn tensor(&self, i: usize, tensor: &TensorRecord) -> Result<()> {
@@ -61,9 +77,11 @@ impl Check<'_> {
         if tensor.file_offset.get().checked_add(bytes).is_none_or(|end| end > file.length.get()) {
             return Err(self.tensor_corrupt(i, "it ends beyond its weights file"));
         }
+        if tensor.encoding == ENCODING_ALIAS {
+            return self.alias(i, tensor);
+        }
         let Some(dtype) = dtype else { return Ok(()) };
         match tensor.encoding.get() {
-            ENCODING_ALIAS => self.alias(i, tensor),
             ENCODING_RAW => self.raw(i, tensor, bytes),
             ENCODING_GAP => self.gap(i, tensor, dtype, elements(&shape)?),
             ENCODING_TILE => self.tile(i, tensor, dtype, elements(&shape)?),

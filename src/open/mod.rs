@@ -1,5 +1,6 @@
 //! Opening: `open → validate → views → decode`.
 
+pub(crate) mod beside;
 mod block;
 mod columns;
 mod decoder;
@@ -15,8 +16,7 @@ mod tensor;
 mod verify;
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -37,8 +37,9 @@ pub use verify::{Level, Verification};
 
 use crate::{
     Error, Result,
-    io::{FileReader, ReadAt},
+    io::{FileReader, ReadAt, open_regular},
     paths::{is_container, is_safetensors},
+    source::HIDDEN,
 };
 
 /// Opens a model: a container, or a folder with all its shards. Equals `OpenOptions::new().open(path)`.
@@ -154,15 +155,14 @@ impl ReadAt for Mapped {
 /// Maps a whole file. The only unsafe code of the CPU path.
 #[expect(unsafe_code, reason = "a mapping is as stable as its file")]
 fn map(path: &Path) -> Result<Mapped> {
-    let file = File::open(path).map_err(|error| Error::io("opening", path, error))?;
+    let file = open_regular(path)?;
     // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every access by the length that
     // was mapped, and decodes without relying on bytes that it read before being the same (the directory is copied at once). That nobody
     // truncates the file meanwhile is the documented contract of `open`, as for every library that maps files
     // (memmap2, `Mmap`, section Safety).
     let map = unsafe { memmap2::Mmap::map(&file) };
     let map = map.map_err(|error| Error::io("mapping", path, error))?;
-    let file = FileReader::new(file).map_err(|error| Error::io("reading the length of", path, error))?;
-    Ok(Mapped { map, file })
+    Ok(Mapped { map, file: FileReader::new(path, file)? })
 }
 
 /// Hashes bytes on all threads of the pool.
@@ -209,6 +209,11 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
 
 /// All containers below a folder, ascending by path.
 fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (found, _) = crate::source::walk(folder)?;
+    let (found, left_out) = crate::source::walk(folder)?;
+    let mut others = left_out.iter().filter(|other| other.reason != HIDDEN);
+    if let Some(other) = others.find(|other| is_container(&other.path)) {
+        let problem = format!("{}: {}", folder.join(&other.path).display(), other.reason);
+        return Err(Error::parameter(problem, "fetch the file again, or remove it"));
+    }
     Ok(found.into_iter().filter(|file| is_container(&file.path)).map(|file| file.file).collect())
 }

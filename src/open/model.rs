@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Block, Shard, Tensor};
-use crate::{Error, Result, format::records::FILE_WEIGHTS};
+use crate::{Error, Result, paths::PathTree};
 
 /// An open model: one container, or all shards of a folder.
 ///
@@ -68,6 +68,46 @@ impl Model {
         self.shards.len() as u64 == self.shard_count
     }
 
+    /// Keys and values that the writer kept for runtimes, ascending by key. They are in shard 0; without
+    /// it there are none.
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.shards[0].directory().metadata()
+    }
+
+    /// The value of a key of the metadata. The cost grows with the number of keys.
+    pub fn metadata_value(&self, key: &str) -> Option<&str> {
+        self.metadata().find_map(|(found, value)| (found == key).then_some(value))
+    }
+
+    /// Indices of the model's shards that are not open, ascending. Cost: that of their number.
+    pub fn missing_shards(&self) -> Vec<u64> {
+        let mut open = self.shards.iter().map(|shard| shard.directory().shard.shard_index.get()).peekable();
+        (0..self.shard_count).filter(|&index| open.next_if_eq(&index).is_none()).collect()
+    }
+
+    /// Paths of weights files that are in no open shard, as far as they are known: from an index
+    /// (`*.safetensors.index.json`) beside the shards. Ascending.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the folder cannot be read.
+    pub fn missing_files(&self) -> Result<Vec<String>> {
+        let Some(folder) = self.folder() else { return Ok(Vec::new()) };
+        let (found, _) = crate::source::walk(folder)?;
+        let mut named = crate::source::named_files(&found);
+        for shard in &self.shards {
+            let directory = shard.directory();
+            for file in &directory.files {
+                named.remove(directory.file_path(file));
+            }
+        }
+        Ok(named.into_iter().collect())
+    }
+
+    /// The number of shards that the model has.
+    pub fn shard_count(&self) -> u64 {
+        self.shard_count
+    }
+
     /// The hash by which the shards of the model know each other.
     pub fn identity(&self) -> blake3::Hash {
         blake3::Hash::from_bytes(self.shards[0].directory().shard.identity)
@@ -117,17 +157,23 @@ fn check_shards(shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-/// Names of tensors and paths of weights files are unique in a model (section 8).
+/// Names of tensors are unique in a model, and one folder can hold all its files (section 8).
 fn check_names(shards: &[Shard]) -> Result<()> {
     check_unique(shards, "tensor", |shard| {
         let directory = shard.directory();
         Box::new(directory.tensors.iter().map(|tensor| directory.tensor_name(tensor)))
     })?;
-    check_unique(shards, "weights file", |shard| {
+    let paths = shards.iter().flat_map(|shard| {
         let directory = shard.directory();
-        let weights = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
-        Box::new(weights.map(|file| directory.file_path(file)))
-    })
+        directory.files.iter().map(|file| directory.file_path(file))
+    });
+    match PathTree::new(paths).clash() {
+        None => Ok(()),
+        Some((first, second)) => {
+            let problem = format!("the shards hold files {first:?} and {second:?}, which exclude each other");
+            Err(Error::corrupt("directory", 0, problem).in_file(shards[0].path()))
+        }
+    }
 }
 
 type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;

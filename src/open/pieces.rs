@@ -63,7 +63,7 @@ impl<'m> FilePieces<'m> {
             shard.tensors_of(file).iter().map(|&index| Tensor::new(shard, index)).collect();
         let lengths = tensors.iter().map(Tensor::byte_length).collect::<Result<Vec<u64>>>()?;
         let mut order: Vec<usize> = (0..tensors.len()).collect();
-        // A tensor without bytes may lie anywhere in the file; it goes before what starts where it does.
+        // A tensor without bytes goes before what starts where it does.
         order.sort_by_key(|&i| (tensors[i].record().file_offset.get(), lengths[i]));
         check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
         tensors.iter().try_for_each(Tensor::check_known)?;
@@ -157,9 +157,6 @@ fn check_cover<'m>(
     let mut position = prefix;
     for (tensor, length) in tensors {
         let start = tensor.record().file_offset.get();
-        if length == 0 && (prefix..=record.length.get()).contains(&start) {
-            continue;
-        }
         if start != position {
             return hole(position);
         }

@@ -7,17 +7,21 @@ use rayon::prelude::*;
 
 use super::{
     Cpu, Decoder, Encoding, FilePieces, Model, Shard, Tensor,
+    beside::{self, Beside},
     decoder::read_parallel,
     head::check_zero,
-    original::{original, wrong_prefix},
+    original::check_header,
     pieces::Part,
     reader::{gap_index, tile_index},
 };
 use crate::{
-    Dtype, Error, Result,
+    Error, Result,
     constants::HEAD_BYTES,
     encoding::tile::Codebook,
-    format::{self, records::FILE_WEIGHTS},
+    format::{
+        self, IdentifiedFile,
+        records::{FILE_SIDE, FILE_WEIGHTS},
+    },
     huffman,
     progress::{Observer, advance},
 };
@@ -101,9 +105,32 @@ impl Model {
             verify.run().map_err(|error| error.in_file(shard.path()))?;
         }
         if level == Level::Full {
+            self.verify_beside(&mut verification)?;
             self.verify_identity(&mut verification)?;
         }
         Ok(verification)
+    }
+
+    /// The side files beside the containers.
+    fn verify_beside(&self, found: &mut Verification) -> Result<()> {
+        let Some(root) = self.folder() else {
+            let count = beside::recorded(self).count();
+            if count > 0 {
+                let what = format!("{count} side files beside the container, since its folder is not open");
+                found.unchecked.push(what);
+            }
+            return Ok(());
+        };
+        for (shard, index) in beside::recorded(self) {
+            let record = &shard.directory().files[index];
+            let path = shard.directory().file_path(record);
+            match beside::find(root, path, record)? {
+                Beside::Original(_) | Beside::Marked(_) => found.files += 1,
+                Beside::Changed(_) => return Err(beside::refused(shard, path, beside::CHANGED)),
+                Beside::Missing => return Err(beside::refused(shard, path, beside::MISSING)),
+            }
+        }
+        Ok(())
     }
 
     fn verify_identity(&self, found: &mut Verification) -> Result<()> {
@@ -111,17 +138,8 @@ impl Model {
             found.unchecked.push("the model's identity, because shards are missing".to_owned());
             return Ok(());
         }
-        let mut weights: Vec<_> = self
-            .shards()
-            .iter()
-            .flat_map(|shard| {
-                let directory = shard.directory();
-                let files = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
-                files.map(|file| (directory.file_path(file), file.length.get(), file.hash))
-            })
-            .collect();
-        weights.sort_unstable();
-        if format::identity(weights.into_iter()) == *self.identity().as_bytes() {
+        let files = self.shards().iter().flat_map(|shard| IdentifiedFile::of(shard.directory()));
+        if format::identity(files) == *self.identity().as_bytes() {
             return Ok(());
         }
         let problem = "the identity is not that of the model's files";
@@ -140,11 +158,11 @@ struct Verify<'a, 'm> {
 impl Verify<'_, '_> {
     fn run(mut self) -> Result<()> {
         self.padding()?;
-        let files = 0..self.shard.directory().files.len();
-        let (weights, side): (Vec<usize>, Vec<usize>) =
-            files.partition(|&file| self.shard.directory().files[file].kind == FILE_WEIGHTS);
+        let files = &self.shard.directory().files;
+        let of = |kind: u32| (0..files.len()).filter(move |&file| files[file].kind == kind);
+        let (weights, side): (Vec<usize>, Vec<usize>) = (of(FILE_WEIGHTS).collect(), of(FILE_SIDE).collect());
         for &file in &weights {
-            self.prefix(file)?;
+            check_header(self.shard, file)?;
         }
         if self.level == Level::Structure {
             return weights.iter().try_for_each(|&file| self.cover(file));
@@ -196,21 +214,6 @@ impl Verify<'_, '_> {
     fn space(&self, range: Range<u64>) -> Result<()> {
         let start = range.start;
         check_zero("space between sections", start, &self.shard.read_unchecked(range)?)
-    }
-
-    /// The JSON header of a weights file describes the same tensors as the directory (section 7).
-    fn prefix(&mut self, file: usize) -> Result<()> {
-        let directory = self.shard.directory();
-        let is_newer = |&index: &usize| Dtype::from_id(directory.tensors[index].dtype.get()).is_none();
-        match original(self.shard, file) {
-            // A header that names a dtype of a later version, as the directory does.
-            Err(Error::Unsupported { what, .. }) if self.shard.tensors_of(file).iter().any(is_newer) => {
-                self.found.unchecked.push(what);
-                Ok(())
-            }
-            Err(error @ Error::Unsupported { .. }) => Err(wrong_prefix(self.shard, file, error)),
-            found => found.map(drop),
-        }
     }
 
     fn cover(&self, file: usize) -> Result<()> {

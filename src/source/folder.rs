@@ -6,14 +6,15 @@ use std::{
 };
 
 use super::{
-    dfloat11,
+    advice::advice,
+    dfloat11, hub_cache,
     index::{self, Index},
     safetensors::WeightsFile,
     walk::{Found, walk},
 };
 use crate::{
     Error, Result,
-    paths::{check_path, is_container, is_safetensors},
+    paths::{check_path, is_safetensors},
 };
 
 /// The largest side file, in bytes.
@@ -60,7 +61,8 @@ impl Source {
     ///
     /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`, its weights
     /// are the files that the index names, and other safetensors files beside the index are left out; where it
-    /// has none, they are all its safetensors files. Every weights file stays open until the source is dropped.
+    /// has none, they are all its safetensors files. Of a model's entry in the cache of the Hub (`models--org--name`) the snapshot
+    /// that `refs/main` names is taken, or else the only one. Every weights file stays open until the source is dropped.
     /// The cost grows with the number of files and the length of their headers.
     ///
     /// Where a folder holds a checkpoint of the official `DFloat11` package, recognised by its tensors, its files become one: the BF16 file
@@ -68,11 +70,15 @@ impl Source {
     /// too; matrices whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, or two files have
-    /// a tensor of the same name; [`Error::Corrupt`] where an index is damaged or disagrees with its files;
+    /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, a link leads out of
+    /// the folder (except from a snapshot of the Hub's cache to its blobs), two files have a tensor of the same
+    /// name, or an entry of the cache has several snapshots; [`Error::Corrupt`] where an index is damaged or
+    /// disagrees with its files;
     /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
+        let snapshot = if metadata.is_dir() { hub_cache::snapshot(path)? } else { None };
+        let path = snapshot.as_deref().unwrap_or(path);
         let (mut source, root) = if metadata.is_dir() {
             (open_folder(path)?, path)
         } else {
@@ -80,6 +86,10 @@ impl Source {
         };
         dfloat11::import(&mut source, root)?;
         source.check_names()?;
+        if snapshot.is_some() {
+            source.notes.push(format!("the cache's snapshot {} was read", path.display()));
+        }
+        source.notes.extend(advice(&source)?);
         Ok(source)
     }
 
@@ -132,8 +142,12 @@ fn open_folder(root: &Path) -> Result<Source> {
     let (mut weights, mut side) = (Vec::new(), Vec::new());
     for file in &found {
         match place(file, &named, &indexes, &imported) {
-            Place::Weights => weights.push(WeightsFile::open(&file.file, &file.path)?),
+            Place::Weights => {
+                file.check_inside()?;
+                weights.push(WeightsFile::open(&file.file, &file.path)?);
+            }
             Place::Side => {
+                file.check_inside()?;
                 side.push(SideFile { path: file.path.clone(), file: file.file.clone(), length: file.length });
             }
             Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path.clone(), reason }),
@@ -148,26 +162,6 @@ fn open_folder(root: &Path) -> Result<Source> {
     indexes.values().try_for_each(|index| index.check(&weights))?;
     left_out.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(Source { weights, side, left_out, notes: Vec::new() })
-}
-
-/// The side files beside the containers of a model, and what is none.
-pub(crate) fn side_files(root: &Path) -> Result<(Vec<SideFile>, Vec<LeftOut>)> {
-    let (found, mut left_out) = walk(root)?;
-    let mut side = Vec::new();
-    for file in found.into_iter().filter(|file| !is_container(&file.path)) {
-        let Found { path, file: place, length } = file;
-        let reason = if is_safetensors(&path) || is_other_format(&path) {
-            "weights that are in no container".to_owned()
-        } else if length > MAX_SIDE_BYTES {
-            format!("larger than {} MiB", MAX_SIDE_BYTES >> 20)
-        } else {
-            side.push(SideFile { path, file: place, length });
-            continue;
-        };
-        left_out.push(LeftOut { path, reason });
-    }
-    left_out.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((side, left_out))
 }
 
 enum Place {

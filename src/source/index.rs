@@ -1,14 +1,11 @@
 //! The sharding index of a Hugging Face folder: `{"metadata": …, "weight_map": {tensor: file}}`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
-    fs,
-};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::Deserialize;
 
 use super::{folder::MAX_SIDE_BYTES, safetensors::WeightsFile, unique::Unique, walk::Found};
-use crate::{Error, Result, paths::check_path};
+use crate::{Error, Result, io::read_regular, paths::check_path};
 
 /// How the name of an index ends.
 pub(super) const SUFFIX: &str = ".safetensors.index.json";
@@ -37,7 +34,7 @@ impl Index {
                 MAX_SIDE_BYTES,
             ));
         }
-        let bytes = fs::read(&found.file).map_err(|source| Error::io("reading", &found.file, source))?;
+        let bytes = read_regular(&found.file)?;
         let invalid = |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
         serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
         let json: Json = serde_json::from_slice(&bytes).map_err(invalid)?;
@@ -101,4 +98,10 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
 /// The folder of a path, with its trailing `/`; empty for the source itself.
 pub(crate) fn folder_of(path: &str) -> &str {
     path.rfind('/').map_or("", |slash| &path[..=slash])
+}
+
+/// Weights files that the indexes of a folder name. Indexes that cannot be read name none.
+pub(crate) fn named_files(found: &[Found]) -> BTreeSet<String> {
+    let indexes = found.iter().filter(|file| file.path.ends_with(SUFFIX));
+    indexes.filter_map(|file| Index::read(file).ok()).flat_map(|index| index.files.into_keys()).collect()
 }

@@ -1,16 +1,19 @@
 //! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11 package, and their grouping into blocks.
 
+mod advice;
 mod dfloat11;
 mod folder;
 pub mod group;
+mod header;
+mod hub_cache;
 mod index;
 mod safetensors;
 mod unique;
 mod walk;
 
-pub(crate) use folder::side_files;
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
-pub(crate) use index::folder_of;
+pub(crate) use header::{Header, HeaderTensor};
+pub(crate) use index::{folder_of, named_files};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
-pub(crate) use walk::walk;
+pub(crate) use walk::{Found, HIDDEN, walk};

@@ -1,38 +1,36 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
 //! What the `safetensors` crate rejects is rejected here too, since its own `Metadata` has the last word. On
-//! top of that come the limits of the container and the ban on duplicate keys.
+//! top of that come the limits of the container, the ban on duplicate keys, and entries that must be objects.
 
-use std::{fmt, ops::Range, path::Path, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{
-    Deserialize, Deserializer,
-    de::{self, EnumAccess, IntoDeserializer, MapAccess, VariantAccess, Visitor},
+    Deserialize,
+    de::{self, IntoDeserializer},
 };
 
-use super::unique::Unique;
+use super::header::{Header, HeaderTensor, LENGTH_BYTES, named};
 use crate::{
     Dtype, Error, Result,
-    constants::{MAX_DIMENSIONS, MAX_NAME_BYTES},
     io::{FileReader, ReadAt},
 };
 
 /// The longest JSON header, in bytes; the same as in the `safetensors` crate.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
-const METADATA_KEY: &str = "__metadata__";
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 /// A tensor as its file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTensor {
-    /// The name; any UTF-8 without NUL, 1 to [`MAX_NAME_BYTES`] bytes. It is no path, even if it looks like one.
+    /// The name; any UTF-8 without NUL, 1 to [`MAX_NAME_BYTES`](crate::constants::MAX_NAME_BYTES) bytes. It is no path, even if it looks like one.
     pub name: String,
     /// The element type.
     pub dtype: Dtype,
-    /// The dimensions, outermost first; at most [`MAX_DIMENSIONS`], none for a scalar.
+    /// The dimensions, outermost first; at most [`MAX_DIMENSIONS`](crate::constants::MAX_DIMENSIONS), none for a
+    /// scalar.
     pub shape: Vec<u64>,
     /// Where the data begins, in bytes from the start of the file.
     pub offset: u64,
@@ -154,161 +152,44 @@ fn truncated(path: &str, actual: u64, expected: u64) -> Error {
 
 /// The tensors of a prefix (length, JSON, padding) in ascending order of their data.
 fn parse_prefix(path: &str, prefix: &[u8]) -> Result<Vec<SourceTensor>> {
-    let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
-        let offset = LENGTH_BYTES + error.valid_up_to() as u64;
-        Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
-    })?;
-    let invalid = |error: serde_json::Error| {
-        let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
-        Error::corrupt(path, offset, format!("the header is no valid safetensors header: {error}"))
-    };
-    serde_json::from_str::<Unique>(json).map_err(invalid)?;
-    let Header(mut entries) = serde_json::from_str(json).map_err(invalid)?;
-    entries
-        .sort_by(|(left, a), (right, b)| a.data_offsets.cmp(&b.data_offsets).then_with(|| left.cmp(right)));
-    let tensors = entries
+    let header = Header::parse(path, prefix)?;
+    let start = prefix.len() as u64;
+    let tensors = header
+        .tensors
         .iter()
-        .map(|(name, entry)| entry.check(name, prefix.len() as u64).map_err(|error| named(error, path)))
+        .map(|tensor| source_tensor(tensor, start).map_err(|error| named(error, path)))
         .collect::<Result<Vec<_>>>()?;
-    confirm(path, entries)?;
+    confirm(path, header)?;
     Ok(tensors)
 }
 
-/// Lets the `safetensors` crate judge offsets and sizes: no holes, no overlaps, dtype and shape as long as the
-/// data.
-fn confirm(path: &str, entries: Vec<(String, Entry)>) -> Result<()> {
-    let infos = entries.into_iter().filter_map(|(name, entry)| {
-        let Element::Known(dtype) = entry.dtype else { return None };
-        Some((name, TensorInfo { dtype, shape: entry.shape, data_offsets: entry.data_offsets }))
+/// The tensor, if its dtype is known; `start` is where the file's data begins.
+fn source_tensor(tensor: &HeaderTensor, start: u64) -> Result<SourceTensor> {
+    let HeaderTensor { name, dtype_name, shape, data } = tensor;
+    let dtype = tensor.dtype().ok_or_else(|| {
+        let what = format!("the dtype {dtype_name:?} of tensor {name:?}");
+        Error::unsupported(what, "convert the tensor, or update df11")
+    })?;
+    let ends = start.checked_add(data.end);
+    ends.ok_or_else(|| Error::limit("where a tensor ends, in bytes", u64::MAX, u64::MAX - 1))?;
+    let length = data.end - data.start;
+    Ok(SourceTensor { name: name.clone(), dtype, shape: shape.clone(), offset: start + data.start, length })
+}
+
+/// Lets the `safetensors` crate judge offsets and sizes too.
+fn confirm(path: &str, header: Header) -> Result<()> {
+    let problem = |error: &dyn fmt::Display| {
+        let text = format!("the header contradicts itself (hole, overlap or wrong size): {error}");
+        Error::corrupt(path, LENGTH_BYTES, text.replace('\n', " "))
+    };
+    let size = |number: u64| usize::try_from(number).map_err(|error| problem(&error));
+    let infos = header.tensors.into_iter().map(|tensor| {
+        let name: de::value::StrDeserializer<'_, de::value::Error> =
+            tensor.dtype_name.as_str().into_deserializer();
+        let dtype = safetensors::Dtype::deserialize(name).map_err(|error| problem(&error))?;
+        let shape = tensor.shape.into_iter().map(size).collect::<Result<_>>()?;
+        let data_offsets = (size(tensor.data.start)?, size(tensor.data.end)?);
+        Ok((tensor.name, TensorInfo { dtype, shape, data_offsets }))
     });
-    let problem = |error| format!("the header contradicts itself (hole, overlap or wrong size): {error}");
-    Metadata::new(None, infos.collect())
-        .map(|_| ())
-        .map_err(|error| Error::corrupt(path, LENGTH_BYTES, problem(error).replace('\n', " ")))
-}
-
-/// The byte at a line and column, both counted from one; `serde_json` counts columns in bytes.
-fn byte_of(json: &str, line: usize, column: usize) -> u64 {
-    let before: usize = json.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    (before + column.saturating_sub(1)) as u64
-}
-
-fn named(error: Error, path: &str) -> Error {
-    match error {
-        Error::Corrupt { offset, problem, .. } => Error::corrupt(path, offset, problem),
-        other => other.in_file(path),
-    }
-}
-
-/// The header's tensors as they stand there.
-struct Header(Vec<(String, Entry)>);
-
-/// A tensor's entry, by the same derive and field types as the `safetensors` crate, so that the same JSON fits.
-#[derive(Deserialize)]
-struct Entry {
-    dtype: Element,
-    shape: Vec<usize>,
-    data_offsets: (usize, usize),
-}
-
-enum Element {
-    Known(safetensors::Dtype),
-    Unknown(String),
-}
-
-impl Entry {
-    /// The tensor, if its entry is within the container's limits; `start` is where the file's data begins.
-    fn check(&self, name: &str, start: u64) -> Result<SourceTensor> {
-        check_name(name)?;
-        let dtype = self.dtype.resolve(name)?;
-        let shape: Vec<u64> = self.shape.iter().map(|&dimension| dimension as u64).collect();
-        if shape.len() as u64 > MAX_DIMENSIONS {
-            let what = format!("the number of dimensions of {name:?}");
-            return Err(Error::limit(what, shape.len() as u64, MAX_DIMENSIONS));
-        }
-        if let Err(error @ Error::Limit { .. }) = dtype.bytes(&shape) {
-            return Err(error.in_file(name));
-        }
-        let Range { start: from, end: to } = self.data_offsets.0 as u64..self.data_offsets.1 as u64;
-        let ends = start.checked_add(to).filter(|_| from <= to);
-        let Some(_) = ends else {
-            let problem = format!("the data of {name:?} spans {from}..{to}, which is no range");
-            return Err(Error::corrupt(name, LENGTH_BYTES, problem));
-        };
-        Ok(SourceTensor { name: name.to_owned(), dtype, shape, offset: start + from, length: to - from })
-    }
-}
-
-fn check_name(name: &str) -> Result<()> {
-    if name.len() as u64 > MAX_NAME_BYTES {
-        return Err(Error::limit("the length of a tensor name in bytes", name.len() as u64, MAX_NAME_BYTES));
-    }
-    if name.is_empty() || name.contains('\0') {
-        let what = format!("the tensor name {name:?} (empty, or with a NUL)");
-        return Err(Error::unsupported(what, "rename the tensor"));
-    }
-    Ok(())
-}
-
-impl Element {
-    fn resolve(&self, name: &str) -> Result<Dtype> {
-        let dtype = match self {
-            Self::Known(dtype) => dtype.to_string(),
-            Self::Unknown(dtype) => dtype.clone(),
-        };
-        Dtype::from_name(&dtype).ok_or_else(|| {
-            let what = format!("the dtype {dtype:?} of tensor {name:?}");
-            Error::unsupported(what, "convert the tensor, or update df11")
-        })
-    }
-}
-
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == METADATA_KEY {
-                        map.next_value::<Option<std::collections::HashMap<String, String>>>()?;
-                    } else {
-                        let entry = map.next_value()?;
-                        entries.push((name, entry));
-                    }
-                }
-                Ok(Header(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries)
-    }
-}
-
-/// Reads the name as an enum variant, which is what the `safetensors` crate does, but keeps one it does not know.
-impl<'de> Deserialize<'de> for Element {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Name;
-        impl<'de> Visitor<'de> for Name {
-            type Value = Element;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a dtype")
-            }
-
-            fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Element, A::Error> {
-                let (name, variant) = data.variant::<String>()?;
-                variant.unit_variant()?;
-                let known: Result<_, de::value::Error> =
-                    safetensors::Dtype::deserialize(name.as_str().into_deserializer());
-                Ok(known.map_or(Element::Unknown(name), Element::Known))
-            }
-        }
-        deserializer.deserialize_enum("Dtype", &[], Name)
-    }
+    Metadata::new(None, infos.collect::<Result<_>>()?).map(drop).map_err(|error| problem(&error))
 }

@@ -11,6 +11,9 @@ use crate::{
     paths::{check_path, is_safetensors},
 };
 
+/// Why hidden files and folders are left out.
+pub(crate) const HIDDEN: &str = "hidden";
+
 /// A regular file, or a link to one.
 pub(crate) struct Found {
     /// Relative, `/`-separated and accepted by [`check_path`].
@@ -18,16 +21,38 @@ pub(crate) struct Found {
     pub(crate) file: PathBuf,
     /// In bytes.
     pub(crate) length: u64,
+    /// Where it lies, if it is a link that leads out of the folder.
+    outside: Option<PathBuf>,
+}
+
+impl Found {
+    /// Refuses a link that leads out of the folder: what it leads to is no part of the model.
+    pub(crate) fn check_inside(&self) -> Result<()> {
+        let Some(target) = &self.outside else { return Ok(()) };
+        Err(Error::parameter(
+            format!(
+                "{} is a link that leads out of the folder, to {}",
+                self.file.display(),
+                target.display()
+            ),
+            "put the file itself there if it belongs to the model, or remove the link",
+        ))
+    }
 }
 
 /// All files below `root` in bytewise order of their paths, and what was passed over.
 ///
-/// Links to files are followed, since the Hugging Face cache consists of them; links to folders are not, since
+/// Links to files are followed, since the Hugging Face cache consists of them; one that leads elsewhere than into the folder, or
+/// from a snapshot to the blobs of its repository, is known by [`Found::check_inside`]. Links to folders are not, since
 /// they may form a circle. Hidden files and folders are passed over: `.git` and `.cache` are no part of a
 /// model, and `.env` must not end up in a container.
 pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
-    let mut walk =
-        Walk { found: Vec::new(), left_out: Vec::new(), folders: vec![(root.to_owned(), String::new())] };
+    let mut walk = Walk {
+        found: Vec::new(),
+        left_out: Vec::new(),
+        folders: vec![(root.to_owned(), String::new())],
+        homes: homes(root),
+    };
     while let Some((folder, prefix)) = walk.folders.pop() {
         for entry in fs::read_dir(&folder).map_err(|source| Error::io("listing", &folder, source))? {
             let entry = entry.map_err(|source| Error::io("listing", &folder, source))?;
@@ -42,6 +67,19 @@ struct Walk {
     found: Vec<Found>,
     left_out: Vec<LeftOut>,
     folders: Vec<(PathBuf, String)>,
+    /// Folders into which links may lead, without links in their paths.
+    homes: Vec<PathBuf>,
+}
+
+/// The folder itself and, if it is a snapshot in the cache of the Hub, the blobs of its repository.
+fn homes(root: &Path) -> Vec<PathBuf> {
+    let Ok(root) = root.canonicalize() else { return Vec::new() };
+    let repository = root
+        .ancestors()
+        .find(|folder| folder.parent().and_then(Path::file_name).is_some_and(|name| name == "snapshots"))
+        .and_then(|snapshot| snapshot.parent()?.parent());
+    let blobs = repository.and_then(|repository| repository.join("blobs").canonicalize().ok());
+    [Some(root), blobs].into_iter().flatten().collect()
 }
 
 impl Walk {
@@ -51,21 +89,22 @@ impl Walk {
         let path = format!("{prefix}{}", name.to_string_lossy());
         let kind = entry.file_type().map_err(|source| Error::io("looking at", &file, source))?;
         if path[prefix.len()..].starts_with('.') {
-            self.leave_out(path, "hidden");
+            self.leave_out(path, HIDDEN);
         } else if name.to_str().is_none() || check_path(&path).is_err() {
             self.leave_out_unless_weights(path, "its name is not portable")?;
         } else if kind.is_dir() {
             self.folders.push((file, path + "/"));
         } else {
-            self.visit_file(file, path)?;
+            self.visit_file(file, path, kind.is_symlink())?;
         }
         Ok(())
     }
 
-    fn visit_file(&mut self, file: PathBuf, path: String) -> Result<()> {
+    fn visit_file(&mut self, file: PathBuf, path: String, is_link: bool) -> Result<()> {
         match fs::metadata(&file) {
             Ok(metadata) if metadata.is_file() => {
-                self.found.push(Found { path, file, length: metadata.len() });
+                let outside = if is_link { self.outside(&file)? } else { None };
+                self.found.push(Found { path, file, length: metadata.len(), outside });
                 Ok(())
             }
             Ok(metadata) if metadata.is_dir() => {
@@ -77,6 +116,12 @@ impl Walk {
                 self.leave_out_unless_weights(path, "a link that leads nowhere, or that may not be read")
             }
         }
+    }
+
+    /// Where a link leads, if that is no place for a file of this folder.
+    fn outside(&self, link: &Path) -> Result<Option<PathBuf>> {
+        let target = link.canonicalize().map_err(|source| Error::io("following", link, source))?;
+        Ok((!self.homes.iter().any(|home| target.starts_with(home))).then_some(target))
     }
 
     fn leave_out(&mut self, path: String, reason: &str) {

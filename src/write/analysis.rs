@@ -10,7 +10,7 @@
 use blake3::Hasher;
 use rayon::prelude::*;
 
-use super::{Layout, coding::Coding, gap, input::Weights, tile};
+use super::{Layout, coding::Coding, fingerprint::Fingerprint, gap, input::Weights, tile};
 use crate::{
     Dtype, Error, Result, encoding::tile::PairHistogram, huffman::Histogram, open::hash, parallel,
     progress::Observer, source::SourceTensor,
@@ -36,6 +36,8 @@ pub(super) struct FileAnalysis {
 pub(super) struct TensorAnalysis {
     /// Hash of its bytes.
     pub(super) hash: [u8; 32],
+    /// Of its bytes, for the second pass.
+    pub(super) fingerprint: Fingerprint,
     /// How it would be coded; `None` where it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
 }
@@ -113,7 +115,8 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
             }
             (_, Layout::Tile) => Some(Coding::Tile(tile::Coding::assume(&tensor.shape, bits(elements))?)),
         };
-        Ok(TensorAnalysis { hash: *blake3::hash(tensor.name.as_bytes()).as_bytes(), coding })
+        let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
+        Ok(TensorAnalysis { hash, fingerprint: Fingerprint::default(), coding })
     });
     let hash = *blake3::hash(file.file.path.as_bytes()).as_bytes();
     Ok(FileAnalysis { hash, tensors: tensors.collect::<Result<_>>()? })
@@ -186,19 +189,27 @@ impl Pass<'_> {
     }
 
     /// Reads a batch into `buffer`, and does the work of its pieces.
-    fn read_batch(&self, batch: &[Piece], pairs: &tile::Counts, buffer: &mut Vec<u8>) -> Result<Vec<Found>> {
+    fn read_batch(
+        &self,
+        batch: &[Piece],
+        pairs: &tile::Counts,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Vec<(Fingerprint, Found)>> {
         let lengths = batch.iter().map(|piece| piece.length);
         buffer.resize(lengths.clone().sum::<u64>() as usize, 0);
         let parts: Vec<_> = batch.iter().zip(parallel::split(buffer, lengths)).collect();
         let found = parts.into_par_iter().map(|(piece, part)| {
             self.file.read(piece.offset, part)?;
-            match piece.work {
-                Work::None => {}
-                Work::Exponents => return Ok(Found::Exponents(Histogram::of(part).into())),
-                Work::Whole => return whole(self.tensor(piece.tensor), part).map(Found::Whole),
-                Work::Pairs => pairs.add(part),
-            }
-            Ok(Found::Nothing)
+            let found = match piece.work {
+                Work::None => Found::Nothing,
+                Work::Exponents => Found::Exponents(Histogram::of(part).into()),
+                Work::Whole => Found::Whole(whole(self.tensor(piece.tensor), part)?),
+                Work::Pairs => {
+                    pairs.add(part);
+                    Found::Nothing
+                }
+            };
+            Ok((Fingerprint::of(piece.start, part), found))
         });
         found.collect()
     }
@@ -225,6 +236,7 @@ fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::Coding>> 
 /// The tensor that the pass is in, and those before.
 struct Progress {
     hasher: Hasher,
+    fingerprint: Fingerprint,
     exponents: Option<gap::Counting>,
     pairs: tile::Counts,
     coding: Option<Coding>,
@@ -235,6 +247,7 @@ impl Progress {
     fn new() -> Self {
         Self {
             hasher: Hasher::new(),
+            fingerprint: Fingerprint::default(),
             exponents: None,
             pairs: tile::Counts::new(),
             coding: None,
@@ -242,10 +255,17 @@ impl Progress {
         }
     }
 
-    fn take(&mut self, pass: &Pass<'_>, batch: &[Piece], bytes: &[u8], found: Vec<Found>) -> Result<()> {
+    fn take(
+        &mut self,
+        pass: &Pass<'_>,
+        batch: &[Piece],
+        bytes: &[u8],
+        found: Vec<(Fingerprint, Found)>,
+    ) -> Result<()> {
         let base = batch[0].offset;
-        for (piece, found) in batch.iter().zip(found) {
+        for (piece, (fingerprint, found)) in batch.iter().zip(found) {
             self.finish_until(pass, piece.tensor)?;
+            self.fingerprint.add(fingerprint);
             let start = (piece.offset - base) as usize;
             hash(&mut self.hasher, &bytes[start..start + piece.length as usize]);
             let tensor = pass.tensor(piece.tensor);
@@ -273,7 +293,8 @@ impl Progress {
             if let Some(counting) = self.exponents.take() {
                 self.coding = Some(Coding::Gap(counting.finish()?.into()));
             }
-            self.analyses.push(TensorAnalysis { hash, coding: self.coding.take() });
+            let fingerprint = std::mem::take(&mut self.fingerprint);
+            self.analyses.push(TensorAnalysis { hash, fingerprint, coding: self.coding.take() });
             self.hasher.reset();
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Compression of a model: the two passes over each weights file, and the finished containers.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
     analysis::{self, FileAnalysis},
@@ -9,14 +9,16 @@ use super::{
     folder::OutputFolder,
     input::{Input, Side},
     options::{CompressOptions, Layout},
-    output::Output,
+    output::{ClosedOutput, Output},
     plan::{Contents, Plan},
+    rename::check_absent,
+    replace::{Earlier, check_file},
     report::Report,
 };
 use crate::{
     Error, Model, OpenOptions, Result, format,
     open::{Cpu, Level},
-    paths::is_container,
+    paths::{PathTree, ends_as_container, is_container},
     progress::{Observer, Stage},
     source::{Source, WeightsFile},
 };
@@ -33,7 +35,8 @@ use crate::{
 /// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the output exists or the source changes meanwhile; [`Error::Io`] where reading or writing
+/// [`Error::Parameter`] where the output exists (or something takes its name meanwhile), holds files that are no earlier output, or the
+/// source changes meanwhile; [`Error::Io`] where reading or writing
 /// fails; [`Error::Cancelled`]; [`Error::Corrupt`] where verification finds a difference (then memory or disk are
 /// failing, or this crate has a bug).
 ///
@@ -55,7 +58,7 @@ pub fn compress(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
-    write(&Input::of_source(source), out, options, observer)
+    write(&Input::of_source(source).with_options(options)?, out, options, observer)
 }
 
 /// Writes what another layout would have made of the same checkpoint: the same files, names and hashes, byte for byte what [`compress`] makes of
@@ -88,7 +91,7 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
-    write(&Input::of_model(model)?, out, options, observer)
+    write(&Input::of_model(model)?.with_options(options)?, out, options, observer)
 }
 
 fn write(
@@ -103,19 +106,12 @@ fn write(
     if is_container(out) { compressor.single(out, options) } else { compressor.folder(out, options) }
 }
 
-/// Refuses an output that exists.
-pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
-    if !overwrite && out.symlink_metadata().is_ok() {
-        let problem = format!("{} exists", out.display());
-        return Err(Error::parameter(problem, "choose another output, or replace it with --force"));
-    }
-    Ok(())
-}
-
 /// The weights files, by index, and the side files of one container.
 pub(super) struct ShardSource<'a> {
     pub(super) weights: Vec<usize>,
     side: &'a [Side<'a>],
+    beside: &'a [Side<'a>],
+    metadata: Option<&'a BTreeMap<String, String>>,
 }
 
 /// One compression, from the input to the parts of each container.
@@ -133,11 +129,18 @@ impl<'a> Compressor<'a> {
 
     pub(super) fn shards(&self, single: bool) -> Vec<ShardSource<'a>> {
         let files = 0..self.input.weights.len();
+        let (side, metadata) = (&*self.input.side, Some(&self.input.metadata));
         if single {
-            vec![ShardSource { weights: files.collect(), side: &self.input.side }]
-        } else {
-            files.map(|file| ShardSource { weights: vec![file], side: &[] }).collect()
+            return vec![ShardSource { weights: files.collect(), side, beside: &[], metadata }];
         }
+        let shard = |file| {
+            let weights = vec![file];
+            match file {
+                0 => ShardSource { weights, side: &[], beside: side, metadata },
+                _ => ShardSource { weights, side: &[], beside: &[], metadata: None },
+            }
+        };
+        files.map(shard).collect()
     }
 
     /// Bytes of the first pass over all files, as the observer counts them.
@@ -157,10 +160,11 @@ impl<'a> Compressor<'a> {
         analyses: &'b [FileAnalysis],
     ) -> Result<Contents<'b>> {
         let files = shard.weights.iter().map(|&file| &self.input.weights[file]);
-        let side = shard.side.iter().map(|file| Ok((file, file.hash()?)));
         Ok(Contents {
             weights: files.zip(analyses).collect(),
-            side: side.collect::<Result<_>>()?,
+            side: hashed(shard.side)?,
+            beside: hashed(shard.beside)?,
+            metadata: shard.metadata,
             blocks: shard.weights.iter().map(|&file| self.blocks.of_tensors[file].clone()).collect(),
             block_names: &self.blocks.names,
         })
@@ -179,47 +183,111 @@ impl<'a> Compressor<'a> {
     }
 
     fn single(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let mut report = Report::new(self.input);
+        check_file(out)?;
+        let mut report = Report::new(self.input, true);
         let mut output = self.write(&self.shards(true)[0], out, &mut report)?;
-        let identity = format::identity(output.weights());
+        let identity = format::identity(output.files());
         output.seal(0, 1, identity)?;
         if options.verify {
-            self.verify(output.temporary_path()).map_err(|error| error.in_file(out))?;
+            let side = self.input.side.len() as u64;
+            self.verify(output.temporary_path(), 1, side).map_err(|error| error.in_file(out))?;
         }
-        output.finish()?;
+        output.finish(options.overwrite)?;
         Ok(report)
     }
 
     fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let mut report = Report::new(self.input);
-        let folder = OutputFolder::create(out)?;
+        let paths = shard_paths(self.input)?;
+        let mut report = Report::new(self.input, false);
+        check_outputs(self.input, &paths)?;
+        let side = self.input.side.iter().map(|side| side.path.clone());
+        let earlier = options.overwrite.then(|| Earlier::of(side.chain(paths.iter().cloned())));
+        let folder = OutputFolder::create(out, earlier)?;
         let mut outputs = Vec::new();
-        for (shard, file) in self.shards(false).iter().zip(&self.input.weights) {
-            outputs.push(self.write(shard, &folder.path_of(&shard_path(&file.file))?, &mut report)?);
+        for (shard, path) in self.shards(false).iter().zip(&paths) {
+            outputs.push(self.write(shard, &folder.path_of(path)?, &mut report)?.close());
         }
-        let identity = format::identity(outputs.iter().flat_map(Output::weights));
+        let identity = format::identity(outputs.iter().flat_map(ClosedOutput::files));
         let count = outputs.len() as u64;
-        for (index, mut output) in outputs.into_iter().enumerate() {
+        for (index, output) in outputs.into_iter().enumerate() {
+            let mut output = output.open()?;
             output.seal(index as u64, count, identity)?;
-            output.finish()?;
+            output.finish(false)?;
         }
         config::write_side_files(self.input, &folder)?;
         if options.verify {
-            self.verify(folder.path())?;
+            self.verify(folder.path(), count, 0)?;
         }
         folder.finish()?;
         Ok(report)
     }
 
-    fn verify(&self, path: &Path) -> Result<()> {
+    /// Decodes and compares all, and counts what is there against what went in: `shards`, weights
+    /// files, tensors, and as many `side` files.
+    fn verify(&self, path: &Path, shards: u64, side: u64) -> Result<()> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
-        OpenOptions::new()
-            .memory_map(false)
-            .open(path)?
-            .verify_stage(Level::Full, &Cpu, self.observer)
-            .map(drop)
+        let model = OpenOptions::new().memory_map(false).open(path)?;
+        let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
+        let weights = &self.input.weights;
+        let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
+        let wanted = [shards, weights.len() as u64 + side, tensors];
+        let there = [model.shards().len() as u64, found.files, found.tensors];
+        if there == wanted && found.unchecked.is_empty() {
+            return Ok(());
+        }
+        let problem = format!("{there:?} shards, files and tensors are there, not {wanted:?}");
+        Err(Error::corrupt("directory", 0, problem).in_file(path))
     }
+}
+
+/// Refuses files of which one would take the place of another in a folder of containers.
+fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
+    let remedy = "write one file: give the output a name that ends in .df11";
+    if input.weights.is_empty() {
+        return Err(Error::parameter(
+            "the model has no weights file, so a folder would hold nothing",
+            remedy,
+        ));
+    }
+    // Whatever ends so is a shard to whoever opens the folder.
+    if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
+        let problem = format!("the side file {:?} would be taken for a container", side.path);
+        return Err(Error::parameter(problem, remedy));
+    }
+    let side = input.side.iter().map(|side| &*side.path);
+    match PathTree::new(shards.iter().map(String::as_str).chain(side)).clash() {
+        None => Ok(()),
+        Some((first, second)) => {
+            let problem = format!("the folder cannot hold both {first:?} and {second:?}");
+            Err(Error::parameter(problem, remedy))
+        }
+    }
+}
+
+/// Side files, each with its hash.
+fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
+    files.iter().map(|file| Ok((file, file.hash()?))).collect()
+}
+
+/// Where the container of each weights file goes in a folder.
+///
+/// # Errors
+/// [`Error::Parameter`] where two would have one path.
+fn shard_paths(input: &Input<'_>) -> Result<Vec<String>> {
+    let mut owners = BTreeMap::new();
+    let mut paths = Vec::new();
+    for weights in &input.weights {
+        let path = shard_path(&weights.file);
+        if let Some(other) = owners.insert(path.clone(), &weights.file.path) {
+            return Err(Error::parameter(
+                format!("the containers of {other:?} and {:?} would both be {path:?}", weights.file.path),
+                "make one file with -o NAME.df11, which keeps all names, or rename one of them",
+            ));
+        }
+        paths.push(path);
+    }
+    Ok(paths)
 }
 
 /// Where a weights file's container goes in a folder.

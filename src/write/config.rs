@@ -1,37 +1,20 @@
 //! The line in config.json by which transformers knows that a folder's weights are compressed.
 //!
-//! ```text
-//! {                                                              the original's bytes, up to its first brace
-//!   "quantization_config": {"quant_method": "df11"},             MARK, at most once more than the original has it
-//!   "architectures": ["LlamaForCausalLM"], …                     the rest of the original
-//! ```
-//! A folder of containers has it, and nothing else: restoring and converting read the original. So that every original comes
-//! back, one that begins with the mark itself gets another, which JSON reads as one.
+//! A folder of containers has it ([`MARK`]), and nothing else: restoring and converting read the original, which has
+//! the recorded hash. So that every original comes back, one that begins with the mark itself gets another, which
+//! JSON reads as one.
 
-use std::path::{Path, PathBuf};
-
-use super::{
-    folder::OutputFolder,
-    input::{Input, Place},
-};
+use super::{folder::OutputFolder, input::Input};
 use crate::{
-    Error, Result,
-    source::{MAX_SIDE_BYTES, folder_of},
+    Result,
+    open::beside::{MARK, MARKED_NAME, place},
+    source::folder_of,
 };
-
-const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
-const NAME: &str = "config.json";
 
 /// Whether this is the configuration of weights, given their files' paths: it lies beside them.
 fn is_config<'a>(path: &str, mut weights: impl Iterator<Item = &'a str>) -> bool {
-    path.strip_prefix(folder_of(path)) == Some(NAME)
+    path.strip_prefix(folder_of(path)) == Some(MARKED_NAME)
         && weights.any(|weights| folder_of(weights) == folder_of(path))
-}
-
-/// Where the mark goes: behind the first brace.
-fn place(config: &[u8]) -> Option<usize> {
-    let brace = config.iter().position(|byte| !byte.is_ascii_whitespace())?;
-    (config[brace] == b'{').then_some(brace + 1)
 }
 
 /// A configuration of transformers that names no quantization, or one that begins with a mark, with one more.
@@ -46,61 +29,23 @@ fn mark(config: &[u8]) -> Option<Vec<u8>> {
     Some([&config[..place], MARK.as_bytes(), &config[place..]].concat())
 }
 
-/// What [`mark`] was given, if this came from it.
-fn unmark(config: &[u8]) -> Option<Vec<u8>> {
-    let place = place(config)?;
-    let rest = config[place..].strip_prefix(MARK.as_bytes())?;
-    Some([&config[..place], rest].concat())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| Error::io("reading", path, error))
-}
-
-/// The original of a side file beside containers, where it is another than the file; `weights` are the paths of the original weights.
-pub(super) fn original<'a>(
-    path: &str,
-    file: &Path,
-    length: u64,
-    weights: impl Iterator<Item = &'a str>,
-) -> Result<Option<Vec<u8>>> {
-    if length > MAX_SIDE_BYTES + MARK.len() as u64 || !is_config(path, weights) {
-        return Ok(None);
-    }
-    Ok(unmark(&read(file)?))
-}
-
 /// Puts the side files beside the containers, each configuration with its mark.
 pub(super) fn write_side_files(input: &Input<'_>, folder: &OutputFolder) -> Result<()> {
     for side in &input.side {
-        side.write_into(folder)?;
-        if !is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
-            continue;
-        }
-        let path = folder.path_of(&side.path)?;
-        if let Some(marked) = mark(&read(&path)?) {
-            folder.write(&marked, &side.path)?;
+        if is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
+            let config = side.bytes()?;
+            folder.write(mark(&config).as_deref().unwrap_or(&config), &side.path)?;
+        } else {
+            side.write_into(folder)?;
         }
     }
     Ok(())
 }
 
-/// Where a side file of a folder of containers comes from.
-pub(super) fn place_of<'a, 's>(
-    path: &str,
-    file: PathBuf,
-    length: u64,
-    weights: impl Iterator<Item = &'a str>,
-) -> Result<(u64, Place<'s>)> {
-    Ok(match original(path, &file, length, weights)? {
-        Some(bytes) => (bytes.len() as u64, Place::Memory(bytes)),
-        None => (length, Place::Disk(file)),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::open::beside::unmark;
 
     fn marked(config: &str) -> Option<String> {
         mark(config.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())

@@ -2,10 +2,11 @@
 
 use super::{
     coding::Coding,
+    fingerprint::{Fingerprint, Shared},
     gap::{self, MIN_CHUNK_BYTES},
-    input::{Side, Weights},
+    input::{Side, Weights, changed},
     output::Output,
-    plan::{Job, Plan},
+    plan::{Job, Plan, Read},
     tile,
 };
 use crate::{
@@ -37,31 +38,70 @@ struct Target<'a> {
     first_array: usize,
     file: &'a Weights<'a>,
     tensor: &'a SourceTensor,
+    /// What has been read of it.
+    seen: &'a Shared,
     output: &'a Output,
     observer: &'a dyn Observer,
 }
 
 /// Does all jobs of a plan.
+///
+/// # Errors
+/// [`Error::Parameter`] where the source is not what the first pass has read; what reading and
+/// writing answer.
 pub(super) fn encode(plan: &Plan<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
+    let pass = Pass {
+        reads: &plan.reads,
+        seen: plan.reads.iter().map(|_| Shared::default()).collect(),
+        output,
+        observer,
+    };
     parallel::for_each(plan.jobs.len(), Worker::default, |worker, index| {
-        worker.run(&plan.jobs[index], output, observer)
-    })
+        worker.run(&plan.jobs[index], &pass)
+    })?;
+    let mut all = plan.reads.iter().zip(&pass.seen);
+    match all.find(|(read, seen)| seen.get() != read.fingerprint) {
+        Some((Read { file, tensor, .. }, _)) => {
+            Err(changed(format_args!("{}: tensor {:?}", file.file.path, tensor.name)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The second pass over all tensors of a container.
+struct Pass<'a> {
+    reads: &'a [Read<'a>],
+    /// What it has read of each.
+    seen: Vec<Shared>,
+    output: &'a Output,
+    observer: &'a dyn Observer,
+}
+
+impl<'a> Pass<'a> {
+    fn target(&'a self, read: usize, first_array: usize) -> Target<'a> {
+        let Read { file, tensor, .. } = self.reads[read];
+        let Self { output, observer, .. } = *self;
+        Target { first_array, file, tensor, seen: &self.seen[read], output, observer }
+    }
 }
 
 impl Worker {
-    fn run(&mut self, job: &Job<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
+    fn run(&mut self, job: &Job<'_>, pass: &Pass<'_>) -> Result<()> {
+        let output = pass.output;
         match *job {
             Job::Bytes { array, ref bytes } => output.write_array(array, 0, bytes),
             Job::Prefix { array, file } => output.write_array(array, 0, &file.file.prefix),
-            Job::Raw { array, file, tensor, offset, length } => {
+            Job::Raw { array, read, offset, length } => {
                 self.input.resize(length as usize, 0);
-                file.read(tensor.offset + offset, &mut self.input)?;
+                let target = pass.target(read, array);
+                target.file.read(target.tensor.offset + offset, &mut self.input)?;
+                target.seen.add(Fingerprint::of(offset, &self.input));
                 output.write_array(array, offset, &self.input)?;
-                advance(observer, length)
+                advance(pass.observer, length)
             }
             Job::Side { array, file } => side(array, file, output),
-            Job::Chunk { first_array, file, tensor, coding, chunk } => {
-                let target = Target { first_array, file, tensor, output, observer };
+            Job::Chunk { first_array, read, coding, chunk } => {
+                let target = pass.target(read, first_array);
                 match coding {
                     Coding::Gap(coding) => self.gap_chunk(target, coding, chunk),
                     Coding::Tile(coding) => self.tile_chunk(target, coding, chunk),
@@ -106,10 +146,12 @@ impl Worker {
 
     /// Reads part of a tensor and what the encoder must see behind it.
     fn read(&mut self, target: Target<'_>, coding: &gap::Coding, start: u64, length: u64) -> Result<()> {
-        let lookahead = 2 * coding.layout.geometry().lookahead() as u64;
+        let (lookahead, part) = (2 * coding.layout.geometry().lookahead() as u64, length as usize);
         let length = (length + lookahead).min(target.tensor.length - start);
         self.input.resize(length as usize, 0);
-        target.file.read(target.tensor.offset + start, &mut self.input)
+        target.file.read(target.tensor.offset + start, &mut self.input)?;
+        target.seen.add(Fingerprint::of(start, &self.input[..part]));
+        Ok(())
     }
 
     fn tile_chunk(&mut self, target: Target<'_>, coding: &tile::Coding, chunk: usize) -> Result<()> {
@@ -119,7 +161,9 @@ impl Worker {
         };
         let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
             weights.resize((range.end - range.start) as usize, 0);
-            target.file.read(target.tensor.offset + range.start, weights)
+            target.file.read(target.tensor.offset + range.start, weights)?;
+            target.seen.add(Fingerprint::of(range.start, weights));
+            Ok(())
         };
         let mut write = |at: [u64; 3], strips: &EncodedStrips| {
             target.output.write_array(target.first_array + 1, at[0], &strips.records)?;
@@ -151,22 +195,21 @@ impl Worker {
 
 fn side(array: usize, file: &Side<'_>, output: &Output) -> Result<()> {
     let mut offset = 0;
-    file.for_each(|bytes| {
+    file.read(|bytes| {
         output.write_array(array, offset, bytes)?;
         offset += bytes.len() as u64;
         Ok(())
     })
+    .map(drop)
 }
 
 impl Target<'_> {
     /// Weights that are not those of the first pass.
     fn changed(&self, error: Error) -> Error {
-        let (path, name) = (&self.file.file.path, &self.tensor.name);
         match error {
-            Error::Parameter { problem, .. } => Error::parameter(
-                format!("{path}: tensor {name:?} changed while it was being compressed ({problem})"),
-                "compress again, with nothing else writing to the source",
-            ),
+            Error::Parameter { .. } => {
+                changed(format_args!("{}: tensor {:?}", self.file.file.path, self.tensor.name))
+            }
             other => other,
         }
     }

@@ -59,8 +59,8 @@ impl Estimate {
         out: &Path,
         analyse: impl Fn(&ShardSource<'_>) -> Result<Vec<FileAnalysis>>,
     ) -> Result<Self> {
-        let mut report = Report::new(compressor.input);
         let single = is_container(out);
+        let mut report = Report::new(compressor.input, single);
         let mut drafts = Vec::new();
         for shard in compressor.shards(single) {
             let analyses = analyse(&shard)?;

@@ -1,123 +1,176 @@
 //! An output folder while it is being filled: a temporary folder that becomes the real one when it is whole.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
-use tempfile::{NamedTempFile, TempDir};
-
-use super::output::sync_folder;
+use super::{
+    rename::{self, renaming, sync_folder, sync_parent},
+    replace::Earlier,
+    temporary::{TemporaryFolder, aside_of, folder_beside, lock_folder},
+};
 use crate::{Error, Result, paths::check_path};
-
-/// Hidden, and not named after the output, whose name may be as long as the file system allows.
-const TEMPORARY_PREFIX: &str = ".df11-";
-const TEMPORARY_SUFFIX: &str = ".part";
 
 /// A folder being filled. Dropped before [`OutputFolder::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub(super) struct OutputFolder {
-    folder: TempDir,
+    temporary: TemporaryFolder,
     path: PathBuf,
+    /// What may be replaced; nothing if there is none.
+    earlier: Option<Earlier>,
+    /// The folders in it.
+    made: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl OutputFolder {
-    /// Creates the temporary folder beside `path`.
-    pub(super) fn create(path: &Path) -> Result<Self> {
-        let parent = parent_of(path);
+    /// Creates the temporary folder beside `path`. What has the name `path` is replaced in the end
+    /// if `earlier` knows every file in it.
+    pub(super) fn create(path: &Path, earlier: Option<Earlier>) -> Result<Self> {
         if path.file_name().is_none() {
             let problem = format!("{} names no folder", path.display());
             return Err(Error::parameter(problem, "give the output a name"));
         }
-        let folder = temporary(0o777)
-            .tempdir_in(parent)
-            .map_err(|error| Error::io("creating a folder in", parent, error))?;
-        Ok(Self { folder, path: path.to_owned() })
+        if let Some(earlier) = &earlier {
+            earlier.check(path)?;
+        }
+        Ok(Self { temporary: folder_beside(path)?, path: path.to_owned(), earlier, made: Mutex::default() })
     }
 
     /// Where the folder is until it is finished.
     pub(super) fn path(&self) -> &Path {
-        self.folder.path()
+        self.temporary.folder.path()
     }
 
     /// The place of a file in the folder, whose own folder is made.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where a folder that has another name is found under this one.
     pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
         check_path(relative)?;
-        let path = self.folder.path().join(relative);
-        let parent = parent_of(&path);
-        fs::create_dir_all(parent).map_err(|error| Error::io("creating", parent, error))?;
-        Ok(path)
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut folder = PathBuf::new();
+        let names: Vec<&str> = relative.split('/').collect();
+        for name in &names[..names.len() - 1] {
+            folder.push(name);
+            if made.contains(&folder) {
+                continue;
+            }
+            let path = self.path().join(&folder);
+            fs::create_dir(&path).map_err(|error| creating(relative, &path, error))?;
+            made.insert(folder.clone());
+        }
+        Ok(self.path().join(relative))
     }
 
-    /// Copies a file into the folder.
-    pub(super) fn copy(&self, from: &Path, relative: &str) -> Result<()> {
-        let to = self.path_of(relative)?;
-        let mut source = File::open(from).map_err(|error| Error::io("opening", from, error))?;
-        let mut target = File::create(&to).map_err(|error| Error::io("creating", &to, error))?;
-        io::copy(&mut source, &mut target).map_err(|error| Error::io("copying to", &to, error))?;
-        target.sync_all().map_err(|error| Error::io("syncing", &to, error))
-    }
-
-    /// Writes a file into the folder, in place of one that is there.
-    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
+    /// Creates a file in the folder.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where one that has another name is found under this one, since the disk
+    /// takes both for the same.
+    pub(super) fn create_file(&self, relative: &str) -> Result<(File, PathBuf)> {
         let path = self.path_of(relative)?;
-        let written = File::create(&path).and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()
-        });
+        let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
+        Ok((file, path))
+    }
+
+    /// Writes a file into the folder.
+    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
+        let (mut file, path) = self.create_file(relative)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
         written.map_err(|error| Error::io("writing", &path, error))
     }
 
-    /// Gives the folder its name, in place of what has it.
+    /// Gives the folder its name, in place of an earlier output.
     pub(super) fn finish(self) -> Result<()> {
-        let path = self.path;
-        let renaming = |error| Error::io("renaming to", &path, error);
-        // What is replaced is moved aside first and deleted last: at every moment one of the two is whole.
-        let aside = if path.symlink_metadata().is_ok() {
-            let aside = tempfile::Builder::new()
-                .prefix(".df11-old.")
-                .tempdir_in(parent_of(&path))
-                .map_err(renaming)?;
-            fs::rename(&path, aside.path().join("old")).map_err(renaming)?;
-            Some(aside)
-        } else {
-            None
-        };
-        if let Err(error) = fs::rename(self.folder.path(), &path) {
-            if let Some(aside) = &aside {
-                fs::rename(aside.path().join("old"), &path).map_err(renaming)?;
-            }
-            return Err(renaming(error));
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for folder in made.iter().map(PathBuf::as_path).chain([Path::new("")]) {
+            sync_folder(&self.path().join(folder))?;
         }
-        let _ = self.folder.keep();
-        sync_folder(&path);
-        Ok(())
+        let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok()) else {
+            rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
+            return self.keep();
+        };
+        earlier.check(&self.path)?;
+        // No other run shall take it for a leftover while it has a temporary name.
+        let _lock = lock_folder(&self.path);
+        match rename::exchange(self.path(), &self.path) {
+            // Under the temporary name is now what was replaced, which is dropped with it.
+            Some(result) => {
+                result.map_err(|error| renaming(&self.path, error))?;
+                let synced = sync_parent(&self.path);
+                if synced.is_err() {
+                    let _ = self.temporary.folder.keep();
+                }
+                synced
+            }
+            None => self.move_aside(),
+        }
+    }
+
+    /// As an exchange, in two steps. At every moment one of the two folders is whole, and where it
+    /// is cannot be given its name, the error says where it lies.
+    fn move_aside(self) -> Result<()> {
+        let aside = aside_of(&self.path)?;
+        let old = aside.folder.path().join("old");
+        rename::folder(&self.path, &old).map_err(|error| renaming(&self.path, error))?;
+        let Err(error) = rename::folder(self.path(), &self.path) else { return self.keep() };
+        if rename::folder(&old, &self.path).is_ok() {
+            return Err(renaming(&self.path, error));
+        }
+        let (old, new) = (aside.folder.keep().join("old"), self.temporary.folder.keep());
+        let context = format!(
+            "renaming to {} (it has no output now: the earlier one is {}, and the new one, whole, {})",
+            self.path.display(),
+            old.display(),
+            new.display()
+        );
+        Err(Error::Io { context, source: error })
+    }
+
+    fn keep(self) -> Result<()> {
+        let _ = self.temporary.folder.keep();
+        sync_parent(&self.path)
     }
 }
 
-/// Makes temporary files or folders. They are private unless told otherwise, but what becomes a result is as accessible as anything new: `mode`,
-/// less what the process's umask takes.
-fn temporary(mode: u32) -> tempfile::Builder<'static, 'static> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(mode));
+/// The error of a file or folder that cannot be made. All names of an output are different, so that
+/// one which exists is another name to this disk.
+fn creating(relative: &str, path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => Error::parameter(
+            format!("this disk takes {relative:?} for another name of a file or folder that is there"),
+            "write to a disk that tells names apart by case and by Unicode form",
+        ),
+        _ => Error::io("creating", path, error),
     }
-    #[cfg(not(unix))]
-    let _ = mode;
-    builder
 }
 
-/// A temporary file in the folder of `path`; deleted when dropped.
-pub(super) fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
-    let folder = parent_of(path);
-    temporary(0o666).tempfile_in(folder).map_err(|error| Error::io("creating a file in", folder, error))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The folder that holds `path`.
-pub(super) fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    /// A disk that folds names finds what is there under another name, as here under the same.
+    #[test]
+    fn a_name_that_is_there_already_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = OutputFolder::create(&place.path().join("out"), None).unwrap();
+        let refused = |result: Result<()>| {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Parameter { .. }), "{error}");
+            assert!(error.to_string().contains("another name"), "{error}");
+        };
+        folder.write(b"lower", "a/config.json").unwrap();
+        folder.write(b"more", "a/more.json").unwrap();
+        refused(folder.write(b"upper", "a/config.json"));
+        fs::create_dir(folder.path().join("B")).unwrap();
+        refused(folder.write(b"x", "B/x"));
+        refused(folder.write(b"x", "a/config.json/x"));
+        assert_eq!(fs::read(folder.path().join("a/config.json")).unwrap(), b"lower");
+        folder.finish().unwrap();
+        assert!(place.path().join("out/a/more.json").is_file());
+    }
 }

@@ -3,24 +3,31 @@
 
 use std::{
     borrow::Cow,
-    collections::VecDeque,
-    fs::File,
+    collections::{BTreeMap, VecDeque},
     io::Write,
     ops::Range,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use blake3::Hasher;
 
-use super::{config, folder::OutputFolder};
+use super::{
+    folder::OutputFolder,
+    options::{CompressOptions, check_key, check_metadata},
+};
 use crate::{
     Error, Model, Result, Tensor,
     constants::CHECKSUM_CHUNK_BYTES,
-    format::records::{FILE_SIDE, FILE_WEIGHTS},
+    format::records::{FILE_SIDE, FILE_WEIGHTS, FileRecord},
     io::{FileReader, ReadAt},
-    open::{Cpu, Decoder, PreparedTensor, Shard, original, wrong_hash},
-    source::{LeftOut, SideFile, Source, SourceTensor, WeightsFile, side_files},
+    open::{
+        Cpu, Decoder, PreparedTensor, Shard,
+        beside::{self, Beside},
+        original, wrong_hash,
+    },
+    paths::is_container,
+    source::{LeftOut, Source, SourceTensor, WeightsFile, walk},
 };
 
 /// Everything that goes into a container.
@@ -30,6 +37,8 @@ pub(super) struct Input<'a> {
     /// Ascending by path.
     pub(super) side: Vec<Side<'a>>,
     pub(super) left_out: Vec<LeftOut>,
+    /// Keys and values for runtimes.
+    pub(super) metadata: BTreeMap<String, String>,
     /// What the source has to say of itself.
     pub(super) notes: Vec<String>,
 }
@@ -38,15 +47,15 @@ impl<'a> Input<'a> {
     /// The files of a checkpoint.
     pub(super) fn of_source(source: &'a Source) -> Self {
         let weights = source.weights.iter().map(|file| Weights { file: Cow::Borrowed(file), decoded: None });
-        let side = source.side.iter().map(|file| Side {
-            path: file.path.clone(),
-            length: file.length,
-            place: Place::Disk(file.file.clone()),
-        });
+        let side = source
+            .side
+            .iter()
+            .map(|file| Side::new(file.path.clone(), file.length, Place::Disk(file.file.clone())));
         Self {
             weights: weights.collect(),
             side: side.collect(),
             left_out: source.left_out.clone(),
+            metadata: BTreeMap::new(),
             notes: source.notes.clone(),
         }
     }
@@ -57,34 +66,31 @@ impl<'a> Input<'a> {
             let problem = format!("{} of the model's shards are open", model.shards().len());
             return Err(Error::parameter(problem, "open the folder that holds all of them"));
         }
-        let (mut weights, mut side, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut weights, mut side) = (Vec::new(), Vec::new());
         for shard in model.shards() {
             for (index, record) in shard.directory().files.iter().enumerate() {
                 if record.kind == FILE_WEIGHTS {
                     weights
                         .push(Weights::of_shard(shard, index).map_err(|error| error.in_file(shard.path()))?);
-                } else if record.kind == FILE_SIDE {
-                    let path = shard.directory().file_path(record).to_owned();
-                    side.push(Side { path, length: record.length.get(), place: Place::Stored(shard, index) });
+                } else {
+                    let place = Place::recorded(model, shard, index)?;
+                    side.push(Side::recorded(shard, record, place));
                 }
             }
         }
-        if let Some(root) = model.folder() {
-            let (found, passed_over) = side_files(root)?;
-            for SideFile { path, file, length } in found {
-                let paths = weights.iter().map(|weights: &Weights<'_>| weights.file.path.as_str());
-                let (length, place) = config::place_of(&path, file, length, paths)?;
-                side.push(Side { path, length, place });
-            }
-            left_out = passed_over;
-        }
         weights.sort_by(|a, b| a.file.path.cmp(&b.file.path));
         side.sort_by(|a, b| a.path.cmp(&b.path));
-        if let Some(pair) = side.windows(2).find(|pair| pair[0].path == pair[1].path) {
-            let problem = format!("there are two side files {:?}", pair[0].path);
-            return Err(Error::parameter(problem, "take away the one beside the container"));
-        }
-        Ok(Self { weights, side, left_out, notes: Vec::new() })
+        let metadata = model.metadata().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let left_out = bystanders(model)?;
+        Ok(Self { weights, side, left_out, metadata, notes: Vec::new() })
+    }
+
+    /// Adds what the caller wants kept for runtimes.
+    pub(super) fn with_options(mut self, options: &CompressOptions) -> Result<Self> {
+        options.metadata.keys().try_for_each(|key| check_key(key))?;
+        self.metadata.extend(options.metadata.clone());
+        check_metadata(&self.metadata)?;
+        Ok(self)
     }
 
     /// Bytes of all tensors.
@@ -194,11 +200,35 @@ impl<'a> Decoded<'a> {
     }
 }
 
+/// Files in the folder of a model that no container records; they are no part of it.
+fn bystanders(model: &Model) -> Result<Vec<LeftOut>> {
+    let Some(root) = model.folder() else { return Ok(Vec::new()) };
+    let (found, mut left_out) = walk(root)?;
+    let recorded: Vec<&str> =
+        beside::recorded(model).map(|(shard, file)| path_of(shard, &shard.directory().files[file])).collect();
+    let strange = found.into_iter().filter(|file| {
+        // Those of kind `beside` are in ascending order, and in one shard alone.
+        !is_container(&file.path) && recorded.binary_search(&&*file.path).is_err()
+    });
+    left_out.extend(strange.map(|file| {
+        let reason = "not recorded in the containers".to_owned();
+        LeftOut { path: file.path, reason }
+    }));
+    left_out.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(left_out)
+}
+
+fn path_of<'s>(shard: &'s Shard, record: &FileRecord) -> &'s str {
+    shard.directory().file_path(record)
+}
+
 /// A file that travels with the weights.
 pub(super) struct Side<'a> {
     pub(super) path: String,
     pub(super) length: u64,
     place: Place<'a>,
+    /// The hash that its container has, or that was found when it was first read.
+    hash: OnceLock<[u8; 32]>,
 }
 
 pub(super) enum Place<'a> {
@@ -208,9 +238,39 @@ pub(super) enum Place<'a> {
     Stored(&'a Shard, usize),
 }
 
-impl Side<'_> {
+impl<'a> Place<'a> {
+    /// Where the original of a recorded side file is.
+    fn recorded(model: &Model, shard: &'a Shard, index: usize) -> Result<Self> {
+        let record = &shard.directory().files[index];
+        if record.kind == FILE_SIDE {
+            return Ok(Self::Stored(shard, index));
+        }
+        let path = path_of(shard, record);
+        let Some(root) = model.folder() else {
+            let problem = format!("{path:?} lies beside the container, in the folder of the model");
+            return Err(Error::parameter(problem, "name the folder instead of the container"));
+        };
+        match beside::find(root, path, record)? {
+            Beside::Original(file) => Ok(Self::Disk(file)),
+            Beside::Marked(bytes) => Ok(Self::Memory(bytes)),
+            Beside::Changed(_) => Err(beside::refused(shard, path, beside::CHANGED)),
+            Beside::Missing => Err(beside::refused(shard, path, beside::MISSING)),
+        }
+    }
+}
+
+impl<'a> Side<'a> {
+    fn new(path: String, length: u64, place: Place<'a>) -> Self {
+        Self { path, length, place, hash: OnceLock::new() }
+    }
+
+    fn recorded(shard: &Shard, record: &FileRecord, place: Place<'a>) -> Self {
+        let path = path_of(shard, record).to_owned();
+        Self { path, length: record.length.get(), place, hash: record.hash.into() }
+    }
+
     /// Hands on its bytes, at most 1 MiB at a time.
-    pub(super) fn for_each(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn for_each(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.place {
             Place::Disk(file) => {
                 let reader = FileReader::open(file)?;
@@ -232,37 +292,48 @@ impl Side<'_> {
         }
     }
 
-    /// Its hash; compared with that in its container, where it comes from one.
-    pub(super) fn hash(&self) -> Result<[u8; 32]> {
+    /// Hands on its bytes as [`Side::for_each`], and compares their hash with the known one. Returns it.
+    pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
         let mut hasher = Hasher::new();
         self.for_each(|bytes| {
             hasher.update(bytes);
-            Ok(())
+            take(bytes)
         })?;
         let hash = *hasher.finalize().as_bytes();
-        match self.place {
-            Place::Stored(shard, file) if shard.directory().files[file].hash != hash => {
-                let problem = "its bytes do not have the hash in the directory";
-                Err(Error::corrupt(format!("file {:?}", self.path), 0, problem).in_file(shard.path()))
-            }
-            _ => Ok(hash),
+        if *self.hash.get_or_init(|| hash) == hash {
+            return Ok(hash);
         }
+        Err(match &self.place {
+            Place::Stored(shard, _) => wrong_hash(format!("file {:?}", self.path)).in_file(shard.path()),
+            Place::Disk(_) | Place::Memory(_) => changed(format_args!("{:?}", self.path)),
+        })
+    }
+
+    /// Its hash; compared with that in its container, where it comes from one.
+    pub(super) fn hash(&self) -> Result<[u8; 32]> {
+        self.read(|_| Ok(()))
+    }
+
+    /// All its bytes, compared as by [`Side::read`].
+    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.read(|bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     /// Puts it into a folder.
     pub(super) fn write_into(&self, folder: &OutputFolder) -> Result<()> {
-        match &self.place {
-            Place::Disk(file) => return folder.copy(file, &self.path),
-            Place::Memory(bytes) => return folder.write(bytes, &self.path),
-            Place::Stored(..) => self.hash()?,
-        };
-        let to = folder.path_of(&self.path)?;
-        write_file(&to, self)
+        let (mut target, path) = folder.create_file(&self.path)?;
+        self.read(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", &path, error)))?;
+        target.sync_all().map_err(|error| Error::io("syncing", &path, error))
     }
 }
 
-fn write_file(path: &Path, side: &Side<'_>) -> Result<()> {
-    let mut target = File::create(path).map_err(|error| Error::io("creating", path, error))?;
-    side.for_each(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", path, error)))?;
-    target.sync_all().map_err(|error| Error::io("syncing", path, error))
+/// The error of a source that changes while it is compressed.
+pub(super) fn changed(what: impl std::fmt::Display) -> Error {
+    let problem = format!("{what} changed while it was being compressed");
+    Error::parameter(problem, "compress again, with nothing else writing to the source")
 }

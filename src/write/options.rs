@@ -1,6 +1,12 @@
 //! Choices of compression.
 
-use crate::encoding::gap::Geometry;
+use std::collections::BTreeMap;
+
+use crate::{
+    Error, Result,
+    constants::{MAX_KEY_BYTES, MAX_METADATA_BYTES, MAX_VALUE_BYTES},
+    encoding::gap::Geometry,
+};
 
 /// How BF16 tensors are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,14 +34,57 @@ impl Layout {
 pub struct CompressOptions {
     /// How BF16 tensors are stored.
     pub layout: Layout,
-    /// Replace an output that exists.
+    /// Replace an output that exists. A folder is replaced only if each file in it has the path of a
+    /// new one, is a shard of the one model that lies there, or is a side file that this names.
     pub overwrite: bool,
     /// Decode everything again before the output gets its name, and compare all hashes.
     pub verify: bool,
+    /// Keys and values for runtimes, which read them by [`Model::metadata`](crate::Model::metadata). A key
+    /// begins with the name of whoever uses it, and a dot: `example.com/tool` or `tool.setting`; the
+    /// spec keeps those without a dot. They come on top of what a converted model has.
+    pub metadata: BTreeMap<String, String>,
 }
 
 impl Default for CompressOptions {
     fn default() -> Self {
-        Self { layout: Layout::default(), overwrite: false, verify: true }
+        Self { layout: Layout::default(), overwrite: false, verify: true, metadata: BTreeMap::new() }
     }
+}
+
+/// Checks that a key is one that anybody may set; keys without a dot belong to the spec.
+pub(super) fn check_key(key: &str) -> Result<()> {
+    let is_private = key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());
+    if is_private {
+        return Ok(());
+    }
+    let problem = format!("the metadata key {key:?} does not name its owner");
+    Err(Error::parameter(problem, "put a name and a dot before it, as in tool.setting"))
+}
+
+/// Checks metadata against the limits of the format.
+pub(super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> {
+    let mut bytes = 0;
+    for (key, value) in metadata {
+        let (key_bytes, value_bytes) = (key.len() as u64, value.len() as u64);
+        if key.is_empty() || key.contains('\0') || value.contains('\0') {
+            let problem = format!("the metadata entry {key:?} has an empty key, or a NUL");
+            return Err(Error::parameter(problem, "keys and values are text"));
+        }
+        if key_bytes > MAX_KEY_BYTES {
+            return Err(Error::limit(
+                format!("the length of key {key:?} in bytes"),
+                key_bytes,
+                MAX_KEY_BYTES,
+            ));
+        }
+        if value_bytes > MAX_VALUE_BYTES {
+            let what = format!("the length of the value of {key:?} in bytes");
+            return Err(Error::limit(what, value_bytes, MAX_VALUE_BYTES));
+        }
+        bytes += key_bytes + value_bytes;
+    }
+    if bytes > MAX_METADATA_BYTES {
+        return Err(Error::limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES));
+    }
+    Ok(())
 }

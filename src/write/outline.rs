@@ -5,13 +5,10 @@ use std::{io, path::PathBuf};
 
 use zerocopy::{IntoBytes, little_endian::U32};
 
-use super::{
-    output::{seal, weights},
-    plan::Plan,
-};
+use super::{output::seal, plan::Plan};
 use crate::{
     Model, OpenOptions, Result,
-    format::{self, Directory, Header, directory::chunk_count},
+    format::{self, Directory, Header, IdentifiedFile, directory::chunk_count},
     io::ReadAt,
 };
 
@@ -78,7 +75,7 @@ impl ReadAt for Outline {
 /// # Errors
 /// As [`OpenOptions::open`].
 pub(super) fn open(drafts: &[Draft]) -> Result<Model> {
-    let identity = format::identity(drafts.iter().flat_map(|draft| weights(&draft.directory)));
+    let identity = format::identity(drafts.iter().flat_map(|draft| IdentifiedFile::of(&draft.directory)));
     let count = drafts.len() as u64;
     let outlines = (0..).zip(drafts).map(|(index, draft)| {
         let outline = draft.seal(index, count, identity)?;

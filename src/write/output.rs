@@ -6,20 +6,16 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 use zerocopy::IntoBytes;
 
-use super::{
-    folder::{parent_of, temporary_beside},
-    plan::Plan,
-};
+use super::{plan::Plan, rename, temporary::file_beside};
 use crate::{
     Error, Result,
     format::{
-        Directory, Header,
+        Directory, Header, IdentifiedFile,
         checksum::{Piece, SectionChecksums},
         directory::ShardRecord,
-        records::FILE_WEIGHTS,
     },
     io::write_all_at,
 };
@@ -37,7 +33,7 @@ pub(super) struct Output {
 impl Output {
     /// Creates the temporary file beside `path`, with the header of an incomplete container, and takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut Plan<'_>) -> Result<Self> {
-        let file = temporary_beside(path)?;
+        let file = file_beside(path)?;
         let directory = std::mem::replace(&mut plan.directory, empty_directory());
         let sections = directory.sections.len();
         let output = Self {
@@ -71,13 +67,20 @@ impl Output {
         Ok(())
     }
 
-    /// As [`weights`].
-    pub(super) fn weights(&self) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
-        weights(&self.directory)
+    /// The original files, for the identity.
+    pub(super) fn files(&self) -> impl Iterator<Item = IdentifiedFile<'_>> {
+        IdentifiedFile::of(&self.directory)
     }
 
-    /// Writes directory, footer and header, and makes sure that they are on the disk. Returns the container's length in bytes.
-    pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<u64> {
+    /// Closes the file until it is sealed, since a model may have more shards than a process may
+    /// have files open.
+    pub(super) fn close(self) -> ClosedOutput {
+        let Self { file, path, directory, directory_offset, checksums } = self;
+        ClosedOutput { file: file.into_temp_path(), path, directory, directory_offset, checksums }
+    }
+
+    /// Writes directory, footer and header, and makes sure that they are on the disk.
+    pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<()> {
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
             let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.directory.checksums.extend(
@@ -90,8 +93,7 @@ impl Output {
         self.write_at(header.footer_offset(), header.as_bytes())?;
         self.sync()?;
         self.write_at(0, header.as_bytes())?;
-        self.sync()?;
-        Ok(header.file_length.get())
+        self.sync()
     }
 
     fn sync(&self) -> Result<()> {
@@ -103,12 +105,35 @@ impl Output {
         self.file.path()
     }
 
-    /// Gives the sealed container its name.
-    pub(super) fn finish(self) -> Result<()> {
-        let path = self.path;
-        self.file.persist(&path).map_err(|error| Error::io("renaming to", &path, error.error))?;
-        sync_folder(&path);
-        Ok(())
+    /// Gives the sealed container its name; in place of what has it only with `overwrite`.
+    pub(super) fn finish(self, overwrite: bool) -> Result<()> {
+        rename::file(self.file, &self.path, overwrite)
+    }
+}
+
+/// A container whose sections are written, and whose file is closed.
+#[derive(Debug)]
+pub(super) struct ClosedOutput {
+    file: TempPath,
+    path: PathBuf,
+    directory: Directory,
+    directory_offset: u64,
+    checksums: Vec<Mutex<SectionChecksums>>,
+}
+
+impl ClosedOutput {
+    /// As [`Output::files`].
+    pub(super) fn files(&self) -> impl Iterator<Item = IdentifiedFile<'_>> {
+        IdentifiedFile::of(&self.directory)
+    }
+
+    /// Opens it again.
+    pub(super) fn open(self) -> Result<Output> {
+        let Self { file, path, directory, directory_offset, checksums } = self;
+        let handle = File::options().write(true).open(&file);
+        let handle = handle.map_err(|error| Error::io("opening", &path, error))?;
+        let file = NamedTempFile::from_parts(handle, file);
+        Ok(Output { file, path, directory, directory_offset, checksums })
     }
 }
 
@@ -123,14 +148,8 @@ pub(super) fn seal(
     directory.shard =
         ShardRecord { shard_index: shard_index.into(), shard_count: shard_count.into(), identity };
     let bytes = directory.to_bytes();
-    let header = Header::complete(directory_offset, &bytes)?.with_minor(directory.version_minor());
+    let header = Header::complete(directory_offset, &bytes)?;
     Ok((header, bytes))
-}
-
-/// Hashes of a container's weights files, in order, as the identity wants them: path, length, hash.
-pub(super) fn weights(directory: &Directory) -> impl Iterator<Item = (&str, u64, [u8; 32])> {
-    let files = directory.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
-    files.map(|file| (directory.file_path(file), file.length.get(), file.hash))
 }
 
 fn empty_directory() -> Directory {
@@ -143,13 +162,7 @@ fn empty_directory() -> Directory {
         tensors: Vec::new(),
         arrays: Vec::new(),
         checksums: Vec::new(),
+        metadata: Vec::new(),
         text: Vec::new(),
-    }
-}
-
-/// Makes a rename last. Not every file system can; the file itself is synced already.
-pub(super) fn sync_folder(path: &Path) {
-    if let Ok(folder) = File::open(parent_of(path)) {
-        let _ = folder.sync_all();
     }
 }

@@ -7,17 +7,22 @@ use super::{
     analysis::FileAnalysis,
     arrays::ArrayLayout,
     coding::Coding,
+    fingerprint::Fingerprint,
     input::{Side, Weights},
     planned::{self, PlannedTensor},
 };
 use crate::{
     Error, Result,
-    constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, NONE},
+    constants::{ARRAY_ALIGNMENT, HEADER_BYTES, MAX_DIRECTORY_BYTES, MAX_FILES, MAX_FOLDERS, NONE},
     format::{
         Directory,
         directory::{ShardRecord, chunk_count},
-        records::{BlockRecord, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_PREFIX, SECTION_SIDE},
+        records::{
+            BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_PREFIX,
+            SECTION_SIDE,
+        },
     },
+    paths::PathTree,
     source::SourceTensor,
 };
 
@@ -25,8 +30,12 @@ use crate::{
 pub(super) struct Contents<'a> {
     /// Weights files, ascending by path, each with what the first pass found.
     pub(super) weights: Vec<(&'a Weights<'a>, &'a FileAnalysis)>,
-    /// Side files, ascending by path, each with its hash.
+    /// Side files that are stored, ascending by path, each with its hash.
     pub(super) side: Vec<(&'a Side<'a>, [u8; 32])>,
+    /// Side files that lie beside the container, likewise.
+    pub(super) beside: Vec<(&'a Side<'a>, [u8; 32])>,
+    /// Keys and values for runtimes; nothing in a shard that is not the first.
+    pub(super) metadata: Option<&'a BTreeMap<String, String>>,
     /// For each weights file and each of its tensors, the index of its block in `block_names`.
     pub(super) blocks: Vec<Vec<usize>>,
     /// Names of all blocks of the model, in order.
@@ -39,30 +48,34 @@ pub(super) struct Plan<'a> {
     pub(super) directory: Directory,
     pub(super) directory_offset: u64,
     pub(super) jobs: Vec<Job<'a>>,
+    /// The tensors that jobs read.
+    pub(super) reads: Vec<Read<'a>>,
     /// Bytes of tensors for which there is nothing to do.
     pub(super) alias_bytes: u64,
     /// Exponent entropy of coded tensors, in bits.
     pub(super) entropy_bits: f64,
 }
 
-/// Bytes to produce. Any job may run at any time, on any thread.
+/// A tensor that is read again in the second pass.
+pub(super) struct Read<'a> {
+    pub(super) file: &'a Weights<'a>,
+    pub(super) tensor: &'a SourceTensor,
+    /// What the first pass has read.
+    pub(super) fingerprint: Fingerprint,
+}
+
+/// Bytes to produce, of tensors by their index in [`Plan::reads`]. Any job may run at any time, on any thread.
 pub(super) enum Job<'a> {
     /// Bytes that are known already.
     Bytes { array: usize, bytes: Vec<u8> },
     /// The prefix of a weights file.
     Prefix { array: usize, file: &'a Weights<'a> },
     /// A piece of a tensor that is stored raw; offset and length count from the tensor's start.
-    Raw { array: usize, file: &'a Weights<'a>, tensor: &'a SourceTensor, offset: u64, length: u64 },
-    /// A side file.
+    Raw { array: usize, read: usize, offset: u64, length: u64 },
+    /// A side file, with the hash of what was read of it first.
     Side { array: usize, file: &'a Side<'a> },
     /// A chunk of a tensor that is coded; its arrays start at `first_array`.
-    Chunk {
-        first_array: usize,
-        file: &'a Weights<'a>,
-        tensor: &'a SourceTensor,
-        coding: &'a Coding,
-        chunk: usize,
-    },
+    Chunk { first_array: usize, read: usize, coding: &'a Coding, chunk: usize },
 }
 
 impl<'a> Plan<'a> {
@@ -76,11 +89,16 @@ impl<'a> Plan<'a> {
         let files = file_records(contents, &mut layout, &mut text);
         let block_records =
             blocks.keys().map(|&block| named(&mut text, &contents.block_names[block])).collect();
-        let mut jobs = file_jobs(contents);
+        let (mut jobs, mut reads) = (file_jobs(contents), Vec::new());
         let records = tensors
             .iter()
-            .map(|tensor| tensor.record(blocks[&tensor.block], &mut layout, &mut text, &mut jobs))
+            .map(|tensor| {
+                let record = tensor.record(blocks[&tensor.block], &mut layout, &mut text);
+                tensor.add_jobs(record.first_array.get() as usize, &mut jobs, &mut reads);
+                record
+            })
             .collect();
+        let metadata = metadata_records(contents, &mut text);
         let (sections, arrays, directory_offset) = layout.place()?;
         let shard = ShardRecord { shard_index: 0.into(), shard_count: 1.into(), identity: [0; 32] };
         let directory = Directory {
@@ -91,12 +109,14 @@ impl<'a> Plan<'a> {
             tensors: records,
             arrays,
             checksums: Vec::new(),
+            metadata,
             text,
         };
         let plan = Self {
             directory,
             directory_offset,
             jobs,
+            reads,
             alias_bytes: tensors.iter().map(PlannedTensor::alias_bytes).sum(),
             entropy_bits: tensors.iter().map(PlannedTensor::entropy_bits).sum(),
         };
@@ -116,6 +136,16 @@ impl<'a> Plan<'a> {
         let length = self.file_length() - self.directory_offset;
         if length > MAX_DIRECTORY_BYTES {
             return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
+        }
+        let directory = &self.directory;
+        let files = directory.files.len() as u64;
+        if files > MAX_FILES {
+            return Err(Error::limit("the number of files of one container", files, MAX_FILES));
+        }
+        let tree = PathTree::new(directory.files.iter().map(|file| directory.file_path(file)));
+        if tree.folders() > MAX_FOLDERS {
+            let what = "the number of folders of the files of one container";
+            return Err(Error::limit(what, tree.folders(), MAX_FOLDERS));
         }
         Ok(())
     }
@@ -166,14 +196,32 @@ fn file_records(contents: &Contents<'_>, layout: &mut ArrayLayout, text: &mut Ve
     for (file, hash) in &contents.side {
         add(FILE_SIDE, &file.path, file.length, *hash, file.length);
     }
+    for (file, hash) in &contents.beside {
+        add(FILE_BESIDE, &file.path, file.length, *hash, 0);
+    }
     records
+}
+
+fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<MetadataRecord> {
+    let entries = contents.metadata.into_iter().flatten();
+    let records = entries.map(|(key, value)| {
+        let ((key_offset, key_length), (value_offset, value_length)) =
+            (add_text(text, key), add_text(text, value));
+        MetadataRecord {
+            key_offset: key_offset.into(),
+            key_length: key_length.into(),
+            value_offset: value_offset.into(),
+            value_length: value_length.into(),
+        }
+    });
+    records.collect()
 }
 
 /// The jobs of the files' arrays; they are the first arrays of the container.
 fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
     let prefixes = contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
-    let side = contents.side.iter().map(|&(file, _)| file).filter(|file| file.length > 0);
+    let side = contents.side.iter().filter(|(file, _)| file.length > 0);
     let first = contents.weights.len();
-    let side = side.enumerate().map(|(i, file)| Job::Side { array: first + i, file });
+    let side = side.enumerate().map(|(i, &(file, _))| Job::Side { array: first + i, file });
     prefixes.chain(side).collect()
 }

@@ -7,11 +7,11 @@ use super::{
     arrays::ArrayLayout,
     coding::Coding,
     input::Weights,
-    plan::{Contents, Job, add_text},
+    plan::{Contents, Job, Read, add_text},
 };
 use crate::{
     Dtype,
-    constants::ARRAY_ALIGNMENT,
+    constants::{ARRAY_ALIGNMENT, MAX_ALIASES},
     format::records::{ENCODING_ALIAS, ENCODING_RAW, SECTION_RAW, TensorRecord},
     source::SourceTensor,
 };
@@ -87,7 +87,8 @@ type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
 /// Makes aliases of tensors that equal an earlier one.
 ///
 /// An alias lies in its target's block, so that decoding a block needs no other one. To leave the other blocks as they are, a tensor becomes
-/// an alias only where its target is in the same block, or where it is all that its own block holds (a tied head).
+/// an alias only where its target is in the same block, or where it is all that its own block holds (a tied head). A
+/// target has at most [`MAX_ALIASES`]; the next equal tensor is stored again, and is a target itself.
 pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut sizes: HashMap<usize, usize> = HashMap::new();
     for tensor in tensors.iter() {
@@ -97,31 +98,30 @@ pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&i| tensors[i].tensor.length >= MIN_ALIAS_BYTES).collect();
     order.sort_by_key(|&i| (sizes[&tensors[i].block] == 1, tensors[i].block, i));
-    let mut targets: HashMap<Content<'_>, Vec<usize>> = HashMap::new();
+    // Targets of the same content, and how many aliases each has.
+    let mut targets: HashMap<Content<'_>, Vec<(usize, u64)>> = HashMap::new();
     for i in order {
         let tensor = &tensors[i];
         let equals =
             targets.entry((tensor.analysis.hash, tensor.tensor.dtype, &tensor.tensor.shape)).or_default();
         let alone = sizes[&tensor.block] == 1;
-        let target = equals.iter().copied().find(|&target| alone || tensors[target].block == tensor.block);
-        match target {
-            Some(target) => {
+        let fits = |&&mut (target, aliases): &&mut (usize, u64)| {
+            aliases < MAX_ALIASES && (alone || tensors[target].block == tensor.block)
+        };
+        match equals.iter_mut().find(fits) {
+            Some((target, aliases)) => {
+                *aliases += 1;
+                let target = *target;
                 tensors[i].block = tensors[target].block;
                 tensors[i].encoding = Encoding::Alias(target);
             }
-            None => equals.push(i),
+            None => equals.push((i, 0)),
         }
     }
 }
 
 impl<'a> PlannedTensor<'a> {
-    pub(super) fn record(
-        &self,
-        block: u64,
-        layout: &mut ArrayLayout,
-        text: &mut Vec<u8>,
-        jobs: &mut Vec<Job<'a>>,
-    ) -> TensorRecord {
+    pub(super) fn record(&self, block: u64, layout: &mut ArrayLayout, text: &mut Vec<u8>) -> TensorRecord {
         let (name_offset, name_length) = add_text(text, self.name);
         let mut shape = [0.into(); 8];
         for (field, &dimension) in shape.iter_mut().zip(&self.tensor.shape) {
@@ -129,7 +129,6 @@ impl<'a> PlannedTensor<'a> {
         }
         let arrays = self.arrays();
         let first_array = layout.add(block, &arrays);
-        self.add_jobs(first_array as usize, jobs);
         let (encoding, parameters) = self.parameters();
         TensorRecord {
             name_offset: name_offset.into(),
@@ -177,23 +176,25 @@ impl<'a> PlannedTensor<'a> {
         }
     }
 
-    fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>) {
-        let (file, tensor) = (self.file, self.tensor);
+    /// Adds what is to be done for its arrays, of which the first has this index.
+    pub(super) fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>, reads: &mut Vec<Read<'a>>) {
+        let (file, tensor, read) = (self.file, self.tensor, reads.len());
         match self.encoding {
-            Encoding::Alias(_) => {}
+            Encoding::Alias(_) => return,
             Encoding::Raw => {
                 let mut offset = 0;
                 while offset < tensor.length {
                     let length = RAW_JOB_BYTES.min(tensor.length - offset);
-                    jobs.push(Job::Raw { array: first_array, file, tensor, offset, length });
+                    jobs.push(Job::Raw { array: first_array, read, offset, length });
                     offset += length;
                 }
             }
             Encoding::Coded(coding) => {
                 jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
                 let chunks = 0..coding.chunk_count();
-                jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, file, tensor, coding, chunk }));
+                jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, read, coding, chunk }));
             }
         }
+        reads.push(Read { file, tensor, fingerprint: self.analysis.fingerprint });
     }
 }

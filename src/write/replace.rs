@@ -1,11 +1,19 @@
-//! What may be replaced on a person's word. [`compress`](super::compress) and the like replace whatever has the output's name; people mistype.
+//! What may be replaced on a person's word: an earlier output. People mistype, and keep files where
+//! outputs are.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
-use crate::{Error, Result, paths::has_extension};
+use crate::{
+    Error, OpenOptions, Result,
+    format::records::FILE_WEIGHTS,
+    paths::{has_extension, is_container},
+};
 
-/// Refuses an output that would delete the source, or a folder that holds no file with this extension, and so is no
-/// earlier output. For callers that let people replace outputs.
+const REMEDY: &str = "choose another output, or move that file away first";
+
+/// Refuses an output that would delete the source, or that is of another kind than what it would
+/// replace. For callers that let people replace outputs; that nothing is lost which is no earlier
+/// output, [`compress`](super::compress()) and the like check themselves.
 ///
 /// # Errors
 /// [`Error::Parameter`].
@@ -21,28 +29,98 @@ pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<(
         let problem = format!("{} is a {there}, and the output would be a {wanted}", out.display());
         return Err(Error::parameter(problem, "choose another output"));
     }
-    if target.is_dir() && !is_empty(&target) && !holds(&target, extension) {
-        let problem =
-            format!("{} is a folder without .{extension} files, so no earlier output", out.display());
-        return Err(Error::parameter(problem, "choose another output, or delete the folder yourself"));
-    }
     Ok(())
 }
 
-fn is_empty(folder: &Path) -> bool {
-    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
+/// Refuses to replace a pipe, a device or a socket by a file.
+pub(super) fn check_file(out: &Path) -> Result<()> {
+    match fs::metadata(out) {
+        Ok(metadata) if !metadata.is_file() => {
+            let problem = format!("{} is no regular file", out.display());
+            Err(Error::parameter(problem, "choose another output"))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Whether a folder, or a folder in it, holds such a file.
-fn holds(folder: &Path, extension: &str) -> bool {
-    fs::read_dir(folder).is_ok_and(|entries| {
-        entries.flatten().any(|entry| {
-            let path = entry.path();
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => holds(&path, extension),
-                Ok(_) => has_extension(path, extension),
-                Err(_) => false,
+/// What an earlier output consists of: files that the new one has too and, of containers, the shards
+/// of one model and the side files that these name.
+#[derive(Debug)]
+pub(super) struct Earlier {
+    /// Paths in the new output.
+    paths: BTreeSet<String>,
+}
+
+/// A file or folder in a folder.
+struct Entry {
+    path: String,
+    is_regular: bool,
+}
+
+impl Earlier {
+    /// The earlier output of one that has files of these paths.
+    pub(super) fn of(paths: impl IntoIterator<Item = String>) -> Self {
+        Self { paths: paths.into_iter().collect() }
+    }
+
+    /// Refuses a folder that has a file which is not known.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] with the file; [`Error::Io`].
+    pub(super) fn check(&self, folder: &Path) -> Result<()> {
+        if folder.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        let mut entries = Vec::new();
+        list(folder, "", &mut entries)?;
+        let in_the_way = |path: &str, why: &str| {
+            let place = folder.join(path);
+            let problem = format!("{} is not part of an earlier output{why}", place.display());
+            Err(Error::parameter(problem, REMEDY))
+        };
+        let mut recorded = BTreeSet::new();
+        let mut shards = BTreeSet::new();
+        let mut model_of_all = None;
+        for Entry { path, is_regular } in &entries {
+            if !*is_regular {
+                return in_the_way(path, ": it is neither a file nor a folder");
             }
-        })
-    })
+            if !is_container(path) || !self.paths.iter().any(is_container) {
+                continue;
+            }
+            // One that is damaged, or newer, is known by its name alone.
+            let Ok(model) = OpenOptions::new().memory_map(false).open(folder.join(path)) else { continue };
+            let directory = model.shards()[0].directory();
+            let same = (model.identity(), model.shard_count());
+            if *model_of_all.get_or_insert(same) != same || !shards.insert(directory.shard.shard_index.get())
+            {
+                return in_the_way(path, ": it is no shard of the model whose containers are beside it");
+            }
+            recorded.insert(path.clone());
+            let side = directory.files.iter().filter(|file| file.kind != FILE_WEIGHTS);
+            recorded.extend(side.map(|file| directory.file_path(file).to_owned()));
+        }
+        let known = |path: &String| self.paths.contains(path) || recorded.contains(path);
+        match entries.iter().find(|entry| !known(&entry.path)) {
+            Some(entry) => in_the_way(&entry.path, ""),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All that is in a folder and its subfolders, hidden files too, except the folders themselves.
+fn list(folder: &Path, prefix: &str, entries: &mut Vec<Entry>) -> Result<()> {
+    let listing = |error| Error::io("listing", folder, error);
+    for entry in fs::read_dir(folder).map_err(listing)? {
+        let entry = entry.map_err(listing)?;
+        let kind = entry.file_type().map_err(listing)?;
+        let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        if kind.is_dir() {
+            list(&entry.path(), &format!("{path}/"), entries)?;
+        } else {
+            entries.push(Entry { path, is_regular: kind.is_file() });
+        }
+    }
+    entries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(())
 }

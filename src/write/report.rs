@@ -17,6 +17,9 @@ pub struct Report {
     pub side_bytes: u64,
     /// Bytes of all containers, side files in them included.
     pub stored_bytes: u64,
+    /// Bytes of the side files that are in a container, before they were stored: all of a single container, none of a
+    /// folder.
+    pub stored_side_bytes: u64,
     /// The number of containers.
     pub shards: u64,
     /// The number of blocks, counted in each container.
@@ -40,10 +43,13 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(input: &Input<'_>) -> Self {
+    /// Of one container, with the side files inside, or of a folder.
+    pub(super) fn new(input: &Input<'_>, single: bool) -> Self {
+        let side_bytes = input.side.iter().map(|file| file.length).sum();
         Self {
             source_bytes: input.weights.iter().map(|weights| weights.file.length).sum(),
-            side_bytes: input.side.iter().map(|file| file.length).sum(),
+            side_bytes,
+            stored_side_bytes: if single { side_bytes } else { 0 },
             left_out: input.left_out.clone(),
             notes: input.notes.clone(),
             ..Self::default()
@@ -74,9 +80,14 @@ impl Report {
         }
     }
 
-    /// Stored size as a fraction of the original size, side files aside where they are inside.
+    /// Bytes of the original files that the containers hold: weights files, and side files where they are inside.
+    pub fn original_bytes(&self) -> u64 {
+        self.source_bytes + self.stored_side_bytes
+    }
+
+    /// Stored size as a fraction of the size of the same original files.
     pub fn ratio(&self) -> f64 {
-        self.stored_bytes as f64 / self.source_bytes.max(1) as f64
+        self.stored_bytes as f64 / self.original_bytes().max(1) as f64
     }
 
     /// Bits a weight over all coded tensors.

@@ -1,36 +1,69 @@
 //! Decompression: the original files, byte for byte.
 
-use std::{fs::File, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{self, Write},
+    path::Path,
+};
 
 use blake3::Hasher;
 
 use super::{
-    compress::check_absent,
-    config,
-    folder::{OutputFolder, temporary_beside},
+    folder::OutputFolder,
+    rename::{self, check_absent},
+    replace::{Earlier, check_file},
+    temporary::{file_beside, parent_of},
 };
 use crate::{
     Error, Model, Result,
-    format::records::{FILE_WEIGHTS, FileRecord},
-    io::write_all_at,
-    open::{Cpu, Decoder, FilePieces, Shard, hash},
+    format::records::{FILE_BESIDE, FILE_WEIGHTS, FileRecord},
+    io::{open_regular, write_all_at},
+    open::{
+        Cpu, Decoder, FilePieces, Shard,
+        beside::{self, Beside},
+        hash,
+    },
     paths::{is_container, is_safetensors},
     progress::{Observer, Stage, advance},
+    source::{Found, LeftOut, walk},
 };
 
 /// Choices of [`decompress`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecompressOptions<'d> {
-    /// Replace an output that exists.
+    /// Replace an output that exists; a folder only if each file in it has the path of a new one.
     pub overwrite: bool,
     /// What decodes the weights: the [`Cpu`] unless set.
     pub decoder: &'d dyn Decoder,
+    /// Copy side files beside the containers that are not what was compressed, and go without those
+    /// that are missing, instead of failing.
+    pub keep_changed: bool,
+}
+
+/// What [`decompress`] has written.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Restored {
+    /// Bytes of all files that were written.
+    pub bytes: u64,
+    /// Files that have the hash of the original.
+    pub files: u64,
+    /// Paths of side files that were copied although they are not the originals any more.
+    pub changed: Vec<String>,
+    /// Paths of side files that were not there.
+    pub missing: Vec<String>,
+    /// Paths of files beside the containers that the containers do not record: they were copied, and
+    /// nothing tells whether they are what they were.
+    pub unchecked: Vec<String>,
+    /// Files beside the containers that were not copied.
+    pub left_out: Vec<LeftOut>,
 }
 
 impl Default for DecompressOptions<'_> {
     fn default() -> Self {
-        Self { overwrite: false, decoder: &Cpu }
+        Self { overwrite: false, decoder: &Cpu, keep_changed: false }
     }
 }
 
@@ -57,43 +90,51 @@ impl DecompressOptions<'_> {
 /// Writes the original files of a model, and proves by their hashes that they are the same, before they get their names.
 ///
 /// An output whose name ends in `.safetensors` is one file, where the model was made of one; any other is a folder with all weights
-/// files and side files. Works on all threads of the current rayon pool, in about 3 MiB a thread. Returns the bytes written.
+/// files and side files. Files in the folder of a model that its containers do not record are copied
+/// too, except where they would stand in the way of one that was restored.
+///
+/// Works on all threads of the current rayon pool, in about 3 MiB a thread.
 ///
 /// # Errors
 /// [`Error::Parameter`] where the output exists, a shard is missing, or one file is asked for of a model of several;
-/// [`Error::Corrupt`], [`Error::Io`], [`Error::Cancelled`], and what the decoder answers. Then nothing is left behind.
+/// [`Error::Corrupt`], also where a side file is missing or changed; [`Error::Io`], also where the disk
+/// has too little free space, before anything is written; [`Error::Cancelled`], and what the decoder
+/// answers. Then nothing is left behind.
 pub fn decompress(
     model: &Model,
     out: &Path,
     options: &DecompressOptions<'_>,
     observer: &dyn Observer,
-) -> Result<u64> {
+) -> Result<Restored> {
     options.check(model, out)?;
     let weights: Vec<(&Shard, usize)> =
         files(model).filter(|&(shard, file)| is_weights(shard, file)).collect();
     let lengths = weights.iter().map(|&(shard, file)| shard.directory().files[file].length.get());
-    observer.begin(lengths.fold(0, u64::saturating_add));
+    let length = lengths.fold(0, u64::saturating_add);
+    observer.begin(length);
     observer.enter(Stage::Decode);
-    let restorer = Restorer { decoder: options.decoder, observer };
+    // Lengths are claims until the tensors are found to cover the files.
+    for &(shard, file) in &weights {
+        FilePieces::new(shard, file, options.decoder)?;
+    }
+    let mut restorer = Restorer { model, options, observer, done: Restored::default() };
     if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
-        return restorer.restore_alone(shard, file, out);
+        check_file(out)?;
+        check_space(out, length)?;
+        restorer.restore_alone(shard, file, out)?;
+        return Ok(restorer.done);
     }
-    let folder = OutputFolder::create(out)?;
-    let mut bytes = 0;
-    for (shard, file) in files(model) {
-        let path = folder.path_of(shard.directory().file_path(&shard.directory().files[file]))?;
-        let output = File::create_new(&path).map_err(|error| Error::io("creating", &path, error))?;
-        bytes += restorer.restore(shard, file, &output, &path)?;
-    }
-    bytes += copy_side_files(model, &folder)?;
-    folder.finish()?;
-    Ok(bytes)
+    restorer.restore_all(out)
 }
 
 fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
     model.shards().iter().flat_map(|shard| (0..shard.directory().files.len()).map(move |file| (shard, file)))
+}
+
+fn path_of(shard: &Shard, file: usize) -> &str {
+    shard.directory().file_path(&shard.directory().files[file])
 }
 
 fn is_weights(shard: &Shard, file: usize) -> bool {
@@ -101,27 +142,114 @@ fn is_weights(shard: &Shard, file: usize) -> bool {
 }
 
 struct Restorer<'a> {
-    decoder: &'a dyn Decoder,
+    model: &'a Model,
+    options: &'a DecompressOptions<'a>,
     observer: &'a dyn Observer,
+    done: Restored,
 }
 
 impl Restorer<'_> {
-    fn restore_alone(&self, shard: &Shard, file: usize, out: &Path) -> Result<u64> {
-        let output = temporary_beside(out)?;
-        let bytes = self.restore(shard, file, output.as_file(), out)?;
-        output.persist(out).map_err(|error| Error::io("renaming to", out, error.error))?;
-        Ok(bytes)
+    fn restore_alone(&mut self, shard: &Shard, file: usize, out: &Path) -> Result<()> {
+        let output = file_beside(out)?;
+        self.restore(shard, file, output.as_file(), out)?;
+        rename::file(output, out, self.options.overwrite)
+    }
+
+    fn restore_all(mut self, out: &Path) -> Result<Restored> {
+        let bystanders = self.bystanders()?;
+        let recorded = files(self.model).map(|(shard, file)| shard.directory().files[file].length.get());
+        let lengths = recorded.chain(bystanders.iter().map(|found| found.length));
+        check_space(out, lengths.fold(0, u64::saturating_add))?;
+        let earlier = self.options.overwrite.then(|| Earlier::of(self.paths(&bystanders)));
+        let folder = OutputFolder::create(out, earlier)?;
+        // Small files first: what is wrong with them shows at once.
+        for (shard, file) in beside::recorded(self.model) {
+            self.restore_beside(shard, &shard.directory().files[file], &folder)?;
+        }
+        for (shard, file) in files(self.model) {
+            if shard.directory().files[file].kind == FILE_BESIDE {
+                continue;
+            }
+            let (output, path) = folder.create_file(path_of(shard, file))?;
+            self.restore(shard, file, &output, &path)?;
+        }
+        for found in bystanders {
+            self.done.bytes += copy(&found.file, &folder, &found.path, None)?;
+            self.done.unchecked.push(found.path);
+        }
+        folder.finish()?;
+        Ok(self.done)
+    }
+
+    /// Paths of all files that are restored or copied.
+    fn paths(&self, bystanders: &[Found]) -> Vec<String> {
+        let recorded = files(self.model).map(|(shard, file)| path_of(shard, file).to_owned());
+        recorded.chain(bystanders.iter().map(|found| found.path.clone())).collect()
+    }
+
+    /// Copies a recorded side file, if it is the original or may be another one.
+    fn restore_beside(&mut self, shard: &Shard, record: &FileRecord, folder: &OutputFolder) -> Result<()> {
+        let path = shard.directory().file_path(record);
+        let root = self.model.folder();
+        match root.map_or(Ok(Beside::Missing), |root| beside::find(root, path, record))? {
+            Beside::Original(file) => {
+                self.done.bytes += copy(&file, folder, path, Some(&record.hash))?;
+                self.done.files += 1;
+            }
+            Beside::Marked(original) => {
+                folder.write(&original, path)?;
+                self.done.bytes += original.len() as u64;
+                self.done.files += 1;
+            }
+            Beside::Changed(file) if self.options.keep_changed => {
+                self.done.bytes += copy(&file, folder, path, None)?;
+                self.done.changed.push(path.to_owned());
+            }
+            Beside::Missing if self.options.keep_changed => self.done.missing.push(path.to_owned()),
+            Beside::Changed(_) => return Err(beside::refused(shard, path, beside::CHANGED)),
+            Beside::Missing => return Err(beside::refused(shard, path, beside::MISSING)),
+        }
+        Ok(())
+    }
+
+    /// Files in the folder of the model that no container records, without those that would take the
+    /// place of one that is recorded, and without weights, which loaders could take for the model's.
+    fn bystanders(&mut self) -> Result<Vec<Found>> {
+        let Some(root) = self.model.folder() else { return Ok(Vec::new()) };
+        let (found, left_out) = walk(root)?;
+        self.done.left_out = left_out;
+        let recorded: BTreeSet<&str> = files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
+        let beside: BTreeSet<&str> =
+            beside::recorded(self.model).map(|(shard, file)| path_of(shard, file)).collect();
+        let mut bystanders = Vec::new();
+        for file in found {
+            if is_container(&file.path) || beside.contains(&*file.path) {
+                continue;
+            }
+            let reason = if clashes(&file.path, &recorded) {
+                "an original file has its place"
+            } else if file.check_inside().is_err() {
+                "a link that leads out of the folder"
+            } else if is_safetensors(&file.path) {
+                "weights that no container records"
+            } else {
+                bystanders.push(file);
+                continue;
+            };
+            self.done.left_out.push(LeftOut { path: file.path, reason: reason.to_owned() });
+        }
+        Ok(bystanders)
     }
 
     /// Writes one original file, which will be at `path`, and compares its hash.
-    fn restore(&self, shard: &Shard, file: usize, output: &File, path: &Path) -> Result<u64> {
+    fn restore(&mut self, shard: &Shard, file: usize, output: &File, path: &Path) -> Result<()> {
         let record = &shard.directory().files[file];
         let write = |offset: u64, bytes: &[u8]| {
             write_all_at(output, bytes, offset).map_err(|error| Error::io("writing", path, error))
         };
         let mut hasher = Hasher::new();
         if is_weights(shard, file) {
-            let mut pieces = FilePieces::new(shard, file, self.decoder)?;
+            let mut pieces = FilePieces::new(shard, file, self.options.decoder)?;
             let mut buffer = Vec::new();
             // To hash while the next batch is written, as verification does while it is decoded, took longer on 16 cores.
             while let Some(batch) = pieces.next_batch(buffer, &write)? {
@@ -142,7 +270,9 @@ impl Restorer<'_> {
         }
         check_hash(shard, record, &hasher)?;
         output.sync_all().map_err(|error| Error::io("syncing", path, error))?;
-        Ok(record.length.get())
+        self.done.bytes += record.length.get();
+        self.done.files += 1;
+        Ok(())
     }
 }
 
@@ -156,21 +286,62 @@ fn check_hash(shard: &Shard, record: &FileRecord, hasher: &Hasher) -> Result<()>
     Err(Error::corrupt(place, 0, problem).in_file(shard.path()))
 }
 
-/// A folder of shards has its side files beside them.
-fn copy_side_files(model: &Model, folder: &OutputFolder) -> Result<u64> {
-    let Some(root) = model.folder() else { return Ok(0) };
-    let mut bytes = 0;
-    let (found, _) = crate::source::walk(root)?;
-    for file in found.iter().filter(|file| !is_container(&file.path)) {
-        let weights = files(model).filter(|&(shard, file)| is_weights(shard, file));
-        let paths = weights.map(|(shard, file)| shard.directory().file_path(&shard.directory().files[file]));
-        bytes += if let Some(original) = config::original(&file.path, &file.file, file.length, paths)? {
-            folder.write(&original, &file.path)?;
-            original.len() as u64
-        } else {
-            folder.copy(&file.file, &file.path)?;
-            file.length
-        };
+/// Whether a path equals a recorded one, or one of the two lies in the other.
+fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
+    let inside = format!("{path}/");
+    recorded.contains(path)
+        || path.match_indices('/').any(|(at, _)| recorded.contains(&path[..at]))
+        || recorded.range(&*inside..).next().is_some_and(|next| next.starts_with(&inside))
+}
+
+/// Copies a file into the folder, and compares its hash if one is known. Returns its length in bytes.
+fn copy(from: &Path, folder: &OutputFolder, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
+    let mut source = open_regular(from)?;
+    let (mut target, to) = folder.create_file(path)?;
+    let mut hasher = Hasher::new();
+    let mut tee = Tee { target: &mut target, hasher: &mut hasher };
+    let bytes = io::copy(&mut source, &mut tee).map_err(|error| Error::io("copying to", &to, error))?;
+    if expected.is_some_and(|expected| hasher.finalize() != *expected) {
+        let problem = format!("{} changed while it was copied", from.display());
+        return Err(Error::parameter(problem, "try again when nothing writes to it"));
     }
+    target.sync_all().map_err(|error| Error::io("syncing", &to, error))?;
     Ok(bytes)
+}
+
+/// Writes to a file and hashes what it writes.
+struct Tee<'a> {
+    target: &'a mut File,
+    hasher: &'a mut Hasher,
+}
+
+impl Write for Tee<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.target.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.target.flush()
+    }
+}
+
+/// Refuses to begin what the disk of an output has no room for.
+#[cfg(unix)]
+fn check_space(out: &Path, bytes: u64) -> Result<()> {
+    let folder = parent_of(out);
+    // Where the system does not tell, writing will.
+    let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if bytes <= free {
+        return Ok(());
+    }
+    let problem = format!("{bytes} bytes are to be written, and {free} are free");
+    Err(Error::io("looking at the disk of", folder, io::Error::new(io::ErrorKind::StorageFull, problem)))
+}
+
+#[cfg(not(unix))]
+fn check_space(_: &Path, _: u64) -> Result<()> {
+    Ok(())
 }

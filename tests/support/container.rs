@@ -17,13 +17,14 @@ use df11::{
         tile,
     },
     format::{
-        Directory, Header,
+        Directory, Header, IdentifiedFile,
         directory::ShardRecord,
         identity,
         records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_SIDE,
-            FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
-            SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_BESIDE,
+            FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_BITSTREAM, SECTION_CODEBOOK,
+            SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord,
+            TensorRecord,
         },
     },
 };
@@ -150,6 +151,8 @@ pub(crate) struct Model {
     pub(crate) tensors: Vec<Tensor>,
     /// Sections without arrays: block, kind, bytes.
     pub(crate) extra_sections: Vec<(u64, u32, Vec<u8>)>,
+    /// Keys and values.
+    pub(crate) metadata: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 pub(crate) fn hash(bytes: &[u8]) -> [u8; 32] {
@@ -282,14 +285,19 @@ impl Model {
             blocks: blocks.iter().map(|block| block.as_bytes().to_vec()).collect(),
             files,
             extra_sections: Vec::new(),
+            metadata: Vec::new(),
         };
         model.identity = model.identity_of_files();
         model
     }
 
     pub(crate) fn identity_of_files(&self) -> [u8; 32] {
-        let weights = self.files.iter().filter(|file| file.kind == FILE_WEIGHTS);
-        identity(weights.map(|file| (std::str::from_utf8(&file.path).unwrap(), file.length, file.hash)))
+        identity(self.files.iter().map(|file| IdentifiedFile {
+            path: std::str::from_utf8(&file.path).unwrap(),
+            is_weights: file.kind == FILE_WEIGHTS,
+            length: file.length,
+            hash: file.hash,
+        }))
     }
 
     /// Makes hash and length of a weights file those of its prefix and tensors, and the identity that of the files.
@@ -373,6 +381,12 @@ impl Model {
             }
         });
         let tensors = tensors.collect();
+        let metadata = self.metadata.iter().map(|(key, value)| {
+            let (key_offset, key_length) = put_text(key);
+            let (value_offset, value_length) = put_text(value);
+            MetadataRecord { key_offset, key_length, value_offset, value_length }
+        });
+        let metadata = metadata.collect();
         let keys: Vec<(u64, u32)> = sections.keys().copied().collect();
         let arrays = places.iter().map(|(key, offset, length)| ArrayRecord {
             section: (keys.binary_search(key).unwrap() as u64).into(),
@@ -391,6 +405,7 @@ impl Model {
             tensors,
             arrays: arrays.collect(),
             checksums: Vec::new(),
+            metadata,
             text: Vec::new(),
         };
         let mut draft = Draft { directory, contents: sections.into_values().collect() };
@@ -413,6 +428,11 @@ impl File {
     pub(crate) fn side(path: &str, content: &[u8]) -> Self {
         let arrays = if content.is_empty() { vec![] } else { vec![(SECTION_SIDE, content.to_vec())] };
         Self::new(FILE_SIDE, path, content.to_vec(), arrays)
+    }
+
+    /// A side file that lies beside the container.
+    pub(crate) fn beside(path: &str, content: &[u8]) -> Self {
+        Self::new(FILE_BESIDE, path, content.to_vec(), vec![])
     }
 }
 
@@ -478,6 +498,10 @@ impl Draft {
         directory.files.iter_mut().for_each(|file| file.path_offset = next(file.path_length.get()));
         directory.blocks.iter_mut().for_each(|block| block.name_offset = next(block.name_length.get()));
         directory.tensors.iter_mut().for_each(|tensor| tensor.name_offset = next(tensor.name_length.get()));
+        for entry in &mut directory.metadata {
+            entry.key_offset = next(entry.key_length.get());
+            entry.value_offset = next(entry.value_length.get());
+        }
     }
 
     pub(crate) fn pack(&self) -> Vec<u8> {
@@ -488,7 +512,7 @@ impl Draft {
     pub(crate) fn pack_with(&self, edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut directory = self.directory.to_bytes();
         edit(&mut directory);
-        seal(&self.contents, &directory, self.directory.version_minor())
+        seal(&self.contents, &directory)
     }
 }
 
@@ -497,14 +521,14 @@ fn pad(bytes: &mut Vec<u8>, alignment: u64) {
 }
 
 /// Head, sections, directory and footer around these bytes.
-pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8], version_minor: u16) -> Vec<u8> {
+pub(crate) fn seal(contents: &[Vec<u8>], directory: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; HEAD_BYTES as usize];
     for content in contents {
         pad(&mut bytes, SECTION_ALIGNMENT);
         bytes.extend(content);
     }
     pad(&mut bytes, SECTION_ALIGNMENT);
-    let header = Header::complete(bytes.len() as u64, directory).unwrap().with_minor(version_minor);
+    let header = Header::complete(bytes.len() as u64, directory).unwrap();
     bytes.extend(directory);
     pad(&mut bytes, ARRAY_ALIGNMENT);
     bytes.extend(header.as_bytes());

@@ -14,11 +14,19 @@ const CHECKSUM_CHUNK_BYTES: u64 = 1 << 20;
 const MAX_DIRECTORY_BYTES: u64 = 1 << 28;
 const MAX_FILE_BYTES: u64 = (1 << 63) - 1;
 const MAX_NAME_BYTES: u64 = 4096;
+const MAX_COMPONENT_BYTES: usize = 255;
+const MAX_PATH_COMPONENTS: usize = 32;
+const MAX_FILES: usize = 10_000;
+const MAX_FOLDERS: usize = 10_000;
+const MAX_ALIASES: u64 = 15;
+const MAX_KEY_BYTES: u64 = 255;
+const MAX_VALUE_BYTES: u64 = 1 << 16;
+const MAX_METADATA_BYTES: u64 = 1 << 20;
 const MAX_DIMENSIONS: u64 = 8;
 const MAX_SHARDS: u64 = 100_000;
 const NONE: u64 = u64::MAX;
 const WEIGHTS: u32 = 0;
-const SIDE: u32 = 1;
+const BESIDE: u32 = 2;
 const CODEBOOK: u32 = 1;
 const INDEX: u32 = 2;
 const BITSTREAM: u32 = 3;
@@ -89,15 +97,19 @@ impl<'a> Container<'a> {
         let (directory_offset, mut rest) = check_frame(bytes)?;
         let directory = Directory::read(&mut rest)?;
         Corrupt.unless(rest.is_empty(), "3: bytes are left over")?;
-        Unsupported.unless(directory.files.iter().all(|f| f.kind <= SIDE), "3, File: kind")?;
+        Unsupported.unless(directory.files.iter().all(|f| f.kind <= BESIDE), "3, File: kind")?;
         let known = |s: &Section| (CODEBOOK..=SIDE_FILES).contains(&s.kind) || s.kind >= 1 << 31;
         Unsupported.unless(directory.sections.iter().all(known), "3, Section: kind")?;
         directory.check_text()?;
+        directory.check_shard()?;
+        directory.check_metadata()?;
+        directory.check_paths()?;
         directory.check_names()?;
         directory.check_sections(directory_offset)?;
         directory.check_arrays()?;
         directory.files.iter().try_for_each(|file| directory.check_file(file))?;
         directory.tensors.iter().try_for_each(|tensor| directory.check_tensor(tensor))?;
+        directory.check_aliases()?;
         Ok(Self { bytes, directory })
     }
 
@@ -154,9 +166,16 @@ impl Directory {
     fn check_text(&self) -> Result<()> {
         let mut end = 0;
         let paths_and_blocks = self.files.iter().map(|f| &f.path).chain(&self.blocks);
-        for name in paths_and_blocks.chain(self.tensors.iter().map(|t| &t.name)) {
-            Limit.unless(name.length <= MAX_NAME_BYTES, "3: a name or path exceeds MAX_NAME_BYTES")?;
-            Corrupt.unless(name.length > 0 && name.offset == end, "3, Text: empty, or not back to back")?;
+        let names = paths_and_blocks.chain(self.tensors.iter().map(|t| &t.name));
+        let names = names.map(|name| (name, 1..=MAX_NAME_BYTES));
+        let entries = self
+            .metadata
+            .iter()
+            .flat_map(|entry| [(&entry.key, 1..=MAX_KEY_BYTES), (&entry.value, 0..=MAX_VALUE_BYTES)]);
+        for (name, lengths) in names.chain(entries) {
+            Limit.unless(name.length <= *lengths.end(), "3: a name, path, key or value is too long")?;
+            let place = name.length >= *lengths.start() && name.offset == end;
+            Corrupt.unless(place, "3, Text: empty, or not back to back")?;
             let text = str::from_utf8(slice(&self.text, name.offset, name.length)?);
             let plain = text.is_ok_and(|text| !text.contains('\0'));
             Corrupt.unless(plain, "1: a name or path is not UTF-8 without NUL")?;
@@ -170,20 +189,45 @@ impl Directory {
         slice(&self.text, name.offset, name.length).map_or("", |text| str::from_utf8(text).unwrap_or(""))
     }
 
-    /// Shards; the order of files and tensors; paths and what names are unique (3).
-    fn check_names(&self) -> Result<()> {
+    /// 3: which shard this is, and what only the first one has.
+    fn check_shard(&self) -> Result<()> {
         Limit.unless(self.shard_count <= MAX_SHARDS, "3: shard_count exceeds MAX_SHARDS")?;
         Corrupt.unless(self.shard_index < self.shard_count, "3: shard_index")?;
+        let plain = self.files.iter().all(|f| f.kind == WEIGHTS) && self.metadata.is_empty();
+        Corrupt.unless(self.shard_index == 0 || plain, "3: side files or metadata in a later shard")
+    }
+
+    /// 3, *Metadata*.
+    fn check_metadata(&self) -> Result<()> {
+        let bytes: u64 = self.metadata.iter().map(|entry| entry.key.length + entry.value.length).sum();
+        Limit.unless(bytes <= MAX_METADATA_BYTES, "3, Metadata: exceeds MAX_METADATA_BYTES")?;
+        let keys = self.metadata.iter().map(|entry| self.text(&entry.key));
+        Corrupt.unless(keys.is_sorted_by(|a, b| a < b), "3, Metadata: order")
+    }
+
+    /// 3, *File*: order and paths.
+    fn check_paths(&self) -> Result<()> {
+        Limit.unless(self.files.len() <= MAX_FILES, "3, File: more than MAX_FILES")?;
         let files = self.files.iter().map(|f| (f.kind, self.text(&f.path)));
         Corrupt.unless(files.is_sorted_by(|a, b| a < b), "3, File: order")?;
         let paths: BTreeSet<_> = self.files.iter().map(|f| self.text(&f.path)).collect();
         Corrupt.unless(paths.len() == self.files.len(), "3, File: two have one path")?;
+        let mut folders = BTreeSet::new();
         for path in &paths {
             let plain = path.split('/').all(|component| !["", ".", ".."].contains(&component));
             let plain = plain && !path.contains(|c: char| c == '\\' || c == ':' || c.is_control());
             let in_file = path.match_indices('/').any(|(at, _)| paths.contains(&path[..at]));
             Corrupt.unless(plain && !in_file, "3, File: path")?;
+            Limit.unless(path.split('/').count() <= MAX_PATH_COMPONENTS, "3, File: many components")?;
+            let short = path.split('/').all(|component| component.len() <= MAX_COMPONENT_BYTES);
+            Limit.unless(short, "3, File: a long component")?;
+            folders.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
         }
+        Limit.unless(folders.len() <= MAX_FOLDERS, "3, File: more than MAX_FOLDERS")
+    }
+
+    /// 3: names that are unique, and the order of tensors.
+    fn check_names(&self) -> Result<()> {
         let blocks: BTreeSet<_> = self.blocks.iter().map(|block| self.text(block)).collect();
         Corrupt.unless(blocks.len() == self.blocks.len(), "3, Block: two have one name")?;
         let tensors = self.tensors.iter().map(|t| self.text(&t.name));
@@ -250,6 +294,10 @@ impl Directory {
         let prefix = arrays.first().map_or(0, |a| a.length);
         match file.kind {
             WEIGHTS => self.check_stored(arrays, NONE, &[(PREFIXES, prefix.min(file.length))]),
+            BESIDE => {
+                Corrupt.unless(!self.text(&file.path).ends_with(".df11"), "3, File: name of a shard")?;
+                self.check_stored(arrays, NONE, &[])
+            }
             _ if file.length == 0 => self.check_stored(arrays, NONE, &[]),
             _ => self.check_stored(arrays, NONE, &[(SIDE_FILES, file.length)]),
         }
@@ -272,7 +320,28 @@ impl Directory {
         let size = t.size()?;
         let end = u128::from(t.file_offset) + u128::from(size.map_or(0, |(_, bytes)| bytes));
         Corrupt.unless(end <= file.length.into(), "3, Tensor: ends outside its file")?;
+        if t.encoding == ALIAS {
+            return self.check_alias(t, arrays);
+        }
         size.map_or(Ok(()), |(elements, bytes)| self.check_encoding(t, arrays, elements, bytes))
+    }
+
+    /// 6.1, but for the number of aliases.
+    fn check_alias(&self, t: &Tensor, arrays: &[Array]) -> Result<()> {
+        Corrupt.unless(t.parameters[1..] == [0; 3], "6: unused parameters")?;
+        let target = item(&self.tensors, t.parameters[0])?;
+        let same = (target.block, target.dtype, target.shape()) == (t.block, t.dtype, t.shape());
+        Corrupt.unless(target.encoding != ALIAS && same && target.hash == t.hash, "6.1: target")?;
+        self.check_stored(arrays, t.block, &[])
+    }
+
+    /// 6.1: how many aliases a tensor has.
+    fn check_aliases(&self) -> Result<()> {
+        let mut counts = vec![0; self.tensors.len()];
+        for t in self.tensors.iter().filter(|t| t.encoding == ALIAS) {
+            counts[t.parameters[0] as usize] += 1;
+        }
+        Limit.unless(counts.iter().all(|&count| count <= MAX_ALIASES), "6.1: more than MAX_ALIASES")
     }
 
     /// 6. An encoding that it does not name makes the tensor Unsupported when it is decoded.
@@ -280,12 +349,6 @@ impl Directory {
         let named = [1, 0, 3, 3].get(t.encoding as usize).map_or(4, |&count| count);
         Corrupt.unless(t.parameters[named..].iter().all(|&unused| unused == 0), "6: unused parameters")?;
         match t.encoding {
-            ALIAS => {
-                let target = item(&self.tensors, t.parameters[0])?;
-                let same = (target.block, target.dtype, target.shape()) == (t.block, t.dtype, t.shape());
-                Corrupt.unless(target.encoding != ALIAS && same && target.hash == t.hash, "6.1: target")?;
-                self.check_stored(arrays, t.block, &[])
-            }
             RAW if bytes == 0 => self.check_stored(arrays, t.block, &[]),
             RAW => self.check_stored(arrays, t.block, &[(RAW_TENSORS, bytes)]),
             GAP => {

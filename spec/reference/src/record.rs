@@ -82,7 +82,8 @@ records! {
     }
     Directory {
         shard_index: u64, shard_count: u64, _identity: [u8; 32], files: Vec<File>, blocks: Vec<Name>,
-        sections: Vec<Section>, tensors: Vec<Tensor>, arrays: Vec<Array>, checksums: Vec<u32>, text: Vec<u8>,
+        sections: Vec<Section>, tensors: Vec<Tensor>, arrays: Vec<Array>, checksums: Vec<u32>,
+        metadata: Vec<Entry>, text: Vec<u8>,
     }
     File {
         kind: u32, reserved: u32, path: Name, length: u64, _hash: [u8; 32], first_array: u64, array_count: u64,
@@ -94,4 +95,5 @@ records! {
         shape: [u64; 8], first_array: u64, array_count: u64, parameters: [u64; 4], hash: [u8; 32],
     }
     Array { section: u64, offset: u64, length: u64 }
+    Entry { key: Name, value: Name }
 }

@@ -22,7 +22,8 @@ Examples:
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Doctor {
-    /// Where free space and memory mapping are tried [default: the folder for temporary files]
+    /// Where free space and memory mapping are tried [default: the folder for temporary files], and
+    /// leftovers of killed runs are looked for [default: the current folder]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 }
@@ -58,6 +59,7 @@ impl Doctor {
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
+        findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
         session.check()?;
         let (speeds, weights) = speeds::findings(&folder, session)?;
         findings.extend(speeds);
@@ -72,6 +74,32 @@ impl Doctor {
         drop(weights);
         Ok(Answer { text: lines(&findings), json: document(&findings, &folder) })
     }
+}
+
+/// What killed runs left in a folder.
+fn leftovers(folder: &Path) -> Finding {
+    let place = folder.display();
+    let found = match df11::write::leftovers(folder) {
+        Ok(found) => found,
+        Err(error) => return Finding::good("leftovers", format!("unknown: {error}"), json!(null)),
+    };
+    let paths = found.iter().map(|leftover| leftover.path.to_string_lossy().into_owned());
+    let value = found.iter().zip(paths.clone()).map(
+        |(leftover, path)| json!({ "path": path, "bytes": leftover.bytes, "is_output": leftover.is_output }),
+    );
+    let value = value.collect();
+    if found.is_empty() {
+        return Finding::good("leftovers", format!("no killed run left anything in {place}"), value);
+    }
+    let bytes = found.iter().map(|leftover| leftover.bytes).fold(0, u64::saturating_add);
+    let paths: Vec<String> = paths.collect();
+    let text = format!("{} left in {place} by killed runs: {}", text::bytes(bytes), paths.join(", "));
+    let remedy = if found.iter().any(|leftover| leftover.is_output) {
+        ".df11-old.* holds an earlier output, the only copy if its name has none: move it back or delete it"
+    } else {
+        "delete them, or let the next run that writes there do it"
+    };
+    Finding::good("leftovers", text, value).with_remedy(true, remedy)
 }
 
 fn version() -> Finding {

@@ -3,10 +3,11 @@
 mod picture;
 mod report;
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use df11::{Error, Model, Observer, Stage, Tensor, huffman::Histogram};
+use df11::{Error, Model, Observer, Stage, Tensor, huffman::Histogram, write::write_file};
+use serde_json::Value;
 
 use super::{
     Answer, Failure, Session,
@@ -47,6 +48,9 @@ pub(super) struct Inspect {
     /// Draw exponents, and bits a weight by block, as SVG (decodes all weights)
     #[arg(long, value_name = "FILE.svg")]
     picture: Option<PathBuf>,
+    /// Replace an earlier picture
+    #[arg(long, requires = "picture")]
+    force: bool,
     #[command(flatten)]
     threads: Threads,
 }
@@ -74,24 +78,33 @@ impl Inspect {
         self.check_picture()?;
         let model = df11::open(&self.source)?;
         let findings = self.threads.run(|| self.examine(&model, session))?;
-        let mut text = report::text(&findings, self.tensors);
-        if self.histogram
-            && let Some(exponents) = &findings.exponents
-        {
-            text = format!("{text}\n\n{}", report::histogram(exponents));
+        // A form that nobody sees is not made: of many tensors it takes far more memory than they do.
+        let (mut text, mut json) = (String::new(), Value::Null);
+        if session.wants().text {
+            text = self.text(&findings);
         }
-        let mut json = report::json(&findings, &self.source, self.tensors);
+        if session.wants().json {
+            json = report::json(&findings, &self.source, self.tensors);
+        }
         if let Some(path) = &self.picture {
             let title = self.source.file_name().unwrap_or_default().to_string_lossy();
-            fs::write(path, picture::draw(&findings, &title))
-                .map_err(|error| Error::io("writing", path, error))?;
-            text = format!("{text}\n\npicture   {}", printable(&path.display().to_string()));
+            write_file(path, picture::draw(&findings, &title).as_bytes(), self.force)?;
+            text.push_str("\n\npicture   ");
+            text.push_str(&printable(&path.display().to_string()));
             json["picture"] = path.to_string_lossy().into();
         }
         Ok(Answer { text, json })
     }
 
-    /// A picture replaces a picture, and nothing else.
+    fn text(&self, findings: &Findings<'_>) -> String {
+        let text = report::text(findings, self.tensors);
+        match findings.exponents.as_ref().filter(|_| self.histogram) {
+            Some(exponents) => format!("{text}\n\n{}", report::histogram(exponents)),
+            None => text,
+        }
+    }
+
+    /// A picture replaces a picture, if told to, and nothing else.
     fn check_picture(&self) -> Result<(), Failure> {
         match &self.picture {
             Some(path) if path.extension().is_none_or(|extension| extension != "svg") => {
@@ -108,7 +121,8 @@ impl Inspect {
     }
 
     fn examine<'m>(&self, model: &'m Model, session: &Session) -> Result<Findings<'m>, Failure> {
-        let weight_bytes = model.tensors().filter(has_weights).map(|tensor| 2 * tensor.elements()).sum();
+        let lengths = model.tensors().filter(has_weights).map(|tensor| 2 * tensor.elements());
+        let weight_bytes = lengths.fold(0, u64::saturating_add);
         let mut exponents = self.decodes(weight_bytes).then(Histogram::default);
         let progress = session.progress();
         progress.begin(if exponents.is_some() { weight_bytes } else { 0 });

@@ -1,6 +1,6 @@
 //! Findings as text and JSON.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use df11::{Encoding, Tensor, format::records::FILE_WEIGHTS, huffman::Histogram, open::Shard};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::cli::{
 const BAR: u64 = 40;
 
 fn container_bytes(findings: &Findings<'_>) -> u64 {
-    findings.model.shards().iter().map(Shard::file_length).sum()
+    findings.model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add)
 }
 
 pub(super) fn text(findings: &Findings<'_>, tensors: bool) -> String {
@@ -48,8 +48,19 @@ fn summary(findings: &Findings<'_>) -> String {
             text::percent(stored as f64 / decoded.max(1) as f64)
         ),
     ];
+    for (key, value) in model.metadata() {
+        lines.push(format!("metadata  {} = {}", text::printable(key), text::printable(value)));
+    }
     if !model.is_complete() {
         lines.push("shards    not all of the model's shards are here".to_owned());
+    }
+    let unknown = unknown_tensors(findings);
+    if unknown > 0 {
+        let verb = if unknown == 1 { "is" } else { "are" };
+        let tensors = text::count(unknown, "tensor");
+        lines.push(format!(
+            "unknown   {tensors} {verb} stored in a way that this version does not know; update df11"
+        ));
     }
     if findings.exponents.is_none() && findings.total.weights > 0 {
         lines.push("entropy   not measured; --entropy decodes the weights and measures it".to_owned());
@@ -57,7 +68,13 @@ fn summary(findings: &Findings<'_>) -> String {
     lines.join("\n")
 }
 
-/// Weights files, and side files inside containers.
+/// Tensors of encodings or dtypes of a newer version.
+fn unknown_tensors(findings: &Findings<'_>) -> u64 {
+    let tensors = findings.model.tensors();
+    tensors.filter(|tensor| matches!(tensor.target().encoding(), Encoding::Unknown(_))).count() as u64
+}
+
+/// Weights files, and side files that the containers record.
 fn file_counts(findings: &Findings<'_>) -> (u64, u64) {
     let files = findings.model.shards().iter().flat_map(|shard| &shard.directory().files);
     files.fold(
@@ -135,11 +152,13 @@ pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Val
         "source": source.to_string_lossy(),
         "identity": model.identity().to_string(),
         "complete": model.is_complete(),
+        "metadata": model.metadata().collect::<BTreeMap<_, _>>(),
         "shards": shards(findings),
         "weights_files": weights_files,
         "side_files": side_files,
         "container_bytes": container_bytes(findings),
         "tensor_count": findings.total.tensors,
+        "unknown_tensors": unknown_tensors(findings),
         "total": findings.total.json(),
         "blocks": blocks,
         "exponents": findings.exponents.as_ref().map(|exponents| exponents.counts().to_vec()),

@@ -6,7 +6,7 @@ use regex_lite::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{Error, Result, source::unique::Unique};
+use crate::{Error, Result, io::read_regular, source::unique::Unique};
 
 /// The longest config.json, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -59,7 +59,7 @@ impl Config {
             Ok(metadata) if metadata.is_file() => {}
             _ => return Ok(None),
         }
-        let bytes = fs::read(file).map_err(|source| Error::io("reading", file, source))?;
+        let bytes = read_regular(file)?;
         let place = file.display().to_string();
         let invalid =
             |error| Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"));

@@ -8,6 +8,7 @@ mod valid;
 
 use std::{collections::BTreeMap, fmt::Write, io::Read, path::Path};
 
+use df11::format::records::{FILE_SIDE, FILE_WEIGHTS};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -107,8 +108,10 @@ impl Vector {
         let blocked = |file: usize| {
             model.tensors.iter().any(|tensor| tensor.file == file as u64 && unsupported(tensor))
         };
-        let restorable =
-            model.files.iter().enumerate().filter(|&(index, file)| file.kind != 0 || !blocked(index));
+        let restorable = model.files.iter().enumerate().filter(|&(index, file)| match file.kind {
+            FILE_WEIGHTS => !blocked(index),
+            kind => kind == FILE_SIDE,
+        });
         vector.row.files = restorable.map(|(_, file)| (text(&file.path), sha256(&file.content))).collect();
         vector
     }
@@ -155,7 +158,7 @@ pub(crate) fn all() -> Vec<Vector> {
 
 pub(crate) fn manifest(vectors: &[Vector]) -> String {
     let manifest = Manifest {
-        version: "1.1".into(),
+        version: "1.0".into(),
         vectors: vectors.iter().map(|vector| vector.row.clone()).collect(),
     };
     serde_json::to_string_pretty(&manifest).unwrap() + "\n"

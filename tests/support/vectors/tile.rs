@@ -6,7 +6,7 @@ use super::{Vector, valid::fibonacci_weights};
 use crate::container::{
     Item, Model, normal_weights,
     tile_arrays::{Arrays, Bits, Codebook, tiles},
-    weights, with_header,
+    weights,
 };
 
 fn vector(name: &str, about: &str, items: &[Item]) -> Vector {
@@ -194,12 +194,8 @@ fn tensors() -> Vec<Vector> {
         first.alias("e"),
         shaped("f", &[33, 8], (256, 8)).in_block("other"),
     ];
-    let minor = Model::new(&[linear("w", 300)], &[]);
-    let bytes = with_header(&minor.build(), |header| header.version_minor = 0.into());
-    let about = "version_minor 0, which a writer must not say here, and a reader does not look at";
     vec![
         vector("tile-dimensions", "columns that are the last dimension, several, or none", &dimensions),
         vector("tile-mixed", "tile, gap, raw and an alias of tile in one block", &mixed),
-        Vector::valid("tile-minor-0", about, &minor, bytes, |_| false),
     ]
 }

@@ -7,7 +7,7 @@ use df11::{
 };
 
 use super::Vector;
-use crate::container::{Item, Model, Tensor, normal_weights, weights, with_header};
+use crate::container::{File, Item, Model, Tensor, normal_weights, weights, with_header};
 
 const GAP: (u32, u32) = (8, 64);
 
@@ -138,6 +138,7 @@ fn tensors() -> Vec<Vector> {
     let coded = Item::gap("a.weight", &[20, 30], normal_weights(600, 3), GAP);
     let raw = Item::raw("b.bias", Dtype::F32, &[5], bytes(20));
     let none = empty("c.none", Dtype::BF16, &[0]);
+    let many: Vec<Item> = (0..15).map(|at| raw.alias(&format!("z.{at:02}"))).collect();
     vec![
         vector("dtypes", "a tensor of every dtype, stored raw", &dtypes),
         vector(
@@ -189,6 +190,11 @@ fn tensors() -> Vec<Vector> {
                 none.alias("z.none"),
             ],
         ),
+        vector(
+            "fifteen-aliases",
+            "as many aliases of one tensor as there may be",
+            &[std::slice::from_ref(&raw), &many[..]].concat(),
+        ),
     ]
 }
 
@@ -216,13 +222,25 @@ fn names() -> Vec<Vector> {
         raw("y", 1).in_file("part.safetensors"),
         raw("z", 2).in_file("...safetensors"),
     ];
-    let deep = format!("{}/x", "d".repeat(4094));
-    let side: &[(&str, &[u8])] =
-        &[("config.json", b"{}\n"), ("tokenizer/ключ.txt", b"x"), (".hidden", b"\0"), (&deep, b"deep")];
+    let mut deep = vec!["d".repeat(255); 15];
+    deep.extend(["e".repeat(254), "x".into()]);
+    let deep = deep.join("/");
+    let components = ["c"; 32].join("/");
+    let side: &[(&str, &[u8])] = &[
+        ("config.json", b"{}\n"),
+        ("tokenizer/ключ.txt", b"x"),
+        (".hidden", b"\0"),
+        (&deep, b"deep"),
+        (&components, b"many"),
+    ];
     vec![
         vector("names", "any text without NUL is a name, up to 4096 bytes; names are no paths", &tensors),
         vector("name-order", "names ascend by their UTF-8 bytes, unlike UTF-16", &ordered),
-        whole("paths", "files in folders, and a path of 4096 bytes", &Model::new(&items, side)),
+        whole(
+            "paths",
+            "files in folders, a path of 4096 bytes with components of 255, and one of 32 components",
+            &Model::new(&items, side),
+        ),
     ]
 }
 
@@ -257,6 +275,18 @@ fn containers() -> Vec<Vector> {
             "a side file without bytes has no array",
             &Model::new(&one, &[("empty", b"")]),
         ),
+        whole(
+            "side-files-beside",
+            "side files that lie beside the container, and one that is stored",
+            &beside(&one),
+        ),
+        whole(
+            "metadata",
+            "keys and values for runtimes, one value empty, one of many lines",
+            &metadata(&one),
+        ),
+        whole("smallest", "the smallest container of a tensor, which format.md shows", &smallest()),
+        whole("header-text", "a header with all that JSON and safetensors allow", &header_text()),
         whole("side-files-only", "no weights file", &Model::new(&[], &[("README.md", b"# Nothing\n")])),
         vector("two-chunks", "a section of more than one checksum chunk", &chunks),
         whole("unused-block", "a block without tensors and sections", &unused),
@@ -265,6 +295,45 @@ fn containers() -> Vec<Vector> {
     ];
     vectors.extend(shards());
     vectors
+}
+
+fn beside(items: &[Item]) -> Model {
+    let mut model = Model::new(items, &[("vocab.txt", b"a\nb\n")]);
+    model.files.extend([File::beside("config.json", b"{}"), File::beside("tokenizer/empty.txt", b"")]);
+    model.identity = model.identity_of_files();
+    model
+}
+
+fn metadata(items: &[Item]) -> Model {
+    let mut model = Model::new(items, &[]);
+    let long = "v".repeat(65_536);
+    let entries: [(&str, &str); 4] = [
+        ("example.com/empty", ""),
+        ("example.long", &long),
+        ("tool.ключ", "重み\nsecond line"),
+        ("z", "plain"),
+    ];
+    model.metadata = entries.map(|(key, value)| (key.into(), value.into())).into();
+    model
+}
+
+pub(crate) fn smallest() -> Model {
+    Model::new(&[Item::raw("w", Dtype::U8, &[3], vec![1, 2, 3])], &[])
+}
+
+/// White space, members in any order and such as no reader knows, escapes, and `__metadata__` that is null.
+fn header_text() -> Model {
+    let mut model = Model::new(&[Item::raw("a\"b", Dtype::U8, &[3], bytes(3))], &[]);
+    let json = concat!(
+        "\t{ \"__metadata__\" : null ,\r\n \"\\u0061\\\"b\": {\"data_offsets\" : [ 0 ,3],\"more\":",
+        "[{\"a\":[1.5e3,-0,true,null]}], \"shape\":[3],\n\"dtype\":\"U\\u0038\"}}\t\n"
+    );
+    let before = model.files[0].arrays[0].1.len() as u64;
+    let prefix = crate::container::with_length(json);
+    model.tensors[0].file_offset = model.tensors[0].file_offset + prefix.len() as u64 - before;
+    model.files[0].arrays[0].1 = prefix;
+    model.refresh();
+    model
 }
 
 fn no_tensors() -> Model {
@@ -332,6 +401,9 @@ fn newer() -> Vec<Vector> {
             tensor.arrays = vec![(5, vec![1, 2, 3]), (SECTION_SKIPPABLE + 9, vec![4; 300]), (5, vec![5])];
         },
     );
+    unknown("private-encoding", "an encoding for private use, and an alias of it", &|tensor| {
+        tensor.encoding = 0x4000_0001;
+    });
     vectors.push(unknown_huge(&items));
     vectors.push(unknown_dtype(&items));
     vectors

@@ -3,10 +3,11 @@
 use df11::{Dtype, constants::NONE};
 
 use super::{CORRUPT, coded, edited, edited_of, plain, remade};
-use crate::container::{Item, Model, with_length};
+use crate::container::{Item, Model, Tensor, with_length};
 use crate::vectors::Vector;
 
 /// Bytes whose checksums or hashes are wrong, and bytes that must be zero.
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn content() -> Vec<Vector> {
     let invalid =
         |name: &str, level: &str, about: &str, bytes| Vector::invalid(name, level, CORRUPT, about, bytes);
@@ -74,10 +75,28 @@ pub(super) fn content() -> Vec<Vector> {
             "hash-of-side-file",
             "verify",
             "another hash of a side file",
-            edited(|draft| {
-                draft.directory.files[1].hash[0] ^= 1;
+            remade(plain(), |model| {
+                model.files[1].hash[0] ^= 1;
+                model.identity = model.identity_of_files();
             }),
         ),
+        invalid("identity-without-side-files", "verify", "an identity of the weights files alone", {
+            remade(plain(), |model| {
+                let side = model.files.pop();
+                model.identity = model.identity_of_files();
+                model.files.extend(side);
+            })
+        }),
+        invalid("zeros-in-unknown-section", "verify", "a byte between arrays of a section to skip", {
+            let mut model = plain();
+            model.tensors[0].encoding = 77;
+            model.tensors[0].arrays = vec![(u32::MAX, vec![1; 5]), (u32::MAX, vec![2; 5])];
+            edited_of(&model, |draft| {
+                let at = draft.directory.sections.iter().position(|s| s.kind == u32::MAX).unwrap();
+                draft.contents[at][100] = 1;
+                draft.repair_checksums();
+            })
+        }),
         invalid("identity", "verify", "another identity", remade(plain(), |model| model.identity[0] ^= 1)),
     ]
 }
@@ -121,6 +140,7 @@ pub(super) fn weights_files() -> Vec<Vector> {
         invalid("tensors-overlap", "two tensors of a file share a byte", moved(1, -1)),
         invalid("tensor-in-prefix", "a tensor that starts within the prefix", moved(0, -1)),
         invalid("empty-tensor-in-prefix", "a tensor without bytes within the prefix", moved(2, -9)),
+        invalid("empty-tensor-inside", "a tensor without bytes within another one", moved(2, -6)),
         invalid("tensors-leave-hole", "bytes of a file that no tensor has", {
             remade(Model::new(&items(), &[]), |model| {
                 model.files[0].length += 1;
@@ -177,5 +197,195 @@ pub(super) fn weights_files() -> Vec<Vector> {
             let again = r#","a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
             other_prefix(with_length(&(json.strip_suffix('}').unwrap().to_owned() + again)))
         }),
+    ]
+}
+
+/// What of a safetensors header is JSON of another shape than section 7 wants.
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
+pub(super) fn headers() -> Vec<Vector> {
+    // A header of one tensor, whose bytes are there; hashes and identity fit.
+    let of = |json: &[u8]| {
+        let mut model = Model::new(&[Item::raw("a", Dtype::U8, &[4], vec![1, 2, 3, 4])], &[]);
+        let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
+        prefix.extend(json);
+        model.tensors[0].file_offset = prefix.len() as u64;
+        model.files[0].arrays[0].1 = prefix;
+        model.refresh();
+        model.build()
+    };
+    let entry = |entry: &str| of(format!(r#"{{"a":{entry}}}"#).as_bytes());
+    let good = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+    let invalid = |name: &str, about: &str, bytes| {
+        Vector::invalid(&format!("header-{name}"), "verify", CORRUPT, about, bytes)
+    };
+    vec![
+        invalid("entry-list", "an entry that is a list", entry(r#"["U8",[4],[0,4]]"#)),
+        invalid("dtype-object", "a dtype that is an object", {
+            entry(r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#)
+        }),
+        invalid("dtype-case", "a dtype in other letters", {
+            entry(r#"{"dtype":"u8","shape":[4],"data_offsets":[0,4]}"#)
+        }),
+        invalid("shape-fraction", "a dimension of 4.0", {
+            entry(r#"{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}"#)
+        }),
+        invalid("shape-exponent", "a dimension of 4e0", {
+            entry(r#"{"dtype":"U8","shape":[4e0],"data_offsets":[0,4]}"#)
+        }),
+        invalid("shape-text", "a dimension that is a string", {
+            entry(r#"{"dtype":"U8","shape":["4"],"data_offsets":[0,4]}"#)
+        }),
+        invalid("shape-huge", "a dimension of 2^64", {
+            entry(r#"{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}"#)
+        }),
+        invalid("offset-minus-zero", "an offset of -0", {
+            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[-0,4]}"#)
+        }),
+        invalid("offset-true", "an offset that is true", {
+            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[false,4]}"#)
+        }),
+        invalid("offsets-three", "three data_offsets", {
+            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}"#)
+        }),
+        invalid(
+            "member-missing",
+            "an entry without a shape",
+            entry(r#"{"dtype":"U8","data_offsets":[0,4]}"#),
+        ),
+        invalid("member-twice", "an entry with one member twice", {
+            entry(r#"{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}"#)
+        }),
+        invalid(
+            "key-twice-escaped",
+            "one key twice, once with an escape, in a member that no reader knows",
+            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":{"b":1,"\u0062":2}}"#),
+        ),
+        invalid("metadata-number", "__metadata__ with a number", {
+            of(good.replacen('{', r#"{"__metadata__":{"x":1},"#, 1).as_bytes())
+        }),
+        invalid("metadata-list", "__metadata__ that is a list", {
+            of(good.replacen('{', r#"{"__metadata__":[],"#, 1).as_bytes())
+        }),
+        invalid("surrogate", "an escape of half a surrogate pair", {
+            of(good.replacen('{', r#"{"__metadata__":{"x":"\ud800"},"#, 1).as_bytes())
+        }),
+        invalid("list", "a header that is a list", of(b"[]")),
+        invalid("two-values", "two JSON values", of(format!("{good} {{}}").as_bytes())),
+        invalid("comma", "a comma after the last entry", of(good.replace("}}", "},}").as_bytes())),
+        invalid("zero-padding", "padding of NUL", of(format!("{good}\0\0\0").as_bytes())),
+        invalid("byte-order-mark", "a byte order mark", of(format!("\u{feff}{good}").as_bytes())),
+        invalid("not-utf8", "a byte that no UTF-8 text has", {
+            of(&[
+                &good.as_bytes()[..1],
+                br#""__metadata__":{"x":""#,
+                b"\xFF",
+                br#""},"#,
+                &good.as_bytes()[1..],
+            ]
+            .concat())
+        }),
+        invalid("nan", "NaN, which is no JSON", {
+            entry(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":NaN}"#)
+        }),
+        invalid("control", "a control character in a string", {
+            of(good.replacen('{', "{\"__metadata__\":{\"x\":\"\t\"},", 1).as_bytes())
+        }),
+    ]
+}
+
+/// Headers of files in which one tensor is Unsupported: the others must be compared all the same.
+#[allow(clippy::too_many_lines, reason = "a list, not steps")]
+pub(super) fn neighbours() -> Vec<Vector> {
+    let invalid = |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
+    let items = [
+        Item::raw("a", Dtype::U8, &[4], vec![1, 2, 3, 4]),
+        Item::raw("b", Dtype::U8, &[4], vec![5, 6, 7, 8]),
+        Item::raw("c", Dtype::U8, &[4], vec![9; 4]),
+    ];
+    // The header of one model, the directory of another, in which `b` is Unsupported.
+    let with = |header: &dyn Fn(&mut Item), newer: &dyn Fn(&mut Tensor)| {
+        let mut model = Model::new(&items, &[]);
+        let mut others = items.clone();
+        others.iter_mut().for_each(header);
+        let prefix = crate::container::prefix(others.iter());
+        let before = model.files[0].arrays[0].1.len() as u64;
+        for tensor in &mut model.tensors {
+            tensor.file_offset = tensor.file_offset + prefix.len() as u64 - before;
+        }
+        model.files[0].arrays[0].1 = prefix;
+        newer(model.tensor("b"));
+        model.refresh();
+        model.build()
+    };
+    let encoding = |tensor: &mut Tensor| tensor.encoding = 77;
+    let dtype = |tensor: &mut Tensor| tensor.dtype = 99;
+    let posit = |item: &mut Item| {
+        if item.name == "b" {
+            item.dtype.1 = "POSIT8".into();
+        }
+    };
+    let third = |edit: fn(&mut Item)| {
+        move |item: &mut Item| {
+            posit(item);
+            if item.name == "c" {
+                edit(item);
+            }
+        }
+    };
+    vec![
+        invalid("neighbour-of-unknown-encoding", "another dtype beside a tensor of an unknown encoding", {
+            with(
+                &|item| {
+                    if item.name == "c" {
+                        item.dtype.1 = "I8".into();
+                    }
+                },
+                &encoding,
+            )
+        }),
+        invalid("neighbour-of-unknown-dtype", "another dtype beside a tensor of an unknown one", {
+            with(&third(|item| item.dtype.1 = "I8".into()), &dtype)
+        }),
+        invalid("neighbour-name", "another name beside a tensor of an unknown dtype", {
+            with(&third(|item| item.name = "C".into()), &dtype)
+        }),
+        invalid("unknown-dtype-named", "a dtype that is unknown, and named by the header", {
+            with(&|_| {}, &dtype)
+        }),
+        invalid("known-dtype-unnamed", "a dtype that is known, and has a name of no dtype", {
+            with(&posit, &|_| {})
+        }),
+        invalid("unknown-dtype-shape", "another shape of a tensor of an unknown dtype", {
+            with(
+                &|item| {
+                    posit(item);
+                    if item.name == "b" {
+                        item.shape = vec![2, 2];
+                    }
+                },
+                &dtype,
+            )
+        }),
+        invalid("unknown-dtype-offset", "another place of a tensor of an unknown dtype", {
+            with(&posit, &|tensor| {
+                tensor.dtype = 99;
+                tensor.file_offset += 1;
+            })
+        }),
+        invalid(
+            "unknown-dtype-ends-early",
+            "a tensor of an unknown dtype ends before the next one starts",
+            {
+                with(
+                    &|item| {
+                        posit(item);
+                        if item.name == "b" {
+                            item.length = 3;
+                        }
+                    },
+                    &dtype,
+                )
+            },
+        ),
     ]
 }

@@ -5,7 +5,7 @@ use df11::{
     format::records::{SECTION_CODEBOOK, SECTION_RAW},
 };
 
-use super::{CORRUPT, HUGE, OVERFLOW, coded, open, plain, remade};
+use super::{CORRUPT, HUGE, LIMIT, OVERFLOW, coded, open, plain, remade};
 use crate::container::{Item, Model, Tensor, weights};
 use crate::vectors::Vector;
 
@@ -51,6 +51,19 @@ pub(super) fn aliases() -> Vec<Vector> {
                 tensor.arrays = vec![(SECTION_RAW, tensor.data.clone())];
             }),
         ),
+        open("aliases-limit", LIMIT, "16 aliases of one tensor", {
+            let a = Item::raw("a", Dtype::U8, &[6], vec![1, 2, 3, 4, 5, 6]);
+            let aliases = (0..16).map(|at| a.alias(&format!("b{at:02}")));
+            Model::new(&[a.clone()].into_iter().chain(aliases).collect::<Vec<_>>(), &[]).build()
+        }),
+        open("alias-of-unknown-dtype", CORRUPT, "an alias of an unknown dtype, of another hash", {
+            remade(base(), |model| {
+                for name in ["a", "b"] {
+                    model.tensor(name).dtype = 99;
+                }
+                model.tensor("b").hash[0] ^= 1;
+            })
+        }),
         open("alias-parameter", CORRUPT, "an unused parameter", alias(&|tensor| tensor.parameters[1] = 1)),
     ]
 }

@@ -98,6 +98,12 @@ pub(super) fn frame() -> Vec<Vector> {
             head(&|header| header.directory_offset = (1 << 40).into()),
         ),
         open(
+            "directory-offset-half",
+            CORRUPT,
+            "directory_offset 2^63, with which nothing overflows",
+            head(&|header| header.directory_offset = (1 << 63).into()),
+        ),
+        open(
             "directory-offset-overflow",
             OVERFLOW,
             "directory_offset + directory_length exceeds 2^64",
@@ -121,6 +127,7 @@ pub(super) fn lists() -> Vec<Vector> {
         ("tensors", 200, directory.tensors.len()),
         ("arrays", 24, directory.arrays.len()),
         ("checksums", 4, directory.checksums.len()),
+        ("metadata", 32, directory.metadata.len()),
         ("text", 1, directory.text.len()),
     ];
     let mut vectors = Vec::new();

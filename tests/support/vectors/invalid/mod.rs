@@ -18,6 +18,8 @@ pub(super) fn vectors() -> Vec<Vector> {
         frame::frame(),
         frame::lists(),
         names::text(),
+        names::metadata(),
+        names::beside(),
         names::files(),
         sections::sections(),
         tensors::tensors(),
@@ -28,6 +30,8 @@ pub(super) fn vectors() -> Vec<Vector> {
         encodings::codes(),
         content::content(),
         content::weights_files(),
+        content::headers(),
+        content::neighbours(),
         tile::vectors(),
     ]
     .into_iter()

@@ -89,6 +89,99 @@ pub(super) fn text() -> Vec<Vector> {
     ]
 }
 
+/// Metadata, which stands in text too.
+pub(super) fn metadata() -> Vec<Vector> {
+    let entries = |entries: &[(&[u8], &[u8])]| {
+        let entries = entries.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+        remade(plain(), |model| model.metadata = entries)
+    };
+    let value = vec![b'v'; 65_536];
+    let keys: Vec<String> = (0..16).map(|at| format!("a.{at:02}")).collect();
+    let much: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (key.as_bytes(), &value[..])).collect();
+    let long = [&b"a."[..], &[b'k'; 254]].concat();
+    vec![
+        open("metadata-key-empty", CORRUPT, "a key without bytes", entries(&[(b"", b"x")])),
+        open("metadata-key-limit", LIMIT, "a key of 256 bytes", entries(&[(&long, b"x")])),
+        open("metadata-value-limit", LIMIT, "a value of 65537 bytes", {
+            entries(&[(b"a.b", &[&value[..], b"v"].concat())])
+        }),
+        open("metadata-limit", LIMIT, "keys and values of more than 1 MiB together", entries(&much)),
+        open(
+            "metadata-unsorted",
+            CORRUPT,
+            "keys that do not ascend",
+            entries(&[(b"b.b", b""), (b"a.b", b"")]),
+        ),
+        open("metadata-equal", CORRUPT, "one key twice", entries(&[(b"a.b", b"1"), (b"a.b", b"2")])),
+        open("metadata-nul", CORRUPT, "a NUL in a value", entries(&[(b"a.b", b"1\x002")])),
+        open("metadata-not-utf8", CORRUPT, "a value that is not UTF-8", entries(&[(b"a.b", b"\xFF")])),
+        open("metadata-order", CORRUPT, "a value whose text stands before its key's", {
+            let mut model = plain();
+            model.metadata = vec![(b"a.b".to_vec(), b"v".to_vec())];
+            edited_of(&model, |draft| {
+                let entry = &mut draft.directory.metadata[0];
+                entry.value_offset = entry.key_offset;
+                entry.key_offset += 1;
+            })
+        }),
+        open("metadata-in-later-shard", CORRUPT, "metadata in a shard that is not the first", {
+            remade(without_side_files(), |model| {
+                model.shard = (1, 2);
+                model.metadata = vec![(b"a.b".to_vec(), b"v".to_vec())];
+            })
+        }),
+    ]
+}
+
+fn without_side_files() -> Model {
+    let mut model = plain();
+    model.files.truncate(1);
+    model
+}
+
+/// Side files beside the container, and how many files and folders there may be.
+pub(super) fn beside() -> Vec<Vector> {
+    let with = |files: &[File]| {
+        remade(without_side_files(), |model| {
+            model.files.extend(files.iter().cloned());
+            model.identity = model.identity_of_files();
+        })
+    };
+    let stored = vec![(SECTION_SIDE, b"{}".to_vec())];
+    let none = |path: &str| File { hash: [0; 32], ..File::beside(path, b"") };
+    let many: Vec<File> = (0..10_000).map(|at| none(&format!("{at:04}"))).collect();
+    let deep = |at: usize| none(&[format!("{at:03}").as_str(), &["f"; 30].join("/"), "x"].join("/"));
+    let folders: Vec<File> = (0..323).map(deep).collect();
+    vec![
+        open("beside-with-array", CORRUPT, "a side file beside the container, with an array", {
+            with(&[File { arrays: stored, ..File::beside("config.json", b"{}") }])
+        }),
+        open("beside-container", CORRUPT, "a side file beside the container, with the name of a shard", {
+            with(&[File::beside("other.df11", b"{}")])
+        }),
+        open("beside-first", CORRUPT, "a side file beside the container, before one that is stored", {
+            with(&[File::beside("a", b"1"), File::side("b", b"2")])
+        }),
+        open("beside-twice", CORRUPT, "one path stored, and beside the container too", {
+            with(&[File::side("a", b"1"), File::beside("a", b"1")])
+        }),
+        open("beside-in-a-file", CORRUPT, "a path beside the container, below that of a stored file", {
+            with(&[File::side("a", b"1"), File::beside("a/b", b"1")])
+        }),
+        open("side-file-in-later-shard", CORRUPT, "a side file in a shard that is not the first", {
+            remade(plain(), |model| model.shard = (1, 2))
+        }),
+        open("beside-in-later-shard", CORRUPT, "the same, beside the container", {
+            remade(without_side_files(), |model| {
+                model.files.push(File::beside("config.json", b"{}"));
+                model.shard = (1, 2);
+            })
+        }),
+        open("files-limit", LIMIT, "10001 files", with(&many)),
+        open("folders-limit", LIMIT, "10013 folders", with(&folders)),
+    ]
+}
+
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn files() -> Vec<Vector> {
     let path = |name: &str, about: &str, path: &str| {
@@ -115,6 +208,12 @@ pub(super) fn files() -> Vec<Vector> {
             "a path of 4097 bytes",
             remade(plain(), |model| model.files[1].path = vec![b'p'; 4097]),
         ),
+        open("path-component-limit", LIMIT, "a component of 256 bytes", {
+            remade(plain(), |model| model.files[1].path = [&b"a/"[..], &[b'p'; 256]].concat())
+        }),
+        open("path-components-limit", LIMIT, "33 components", {
+            remade(plain(), |model| model.files[1].path = ["a"; 33].join("/").into())
+        }),
         open("path-empty", CORRUPT, "an empty path", remade(plain(), |model| model.files[1].path.clear())),
     ];
     let two_sides = |first: &str, second: &str| {
@@ -146,7 +245,7 @@ pub(super) fn files() -> Vec<Vector> {
             "file-kind",
             UNSUPPORTED,
             "an unknown kind of file",
-            file(&|draft| draft.directory.files[1].kind = 2.into()),
+            file(&|draft| draft.directory.files[1].kind = 3.into()),
         ),
         open(
             "file-kind-before-corrupt",
@@ -155,7 +254,7 @@ pub(super) fn files() -> Vec<Vector> {
             {
                 let mut model = plain();
                 model.files[1].path = b"../x".into();
-                edited_of(&model, |draft| draft.directory.files[1].kind = 2.into())
+                edited_of(&model, |draft| draft.directory.files[1].kind = 3.into())
             },
         ),
         open(

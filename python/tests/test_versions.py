@@ -1,0 +1,182 @@
+"""Releases of transformers: what is said of one that lacks something, and what each of them does with quantized models."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from models import SMALL, config_of, seeded  # noqa: E402
+
+import df11  # noqa: E402
+from df11 import _quantizer, _versions  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
+
+#: Files of models that ask whether a model is quantized, of the releases that are tested, and why that is no matter.
+KNOWN = {
+    # `_is_quantized` of a config, which compressed models do not have.
+    "models/falcon/modeling_falcon.py",
+    "models/falcon_mamba/modeling_falcon_mamba.py",
+    "models/falcon_mamba/modular_falcon_mamba.py",
+    "models/gpt_neo/modeling_gpt_neo.py",
+    "models/gptj/modeling_gptj.py",
+    "models/jamba/modeling_jamba.py",
+    "models/jamba/modular_jamba.py",
+    "integrations/flash_attention.py",
+    # Configs of checkpoints in FP8 and FP4, not of any in BF16: loading df11's refuses their shapes.
+    "models/deepseek_v4/configuration_deepseek_v4.py",
+    "models/inkling2/configuration_inkling2.py",
+    "models/inkling2/modular_inkling2.py",
+    # Hands the config of an adapter's base model on.
+    "models/auto/auto_factory.py",
+}
+ASKS = re.compile(
+    r"is_quantized|quantization_config|quantization_method|_pre_quantization_dtype|hf_quantizer"
+)
+
+#: Models that take other ways where they are quantized.
+OTHER_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "jamba": (
+        "JambaConfig",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 16,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "falcon_mamba": ("FalconMambaConfig", {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 16}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {"num_layers": 3, "num_heads": 4, "attention_types": [[["global", "local", "global"], 1]]},
+    ),
+    "gptj": ("GPTJConfig", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 16}),
+    "falcon": ("FalconConfig", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+}
+
+
+COMMON = ("hidden_size", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_models_that_ask_whether_they_are_quantized(name: str, dtype: str, tmp_path: Path) -> None:
+    kind, changes = OTHER_WAYS[name]
+    left_out = {"gptj": {"hidden_size"}, "falcon": {"head_dim"}}.get(name, set())
+    known = SMALL if name in ("jamba", "falcon") else {key: SMALL[key] for key in COMMON}
+    common = {key: value for key, value in known.items() if key not in left_out}
+    config = getattr(transformers, kind)(**{**common, **changes}, dtype="bfloat16")
+    seeded(transformers.AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "bf16")
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    # PyTorch chooses other kernels for weights that want gradients.
+    original = load(tmp_path / "bf16", device_map="cpu", dtype=dtype).requires_grad_(False)
+    compressed = load(tmp_path / "df11", device_map="cpu", dtype=dtype)
+    assert bool(compressed.__dict__["_df11"].units) == (dtype == "bfloat16")
+    tokens = torch.arange(1, 28).reshape(3, 9)
+    with torch.no_grad():
+        expected = original(tokens).logits
+        assert torch.isfinite(expected).all()
+        assert torch.equal(compressed(tokens).logits, expected)
+    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False}
+    answers = [
+        model.generate(tokens, output_logits=True, return_dict_in_generate=True, **options)
+        for model in (original, compressed)
+    ]
+    pairs = zip(*(answer.logits for answer in answers), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert df11.report(compressed, verify=True).verified
+
+
+def test_no_other_model_asks_whether_it_is_quantized() -> None:
+    """A release in which a model does so newly must be looked at."""
+    root = Path(transformers.__file__).parent
+    files = [
+        *root.glob("models/*/*.py"),
+        *root.glob("integrations/flash_*.py"),
+        *root.glob("integrations/*attention*.py"),
+    ]
+    found = {
+        file.relative_to(root).as_posix()
+        for file in files
+        if not file.name.startswith("convert_") and ASKS.search(file.read_text(encoding="utf-8"))
+    }
+    assert len(found) > 8
+    assert found <= KNOWN
+
+
+def test_this_release_is_the_one_that_is_named() -> None:
+    """`python/check` runs the tests with the oldest release, and with the newest."""
+    oldest, newest = (_versions._numbers(one) for one in _versions.TESTED)
+    found = _versions._numbers(transformers.__version__)
+    wanted = {"oldest": [oldest], "newest": [newest]}.get(os.environ.get("DF11_TRANSFORMERS", ""))
+    assert found in wanted if wanted else oldest <= found <= newest
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (
+            "4.57.1",
+            r"^transformers 4\.57\.1 is too old .* tested with 5\.\d+ to 5\.\d+: pip install 'transformers>=5\.\d+,<5\.\d+'$",
+        ),
+        ("5.1.0", "too old"),
+        (
+            "5.99.0.dev0",
+            r"^transformers 5\.99\.0\.dev0 is too new for this df11.*pip install -U df11, or pip install",
+        ),
+        ("6.0.0rc1", "too new"),
+        (f"{_versions.TESTED[0]}.3", "not as it was released"),
+        (f"{_versions.TESTED[1]}.9", "not as it was released"),
+    ],
+)
+def test_a_release_that_lacks_something_is_told(
+    version: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_quantizer, "__version__", version)
+    with monkeypatch.context() as patch:
+        for name in _quantizer._WITH_CONFIG:
+            patch.delattr(f"df11._quantizer.HfQuantizer.{name}", raising=False)
+        with pytest.raises(ImportError, match=words) as error:
+            _quantizer.Df11Quantizer(_quantizer.Df11Config(), pre_quantized=True).validate_environment()
+        assert "update_tp_plan and update_attn_implementation" in str(error.value)
+
+
+@pytest.mark.parametrize("lacking", _quantizer._WITH_CONFIG)
+def test_one_of_two_names_is_enough(lacking: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Releases have one, the other, or both."""
+    seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama"))).save_pretrained(
+        tmp_path / "bf16"
+    )
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    other = next(name for name in _quantizer._WITH_CONFIG if name != lacking)
+    if not hasattr(_quantizer.HfQuantizer, other):
+        pytest.skip(f"transformers {transformers.__version__} calls {lacking} alone")
+    monkeypatch.setattr(_quantizer.Df11Quantizer, lacking, lambda self, config: config)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "df11", device_map="cpu")
+    assert df11.report(model, verify=True).verified
+
+
+def test_configs_are_not_marked_as_quantized(tmp_path: Path) -> None:
+    seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama"))).save_pretrained(
+        tmp_path / "bf16"
+    )
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "df11", device_map="cpu")
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    assert configs
+    assert not any(hasattr(config, "_is_quantized") for config in configs)
+    assert not hasattr(copy.deepcopy(model.config), "_is_quantized")

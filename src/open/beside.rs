@@ -1,0 +1,123 @@
+//! Side files that lie beside the containers of a folder (spec/format.md, section 8).
+//!
+//! The directory has length and hash of the original. The file may be another one: transformers
+//! finds a line in `config.json` by which it knows that the weights are compressed.
+//!
+//! ```text
+//! {                                                    the original, up to its first brace
+//!   "quantization_config": {"quant_method": "df11"},   MARK
+//!   "architectures": ["LlamaForCausalLM"], …           the rest of the original
+//! ```
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::{Model, Shard, hash};
+use crate::{
+    Error, Result,
+    format::records::{FILE_BESIDE, FileRecord},
+    io::{FileReader, ReadAt, read_regular},
+    source::MAX_SIDE_BYTES,
+};
+
+/// The line in `config.json`.
+pub(crate) const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
+
+/// The name of the file that may have the mark.
+pub(crate) const MARKED_NAME: &str = "config.json";
+
+/// Bytes that are read and hashed at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What was found at the place of a recorded side file.
+pub(crate) enum Beside {
+    /// The original.
+    Original(PathBuf),
+    /// A file that is the original except for the mark; these are the original's bytes.
+    Marked(Vec<u8>),
+    /// A file with other bytes.
+    Changed(PathBuf),
+    /// No file.
+    Missing,
+}
+
+/// The side files of a model that lie beside its containers: shard, and index of the file in it.
+pub(crate) fn recorded(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
+    model.shards().iter().flat_map(|shard| {
+        let files = shard.directory().files.iter().enumerate();
+        let beside = files.filter(|(_, file)| file.kind == FILE_BESIDE);
+        beside.map(move |(index, _)| (shard, index))
+    })
+}
+
+/// Looks for a recorded side file in the folder of its model, and compares its hash.
+///
+/// # Errors
+/// [`Error::Io`] where a file that is there cannot be read.
+pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Beside> {
+    let file = root.join(path);
+    let metadata = match fs::metadata(&file) {
+        Ok(metadata) if metadata.is_file() => metadata,
+        Ok(_) => return Ok(Beside::Missing),
+        Err(error) if is_absent(&error) => return Ok(Beside::Missing),
+        Err(error) => return Err(Error::io("looking at", &file, error)),
+    };
+    let length = record.length.get();
+    if metadata.len() == length && hash_file(&file)? == record.hash {
+        return Ok(Beside::Original(file));
+    }
+    let is_marked = path.rsplit('/').next() == Some(MARKED_NAME)
+        && length <= MAX_SIDE_BYTES
+        && metadata.len() == length + MARK.len() as u64;
+    if is_marked {
+        let bytes = read_regular(&file)?;
+        let original = unmark(&bytes).filter(|bytes| blake3::hash(bytes) == record.hash);
+        if let Some(original) = original {
+            return Ok(Beside::Marked(original));
+        }
+    }
+    Ok(Beside::Changed(file))
+}
+
+/// The error for a recorded side file that is not the original.
+pub(crate) fn refused(shard: &Shard, path: &str, problem: &str) -> Error {
+    Error::corrupt(format!("file {path:?}"), 0, problem).in_file(shard.path())
+}
+
+/// What [`refused`] says of a file with other bytes.
+pub(crate) const CHANGED: &str =
+    "it was changed after the model was compressed; fetch it again, or see --keep-changed of decompress";
+
+/// What [`refused`] says of a file that is not there.
+pub(crate) const MISSING: &str = "it is missing beside the containers; fetch it again, or see \
+                                  --keep-changed of decompress";
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+fn hash_file(path: &Path) -> Result<[u8; 32]> {
+    let reader = FileReader::open(path)?;
+    let (mut hasher, mut bytes) = (blake3::Hasher::new(), Vec::new());
+    for start in (0..reader.size()).step_by(PIECE_BYTES) {
+        bytes.resize((reader.size() - start).min(PIECE_BYTES as u64) as usize, 0);
+        reader.read_exact_at(start, &mut bytes).map_err(|error| Error::io("reading", path, error))?;
+        hash(&mut hasher, &bytes);
+    }
+    Ok(*hasher.finalize().as_bytes())
+}
+
+/// Where the mark goes: after the first brace.
+pub(crate) fn place(config: &[u8]) -> Option<usize> {
+    let brace = config.iter().position(|byte| !b" \t\n\r".contains(byte))?;
+    (config[brace] == b'{').then_some(brace + 1)
+}
+
+/// The file without the mark, if it has one.
+pub(crate) fn unmark(config: &[u8]) -> Option<Vec<u8>> {
+    let place = place(config)?;
+    let rest = config[place..].strip_prefix(MARK.as_bytes())?;
+    Some([&config[..place], rest].concat())
+}

@@ -1,0 +1,222 @@
+//! The JSON header of a safetensors file, read strictly (spec/format.md, section 7).
+
+use std::{collections::HashMap, fmt, ops::Range};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+
+use super::unique::Unique;
+use crate::{
+    Dtype, Error, Result,
+    constants::{MAX_DIMENSIONS, MAX_NAME_BYTES},
+};
+
+/// Bytes of the header's length, which stands before it.
+pub(super) const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
+const METADATA_KEY: &str = "__metadata__";
+
+/// What the header of a file says of its tensors; they follow each other without holes.
+pub(crate) struct Header {
+    /// Ascending by their data; empty ones at the same offset by name.
+    pub(crate) tensors: Vec<HeaderTensor>,
+}
+
+/// A tensor as the header has it; its dtype may be of a later version.
+pub(crate) struct HeaderTensor {
+    pub(crate) name: String,
+    pub(crate) dtype_name: String,
+    pub(crate) shape: Vec<u64>,
+    /// Its bytes, counted from the end of the prefix.
+    pub(crate) data: Range<u64>,
+}
+
+impl HeaderTensor {
+    /// The dtype, or `None` where this version knows none of that name.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        Dtype::from_name(&self.dtype_name)
+    }
+}
+
+impl Header {
+    /// Reads the prefix (length, JSON, padding) of a file with this many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] or [`Error::Limit`], which name `path`.
+    pub(crate) fn read(path: &str, prefix: &[u8], length: u64) -> Result<Self> {
+        let stated = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        if stated.and_then(|stated| stated.checked_add(LENGTH_BYTES)) != Some(prefix.len() as u64) {
+            let problem = format!("the prefix has {} bytes, and says otherwise", prefix.len());
+            return Err(Error::corrupt(path, 0, problem));
+        }
+        let header = Self::parse(path, prefix)?;
+        let described = prefix.len() as u64 + header.data_bytes();
+        if described == length {
+            return Ok(header);
+        }
+        let problem = format!("the header describes {described} bytes, and the file has {length}");
+        Err(Error::corrupt(path, LENGTH_BYTES, problem))
+    }
+
+    /// Reads a prefix whose length is right.
+    pub(super) fn parse(path: &str, prefix: &[u8]) -> Result<Self> {
+        let json = std::str::from_utf8(&prefix[LENGTH_BYTES as usize..]).map_err(|error| {
+            let offset = LENGTH_BYTES + error.valid_up_to() as u64;
+            Error::corrupt(path, offset, "the header is not UTF-8, so this is no safetensors file")
+        })?;
+        let invalid = |error: serde_json::Error| {
+            let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
+            Error::corrupt(path, offset, format!("the header is no valid safetensors header: {error}"))
+        };
+        serde_json::from_str::<Unique>(json).map_err(invalid)?;
+        let Entries(mut tensors) = serde_json::from_str(json).map_err(invalid)?;
+        tensors.sort_by(|a, b| {
+            let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);
+            key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        tensors.iter().try_for_each(|tensor| tensor.check().map_err(|error| named(error, path)))?;
+        let header = Self { tensors };
+        header.check_cover(path)?;
+        Ok(header)
+    }
+
+    /// The number of bytes after the prefix.
+    pub(super) fn data_bytes(&self) -> u64 {
+        self.tensors.last().map_or(0, |last| last.data.end)
+    }
+
+    fn check_cover(&self, path: &str) -> Result<()> {
+        let mut end = 0;
+        for tensor in &self.tensors {
+            if tensor.data.start != end {
+                let problem = format!(
+                    "the header contradicts itself (hole or overlap): tensor {:?} starts at {}, not at {end}",
+                    tensor.name, tensor.data.start
+                );
+                return Err(Error::corrupt(path, LENGTH_BYTES, problem));
+            }
+            end = tensor.data.end;
+        }
+        Ok(())
+    }
+}
+
+impl HeaderTensor {
+    /// Checks that the container's limits allow it, and that its data has the length that it asks for.
+    fn check(&self) -> Result<()> {
+        let (name, Range { start, end }) = (&self.name, self.data.clone());
+        check_name(name)?;
+        if self.shape.len() as u64 > MAX_DIMENSIONS {
+            let what = format!("the number of dimensions of {name:?}");
+            return Err(Error::limit(what, self.shape.len() as u64, MAX_DIMENSIONS));
+        }
+        if start > end {
+            let problem = format!("the data of {name:?} spans {start}..{end}, which is no range");
+            return Err(Error::corrupt(name, LENGTH_BYTES, problem));
+        }
+        let Some(dtype) = self.dtype() else { return Ok(()) };
+        let problem = match dtype.bytes(&self.shape) {
+            Ok(bytes) if bytes == end - start => return Ok(()),
+            Ok(bytes) => format!("tensor {name:?} has {} bytes, and needs {bytes}", end - start),
+            Err(error @ Error::Limit { .. }) => return Err(error.in_file(name)),
+            Err(error) => format!("tensor {name:?}: {error}"),
+        };
+        let problem = format!("the header contradicts itself (wrong size): {problem}");
+        Err(Error::corrupt(name, LENGTH_BYTES, problem))
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.len() as u64 > MAX_NAME_BYTES {
+        return Err(Error::limit("the length of a tensor name in bytes", name.len() as u64, MAX_NAME_BYTES));
+    }
+    if name.is_empty() || name.contains('\0') {
+        let what = format!("the tensor name {name:?} (empty, or with a NUL)");
+        let remedy = "rename the tensor; the format allows names of 1 to 4096 bytes without NUL";
+        return Err(Error::unsupported(what, remedy));
+    }
+    Ok(())
+}
+
+/// The byte at a line and column, both counted from one; `serde_json` counts columns in bytes.
+fn byte_of(json: &str, line: usize, column: usize) -> u64 {
+    let before: usize = json.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    (before + column.saturating_sub(1)) as u64
+}
+
+pub(super) fn named(error: Error, path: &str) -> Error {
+    match error {
+        Error::Corrupt { offset, problem, .. } => Error::corrupt(path, offset, problem),
+        other => other.in_file(path),
+    }
+}
+
+/// The tensors in the order of the JSON.
+struct Entries(Vec<HeaderTensor>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tensors;
+        impl<'de> Visitor<'de> for Tensors {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut tensors = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == METADATA_KEY {
+                        map.next_value::<Option<HashMap<String, String>>>()?;
+                    } else {
+                        let Entry { dtype_name, shape, data } = map.next_value()?;
+                        tensors.push(HeaderTensor { name, dtype_name, shape, data });
+                    }
+                }
+                Ok(Entries(tensors))
+            }
+        }
+        deserializer.deserialize_map(Tensors)
+    }
+}
+
+/// A tensor's entry: an object, never a list, which a derived reader takes for one.
+struct Entry {
+    dtype_name: String,
+    shape: Vec<u64>,
+    data: Range<u64>,
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Entry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with dtype, shape and data_offsets")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
+                let (mut dtype, mut shape, mut data) = (None, None, None);
+                while let Some(key) = map.next_key::<String>()? {
+                    match &*key {
+                        "dtype" => dtype = Some(map.next_value()?),
+                        "shape" => shape = Some(map.next_value()?),
+                        "data_offsets" => data = Some(map.next_value::<(u64, u64)>()?),
+                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                let (start, end) = data.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
+                Ok(Entry {
+                    dtype_name: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
+                    shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
+                    data: start..end,
+                })
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}

@@ -1,0 +1,130 @@
+//! The last step of every output: its name, which nothing else may have, and which lasts.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::Path,
+};
+
+use tempfile::NamedTempFile;
+
+use super::{
+    replace::check_file,
+    temporary::{file_beside, parent_of},
+};
+use crate::{Error, Result};
+
+/// Refuses an output that exists.
+pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
+    if !overwrite && out.symlink_metadata().is_ok() {
+        return Err(exists(out));
+    }
+    Ok(())
+}
+
+fn exists(out: &Path) -> Error {
+    let problem = format!("{} exists", out.display());
+    Error::parameter(problem, "choose another output, or replace it with --force")
+}
+
+/// The error of a rename; a name that another has taken meanwhile is one that exists.
+pub(super) fn renaming(to: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => exists(to),
+        _ => Error::io("renaming to", to, error),
+    }
+}
+
+/// Gives a file its name; in place of what has it only with `overwrite`.
+pub(super) fn file(file: NamedTempFile, to: &Path, overwrite: bool) -> Result<()> {
+    let renamed = if overwrite { file.persist(to) } else { file.persist_noclobber(to) };
+    renamed.map_err(|error| renaming(to, error.error))?;
+    sync_parent(to)
+}
+
+/// Writes a small file, which appears under its name when it is whole; in place of what has it only
+/// with `overwrite`.
+///
+/// # Errors
+/// [`Error::Parameter`] where the name is taken; [`Error::Io`].
+pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
+    check_absent(path, overwrite)?;
+    check_file(path)?;
+    let mut temporary = file_beside(path)?;
+    let written = temporary.write_all(bytes).and_then(|()| temporary.as_file().sync_all());
+    written.map_err(|error| Error::io("writing", path, error))?;
+    file(temporary, path, overwrite)
+}
+
+/// Gives a folder a name that nothing has.
+pub(super) fn folder(from: &Path, to: &Path) -> io::Result<()> {
+    if let Some(result) = rename_with(from, to, Way::Keep) {
+        return result;
+    }
+    // The folder that is made here is ours, or there is one already; a rename replaces it only
+    // while it is empty. Windows replaces no folder, so that none is made there.
+    if cfg!(unix) {
+        fs::create_dir(to)?;
+    }
+    fs::rename(from, to).inspect_err(|_| {
+        if cfg!(unix) {
+            let _ = fs::remove_dir(to);
+        }
+    })
+}
+
+/// Exchanges two names in one step; None where the system or the file system cannot.
+pub(super) fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
+    rename_with(a, b, Way::Exchange)
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    /// What has the new name keeps it.
+    Keep,
+    Exchange,
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn rename_with(from: &Path, to: &Path, way: Way) -> Option<io::Result<()>> {
+    use rustix::{
+        fs::{CWD, RenameFlags, renameat_with},
+        io::Errno,
+    };
+    let flag = match way {
+        Way::Keep => RenameFlags::NOREPLACE,
+        Way::Exchange => RenameFlags::EXCHANGE,
+    };
+    match renameat_with(CWD, from, CWD, to, flag) {
+        Err(Errno::NOSYS | Errno::INVAL | Errno::NOTSUP) => None,
+        result => Some(result.map_err(io::Error::from)),
+    }
+}
+
+/// Other systems have no such renames.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn rename_with(_: &Path, _: &Path, _: Way) -> Option<io::Result<()>> {
+    None
+}
+
+/// Makes the names in the folder of `path` last.
+pub(super) fn sync_parent(path: &Path) -> Result<()> {
+    sync_folder(parent_of(path))
+}
+
+/// Makes the names in a folder last, where the system and the file system can.
+pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if !cannot_sync(&error) => Err(Error::io("syncing", folder, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether folders cannot be synced here, or may not be opened: then the system decides when.
+fn cannot_sync(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
+}

@@ -1,0 +1,234 @@
+//! Temporary files and folders, in use or left over: hidden names beside the output, and a lock
+//! that the system takes away from a process that ends, however it ends.
+//!
+//! | name | what it is |
+//! |---|---|
+//! | `.df11-XXXXXX.part` | an output that is not whole yet, or one that was replaced |
+//! | `.df11-old.XXXXXX` | holds an earlier output while another takes its name; may be the only copy |
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use tempfile::{Builder, NamedTempFile, TempDir};
+
+use crate::{Error, Result};
+
+/// Not named after the output, whose name may be as long as the file system allows.
+const PREFIX: &str = ".df11-";
+const SUFFIX: &str = ".part";
+const ASIDE: &str = ".df11-old.";
+/// Letters and digits of a name that are drawn.
+const DRAWN: usize = 6;
+/// A temporary file is made again where another run takes it for a leftover before it is locked.
+const ATTEMPTS: usize = 16;
+
+/// A temporary folder that is in use until this is dropped, and with it the folder.
+#[derive(Debug)]
+pub(super) struct TemporaryFolder {
+    pub(super) folder: TempDir,
+    _lock: Option<File>,
+}
+
+/// A temporary file in the folder of `path`; deleted when dropped.
+pub(super) fn file_beside(path: &Path) -> Result<NamedTempFile> {
+    let folder = parent_of(path);
+    let make = || builder(0o666).tempfile_in(folder);
+    locked("file", folder, make, |file| Some(file.as_file().try_clone()), |file| file.path())
+        .map(|(file, _)| file)
+}
+
+/// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
+pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
+    let parent = parent_of(path);
+    let make = || builder(0o777).tempdir_in(parent);
+    let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
+    Ok(TemporaryFolder { folder, _lock: lock })
+}
+
+/// A temporary folder for what has the output's name, while another output takes it.
+pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
+    let parent = parent_of(path);
+    let make = || Builder::new().prefix(ASIDE).rand_bytes(DRAWN).tempdir_in(parent);
+    let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
+    Ok(TemporaryFolder { folder, _lock: lock })
+}
+
+/// They are private unless told otherwise, but what becomes a result is as accessible as anything
+/// new: `mode`, less what the process's umask takes.
+fn builder(mode: u32) -> Builder<'static, 'static> {
+    let mut builder = Builder::new();
+    builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(DRAWN);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(mode));
+    }
+    #[cfg(not(unix))]
+    let _ = mode;
+    builder
+}
+
+/// Makes something temporary and locks it. Another run may have taken it for a leftover between
+/// the two; then it is made again.
+fn locked<T>(
+    what: &str,
+    folder: &Path,
+    make: impl Fn() -> std::io::Result<T>,
+    open: impl Fn(&T) -> Option<std::io::Result<File>>,
+    path: impl Fn(&T) -> &Path,
+) -> Result<(T, Option<File>)> {
+    let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
+    for _ in 0..ATTEMPTS {
+        let new = make().map_err(creating)?;
+        let Some(Ok(file)) = open(&new) else { return Ok((new, None)) };
+        if lock(&file) != Lock::Taken && path(&new).symlink_metadata().is_ok() {
+            return Ok((new, Some(file)));
+        }
+    }
+    Err(creating(std::io::Error::other("other runs remove what this one makes")))
+}
+
+#[derive(PartialEq)]
+enum Lock {
+    Held,
+    Taken,
+    /// The file system has no locks; then nothing is ever taken for a leftover.
+    Unknown,
+}
+
+/// Locks a file or folder for as long as the handle, or a copy of it, is open.
+fn lock(file: &File) -> Lock {
+    #[cfg(unix)]
+    return match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Lock::Held,
+        Err(rustix::io::Errno::WOULDBLOCK) => Lock::Taken,
+        Err(_) => Lock::Unknown,
+    };
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        Lock::Unknown
+    }
+}
+
+/// A folder's handle; None on systems where folders have none.
+fn open_folder(path: &Path) -> Option<std::io::Result<File>> {
+    cfg!(unix).then(|| File::open(path))
+}
+
+/// Keeps other runs from taking a folder for a leftover, where the file system has locks.
+pub(super) fn lock_folder(path: &Path) -> Option<File> {
+    let folder = open_folder(path)?.ok()?;
+    lock(&folder);
+    Some(folder)
+}
+
+/// The folder that holds `path`.
+pub(super) fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// What a run left behind that was killed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leftover {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes of the files in it, or its own.
+    pub bytes: u64,
+    /// Whether it holds an earlier output that may be the only copy; such a one is never removed.
+    pub is_output: bool,
+}
+
+/// What killed runs left in a folder: what has the name of a temporary file or folder of this
+/// crate, and no process holds its lock. Not searched: subfolders. On systems and file systems
+/// without locks none is found.
+///
+/// # Errors
+/// [`Error::Io`] where the folder cannot be listed.
+pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>> {
+    Ok(find(folder)?.into_iter().map(|(leftover, _)| leftover).collect())
+}
+
+/// Removes what killed runs left in a folder, except earlier outputs. Returns what was removed.
+///
+/// # Errors
+/// As [`leftovers`]; what cannot be removed stays, and [`leftovers`] finds it again.
+pub fn remove_leftovers(folder: &Path) -> Result<Vec<Leftover>> {
+    let mut removed = Vec::new();
+    for (leftover, _lock) in find(folder)?.into_iter().filter(|(leftover, _)| !leftover.is_output) {
+        let path = &leftover.path;
+        let result = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        if result.is_ok() {
+            removed.push(leftover);
+        }
+    }
+    Ok(removed)
+}
+
+/// Leftovers with their locks, ascending by path.
+fn find(folder: &Path) -> Result<Vec<(Leftover, File)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| Error::io("listing", folder, error))? {
+        let entry = entry.map_err(|error| Error::io("listing", folder, error))?;
+        let Some(is_output) = entry.file_name().to_str().and_then(kind_of) else { continue };
+        // Another run may end, or remove it, at the same time.
+        if let Some((bytes, lock)) = examine(&entry) {
+            found.push((Leftover { path: entry.path(), bytes, is_output }, lock));
+        }
+    }
+    found.sort_by(|(a, _), (b, _)| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// Whether a name is that of an earlier output, if it is that of anything temporary.
+fn kind_of(name: &str) -> Option<bool> {
+    let drawn = |name: &str| name.len() == DRAWN && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if name.strip_prefix(ASIDE).is_some_and(drawn) {
+        return Some(true);
+    }
+    let part = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    drawn(part).then_some(false)
+}
+
+/// The bytes of a leftover, and its lock; None where it is in use, or nothing that we make.
+fn examine(entry: &fs::DirEntry) -> Option<(u64, File)> {
+    let kind = entry.file_type().ok()?;
+    if !kind.is_file() && !kind.is_dir() {
+        return None;
+    }
+    let path = entry.path();
+    let handle =
+        if kind.is_dir() { open_folder(&path)?.ok()? } else { crate::io::open_regular(&path).ok()? };
+    (lock(&handle) == Lock::Held).then(|| (bytes_of(&path), handle))
+}
+
+fn bytes_of(path: &Path) -> u64 {
+    let Ok(metadata) = path.symlink_metadata() else { return 0 };
+    if !metadata.is_dir() {
+        return metadata.len();
+    }
+    let Ok(entries) = fs::read_dir(path) else { return 0 };
+    entries.flatten().map(|entry| bytes_of(&entry.path())).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_we_make_are_leftovers() {
+        assert_eq!(kind_of(".df11-aB3dEf.part"), Some(false));
+        assert_eq!(kind_of(".df11-old.aB3dEf"), Some(true));
+        let others = [".df11-.part", ".df11-aB3dE.part", ".df11-aB3dEfg.part", ".df11-aB3d-f.part"];
+        for name in others.into_iter().chain(["df11-aB3dEf.part", ".df11-old.", ".df11-aB3dEf.part2"]) {
+            assert_eq!(kind_of(name), None, "{name}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = file_beside(&folder.path().join("x")).unwrap();
+        assert_eq!(kind_of(file.path().file_name().unwrap().to_str().unwrap()), Some(false));
+        assert_eq!(leftovers(folder.path()).unwrap(), [], "it is in use");
+    }
+}
