@@ -216,7 +216,7 @@ impl<'a> Compressor<'a> {
         }
         config::write_side_files(self.input, &folder)?;
         if options.verify {
-            self.verify(folder.path(), count, 0)?;
+            self.verify(folder.path(), count, self.input.side.len() as u64)?;
         }
         folder.finish()?;
         Ok(report)
