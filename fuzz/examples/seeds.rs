@@ -44,7 +44,7 @@ fn raw(folder: &Folder) -> Option<Vec<u8>> {
     let (first, rest) = folder.files.split_first()?;
     let config = folder.config.as_deref().unwrap_or_default();
     let lengths = [config.len(), first.1.len()].map(|length| u16::try_from(length).ok());
-    let mut bytes: Vec<u8> = (0..32).map(|index| index * 37).collect();
+    let mut bytes: Vec<u8> = (0..32u8).map(|index| index.wrapping_mul(37)).collect();
     bytes.extend(lengths[0]?.to_le_bytes());
     bytes.extend(config);
     bytes.extend(lengths[1]?.to_le_bytes());
