@@ -539,8 +539,7 @@ impl Frame {
             let length = directory.len();
             directory[usize::from(at) % length] ^= value;
         }
-        let mut header =
-            Header::complete(contents.len() as u64, &directory).expect("a small directory");
+        let mut header = Header::complete(contents.len() as u64, &directory).expect("a small directory");
         for (field, how) in self.header {
             change_field(header.as_mut_bytes(), field, &mut Bytes(&how));
         }
