@@ -310,6 +310,30 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
     assert_eq!(json(&["verify", &fixture.arg("small")])["good"], true);
 }
 
+#[test]
+fn force_does_not_delete_what_is_like_an_earlier_output() {
+    let fixture = Fixture::new();
+    let [model, out] = ["model", "out"].map(|name| fixture.arg(name));
+    let arguments = ["compress", &model, "-o", &out, "--force"];
+    // A container by itself that somebody put there.
+    let precious = fixture.path("out/precious.df11");
+    fs::create_dir(&out).unwrap();
+    fs::copy(&fixture.container, &precious).unwrap();
+    fails(&arguments, 2, &["precious.df11", "not part of an earlier output"]);
+    assert_eq!(fs::read(&precious).unwrap(), fs::read(&fixture.container).unwrap());
+    fs::remove_file(&precious).unwrap();
+    // A side file of an earlier output that has been edited since, and is in the new one no more.
+    fs::write(fixture.path("model/notes.md"), "as it was").unwrap();
+    good(&arguments);
+    fs::remove_file(fixture.path("model/notes.md")).unwrap();
+    fs::write(fixture.path("out/notes.md"), "edited").unwrap();
+    fails(&arguments, 2, &["notes.md", "not part of an earlier output"]);
+    assert_eq!(fs::read(fixture.path("out/notes.md")).unwrap(), b"edited");
+    fs::write(fixture.path("out/notes.md"), "as it was").unwrap();
+    good(&arguments);
+    assert!(!fixture.path("out/notes.md").exists());
+}
+
 #[cfg(unix)]
 #[test]
 fn force_does_not_delete_links_and_what_is_no_file() {

@@ -20,7 +20,7 @@ use crate::{
     open::{Cpu, Level},
     paths::{PathTree, ends_as_container, is_container},
     progress::{Observer, Stage},
-    source::{Source, WeightsFile},
+    source::Source,
 };
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
@@ -278,7 +278,7 @@ fn shard_paths(input: &Input<'_>) -> Result<Vec<String>> {
     let mut owners = BTreeMap::new();
     let mut paths = Vec::new();
     for weights in &input.weights {
-        let path = shard_path(&weights.file);
+        let path = shard_path(&weights.file.path);
         if let Some(other) = owners.insert(path.clone(), &weights.file.path) {
             return Err(Error::parameter(
                 format!("the containers of {other:?} and {:?} would both be {path:?}", weights.file.path),
@@ -291,7 +291,7 @@ fn shard_paths(input: &Input<'_>) -> Result<Vec<String>> {
 }
 
 /// Where a weights file's container goes in a folder.
-pub(super) fn shard_path(file: &WeightsFile) -> String {
-    let stem = file.path.strip_suffix(".safetensors").unwrap_or(&file.path);
+pub(super) fn shard_path(weights: &str) -> String {
+    let stem = weights.strip_suffix(".safetensors").unwrap_or(weights);
     format!("{stem}.df11")
 }
