@@ -311,6 +311,22 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
 }
 
 #[test]
+fn outputs_that_could_not_be_opened_again_are_refused() {
+    let fixture = Fixture::new();
+    let [model, leftover, out] = ["model", ".df11-aB3dEf.part", "out"].map(|name| fixture.arg(name));
+    fails(&["compress", &model, "-o", &leftover], 2, &["name of temporary files"]);
+    good(&["compress", &model, "-o", &out]);
+    let inside = fixture.arg("out/again");
+    fails(&["convert", &out, &inside], 2, &["lies in the folder that is converted"]);
+    assert_eq!(json(&["verify", &out])["good"], true);
+    let hidden = fixture.path(".hidden.safetensors");
+    let shard = fixture.path("model/model-00001-of-00002.safetensors");
+    fs::copy(shard, &hidden).unwrap();
+    fails(&["compress", hidden.to_str().unwrap(), "-o", &fixture.arg("shown")], 2, &["would be hidden"]);
+    assert!(!fixture.path("shown").exists());
+}
+
+#[test]
 fn force_does_not_delete_what_is_like_an_earlier_output() {
     let fixture = Fixture::new();
     let [model, out] = ["model", "out"].map(|name| fixture.arg(name));

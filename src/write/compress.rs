@@ -14,6 +14,7 @@ use super::{
     rename::check_absent,
     replace::{Earlier, check_file},
     report::Report,
+    temporary::parent_of,
 };
 use crate::{
     Error, Model, OpenOptions, Result, format,
@@ -91,6 +92,7 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
+    check_outside(model, out)?;
     write(&Input::of_model(model)?.with_options(options)?, out, options, observer)
 }
 
@@ -250,6 +252,10 @@ fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
             remedy,
         ));
     }
+    if let Some(hidden) = shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.'))) {
+        let problem = format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
+        return Err(Error::parameter(problem, remedy));
+    }
     // Whatever ends so is a shard to whoever opens the folder.
     if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
         let problem = format!("the side file {:?} would be taken for a container", side.path);
@@ -263,6 +269,20 @@ fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
             Err(Error::parameter(problem, remedy))
         }
     }
+}
+
+/// Refuses an output inside the folder of a model, whose shards it would be taken for.
+fn check_outside(model: &Model, out: &Path) -> Result<()> {
+    let (Some(Ok(folder)), Ok(parent)) =
+        (model.folder().map(Path::canonicalize), parent_of(out).canonicalize())
+    else {
+        return Ok(());
+    };
+    if !parent.starts_with(&folder) {
+        return Ok(());
+    }
+    let problem = format!("{} lies in the folder that is converted", out.display());
+    Err(Error::parameter(problem, "choose an output outside of it"))
 }
 
 /// Side files, each with its hash.
