@@ -331,13 +331,17 @@ fn force_does_not_delete_what_is_like_an_earlier_output() {
     let fixture = Fixture::new();
     let [model, out] = ["model", "out"].map(|name| fixture.arg(name));
     let arguments = ["compress", &model, "-o", &out, "--force"];
-    // A container by itself that somebody put there.
-    let precious = fixture.path("out/precious.df11");
+    // Containers by themselves that somebody keeps there: of a folder, and of one file.
     fs::create_dir(&out).unwrap();
-    fs::copy(&fixture.container, &precious).unwrap();
+    let (whole, lone) = (fixture.path("out/precious.df11"), fixture.path("out/lone.df11"));
+    let shard = fixture.path("lone.safetensors");
+    fs::copy(fixture.path("model/model-00001-of-00002.safetensors"), &shard).unwrap();
+    fs::copy(&fixture.container, &whole).unwrap();
     fails(&arguments, 2, &["precious.df11", "not part of an earlier output"]);
-    assert_eq!(fs::read(&precious).unwrap(), fs::read(&fixture.container).unwrap());
-    fs::remove_file(&precious).unwrap();
+    fs::remove_file(&whole).unwrap();
+    good(&["compress", shard.to_str().unwrap(), "-o", lone.to_str().unwrap()]);
+    fails(&arguments, 2, &["lone.df11", "not part of an earlier output"]);
+    fs::remove_file(&lone).unwrap();
     // A side file of an earlier output that has been edited since, and is in the new one no more.
     fs::write(fixture.path("model/notes.md"), "as it was").unwrap();
     good(&arguments);

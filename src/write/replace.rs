@@ -98,6 +98,7 @@ impl Earlier {
             let directory = model.shards()[0].directory();
             let same = (model.identity(), model.shard_count());
             if !is_shard_of_folder(directory, path)
+                || (may_be_alone(directory) && !self.paths.contains(path))
                 || *model_of_all.get_or_insert(same) != same
                 || !shards.insert(directory.shard.shard_index.get())
             {
@@ -126,6 +127,11 @@ fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
     let mut stored = directory.files.iter().filter(|file| file.kind != FILE_BESIDE);
     let (Some(file), None) = (stored.next(), stored.next()) else { return false };
     file.kind == FILE_WEIGHTS && shard_path(directory.file_path(file)) == path
+}
+
+/// Whether a container may as well be one by itself that somebody keeps in a folder.
+fn may_be_alone(directory: &Directory) -> bool {
+    directory.shard.shard_count == 1 && directory.files.len() == 1
 }
 
 /// All that is in a folder and its subfolders, hidden files too, except the folders themselves.
