@@ -280,15 +280,21 @@ fn large_side_files_are_left_out_unread() {
 #[test]
 fn links_to_files_are_followed_and_others_are_not() {
     use std::os::unix::{ffi::OsStrExt, fs::symlink};
-    let blobs = folder(&[("1", one("a")), ("2", b"{}".to_vec())]);
-    let snapshot = folder(&[("odd\\name", Vec::new())]);
-    let at = |name: &str| snapshot.path().join(name);
-    symlink(blobs.path().join("1"), at("a.safetensors")).unwrap();
-    symlink(blobs.path().join("2"), at("config.json")).unwrap();
-    symlink(snapshot.path(), at("circle")).unwrap();
+    // As the cache of the Hub has them.
+    let entry = tempfile::tempdir().unwrap();
+    let (blobs, snapshot) = (entry.path().join("blobs"), entry.path().join("snapshots/abc"));
+    fs::create_dir(&blobs).unwrap();
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(blobs.join("1"), one("a")).unwrap();
+    fs::write(blobs.join("2"), "{}").unwrap();
+    let at = |name: &str| snapshot.join(name);
+    fs::write(at("odd\\name"), "").unwrap();
+    symlink(blobs.join("1"), at("a.safetensors")).unwrap();
+    symlink(blobs.join("2"), at("config.json")).unwrap();
+    symlink(&snapshot, at("circle")).unwrap();
     symlink("nowhere", at("lost.json")).unwrap();
-    fs::write(snapshot.path().join(Path::new(std::ffi::OsStr::from_bytes(b"\xff"))), "").unwrap();
-    let source = Source::open(snapshot.path()).unwrap();
+    fs::write(snapshot.join(Path::new(std::ffi::OsStr::from_bytes(b"\xff"))), "").unwrap();
+    let source = Source::open(&snapshot).unwrap();
     let (weights, side, left_out) = paths(&source);
     assert_eq!((weights, side), (vec!["a.safetensors"], vec!["config.json"]));
     let expected = [
@@ -298,8 +304,11 @@ fn links_to_files_are_followed_and_others_are_not() {
         ("\u{fffd}", "its name is not portable"),
     ];
     assert_eq!(left_out, expected);
-    symlink("nowhere", at("b.safetensors")).unwrap();
-    assert_error!(Source::open(snapshot.path()), Parameter, "leads nowhere");
+    for name in ["b.safetensors", "model.safetensors.index.json"] {
+        symlink("nowhere", at(name)).unwrap();
+        assert_error!(Source::open(&snapshot), Parameter, "leads nowhere");
+        fs::remove_file(at(name)).unwrap();
+    }
 }
 
 /// Pieces of headers, valid and not, that readers might take differently.
