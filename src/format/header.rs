@@ -67,7 +67,7 @@ fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
 
 impl Header {
     /// The header of a container that is still being written; every reader rejects it.
-    pub fn incomplete() -> Self {
+    pub fn unfinished() -> Self {
         let mut header = Self::new_zeroed();
         header.magic = MAGIC;
         header.version_major = VERSION_MAJOR.into();
@@ -82,7 +82,7 @@ impl Header {
     /// [`Error::Limit`] where directory or file would be too large.
     pub fn complete(directory_offset: u64, directory: &[u8]) -> Result<Self> {
         let length = directory.len() as u64;
-        let mut header = Self::incomplete();
+        let mut header = Self::unfinished();
         header.state = STATE_COMPLETE.into();
         header.directory_offset = directory_offset.into();
         header.directory_length = length.into();
@@ -157,7 +157,7 @@ impl Header {
     /// (section 9, steps 1 to 5).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what is no df11 header, a damaged or an incomplete one;
+    /// [`Error::Corrupt`] for what is no df11 header, a damaged or an unfinished one;
     /// [`Error::Unsupported`] for one of a newer version.
     pub fn parse(bytes: &[u8; HEADER_BYTES as usize]) -> Result<Self> {
         Self::check_version(bytes)?;
@@ -255,8 +255,8 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_or_newer_file_is_named_as_such() {
-        assert!(matches!(Header::parse(&bytes(Header::incomplete())), Err(Error::Corrupt { .. })));
+    fn an_unfinished_or_newer_file_is_named_as_such() {
+        assert!(matches!(Header::parse(&bytes(Header::unfinished())), Err(Error::Corrupt { .. })));
         let mut newer = Header::complete(4096, b"").unwrap();
         newer.version_minor = 9.into();
         newer.compatible_features = u64::MAX.into();

@@ -6,7 +6,7 @@ use df11::{
     format::records::SECTION_SKIPPABLE,
 };
 
-use super::Vector;
+use super::{Vector, edges};
 use crate::container::{File, Item, Model, Tensor, normal_weights, weights, with_header};
 
 const GAP: (u32, u32) = (8, 64);
@@ -20,7 +20,10 @@ fn whole(name: &str, about: &str, model: &Model) -> Vector {
 }
 
 pub(super) fn vectors() -> Vec<Vector> {
-    [codes(), threads(), tensors(), names(), containers(), newer()].into_iter().flatten().collect()
+    [codes(), threads(), tensors(), names(), containers(), newer(), edges::vectors()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Exponents 100, 101, … with Fibonacci counts, which make one code longer than the other.
@@ -43,13 +46,16 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn codes() -> Vec<Vector> {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
-    // Counts 256, 2, 1, 1, … give lengths 1, 8, 9, 9, …
+/// Counts 256, 2, 1, 1, … give lengths 1, 8, 9, 9, …, and 128 LUTs.
+pub(super) fn many_luts() -> Vec<u8> {
     let most = (0..=255u8)
         .flat_map(|exponent| std::iter::repeat_n(exponent, [256, 2, 1][usize::from(exponent.min(2))]));
     let ramp: Vec<u8> = most.collect();
-    let mixed = (0..512).map(|at| ramp[at * 197 % 512]);
+    weights((0..512).map(|at| ramp[at * 197 % 512]))
+}
+
+fn codes() -> Vec<Vector> {
+    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
     vec![
         vector("all-patterns", "every BF16 bit pattern once", &[Item::gap("w", &[256, 256], all, (16, 256))]),
         vector(
@@ -70,7 +76,7 @@ fn codes() -> Vec<Vector> {
         vector(
             "most-luts",
             "127 prefixes of codes of 9 bits: 128 LUTs",
-            &[Item::gap("w", &[512], weights(mixed), GAP)],
+            &[Item::gap("w", &[512], many_luts(), GAP)],
         ),
     ]
 }
