@@ -81,6 +81,15 @@ fn codes() -> Vec<Vector> {
     ]
 }
 
+/// Codes of 4095 bits, then one of two bits that starts in the first thread block and ends in the second.
+pub(super) fn late_end() -> Vec<u8> {
+    weights((0..4095).map(|at| match at {
+        4094 => 130,
+        1000 => 131,
+        _ => 120,
+    }))
+}
+
 fn threads() -> Vec<Vector> {
     let equal = |count: usize| weights((0..count).map(|at| at as u8));
     let geometries: Vec<Item> = GAP_BYTES_PER_THREAD
@@ -91,12 +100,6 @@ fn threads() -> Vec<Vector> {
             Item::gap(&format!("w.{bytes}.{threads}"), &[30, 10], data, (bytes, threads))
         })
         .collect();
-    // 4095 codes of one bit, then one of two bits that starts in the first thread block and ends in the second.
-    let late = (0..4096).map(|at| match at {
-        4095 => 130,
-        1000 => 131,
-        _ => 120,
-    });
     vec![
         vector("one-weight", "a tensor of one weight", &[Item::gap("w", &[1], weights([127]), GAP)]),
         vector(
@@ -122,7 +125,7 @@ fn threads() -> Vec<Vector> {
         vector(
             "empty-thread-block",
             "a last thread block without elements: it holds the end of a code only",
-            &[Item::gap("w", &[4096], weights(late), GAP)],
+            &[Item::gap("w", &[4095], late_end(), GAP)],
         ),
         vector("geometries", "each bytes_per_thread with each threads_per_block", &geometries),
     ]

@@ -11,7 +11,11 @@ use super::{
 };
 use crate::{
     container::{Draft, Item, Model, normal_weights, weights},
-    vectors::{Vector, edges::many_files, valid::many_luts},
+    vectors::{
+        Vector,
+        edges::many_files,
+        valid::{late_end, many_luts},
+    },
 };
 
 pub(super) fn names() -> Vec<Vector> {
@@ -115,16 +119,6 @@ fn end_in_last_thread() -> Model {
     model
 }
 
-/// The same in a thread block of its own.
-fn end_in_last_thread_block() -> Model {
-    let exponent = |at| match at {
-        4095 => 130,
-        1000 => 131,
-        _ => 120,
-    };
-    gap_of(weights((0..4096).map(exponent)))
-}
-
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn gap() -> Vec<Vector> {
     let vector =
@@ -150,17 +144,17 @@ pub(super) fn gap() -> Vec<Vector> {
             remade(end_in_last_thread(), |model| model.tensors[0].arrays[1].1[0] = 0)
         }),
         vector("gap-at-end-of-thread-block", "load", "the same in a thread block of its own", {
-            remade(end_in_last_thread_block(), |model| {
+            remade(gap_of(late_end()), |model| {
                 let gaps = &mut model.tensors[0].arrays[1].1;
                 assert_eq!((gaps.len(), gaps[32]), (33, 1));
                 gaps[32] = 2;
             })
         }),
         vector("offset-at-end", "load", "a thread block with the end of a code only, and an element", {
-            remade(end_in_last_thread_block(), |model| {
+            remade(gap_of(late_end()), |model| {
                 let offsets = &mut model.tensors[0].arrays[2].1;
-                assert_eq!(offsets[8..16], 4096u64.to_le_bytes());
-                offsets[8..16].copy_from_slice(&4095u64.to_le_bytes());
+                assert_eq!(offsets[8..16], 4095u64.to_le_bytes());
+                offsets[8..16].copy_from_slice(&4094u64.to_le_bytes());
             })
         }),
         vector("gap-bit-count-17", "open", "17 bits of one weight; the arrays fit", bit_count(1, 17)),
