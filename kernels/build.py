@@ -29,7 +29,7 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
-MODULES = ["gap", "tile"]
+MODULES = ["gap", "tile", "linear"]
 NVRTC = (12, 0)
 PTXAS = (12, 6)
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
@@ -38,6 +38,10 @@ PACKAGES = Path(sysconfig.get_path("purelib")) / "nvidia"
 # Targets whose resources are checked; machine code is kept for those of which a device was there to test it.
 TARGETS = ["sm_80", "sm_90"]
 KEPT_TARGETS = ["sm_90"]
+# Modules with code of their own for compute capability 9.0, which no PTX for another target has.
+HOPPER_MODULES = ["linear"]
+HOPPER_TARGET = "sm_90a"
+HOPPER_OPTIONS = ["--gpu-architecture=compute_90a", "--std=c++17"]
 
 # Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds, where the threads that fit a multiprocessor leave 64 and 80 registers each. Fewer threads decode slower (kernels/*.cu).
 ALLOWED_SPILLS = {
@@ -96,7 +100,7 @@ class Nvrtc:
         self.call(f"nvrtcGet{what}", program, buffer)
         return buffer.value
 
-    def compile(self, name: str, sources: dict[str, bytes]) -> bytes:
+    def compile(self, name: str, sources: dict[str, bytes], options: list[str]) -> bytes:
         headers = [header for header in sources if header != name]
         strings = ctypes.c_char_p * len(headers)
         program = ctypes.c_void_p()
@@ -109,9 +113,9 @@ class Nvrtc:
             strings(*(sources[header] for header in headers)),
             strings(*(header.encode() for header in headers)),
         )
-        options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
+        strings = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         try:
-            self.call("nvrtcCompileProgram", program, len(OPTIONS), options)
+            self.call("nvrtcCompileProgram", program, len(options), strings)
         except RuntimeError as error:
             sys.exit(f"{name}: {error}\n{self.text('ProgramLog', program).decode()}")
         if log := self.text("ProgramLog", program).decode().strip():
@@ -140,21 +144,28 @@ def build() -> tuple[dict[str, bytes], bool]:
     good = True
     for module in MODULES:
         sources = sources_of(f"{module}.cu")
-        ptx = compiler.compile(f"{module}.cu", sources)
+        ptx = compiler.compile(f"{module}.cu", sources, OPTIONS)
         files[f"{module}.ptx"] = ptx
         hashes = {}
         taken = {}
-        for target in TARGETS:
-            code, log = assemble(ptx, target)
+        extra = {}
+        hopper = module in HOPPER_MODULES
+        for target in [*TARGETS[:-1], HOPPER_TARGET] if hopper else TARGETS:
+            source = ptx
+            if target == HOPPER_TARGET:
+                source = compiler.compile(f"{module}.cu", sources, HOPPER_OPTIONS)
+                extra["hopper_constants"] = constants(source.decode(), module)
+            code, log = assemble(source, target)
             taken[target] = resources(log)
             good &= report_resources(taken[target], target)
-            if target in KEPT_TARGETS:
+            if target in KEPT_TARGETS or target == HOPPER_TARGET:
                 files[f"{module}.{target}.cubin"] = code
-                hashes[f"{module}.{target}.cubin"] = {"sha256": sha256(code), "ptx": sha256(ptx)}
+                hashes[f"{module}.{target}.cubin"] = {"sha256": sha256(code), "ptx": sha256(source)}
         modules[f"{module}.ptx"] = {
             "sha256": sha256(ptx),
             "entries": sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE)),
             "constants": constants(ptx.decode(), module),
+            **extra,
             "resources": taken,
             "machine_code": hashes,
             "sources": {name: sha256(text) for name, text in sources.items()},
@@ -163,6 +174,7 @@ def build() -> tuple[dict[str, bytes], bool]:
         "compiler": f"NVRTC {NVRTC[0]}.{NVRTC[1]}, ptxas {PTXAS[0]}.{PTXAS[1]}",
         "wheels": WHEELS,
         "options": OPTIONS,
+        "hopper_options": HOPPER_OPTIONS,
         "modules": modules,
     }
     files["manifest.json"] = json.dumps(manifest, indent=2).encode() + b"\n"

@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde_json::Value;
-use stand_in::{CONSTANTS, LIBRARY_NAMES, SOURCE, folder};
+use stand_in::{CONSTANTS, LIBRARY_NAMES, folder, functions};
 use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_df11");
@@ -105,12 +105,6 @@ fn refusal(output: &Output) -> String {
     assert_eq!(said["error"]["kind"], "gpu", "{said}");
     assert!(line.contains("; "), "a problem and a remedy: {line}");
     line.strip_prefix("df11: GPU: ").unwrap_or_else(|| panic!("{line}")).to_owned()
-}
-
-/// The stand-in's functions, by its source.
-fn functions() -> Vec<&'static str> {
-    let names = SOURCE.lines().filter_map(|line| Some(line.strip_prefix("int ")?.split_once('(')?.0));
-    names.filter(|name| name.starts_with("cu")).collect()
 }
 
 /// A safetensors file with one matrix of 16 columns.

@@ -127,18 +127,24 @@ fn without_renames_that_keep_nothing_is_replaced_either() {
         return;
     }
     let fixture = Fixture::new();
-    let cannot = ["renameat2:error=EINVAL"];
-    for name in ["new.df11", "new"] {
+    let renames = "renameat2:error=EINVAL";
+    let links = "link,linkat:error=EPERM";
+    for (name, cannot) in [
+        ("new.df11", &[renames][..]),
+        ("new", &[renames]),
+        ("other.df11", &[renames, links]),
+        ("other", &[renames, links]),
+    ] {
         let out = fixture.arg(name);
-        let (output, injected) = inject(&cannot, &["compress", &fixture.arg("model"), "-o", &out]);
+        let (output, injected) = inject(cannot, &["compress", &fixture.arg("model"), "-o", &out]);
         assert!(injected && output.status.success(), "{}", text(&output.stderr));
         assert_eq!(json(&["verify", &out])["good"], true);
         let arguments = ["compress", &fixture.arg("model"), "-o", &out, "--force", "--layout=gap"];
-        let (output, _) = inject(&cannot, &arguments);
+        let (output, _) = inject(cannot, &arguments);
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert_eq!(json(&["verify", &out])["good"], true);
     }
-    assert_eq!(fixture.names(), ["model", "model.df11", "new", "new.df11"]);
+    assert_eq!(fixture.names(), ["model", "model.df11", "new", "new.df11", "other", "other.df11"]);
 }
 
 #[test]

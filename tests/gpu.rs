@@ -4,6 +4,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "gpu/linear.rs"]
+mod linear;
 #[path = "gpu/programs.rs"]
 mod programs;
 #[path = "gpu/streaming.rs"]
@@ -695,18 +697,35 @@ fn kernels_have_the_constants_of_the_manifest() {
     let manifest = include_str!("../kernels/ptx/manifest.json");
     let manifest: serde_json::Value = serde_json::from_str(manifest).unwrap();
     let stream = device.context().new_stream().unwrap();
-    let modules: [(_, _, &[u8]); 2] = [
-        ("gap", include_str!("../kernels/ptx/gap.ptx"), include_bytes!("../kernels/ptx/gap.sm_90.cubin")),
-        ("tile", include_str!("../kernels/ptx/tile.ptx"), include_bytes!("../kernels/ptx/tile.sm_90.cubin")),
+    // Code for Hopper alone may have constants of its own.
+    let modules: [(_, _, &[u8], _); 3] = [
+        (
+            "gap",
+            include_str!("../kernels/ptx/gap.ptx"),
+            include_bytes!("../kernels/ptx/gap.sm_90.cubin"),
+            "constants",
+        ),
+        (
+            "tile",
+            include_str!("../kernels/ptx/tile.ptx"),
+            include_bytes!("../kernels/ptx/tile.sm_90.cubin"),
+            "constants",
+        ),
+        (
+            "linear",
+            include_str!("../kernels/ptx/linear.ptx"),
+            include_bytes!("../kernels/ptx/linear.sm_90a.cubin"),
+            "hopper_constants",
+        ),
     ];
-    for (name, ptx, sm_90) in modules {
-        let constants = manifest["modules"][format!("{name}.ptx")]["constants"].as_array().unwrap();
-        let expected: Vec<u32> = constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
-        let mut codes = vec![Ptx::from_src(ptx)];
+    for (name, ptx, machine_code, of_machine_code) in modules {
+        let mut codes = vec![(Ptx::from_src(ptx), "constants")];
         if device.info().compute_capability == (9, 0) {
-            codes.push(Ptx::from_binary(sm_90.to_vec()));
+            codes.push((Ptx::from_binary(machine_code.to_vec()), of_machine_code));
         }
-        for code in codes {
+        for (code, constants) in codes {
+            let constants = manifest["modules"][format!("{name}.ptx")][constants].as_array().unwrap();
+            let expected: Vec<u32> = constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
             let module = device.context().load_module(code).unwrap();
             let function = module.load_function(&format!("df11_{name}_constants")).unwrap();
             let mut words = stream.alloc_zeros::<u32>(expected.len()).unwrap();

@@ -310,6 +310,46 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
     assert_eq!(json(&["verify", &fixture.arg("small")])["good"], true);
 }
 
+#[test]
+fn outputs_that_could_not_be_opened_again_are_refused() {
+    let fixture = Fixture::new();
+    let [model, leftover, out] = ["model", ".df11-aB3dEf.part", "out"].map(|name| fixture.arg(name));
+    fails(&["compress", &model, "-o", &leftover], 2, &["name of temporary files"]);
+    good(&["compress", &model, "-o", &out]);
+    let inside = fixture.arg("out/again");
+    fails(&["convert", &out, &inside], 2, &["lies in the folder that is converted"]);
+    assert_eq!(json(&["verify", &out])["good"], true);
+    let hidden = fixture.path(".hidden.safetensors");
+    let shard = fixture.path("model/model-00001-of-00002.safetensors");
+    fs::copy(shard, &hidden).unwrap();
+    fails(&["compress", hidden.to_str().unwrap(), "-o", &fixture.arg("shown")], 2, &["would be hidden"]);
+    assert!(!fixture.path("shown").exists());
+}
+
+#[test]
+fn force_does_not_delete_what_is_like_an_earlier_output() {
+    let fixture = Fixture::new();
+    let [model, out] = ["model", "out"].map(|name| fixture.arg(name));
+    let arguments = ["compress", &model, "-o", &out, "--force"];
+    // A container by itself that somebody put there.
+    let precious = fixture.path("out/precious.df11");
+    fs::create_dir(&out).unwrap();
+    fs::copy(&fixture.container, &precious).unwrap();
+    fails(&arguments, 2, &["precious.df11", "not part of an earlier output"]);
+    assert_eq!(fs::read(&precious).unwrap(), fs::read(&fixture.container).unwrap());
+    fs::remove_file(&precious).unwrap();
+    // A side file of an earlier output that has been edited since, and is in the new one no more.
+    fs::write(fixture.path("model/notes.md"), "as it was").unwrap();
+    good(&arguments);
+    fs::remove_file(fixture.path("model/notes.md")).unwrap();
+    fs::write(fixture.path("out/notes.md"), "edited").unwrap();
+    fails(&arguments, 2, &["notes.md", "not part of an earlier output"]);
+    assert_eq!(fs::read(fixture.path("out/notes.md")).unwrap(), b"edited");
+    fs::write(fixture.path("out/notes.md"), "as it was").unwrap();
+    good(&arguments);
+    assert!(!fixture.path("out/notes.md").exists());
+}
+
 #[cfg(unix)]
 #[test]
 fn force_does_not_delete_links_and_what_is_no_file() {

@@ -9,35 +9,15 @@ mod container;
 #[path = "support/driver.rs"]
 mod stand_in;
 
-use std::process::Command;
-
 use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions,
     gpu::{Device, GpuDecoder, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
     open::Decoder,
 };
+use stand_in::is_child;
 
 const POISON: u8 = 0xA5;
-/// Set where the driver is the stand-in.
-const CHILD: &str = "DF11_TEST_STAND_IN";
-
-/// Runs the test of this name again, with the stand-in and so many GPUs; whether this is the process where it goes on.
-fn is_child(name: &str, devices: u32) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let Some(folder) = stand_in::compile(&[]) else { return false };
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env("LD_LIBRARY_PATH", folder.path()).env(CHILD, "1");
-    command.env_remove("CUDA_VISIBLE_DEVICES").env("DRIVER_devices", devices.to_string());
-    command.envs(stand_in::CONSTANTS.map(|(name, answer)| (format!("DRIVER_{name}"), answer)));
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{name} is the test's name");
-    false
-}
-
 /// Three blocks: raw tensors of 40 rows, of 120, 9 and 64 bytes, and a coded one.
 fn sample() -> df11::Model {
     let mut items = Vec::new();

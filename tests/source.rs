@@ -408,9 +408,57 @@ proptest! {
             (Ok(ours), Err(error)) => prop_assert!(false, "only we accept {:?}: {error}", ours),
             (Err(error), Ok(_)) => {
                 let text = error.to_string();
-                let is_ours = text.contains("occurs twice") || text.contains("empty, or with a NUL");
+                let reasons = [
+                    "occurs twice",
+                    "empty, or with a NUL",
+                    // Lists for entries, objects for dtypes.
+                    "expected an object with dtype, shape and data_offsets",
+                    "expected a string",
+                ];
+                let is_ours = reasons.iter().any(|reason| text.contains(reason));
                 prop_assert!(is_ours || matches!(error, Error::Limit { .. }), "only we reject: {text}");
             }
         }
     }
+}
+
+/// The forms of an entry that readers in other languages do not take for one.
+#[test]
+fn entries_are_objects_and_dtypes_are_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let parsed = |entry: &str| {
+        let json = format!(r#"{{"a":{entry}}}"#);
+        let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[1, 2, 3, 4]].concat();
+        std::fs::write(&path, bytes).unwrap();
+        Source::open(&path)
+    };
+    parsed(r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"more":[1.5]}"#).unwrap();
+    for entry in [
+        r#"["U8",[4],[0,4]]"#,
+        r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#,
+        r#"{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}"#,
+        r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}"#,
+        r#"{"dtype":"U8","data_offsets":[0,4]}"#,
+    ] {
+        let error = parsed(entry).unwrap_err();
+        assert!(matches!(error, df11::Error::Corrupt { .. }), "{entry}: {error:?}");
+    }
+}
+
+/// What would make a container beyond the limits of the format is refused by its name.
+#[test]
+fn too_many_folders_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = df11::demo::tiny_checkpoint(folder.path()).unwrap();
+    for at in 0..345 {
+        let deep = root.join(format!("{at}/{}", ["f"; 29].join("/")));
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("x"), "").unwrap();
+    }
+    let out = folder.path().join("out.df11");
+    let source = Source::open(&root).unwrap();
+    let error = df11::compress(&source, &out, &df11::CompressOptions::default(), &()).unwrap_err();
+    assert!(matches!(error, df11::Error::Limit { value: 10_350, limit: 10_000, .. }), "{error:?}");
+    assert!(error.to_string().contains("folders") && !out.exists());
 }

@@ -269,6 +269,8 @@ mod tests {
     fn sizes_that_overflow_are_limits() {
         let mut header = Header::complete(4096, b"").unwrap();
         header.directory_offset = (u64::MAX - 4095).into();
+        assert!(matches!(header.check_placement(4096 + 64), Err(Error::Corrupt { .. })));
+        header.directory_length = 4096.into();
         assert!(matches!(header.check_placement(4096 + 64), Err(Error::Limit { .. })));
         header.directory_length = (MAX_DIRECTORY_BYTES + 1).into();
         assert!(matches!(header.check_placement(4096 + 64), Err(Error::Limit { .. })));

@@ -1,12 +1,13 @@
 //! The GPUs of the machine: looked for without a panic, whatever is missing.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys::CUdevice_attribute as Attribute};
 
 use super::{
     driver,
     fault::{ANOTHER_GPU, OrFault, gpu},
+    linear::LinearKernels,
     memory::Buffer,
     module::Kernels,
     pinned::Pinned,
@@ -82,6 +83,8 @@ pub struct Device {
 struct Inner {
     info: DeviceInfo,
     kernels: Kernels,
+    /// Those that multiply, once they are asked for.
+    linear: OnceLock<LinearKernels>,
     /// Of loads. A second one makes them slower: the copies of both get in each other's way.
     copies: Arc<CudaStream>,
     staging: Mutex<Vec<Pinned>>,
@@ -135,7 +138,8 @@ impl Device {
         let context = CudaContext::new(ordinal).or_fault("starting the GPU")?;
         let copies = context.new_stream().or_fault("making a stream")?;
         let kernels = Kernels::load(&copies, bytes)?;
-        Ok(Self { inner: Arc::new(Inner { info, kernels, copies, staging: Mutex::default(), context }) })
+        let (linear, staging) = (OnceLock::new(), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { info, kernels, linear, copies, staging, context }) })
     }
 
     /// What the driver says of it.
@@ -159,6 +163,16 @@ impl Device {
 
     pub(super) fn kernels(&self) -> &Kernels {
         &self.inner.kernels
+    }
+
+    /// The kernels that multiply; loads them the first time.
+    pub(super) fn linear_kernels(&self) -> Result<&LinearKernels> {
+        if let Some(kernels) = self.inner.linear.get() {
+            return Ok(kernels);
+        }
+        // Of two threads that load them at once, one drops its own.
+        let kernels = LinearKernels::load(&self.inner.copies, &self.inner.kernels)?;
+        Ok(self.inner.linear.get_or_init(|| kernels))
     }
 
     /// A stream of its own.

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use super::{
-    Device, GpuBlock, GpuProgram, GpuTensor, Piece, Plan, memory::Buffer, part::Part, route::Route,
+    Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, memory::Buffer, part::Part, route::Route,
     stored::Stored,
 };
 use crate::{BlockLayout, Dtype, Error, Result};
@@ -165,5 +165,17 @@ impl GpuModel {
     /// As [`GpuModel::program`].
     pub fn rows(&self, tensor: &str, rows: Range<u64>) -> Result<GpuProgram> {
         self.program(&[Piece::new(tensor, 0).rows(rows)])
+    }
+
+    /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
+    /// resident. Of a tensor with more than two dimensions, the matrix as which it is stored. Takes 128
+    /// bytes of device memory for a task, and waits for their upload; the first call for a device loads
+    /// the kernels that multiply.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if the model has no such tensor, or has it in another form, streamed, or not
+    /// loaded; [`Error::Limit`] from 2^32 rows or columns on; [`Error::Gpu`].
+    pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
+        Matrix::stored(&self.inner, tensor)
     }
 }

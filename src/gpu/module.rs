@@ -107,12 +107,13 @@ impl Kernels {
         let (mut tables, mut decode) = (Vec::with_capacity(CODINGS.len()), Vec::with_capacity(KERNELS));
         for coding in CODINGS {
             let source = source(coding);
-            let module = load_module(context, &source)?;
+            let module = load_module(context, source.ptx, source.sm_90)?;
             let function = |name: &str| {
                 let name = format!("df11_{}_{name}", source.name);
                 module.load_function(&name).or_fault(&name)
             };
-            let constants = read_constants(stream, &function("constants")?, coding)?;
+            let constants =
+                read_constants(stream, &function("constants")?, source.constants, &sizes(coding))?;
             match coding {
                 Coding::Gap => {
                     for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
@@ -131,6 +132,16 @@ impl Kernels {
         let tables = tables.try_into().expect("one for each encoding");
         let decode = decode.try_into().expect("as many as counted");
         Ok(Self { tables, decode, processors, room, shapes: Mutex::default() })
+    }
+
+    /// Multiprocessors of this GPU.
+    pub(super) fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    /// Shared memory that a block may have, in bytes.
+    pub(super) fn room(&self) -> u32 {
+        self.room
     }
 
     /// How the blocks of a decode kernel fill this GPU if each warp stages so many bytes.
@@ -215,15 +226,19 @@ impl Kernels {
     }
 }
 
-/// The machine code where there is some for this GPU, else what the driver makes of the PTX.
-fn load_module(context: &Arc<CudaContext>, source: &Source) -> Result<Arc<CudaModule>> {
+/// The machine code if there is some for this GPU, else what the driver makes of the PTX.
+pub(super) fn load_module(
+    context: &Arc<CudaContext>,
+    ptx: &'static str,
+    sm_90: &[u8],
+) -> Result<Arc<CudaModule>> {
     let capability = context.compute_capability().or_fault("asking for a GPU's properties")?;
     if capability == (9, 0)
-        && let Ok(module) = context.load_module(Ptx::from_binary(source.sm_90.to_vec()))
+        && let Ok(module) = context.load_module(Ptx::from_binary(sm_90.to_vec()))
     {
         return Ok(module);
     }
-    context.load_module(Ptx::from_src(source.ptx)).or_fault("loading the kernels")
+    context.load_module(Ptx::from_src(ptx)).or_fault("loading the kernels")
 }
 
 impl Decode {
@@ -240,9 +255,14 @@ impl Decode {
     }
 }
 
-/// What the kernels were compiled with; the sizes of what both sides know must be equal.
-fn read_constants(stream: &Arc<CudaStream>, function: &CudaFunction, coding: Coding) -> Result<Vec<u32>> {
-    let mut constants = vec![0; source(coding).constants];
+/// What the kernels were compiled with: `count` words, of which the first must be these sizes.
+pub(super) fn read_constants(
+    stream: &Arc<CudaStream>,
+    function: &CudaFunction,
+    count: usize,
+    sizes: &[u64],
+) -> Result<Vec<u32>> {
+    let mut constants = vec![0; count];
     let buffer = Buffer::of(stream, &constants)?;
     let pointer = buffer.pointer();
     let mut launch = stream.launch_builder(function);
@@ -252,8 +272,8 @@ fn read_constants(stream: &Arc<CudaStream>, function: &CudaFunction, coding: Cod
     let launched = unsafe { launch.launch(one) };
     launched.or_fault("launching a kernel of constants")?;
     buffer.read(stream, &mut constants)?;
-    let equal = constants.iter().zip(sizes(coding)).all(|(&theirs, ours)| u64::from(theirs) == ours);
-    if equal { Ok(constants) } else { Err(mismatch(&constants)) }
+    let equal = constants.iter().zip(sizes).all(|(&theirs, &ours)| u64::from(theirs) == ours);
+    if equal { Ok(constants) } else { Err(mismatch(&constants[..sizes.len()])) }
 }
 
 /// The first of an encoding's constants: bytes of a task, a decode table, and a task of tables.
@@ -261,9 +281,8 @@ const fn sizes(coding: Coding) -> [u64; 3] {
     [size_of::<Task>() as u64, coding.table_bytes(), size_of::<TableTask>() as u64]
 }
 
-fn mismatch(constants: &[u32]) -> Error {
-    let problem =
-        format!("the kernels' structures have {:?} bytes, not those of this crate", &constants[..3]);
+fn mismatch(theirs: &[u32]) -> Error {
+    let problem = format!("the kernels' structures have {theirs:?} bytes, not those of this crate");
     gpu(problem, "build df11 again with the kernels of its own version")
 }
 

@@ -135,13 +135,13 @@ impl Ready<'_> {
     }
 }
 
-fn check_contexts(device: &Device, stream: &CudaStream, status: &Status) -> Result<()> {
+pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Status) -> Result<()> {
     let context = device.context().cu_ctx();
     if stream.context().cu_ctx() == context && status.context().cu_ctx() == context {
         return Ok(());
     }
     let problem = "the stream or the status belongs to another device or context than what is decoded";
-    Err(Error::parameter(problem, "make it with the context of the block's device"))
+    Err(Error::parameter(problem, "make it with the context of the same device"))
 }
 
 /// The number of the CUDA graph capture that takes what is put on the stream, if there is one.

@@ -83,6 +83,11 @@ pub(super) trait Coded: std::fmt::Debug + Send + Sync {
         part.is_run()
     }
 
+    /// Itself, if it is in tiles.
+    fn as_tile(&self) -> Option<&StoredTile> {
+        None
+    }
+
     /// The task that decodes a part that it [takes](Self::takes) to `output`, behind others of so many units, and its own units.
     fn task(
         &self,
@@ -299,6 +304,13 @@ impl StoredTile {
     }
 }
 
+impl StoredTile {
+    /// Its tiles, and the sizes of its arrays.
+    pub(super) fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+}
+
 impl Coded for StoredTile {
     fn coding(&self) -> Coding {
         Coding::Tile
@@ -314,6 +326,10 @@ impl Coded for StoredTile {
 
     fn staged_bytes(&self) -> u32 {
         self.staged_bytes
+    }
+
+    fn as_tile(&self) -> Option<&StoredTile> {
+        Some(self)
     }
 
     fn takes(&self, part: &Rect) -> bool {

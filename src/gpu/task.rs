@@ -80,7 +80,7 @@ pub(super) struct TableTask {
 }
 
 /// The bits of the status word, with what they say.
-pub(super) const PROBLEMS: [(u32, &str); 7] = [
+pub(super) const PROBLEMS: [(u32, &str); 9] = [
     (1, "bits that are no code"),
     (2, "a thread that does not end where the next one starts"),
     (4, "a thread block with another number of codes than its output offsets say"),
@@ -88,4 +88,6 @@ pub(super) const PROBLEMS: [(u32, &str); 7] = [
     (16, "a lane whose codes have not as many bits as its tile's record says"),
     (32, "a tile whose lanes have not the bits between its offset and the next one"),
     (64, "a pair of one weight with two exponents"),
+    (128, "a tile of the fast layout whose exceptions do not exist"),
+    (256, "an index or an offset of a row that does not exist"),
 ];

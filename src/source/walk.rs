@@ -130,7 +130,7 @@ impl Walk {
 
     /// A model must not lose weights without notice.
     fn leave_out_unless_weights(&mut self, path: String, reason: &str) -> Result<()> {
-        if is_safetensors(&path) {
+        if is_safetensors(&path) || path.ends_with(super::index::SUFFIX) {
             return Err(Error::parameter(
                 format!("{path:?}: {reason}"),
                 "download the file again, or rename it",

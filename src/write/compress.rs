@@ -14,13 +14,14 @@ use super::{
     rename::check_absent,
     replace::{Earlier, check_file},
     report::Report,
+    temporary::parent_of,
 };
 use crate::{
     Error, Model, OpenOptions, Result, format,
     open::{Cpu, Level},
     paths::{PathTree, ends_as_container, is_container},
     progress::{Observer, Stage},
-    source::{Source, WeightsFile},
+    source::Source,
 };
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
@@ -91,6 +92,7 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<Report> {
     check_absent(out, options.overwrite)?;
+    check_outside(model, out)?;
     write(&Input::of_model(model)?.with_options(options)?, out, options, observer)
 }
 
@@ -216,7 +218,7 @@ impl<'a> Compressor<'a> {
         }
         config::write_side_files(self.input, &folder)?;
         if options.verify {
-            self.verify(folder.path(), count, 0)?;
+            self.verify(folder.path(), count, self.input.side.len() as u64)?;
         }
         folder.finish()?;
         Ok(report)
@@ -250,6 +252,10 @@ fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
             remedy,
         ));
     }
+    if let Some(hidden) = shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.'))) {
+        let problem = format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
+        return Err(Error::parameter(problem, remedy));
+    }
     // Whatever ends so is a shard to whoever opens the folder.
     if let Some(side) = input.side.iter().find(|side| ends_as_container(&side.path)) {
         let problem = format!("the side file {:?} would be taken for a container", side.path);
@@ -265,6 +271,20 @@ fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
     }
 }
 
+/// Refuses an output inside the folder of a model, whose shards it would be taken for.
+fn check_outside(model: &Model, out: &Path) -> Result<()> {
+    let (Some(Ok(folder)), Ok(parent)) =
+        (model.folder().map(Path::canonicalize), parent_of(out).canonicalize())
+    else {
+        return Ok(());
+    };
+    if !parent.starts_with(&folder) {
+        return Ok(());
+    }
+    let problem = format!("{} lies in the folder that is converted", out.display());
+    Err(Error::parameter(problem, "choose an output outside of it"))
+}
+
 /// Side files, each with its hash.
 fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
     files.iter().map(|file| Ok((file, file.hash()?))).collect()
@@ -278,7 +298,7 @@ fn shard_paths(input: &Input<'_>) -> Result<Vec<String>> {
     let mut owners = BTreeMap::new();
     let mut paths = Vec::new();
     for weights in &input.weights {
-        let path = shard_path(&weights.file);
+        let path = shard_path(&weights.file.path);
         if let Some(other) = owners.insert(path.clone(), &weights.file.path) {
             return Err(Error::parameter(
                 format!("the containers of {other:?} and {:?} would both be {path:?}", weights.file.path),
@@ -291,7 +311,7 @@ fn shard_paths(input: &Input<'_>) -> Result<Vec<String>> {
 }
 
 /// Where a weights file's container goes in a folder.
-pub(super) fn shard_path(file: &WeightsFile) -> String {
-    let stem = file.path.strip_suffix(".safetensors").unwrap_or(&file.path);
+pub(super) fn shard_path(weights: &str) -> String {
+    let stem = weights.strip_suffix(".safetensors").unwrap_or(weights);
     format!("{stem}.df11")
 }

@@ -67,7 +67,10 @@ impl Estimate {
             let plan = Plan::new(&compressor.contents(&shard, &analyses)?)?;
             report.add(&plan, plan.file_length());
             let file = &compressor.input.weights[shard.weights[0]].file;
-            drafts.push(Draft::new(if single { out.to_owned() } else { out.join(shard_path(file)) }, plan));
+            drafts.push(Draft::new(
+                if single { out.to_owned() } else { out.join(shard_path(&file.path)) },
+                plan,
+            ));
         }
         Ok(Self { report, drafts })
     }

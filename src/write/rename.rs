@@ -6,16 +6,20 @@ use std::{
     path::Path,
 };
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, PersistError};
 
 use super::{
     replace::check_file,
-    temporary::{file_beside, parent_of},
+    temporary::{file_beside, is_temporary, parent_of},
 };
 use crate::{Error, Result};
 
-/// Refuses an output that exists.
+/// Refuses an output that exists, and one that the next run would take for a leftover.
 pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
+    if is_temporary(out) {
+        let problem = format!("{} is a name of temporary files, which other runs remove", out.display());
+        return Err(Error::parameter(problem, "choose another output"));
+    }
     if !overwrite && out.symlink_metadata().is_ok() {
         return Err(exists(out));
     }
@@ -37,9 +41,30 @@ pub(super) fn renaming(to: &Path, error: io::Error) -> Error {
 
 /// Gives a file its name; in place of what has it only with `overwrite`.
 pub(super) fn file(file: NamedTempFile, to: &Path, overwrite: bool) -> Result<()> {
-    let renamed = if overwrite { file.persist(to) } else { file.persist_noclobber(to) };
+    let renamed = if overwrite { file.persist(to) } else { keeping(file, to) };
     renamed.map_err(|error| renaming(to, error.error))?;
     sync_parent(to)
+}
+
+/// Gives a file a name that nothing has, on file systems too that have neither a rename that keeps
+/// what is there nor hard links: there an empty file, which only one run can create, holds the name.
+fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<fs::File, PersistError> {
+    let PersistError { error, file } = match file.persist_noclobber(to) {
+        Err(refused) if cannot_link(&refused.error) => refused,
+        result => return result,
+    };
+    if fs::File::create_new(to).is_err() {
+        return Err(PersistError { error, file });
+    }
+    file.persist(to).inspect_err(|_| {
+        let _ = fs::remove_file(to);
+    })
+}
+
+/// Whether a file system may lack hard links; a folder that may not be written answers the same.
+fn cannot_link(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }
 
 /// Writes a small file, which appears under its name when it is whole; in place of what has it only

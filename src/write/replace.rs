@@ -3,9 +3,14 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use super::compress::shard_path;
 use crate::{
     Error, OpenOptions, Result,
-    format::records::FILE_WEIGHTS,
+    format::{
+        Directory,
+        records::{FILE_BESIDE, FILE_WEIGHTS},
+    },
+    open::beside::{self, Beside},
     paths::{has_extension, is_container},
 };
 
@@ -92,13 +97,20 @@ impl Earlier {
             let Ok(model) = OpenOptions::new().memory_map(false).open(folder.join(path)) else { continue };
             let directory = model.shards()[0].directory();
             let same = (model.identity(), model.shard_count());
-            if *model_of_all.get_or_insert(same) != same || !shards.insert(directory.shard.shard_index.get())
+            if !is_shard_of_folder(directory, path)
+                || *model_of_all.get_or_insert(same) != same
+                || !shards.insert(directory.shard.shard_index.get())
             {
                 return in_the_way(path, ": it is no shard of the model whose containers are beside it");
             }
             recorded.insert(path.clone());
-            let side = directory.files.iter().filter(|file| file.kind != FILE_WEIGHTS);
-            recorded.extend(side.map(|file| directory.file_path(file).to_owned()));
+            for file in directory.files.iter().filter(|file| file.kind == FILE_BESIDE) {
+                let side = directory.file_path(file);
+                // One that was edited since is nobody's to delete.
+                if matches!(beside::find(folder, side, file)?, Beside::Original(_) | Beside::Marked(_)) {
+                    recorded.insert(side.to_owned());
+                }
+            }
         }
         let known = |path: &String| self.paths.contains(path) || recorded.contains(path);
         match entries.iter().find(|entry| !known(&entry.path)) {
@@ -106,6 +118,14 @@ impl Earlier {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a container is what the writer of a folder puts at this path: one weights file, and side
+/// files beside it.
+fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
+    let mut stored = directory.files.iter().filter(|file| file.kind != FILE_BESIDE);
+    let (Some(file), None) = (stored.next(), stored.next()) else { return false };
+    file.kind == FILE_WEIGHTS && shard_path(directory.file_path(file)) == path
 }
 
 /// All that is in a folder and its subfolders, hidden files too, except the folders themselves.

@@ -117,7 +117,8 @@ pub fn decompress(
     for &(shard, file) in &weights {
         FilePieces::new(shard, file, options.decoder)?;
     }
-    let mut restorer = Restorer { model, options, observer, done: Restored::default() };
+    let mut restorer =
+        Restorer { model, options, observer, done: Restored::default(), outside: BTreeSet::new() };
     if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
@@ -146,6 +147,8 @@ struct Restorer<'a> {
     options: &'a DecompressOptions<'a>,
     observer: &'a dyn Observer,
     done: Restored,
+    /// Links that lead out of the folder of the model.
+    outside: BTreeSet<String>,
 }
 
 impl Restorer<'_> {
@@ -201,6 +204,9 @@ impl Restorer<'_> {
                 self.done.bytes += original.len() as u64;
                 self.done.files += 1;
             }
+            Beside::Changed(_) if self.options.keep_changed && self.outside.contains(path) => {
+                return Err(beside::refused(shard, path, "it is a link that leads out of the folder"));
+            }
             Beside::Changed(file) if self.options.keep_changed => {
                 self.done.bytes += copy(&file, folder, path, None)?;
                 self.done.changed.push(path.to_owned());
@@ -221,6 +227,8 @@ impl Restorer<'_> {
         let recorded: BTreeSet<&str> = files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
         let beside: BTreeSet<&str> =
             beside::recorded(self.model).map(|(shard, file)| path_of(shard, file)).collect();
+        self.outside =
+            found.iter().filter(|file| file.check_inside().is_err()).map(|file| file.path.clone()).collect();
         let mut bystanders = Vec::new();
         for file in found {
             if is_container(&file.path) || beside.contains(&*file.path) {
@@ -228,7 +236,7 @@ impl Restorer<'_> {
             }
             let reason = if clashes(&file.path, &recorded) {
                 "an original file has its place"
-            } else if file.check_inside().is_err() {
+            } else if self.outside.contains(&file.path) {
                 "a link that leads out of the folder"
             } else if is_safetensors(&file.path) {
                 "weights that no container records"

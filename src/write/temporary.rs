@@ -130,6 +130,11 @@ pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Whether a path has a name of a temporary file or folder.
+pub(super) fn is_temporary(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| kind_of(name).is_some())
+}
+
 /// What a run left behind that was killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -1,4 +1,5 @@
 //! The stand-in for the library of the NVIDIA driver: compiled from `driver.c`, found by `LD_LIBRARY_PATH`.
+#![allow(dead_code, reason = "each user needs another part")]
 
 use std::{
     fs,
@@ -16,6 +17,18 @@ pub(crate) const CONSTANTS: [(&str, &str); 2] = [
     ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1,1"),
     ("df11_tile_constants", "128,16384,24,1,1,1,1"),
 ];
+
+/// Likewise of the kernels that multiply, which are loaded when a matrix is asked for.
+pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
+    "df11_linear_constants",
+    "832,96,80,64,96,80,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9",
+);
+
+/// The stand-in's functions, by its source.
+pub(crate) fn functions() -> Vec<&'static str> {
+    let names = SOURCE.lines().filter_map(|line| Some(line.strip_prefix("int ")?.split_once('(')?.0));
+    names.filter(|name| name.starts_with("cu")).collect()
+}
 
 /// Where libraries can be loaded from, which not every folder for temporary files allows.
 pub(crate) fn folder() -> TempDir {
@@ -42,4 +55,41 @@ pub(crate) fn compile(defines: &[String]) -> Option<TempDir> {
         }
         Err(error) => panic!("cc: {error}"),
     }
+}
+
+/// Set where the driver is the stand-in.
+const CHILD: &str = "DF11_TEST_STAND_IN";
+
+/// A process that runs the test of this name again, with the stand-in in this folder and so many GPUs.
+pub(crate) fn child(folder: &TempDir, name: &str, devices: u32) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env("LD_LIBRARY_PATH", folder.path()).env(CHILD, "1");
+    command.env_remove("CUDA_VISIBLE_DEVICES").env("DRIVER_devices", devices.to_string());
+    let constants = CONSTANTS.iter().chain([&LINEAR_CONSTANTS]);
+    command.envs(constants.map(|(name, answer)| (format!("DRIVER_{name}"), answer)));
+    command
+}
+
+/// Runs a child; its test passes.
+pub(crate) fn run_child(mut command: Command) {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{command:?} names a test");
+}
+
+/// Whether this process is a child.
+pub(crate) fn in_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs the test of this name again, with the stand-in and so many GPUs; whether this is the process where it goes on.
+pub(crate) fn is_child(name: &str, devices: u32) -> bool {
+    if in_child() {
+        return true;
+    }
+    if let Some(folder) = compile(&[]) {
+        run_child(child(&folder, name, devices));
+    }
+    false
 }

@@ -111,6 +111,12 @@ impl Inspect {
                 let problem = format!("{} is no name of an SVG file", path.display());
                 Err(Error::parameter(problem, "end it in .svg").into())
             }
+            Some(path)
+                if path.canonicalize().is_ok_and(|path| self.source.canonicalize().ok() == Some(path)) =>
+            {
+                let problem = format!("{} is the source", path.display());
+                Err(Error::parameter(problem, "choose another name for the picture").into())
+            }
             _ => Ok(()),
         }
     }

@@ -1,0 +1,187 @@
+//! An MLP of a small model on a GPU, from weights that stay compressed: `down(silu(gate(x)) *
+//! up(x))`, by matrices as they are stored if kernels multiply by these, and in the fast layout.
+//! Compares with sums in f64 on the CPU, and prints times and bytes.
+//!
+//! ```text
+//! cargo run --release --example gpu_mlp
+//! ```
+#![expect(unsafe_code, reason = "products at device addresses")]
+
+use std::{error::Error, sync::Arc};
+
+use df11::{
+    CompressOptions, Source, demo,
+    gpu::{
+        Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Status,
+        cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _, sys::CUevent_flags},
+    },
+};
+use half::bf16;
+
+const SHAPE: demo::Shape =
+    demo::Shape { layers: 1, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 1000 };
+const ROWS: usize = 2;
+const TIMES: usize = 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let checkpoint = demo::checkpoint(folder.path(), SHAPE, 11)?;
+    let container = folder.path().join("model.df11");
+    let mut options = CompressOptions::default();
+    (options.verify, options.overwrite) = (false, true);
+    df11::compress(&Source::open(&checkpoint)?, &container, &options, &())?;
+    let original = df11::open(&container)?;
+    let device = Device::open(0)?;
+    let model = original.load(&device, &LoadOptions::new())?;
+    println!("{}, x of {ROWS} rows", device.info().name);
+
+    let names = ["gate", "up", "down"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
+    let host = names.each_ref().map(|name| weights(&original, name));
+    let host = host.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let x = (0..ROWS * SHAPE.hidden).map(|at| bf16::from_f64(((at * 37 % 101) as f64 - 50.0) / 50.0));
+    let x: Vec<bf16> = x.collect();
+    for fast in [false, true] {
+        let matrices = names.each_ref().map(|name| matrix(&model, name, fast));
+        let matrices: Vec<Matrix> = matrices.into_iter().collect::<Result<_, _>>()?;
+        match Mlp::new(&matrices) {
+            Ok(mlp) => mlp.run(&x, &host)?,
+            Err(error) => println!("{:?}: {error}", matrices[0].residence()),
+        }
+    }
+    Ok(())
+}
+
+fn weights(model: &df11::Model, name: &str) -> Result<Vec<bf16>, Box<dyn Error>> {
+    let bytes = model.tensor(name).ok_or("the model has its weights")?.decode_bytes()?;
+    Ok(bytes.chunks_exact(2).map(|half| bf16::from_le_bytes([half[0], half[1]])).collect())
+}
+
+fn matrix(model: &GpuModel, name: &str, fast: bool) -> df11::Result<Matrix> {
+    let stored = model.matrix(name)?;
+    if fast { stored.to_fast_or_stored() } else { Ok(stored) }
+}
+
+/// Its products, each prepared once: gate and up share x.
+struct Mlp {
+    gate_up: Linear,
+    down: Linear,
+    bytes: u64,
+}
+
+impl Mlp {
+    fn new(matrices: &[Matrix]) -> df11::Result<Self> {
+        let bytes = matrices.iter().map(Matrix::device_bytes).sum();
+        Ok(Self { gate_up: Linear::new(&matrices[..2])?, down: Linear::new(&matrices[2..])?, bytes })
+    }
+
+    fn run(&self, x: &[bf16], weights: &[Vec<bf16>]) -> Result<(), Box<dyn Error>> {
+        let (device, inner) = (self.gate_up.device(), SHAPE.intermediate);
+        let (stream, status) = (device.context().new_stream()?, Status::new(device)?);
+        let bytes = self.gate_up.workspace_bytes().max(self.down.workspace_bytes()).max(1);
+        let mut space = stream.alloc_zeros::<u8>(bytes as usize)?;
+        let device_x = upload(&stream, x)?;
+        let mut both = stream.alloc_zeros::<u16>(ROWS * 2 * inner)?;
+        let mut y = stream.alloc_zeros::<u16>(ROWS * SHAPE.hidden)?;
+
+        let mut call = |linear: &Linear, x: &CudaSlice<u16>, y: &mut CudaSlice<u16>| {
+            multiply(linear, x, y, &mut space, &stream, &status)
+        };
+        let first = time(&stream, || call(&self.gate_up, &device_x, &mut both))?;
+        // The caller's own kernels come between; here the host does it.
+        let both = download(&stream, &both)?;
+        let hidden: Vec<bf16> =
+            both.chunks(2 * inner).flat_map(|row| activate(&row[..inner], &row[inner..])).collect();
+        let hidden_device = upload(&stream, &hidden)?;
+        let second = time(&stream, || call(&self.down, &hidden_device, &mut y))?;
+        status.check(&stream)?;
+
+        let parts = [&both, &both, &download(&stream, &y)?];
+        let places = [(0, 2 * inner), (inner, 2 * inner), (0, SHAPE.hidden)];
+        let inputs = [x, x, &hidden];
+        let mut worst: f64 = 0.0;
+        for at in 0..3 {
+            let (start, pitch) = places[at];
+            worst = worst.max(error(inputs[at], &weights[at], parts[at], start, pitch));
+        }
+        println!(
+            "{:?}: gate and up {first:.1} us, down {second:.1} us; {} bytes, {:.2} bits a weight; \
+             error at most {worst:.4} of what rounding to BF16 may lose",
+            self.down.matrices()[0].residence(),
+            self.bytes,
+            self.bytes as f64 * 8.0 / weights.iter().map(Vec::len).sum::<usize>() as f64,
+        );
+        if worst > 1.01 { Err("the products differ from the CPU's".into()) } else { Ok(()) }
+    }
+}
+
+fn upload(stream: &Arc<CudaStream>, values: &[bf16]) -> Result<CudaSlice<u16>, Box<dyn Error>> {
+    Ok(stream.clone_htod(&values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())?)
+}
+
+fn download(stream: &Arc<CudaStream>, values: &CudaSlice<u16>) -> Result<Vec<bf16>, Box<dyn Error>> {
+    Ok(stream.clone_dtoh(values)?.into_iter().map(bf16::from_bits).collect())
+}
+
+/// All products of one `Linear`, side by side.
+fn multiply(
+    linear: &Linear,
+    x: &CudaSlice<u16>,
+    y: &mut CudaSlice<u16>,
+    space: &mut CudaSlice<u8>,
+    stream: &Arc<CudaStream>,
+    status: &Status,
+) -> df11::Result<()> {
+    let pitch: u64 = linear.matrices().iter().map(Matrix::row_count).sum();
+    let columns = linear.matrices()[0].column_count();
+    let (x, _read) = x.device_ptr(stream);
+    let (y, _written) = y.device_ptr_mut(stream);
+    let (space, _used) = space.device_ptr_mut(stream);
+    let mut place = y;
+    let outputs = linear.matrices().iter().map(|matrix| {
+        let output = LinearOutput::new(place, pitch);
+        place += 2 * matrix.row_count();
+        output
+    });
+    let outputs: Vec<LinearOutput> = outputs.collect();
+    let x = LinearInput::new(x, ROWS as u64, columns);
+    // SAFETY: x has the rows, y room for all products side by side, the workspace was zeros and is
+    // used on one stream; the caller waits before it drops any of them.
+    unsafe { linear.multiply(x, &outputs, space, stream, status) }
+}
+
+/// Median time of a call, in microseconds. Weights of this size stay in no cache of the GPU for
+/// long.
+fn time(stream: &Arc<CudaStream>, mut call: impl FnMut() -> df11::Result<()>) -> Result<f64, Box<dyn Error>> {
+    let mut times = Vec::new();
+    for _ in 0..TIMES {
+        let event = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        let start = event()?;
+        call()?;
+        let end = event()?;
+        times.push(f64::from(start.elapsed_ms(&end)?) * 1000.0);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[TIMES / 2])
+}
+
+fn activate(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
+    let silu = |gate: f64| gate / (1.0 + (-gate).exp());
+    gate.iter().zip(up).map(|(gate, up)| bf16::from_f64(silu(gate.to_f64()) * up.to_f64())).collect()
+}
+
+/// The largest difference from sums in f64, as a share of what rounding to BF16 (half a unit of
+/// eight bits) and sums in f32 may lose.
+fn error(x: &[bf16], weights: &[bf16], y: &[bf16], start: usize, pitch: usize) -> f64 {
+    let columns = x.len() / ROWS;
+    let mut worst: f64 = 0.0;
+    for (row, x) in x.chunks(columns).enumerate() {
+        for (at, weights) in weights.chunks(columns).enumerate() {
+            let terms = x.iter().zip(weights).map(|(x, w)| x.to_f64() * w.to_f64());
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
+            let allowed = f64::abs(sum) / 256.0 + size / f64::from(1 << 18);
+            let found = y[row * pitch + start + at].to_f64();
+            worst = worst.max((found - sum).abs() / allowed);
+        }
+    }
+    worst
+}

@@ -1,0 +1,191 @@
+// Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
+// y = x W^T (+ bias), up to 64 rows of x. Nothing is decoded to memory: 12.02 bits are read for
+// each weight where a BF16 product reads 16.
+//
+//   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
+//   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
+//             x is B, eight rows a fragment
+//   grid      a persistent block a multiprocessor, which takes item after item
+//   block     16 warps that multiply; warp w takes the steps w, w + 16, ... of an item; then the
+//             warps' sums meet in shared memory, in order
+//
+//      strip  | step 0 | step 1 | ... | step 15 | step 16 | ...    a stage of the ring: 16 steps,
+//               warp 0   warp 1   ...   warp 15   warp 0           24 KiB
+//
+//   compute capability 9.0 (linear_bulk.cuh)
+//             Two more warps ask for stages: one for the weights, a bulk copy each, which waits for
+//             nothing, and one for x. The launch may begin while the one before ends (programmatic
+//             stream serialization). Two blocks are a cluster, have strips side by side, and write
+//             x into both.
+//   others (linear_fast.cuh)
+//             Each warp asks for its own steps with cp.async, two ahead.
+//   entries   weights that no code can express: a tile's head tells which of its steps have some;
+//             the warp puts them in place before it multiplies
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-22-linear-kernel.md):
+// 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
+// instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
+// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
+//   rows of x             1       8       16      32      64
+//   H100                  1.41    1.40    1.35    1.22    0.65
+//   H100, plain launches  1.31    1.31    1.28    1.16    0.65
+//   H200                  1.31    1.32    1.21    0.96    0.46
+//   H200, plain launches  1.23    1.25    1.16    0.91    0.46
+// What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
+// and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
+// on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
+// cluster of two spares half. At 64 rows each 32 rows of weights read all of x from shared memory,
+// where wgmma would read it once for 64.
+//
+// Rejected, in the record with their figures:
+//   cp.async in warps' own rings; 8 warps; 2 or 3 blocks a multiprocessor; 3 or 6 stages; no
+//   clusters, clusters of four; plane bytes and nibbles in their order (20 instructions for eight
+//   weights); steps that begin elsewhere in each strip; tails in two slices
+//
+// Safety on any content: strips, tiles and steps are those of the launch; entries are loaded inside
+// their array and placed inside their step; the decoder is arithmetic. Heads that name entries
+// which do not exist set the status, and so do indices and offsets out of range.
+#include "linear_bulk.cuh"
+#include "linear_fast.cuh"
+#include "linear_pack.cuh"
+
+// Warps that multiply: how sums are split, so that another number gives other bits.
+constexpr u32 LINEAR_WARPS = 16;
+// Steps that a warp, or stages that a block has on their way.
+constexpr u32 LINEAR_DEPTH = 2, LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
+static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
+                  LINEAR_STAGES <= MOST_STAGES,
+              "a ring");
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
+constexpr u32 WARPS_64 = 8, THREADS_64 = (WARPS_64 + 2) * LANES;
+constexpr u32 SHARED_32 = bulk_shared_bytes(LINEAR_WARPS, 4, 3),
+              SHARED_64 = bulk_shared_bytes(WARPS_64, 8, 4);
+__host__ __device__ constexpr u32 shared_for(u32 x_rows) {
+    return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
+}
+template <u32 EIGHTS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void linear(const Work& work) {
+    linear_bulk<EIGHTS, LINEAR_WARPS, CLUSTER>(work);
+}
+#define CLUSTERS __cluster_dims__(LINEAR_CLUSTER, 1, 1)
+#else
+#define CLUSTERS
+constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
+constexpr u32 THREADS_64 = 0, SHARED_32 = 0, SHARED_64 = 0;
+__host__ __device__ constexpr u32 shared_for(u32 x_rows) {
+    return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
+}
+template <u32 EIGHTS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void linear(const Work& work) {
+    linear_fast<EIGHTS, LINEAR_DEPTH, LINEAR_WARPS>(work);
+}
+#endif
+
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
+    linear<1, LINEAR_CLUSTER>(Shared{launch});
+}
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
+    linear<2, LINEAR_CLUSTER>(Shared{launch});
+}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// More rows, for compute capability 9.0 alone. Bits of y: those of a row depend on whether 17 to 32
+// or 33 to 64 rows are multiplied.
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+    linear<4, LINEAR_CLUSTER>(Shared{launch});
+}
+extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS_64, 1)
+    df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
+    linear_bulk<8, WARPS_64, LINEAR_CLUSTER>(Shared{launch});
+}
+#endif
+// The router's result is what the launch before has written, so that this one waits for it first.
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
+    __shared__ u32 chunks[MOST_EXPERTS + 1];
+    wait_for_launch_before();
+    const Grouped<GROUPED_EIGHTS * 8> work = {launch, chunks};
+    work.count_chunks(chunks);
+    __syncthreads();
+    linear<GROUPED_EIGHTS, 1>(work);
+}
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_gather(const __grid_constant__ GatherTask task) {
+    gather_tile(task);
+}
+
+// With PACK_SHARED_BYTES of dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
+    df11_linear_count(const __grid_constant__ PackTask task) {
+    u32* const counts = reinterpret_cast<u32*>(linear_shared) + threadIdx.x / LANES * PACK_COUNTS;
+    count_tile(task, counts, counts + 256 * COUNT_WORDS);
+}
+extern "C" __global__ void __launch_bounds__(1024)
+    df11_linear_scan(const __grid_constant__ PackTask task) {
+    scan_heads(task);
+}
+extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
+    df11_linear_pack(const __grid_constant__ PackTask task) {
+    pack_tile(task);
+}
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_unpack(const __grid_constant__ UnpackTask task) {
+    unpack_tile(task);
+}
+
+// What the host must know; build.py copies it into the manifest.
+__constant__ u32 linear_constants[] = {
+    sizeof(LinearLaunch),
+    sizeof(LinearMatrix),
+    sizeof(PackTask),
+    sizeof(UnpackTask),
+    sizeof(GroupedLaunch),
+    sizeof(GatherTask),
+    // Threads of a block of df11_linear_fast_*, and whether a launch of it may begin while the one
+    // before ends (programmatic stream serialization): the kernel waits before it touches anything
+    // but the matrices.
+    LINEAR_THREADS,
+    LINEAR_EARLY,
+    // Warps of a block and dynamic shared memory of df11_linear_count, _pack, _unpack.
+    PACK_WARPS,
+    PACK_SHARED_BYTES,
+    UNPACK_WARPS,
+    LINEAR_PARTIAL_BYTES,
+    LINEAR_MATRICES,
+    LINEAR_GROUP,
+    MOST_EXPERTS,
+    // Dynamic shared memory of df11_linear_grouped.
+    shared_for(8 * GROUPED_EIGHTS),
+    // Dynamic shared memory of df11_linear_fast_* by rows of x, from 1 to 16.
+    shared_for(1),
+    shared_for(2),
+    shared_for(3),
+    shared_for(4),
+    shared_for(5),
+    shared_for(6),
+    shared_for(7),
+    shared_for(8),
+    shared_for(9),
+    shared_for(10),
+    shared_for(11),
+    shared_for(12),
+    shared_for(13),
+    shared_for(14),
+    shared_for(15),
+    shared_for(16),
+    // df11_linear_fast_32: dynamic shared memory; _64: that, and threads of a block. 0 where there
+    // are none.
+    SHARED_32,
+    SHARED_64,
+    THREADS_64,
+};
+
+extern "C" __global__ void df11_linear_constants(u32* out) {
+    constexpr u32 count = sizeof linear_constants / sizeof(u32);
+#pragma unroll 1
+    for (u32 i = 0; i < count; i++) out[i] = linear_constants[i];
+}

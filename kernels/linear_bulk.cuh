@@ -1,0 +1,308 @@
+// As linear_fast.cuh, for compute capability 9.0: a warp of its own asks for the weights, in bulk,
+// and another for x. The blocks of a cluster have as many strips side by side and share x: each
+// asks for a part of its rows, for all of them.
+#pragma once
+#include "linear_fast.cuh"
+
+constexpr u32 MOST_STAGES = 16;
+// Barriers, full and empty, before the stages; rows of x in a stage are 64 bytes apart modulo 128,
+// so that lanes never meet in a bank.
+__host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 64; }
+__host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 eights) {
+    return (warps * STEP_BYTES + eights * 8 * x_pitch_bytes(warps) + warps + 127) / 128 * 128;
+}
+__host__ __device__ constexpr u32 bulk_shared_bytes(u32 warps, u32 eights, u32 stages) {
+    return 3 * MOST_STAGES * 8 + sums_bytes(warps) + stages * stage_bytes(warps, eights);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What the launch before has written is there; nothing to wait for unless both run at once.
+__device__ inline void wait_for_launch_before() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ inline void let_next_launch_begin() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#else
+__device__ inline void wait_for_launch_before() {}
+#endif
+
+__device__ inline void init_barrier(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ inline void arrive(u32 barrier) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(barrier) : "memory");
+}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ inline void arrive_expecting(u32 barrier, u32 bytes) {
+    asm volatile(
+        "{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier),
+        "r"(bytes)
+        : "memory");
+}
+// Arrives when the copies that this thread has started before are there.
+__device__ inline void arrive_with_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void wait_for(u32 barrier, u32 phase) {
+    asm volatile(
+        "{ .reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra "
+        "DONE;\nbra AGAIN;\nDONE: }" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+}
+// Copies of 16 bytes and multiples, aligned; `once`: nobody reads them again.
+template <u32 CLUSTER>
+__device__ inline void copy_bulk_to_all(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (CLUSTER == 1)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(barrier)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(barrier), "h"(u16((1 << CLUSTER) - 1))
+            : "memory");
+}
+__device__ inline void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+// Arrives at the barrier of a block of the cluster that is here at the same place.
+__device__ inline void arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.shared::cluster.b64 _, "
+        "[a]; }" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+__device__ inline void arrive_at_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// A place in the ring of stages: the stage, its barriers, and how often the ring has been gone
+// through, modulo 2.
+struct Stages {
+    u32 first, end, bytes, first_full;
+    u32 place, full, phase = 0;
+    __device__ u32 empty() const { return full + MOST_STAGES * 8; }
+    __device__ u32 x_empty() const { return full + 2 * MOST_STAGES * 8; }
+    __device__ void next() {
+        place += bytes, full += 8;
+        if (place == end) place = first, full = first_full, phase ^= 1;
+    }
+};
+// Keeps a value in a register: the compiler would make it again in each step.
+__device__ inline u32 kept(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+template <u32 WARPS, class Work>
+__device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages, u32 lane) {
+    if (lane) return;
+    const u32 steps = steps_of(work.columns()), tiles = tiles_across(work.columns());
+    bool filled = false;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
+        const u8* data = m.data + u64(at.strip) * steps * STEP_BYTES;
+        const FastHead* heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles;
+        for (u32 step = at.begin; step < at.end; step += WARPS) {
+            const u32 place = stages.place, full = stages.full,
+                      bytes = min(at.end - step, WARPS) * STEP_BYTES;
+            if (filled) wait_for(stages.empty(), stages.phase ^ 1);
+            arrive_expecting(full, at.exists ? bytes : 0);
+            if (at.exists) copy_bulk_once(place, data + u64(step) * STEP_BYTES, bytes, full);
+            const u32 to = place + stages.bytes - WARPS;
+#pragma unroll
+            for (u32 i = 0; i < WARPS / TILE_STEPS; i++)
+                if (at.exists && step / TILE_STEPS + i < tiles)
+                    copy_head_async(to + 8 * i, heads + step / TILE_STEPS + i);
+            arrive_with_copies(full);
+            stages.next();
+            filled |= stages.place == stages.first;
+        }
+    }
+}
+
+// Columns of a row of x that copies of 16 bytes cannot take, up to whole steps; what does not exist
+// is zero.
+__device__ __noinline__ void copy_x_slow(const u16* from, u32 count, u32 to, u32 lane) {
+    for (u32 i = lane; i < (count + STEP_COLUMNS - 1) / STEP_COLUMNS * STEP_COLUMNS; i += LANES) {
+        const u16 value = i < count ? __ldg(from + i) : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
+    }
+}
+
+// Zeros for the columns after the last one of x, up to a whole step.
+__device__ __noinline__ void clear_x(u32 to, u32 rows, u32 pitch, u32 first, u32 lane) {
+    for (u32 row = lane; row < rows; row += LANES)
+        for (u32 i = first; i % STEP_COLUMNS; i += 8)
+            store_shared_16(to + row * pitch + 2 * i, make_uint4(0, 0, 0, 0));
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+template <u32 WARPS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void ask_for_x(const Work& work, Stages stages, u32 lane, bool aligned) {
+    wait_for_launch_before();
+    bool filled = false;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        for (u32 step = at.begin; step < at.end; step += WARPS) {
+            const u32 place = stages.place, full = stages.full;
+            if (filled) {
+                wait_for(stages.empty(), stages.phase ^ 1);
+                if (CLUSTER > 1) {
+                    // Free in all blocks of the cluster.
+                    if (lane < CLUSTER) arrive_at(stages.x_empty(), lane);
+                    wait_for(stages.x_empty(), stages.phase ^ 1);
+                }
+            }
+            const u32 count = min(min(at.end - step, WARPS) * STEP_COLUMNS,
+                                  work.columns() - step * STEP_COLUMNS),
+                      bytes = aligned ? count * 2 : 0;
+            if (!aligned)
+                for (u32 row = 0; row < at.rows; row++)
+                    copy_x_slow(work.x(at, row) + step * STEP_COLUMNS, count,
+                                place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS), lane);
+            else if (count % STEP_COLUMNS)
+                clear_x(place + WARPS * STEP_BYTES, at.rows, x_pitch_bytes(WARPS), count, lane);
+            __syncwarp();
+            if (lane == 0) arrive_expecting(full, bytes * at.rows);
+            __syncwarp();
+            if (bytes)
+                for (u32 row = lane * CLUSTER + blockIdx.x % CLUSTER; row < at.rows;
+                     row += LANES * CLUSTER)
+                    copy_bulk_to_all<CLUSTER>(
+                        place + WARPS * STEP_BYTES + row * x_pitch_bytes(WARPS),
+                        work.x(at, row) + step * STEP_COLUMNS, bytes, full);
+            stages.next();
+            filled |= stages.place == stages.first;
+        }
+    }
+}
+
+template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void multiply_items(const Work& work, Stages stages, u32 warp,
+                                               u32 lane) {
+    wait_for_launch_before();
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
+    constexpr u32 KEPT = EIGHTS > 2 ? 1 : EIGHTS;
+    const u32 weights_place = kept(warp * STEP_BYTES + lane * 16),
+              head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
+    const u32 x_place =
+        kept(WARPS * STEP_BYTES + warp * 64 + lane / 4 * x_pitch_bytes(WARPS) + lane % 4 * 16);
+    u32 problems = 0;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
+        float sums[2][EIGHTS][4] = {};
+        const u32 end = kept(at.exists ? at.end : 0), rounds_end = kept(at.end + warp);
+#pragma unroll 1
+        for (u32 step = at.begin + warp; step < rounds_end; step += WARPS) {
+            wait_for(stages.full, stages.phase);
+            const bool has = step < end;
+            // Rows that do not exist are whatever is there: their sums are not used, and no others
+            // have to do with them.
+            auto load_x = [&](u32 i) {
+                return load_shared_16(stages.place + x_place + 8 * i * x_pitch_bytes(WARPS));
+            };
+            // Many rows of x do not fit registers: then they are read as they are needed, and the
+            // stage is free later.
+            uint4 p0, p1, codes, x[KEPT];
+            Head head = {};
+            if (has) {
+                const u32 mine = stages.place + weights_place;
+                p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512),
+                codes = load_shared_16(mine + 1024);
+                head.words = load_shared_8(stages.place + head_place);
+                if (EIGHTS == KEPT)
+#pragma unroll
+                    for (u32 i = 0; i < KEPT; i++) x[i] = load_x(i);
+            }
+            auto leave = [&] {
+                __syncwarp();
+                if (lane == 0) arrive(stages.empty());
+                stages.next();
+            };
+            if (EIGHTS == KEPT) leave();
+            if (has) {
+                u32 weights[4][4];
+                decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
+                decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
+                decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
+                decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+                if (head.has_entries(step % TILE_STEPS))
+                    problems |= place_entries(weights, head, step % TILE_STEPS,
+                                              static_cast<const u32*>(m.rest), m.rest_count, lane);
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++)
+                    multiply_step(sums[0][i], sums[1][i], weights,
+                                  EIGHTS == KEPT ? x[i % KEPT] : load_x(i));
+            }
+            if (EIGHTS != KEPT) leave();
+        }
+        if (!at.exists) continue;
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++)
+            if (8 * i < at.rows)
+                add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i],
+                                 8 * i, warp, lane);
+        add_slices<WARPS>(work, at);
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+template <u32 EIGHTS, u32 WARPS, u32 CLUSTER, class Work>
+__device__ __forceinline__ void linear_bulk(const Work& work) {
+    const u32 lane = kept(threadIdx.x % LANES), warp = kept(threadIdx.x / LANES);
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const u32 base = kept(shared_address(linear_shared)),
+              fixed = 3 * MOST_STAGES * 8 + sums_bytes(WARPS), first = base + fixed;
+    const u32 bytes = stage_bytes(WARPS, EIGHTS), count = min((room - fixed) / bytes, MOST_STAGES);
+    const Stages stages = {first, first + count * bytes, bytes, base, first, base};
+    const bool aligned = work.aligned();
+    // The weights' warp makes the barriers and asks at once; the others of the block wait for them,
+    // and the warp that writes x into other blocks for theirs too.
+    if (warp == WARPS) {
+        if (lane == 0) {
+            for (u32 i = 0; i < count; i++)
+                init_barrier(base + 8 * i, 3), init_barrier(stages.empty() + 8 * i, WARPS),
+                    init_barrier(stages.x_empty() + 8 * i, CLUSTER);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+        asm volatile("bar.arrive 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
+        if (CLUSTER > 1) arrive_at_cluster();
+        ask_for_weights<WARPS>(work, stages, lane);
+        __syncwarp();
+    } else {
+        if (CLUSTER > 1) arrive_at_cluster();
+        asm volatile("bar.sync 2, %0;" ::"n"((WARPS + 2) * LANES) : "memory");
+        let_next_launch_begin();
+        if (warp == WARPS + 1) {
+            if (CLUSTER > 1) wait_for_cluster();
+            ask_for_x<WARPS, CLUSTER>(work, stages, lane, aligned);
+        } else {
+            multiply_items<EIGHTS, WARPS, CLUSTER>(work, stages, warp, lane);
+        }
+        __syncwarp();
+    }
+    if (CLUSTER == 1) return;
+    // Until no block of the cluster writes here any more.
+    if (warp != WARPS + 1) wait_for_cluster();
+    arrive_at_cluster();
+    wait_for_cluster();
+}
+#endif

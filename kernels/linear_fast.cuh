@@ -1,0 +1,212 @@
+// One block's part of a product with matrices in the fast layout, up to 16 rows of x.
+#pragma once
+#include "linear_work.cuh"
+
+extern __shared__ __align__(128) u8 linear_shared[];
+
+// Sums of a warp in shared memory: for each of eight rows of x, 32 of a strip, and room so that
+// lanes never meet in a bank.
+constexpr u32 SUMS_PITCH = STRIP_ROWS + 4;
+// A slot of a warp's ring: a step's weights, its part of 8 or 16 rows of x, its tile's head.
+__host__ __device__ constexpr u32 slot_bytes(u32 eights) { return STEP_BYTES + 512 * eights + 16; }
+__host__ __device__ constexpr u32 sums_bytes(u32 warps) { return warps * 8 * SUMS_PITCH * 4; }
+__host__ __device__ constexpr u32 linear_shared_bytes(u32 warps, u32 eights, u32 depth) {
+    return warps * depth * slot_bytes(eights) + sums_bytes(warps);
+}
+
+// What of the launch's items a warp has still to ask for.
+template <class Work, u32 WARPS>
+struct Cursor {
+    u32 item, step;
+    const u8* data;         // of the lane in the strip
+    const FastHead* heads;  // of the strip
+    Range at;
+
+    __device__ void begin(const Work& work, u32 first, u32 lane, u32 warp) {
+        for (item = first; item < work.items(); item += gridDim.x) {
+            at = work.range(item);
+            step = at.begin + warp;
+            if (step >= at.end || !at.exists) continue;
+            const LinearMatrix& m = work.matrix(at);
+            data = m.data + u64(at.strip) * steps_of(work.columns()) * STEP_BYTES + lane * 16;
+            heads = static_cast<const FastHead*>(m.index) +
+                    u64(at.strip) * tiles_across(work.columns());
+            return;
+        }
+    }
+    __device__ void advance(const Work& work, u32 lane, u32 warp) {
+        step += WARPS;
+        if (step >= at.end) begin(work, item + gridDim.x, lane, warp);
+    }
+};
+
+// Eight columns of a row of x where copies of 16 bytes are not aligned.
+__device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
+    u32 words[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++)
+        if (i < count) words[i / 2] |= u32(__ldg(from + i)) << (16 * (i % 2));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Asks for a step: its weights, its head, its columns of the rows of x.
+template <u32 EIGHTS, class Work, u32 WARPS>
+__device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work, WARPS>& at,
+                                             u32 slot, u32 lane, bool aligned) {
+    const u32 mine = slot + lane * 16, column = at.step * STEP_COLUMNS + lane % 4 * 8;
+    const u8* data = at.data + u64(at.step) * STEP_BYTES;
+    copy_line_async(mine, data);
+    copy_line_async(mine + 512, data + 512);
+    copy_line_async(mine + 1024, data + 1024);
+    if (lane == 0)
+        copy_head_async(slot + STEP_BYTES + 512 * EIGHTS, at.heads + at.step / TILE_STEPS);
+    const u32 count = min(max(work.columns(), column) - column, 8u);
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++) {
+        const u32 row = lane / 4 + 8 * i, to = mine + STEP_BYTES + 512 * i;
+        if (row >= at.at.rows) continue;
+        const u16* from = work.x(at.at, row) + (count ? column : 0);
+        if (aligned)
+            copy_part_async(to, from, count * 2);
+        else
+            store_shared_16(to, load_x_slow(from, count));
+    }
+}
+
+template <class Work>
+__device__ __forceinline__ void store_product(const Work& work, const Range& at, u32 x_row, u32 row,
+                                              float sum) {
+    row += at.strip * STRIP_ROWS;
+    if (row >= work.matrix_rows(at)) return;
+    if (work.bias(at)) sum += widen_bf16(__ldg(work.bias(at) + row));
+    work.y(at, x_row)[row] = round_to_bf16(sum);
+}
+
+// Eight rows of x: the warps' sums, 32 x 8, are added in order of the warps. All warps of the group
+// together.
+template <u32 WARPS, class Work>
+__device__ __forceinline__ void add_warps(const Work& work, const Range& at, float* partials,
+                                          float* all, const float (&low)[4], const float (&high)[4],
+                                          u32 first_row, u32 warp, u32 lane) {
+    group_barrier(0, WARPS * LANES);  // the sums before have been read
+    float* const mine = all + warp * 8 * SUMS_PITCH + lane / 4;
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        float* const to = mine + (lane % 4 * 2 + k % 2) * SUMS_PITCH + 8 * (k / 2);
+        to[0] = low[k], to[16] = high[k];
+    }
+    group_barrier(0, WARPS * LANES);
+    const u32 x_row = first_row + threadIdx.x / STRIP_ROWS, row = threadIdx.x % STRIP_ROWS;
+    if (threadIdx.x >= 8 * STRIP_ROWS || x_row >= at.rows) return;
+    float sum = 0;
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) sum += all[(w * 8 + x_row - first_row) * SUMS_PITCH + row];
+    if (at.slices == 1)
+        store_product(work, at, x_row, row, sum);
+    else
+        __stcg(partials + u64(at.partial) * partial_floats(at.rows) + x_row * STRIP_ROWS + row,
+               sum);
+}
+
+// If a strip has slices, the last block to come here adds theirs, in order.
+template <u32 WARPS>
+__device__ __forceinline__ void add_slices(const Shared& work, const Range& at) {
+    if (at.slices == 1) return;
+    __shared__ u32 before;
+    const LinearLaunch& launch = work.launch;
+    u32* counter = launch.counters + work.matrix(at).first_strip + at.strip;
+    __threadfence();
+    group_barrier(0, WARPS * LANES);
+    if (threadIdx.x == 0) before = atomicAdd(counter, 1);
+    group_barrier(0, WARPS * LANES);
+    if (before + 1 != at.slices) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    const u32 size = partial_floats(at.rows);
+    for (u32 i = threadIdx.x; i < at.rows * STRIP_ROWS; i += WARPS * LANES) {
+        const float* partial = launch.partials + u64(at.first_partial) * size + i;
+        float sum = 0;
+        for (u32 k = 0; k < at.slices; k++) sum += __ldcg(partial + u64(k) * at.stride * size);
+        store_product(work, at, i / STRIP_ROWS, i % STRIP_ROWS, sum);
+    }
+}
+template <u32 WARPS, u32 ROWS>
+__device__ inline void add_slices(const Grouped<ROWS>&, const Range&) {}
+__device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
+template <u32 ROWS>
+__device__ inline float* partials_of(const Grouped<ROWS>&) {
+    return nullptr;
+}
+
+// A step's product: 32 rows of weights by eight rows of x.
+__device__ __forceinline__ void multiply_step(float (&low)[4], float (&high)[4],
+                                              const u32 (&weights)[4][4], const uint4& x) {
+    multiply(low, weights[0][0], weights[1][0], weights[0][1], weights[1][1], x.x, x.y);
+    multiply(high, weights[2][0], weights[3][0], weights[2][1], weights[3][1], x.x, x.y);
+    multiply(low, weights[0][2], weights[1][2], weights[0][3], weights[1][3], x.z, x.w);
+    multiply(high, weights[2][2], weights[3][2], weights[2][3], weights[3][3], x.z, x.w);
+}
+
+template <u32 EIGHTS, u32 DEPTH, u32 WARPS, class Work>
+__device__ __forceinline__ void linear_fast(const Work& work) {
+    constexpr u32 SLOT = slot_bytes(EIGHTS);
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    const u32 ring = shared_address(linear_shared) + warp * DEPTH * SLOT;
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + WARPS * DEPTH * SLOT);
+    const bool aligned = work.aligned();
+    Cursor<Work, WARPS> cursor;
+    cursor.begin(work, blockIdx.x, lane, warp);
+#pragma unroll 1
+    for (u32 i = 0; i < DEPTH; i++) {
+        if (cursor.item < work.items()) {
+            ask_for_step<EIGHTS>(work, cursor, ring + i * SLOT, lane, aligned);
+            cursor.advance(work, lane, warp);
+        }
+        commit_copies();
+    }
+    u32 slot = 0, problems = 0;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        const LinearMatrix& m = work.matrix(at);
+        if (!at.exists) continue;
+        float sums[2][EIGHTS][4] = {};
+#pragma unroll 1
+        for (u32 step = at.begin + warp; step < at.end; step += WARPS) {
+            const u32 place = ring + slot, mine = place + lane * 16;
+            wait_for_all_but<DEPTH - 1>();
+            __syncwarp();
+            const uint4 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512),
+                        codes = load_shared_16(mine + 1024);
+            uint4 x[EIGHTS];
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++)
+                x[i] = lane / 4 + 8 * i < at.rows ? load_shared_16(mine + STEP_BYTES + 512 * i)
+                                                  : make_uint4(0, 0, 0, 0);
+            const Head head = {load_shared_8(place + STEP_BYTES + 512 * EIGHTS)};
+            __syncwarp();
+            if (cursor.item < work.items()) {
+                ask_for_step<EIGHTS>(work, cursor, place, lane, aligned);
+                cursor.advance(work, lane, warp);
+            }
+            commit_copies();
+            slot = slot + SLOT == DEPTH * SLOT ? 0 : slot + SLOT;
+            u32 weights[4][4];
+            decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
+            decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
+            decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
+            decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+            if (head.has_entries(step % TILE_STEPS))
+                problems |= place_entries(weights, head, step % TILE_STEPS,
+                                          static_cast<const u32*>(m.rest), m.rest_count, lane);
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) multiply_step(sums[0][i], sums[1][i], weights, x[i]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++)
+            if (8 * i < at.rows)
+                add_warps<WARPS>(work, at, partials_of(work), all_sums, sums[0][i], sums[1][i],
+                                 8 * i, warp, lane);
+        add_slices<WARPS>(work, at);
+    }
+    if (problems) atomicOr(work.status(), problems);
+}

@@ -1,0 +1,285 @@
+// Between BF16 and the fast layout, tile by tile, a warp each.
+#pragma once
+#include "linear_warp.cuh"
+
+// Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r, column 32
+// t + lane % 4 * 8.
+struct TileOf {
+    u32 strip, tile, steps;  // steps: of this tile that exist
+    u64 number;
+};
+__device__ inline TileOf tile_of(u32 columns, u64 number) {
+    const u32 steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS,
+              across = (steps + TILE_STEPS - 1) / TILE_STEPS;
+    TileOf at;
+    at.number = number, at.strip = u32(number / across), at.tile = u32(number % across);
+    at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
+    return at;
+}
+__device__ inline u64 tiles_of(u32 rows, u32 columns) {
+    return u64((rows + STRIP_ROWS - 1) / STRIP_ROWS) * ((columns + 255) / 256);
+}
+
+// Eight weights of a row from a column on, and how many of them exist; the others are zero.
+__device__ inline uint4 load_weights(const u16* weights, u64 pitch, u32 rows, u32 columns, u32 row,
+                                     u32 column, u32& count) {
+    count = row < rows && column < columns ? min(columns - column, 8u) : 0;
+    const u16* from = weights + row * pitch + column;
+    if (count == 8 && reinterpret_cast<u64>(from) % 16 == 0)
+        return __ldg(reinterpret_cast<const uint4*>(from));
+    u32 words[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++)
+        if (i < count) words[i / 2] |= u32(__ldg(from + i)) << (16 * (i % 2));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ inline u32 weight_of(const uint4& unit, u32 k) {
+    const u32 word = k / 2 == 0 ? unit.x : k / 2 == 1 ? unit.y : k / 2 == 2 ? unit.z : unit.w;
+    return k % 2 ? word >> 16 : word & 0xFFFF;
+}
+// Whether no code says this exponent.
+__device__ inline bool is_entry(u32 exponent, u32 base) { return base - exponent > 15; }
+
+// Counts of the 256 exponents in shared memory, by exponent and two lanes, 16 bits for each of
+// them; and their sums.
+constexpr u32 COUNT_WORDS = LANES / 2, PACK_COUNTS = 256 * COUNT_WORDS + 256;
+constexpr u32 PACK_SHARED_BYTES = PACK_WARPS * PACK_COUNTS * 4;
+
+// The base with the most weights in its 16 exponents; of several the largest.
+__device__ inline u32 best_base(const u32* counts, u32* sums, u32 lane, u32& inside) {
+    for (u32 e = lane; e < 256; e += LANES) {
+        u32 sum = 0;
+        for (u32 i = 0; i < COUNT_WORDS; i++) {
+            const u32 two = counts[e * COUNT_WORDS + (i + lane) % COUNT_WORDS];
+            sum += (two & 0xFFFF) + (two >> 16);
+        }
+        sums[e] = sum;
+    }
+    __syncwarp();
+    u32 best = 0;
+    for (u32 e = lane; e < 256; e += LANES) {
+        u32 sum = 0;
+        for (u32 k = 0; k < 16; k++) sum += e >= k ? sums[e - k] : 0;
+        best = max(best, sum << 8 | e);
+    }
+    best = __reduce_max_sync(ALL_LANES, best);
+    inside = best >> 8;
+    return best & 255;
+}
+
+__device__ __forceinline__ void count_tile(const PackTask& task, u32* counts, u32* sums) {
+    const u32 lane = threadIdx.x % LANES;
+    const u64 number = u64(blockIdx.x) * PACK_WARPS + threadIdx.x / LANES;
+    if (number >= tiles_of(task.rows, task.columns)) return;
+    const TileOf at = tile_of(task.columns, number);
+    for (u32 i = lane; i < 256 * COUNT_WORDS / 4; i += LANES)
+        reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
+    __syncwarp();
+    u32 weights = 0;
+    for (u32 t = 0; t < at.steps; t++)
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            u32 count;
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
+                      column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+            const uint4 unit =
+                load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+            weights += count;
+#pragma unroll
+            for (u32 k = 0; k < 8; k++)
+                if (k < count)
+                    atomicAdd(counts + (weight_of(unit, k) >> 7 & 255) * COUNT_WORDS + lane / 2,
+                              lane % 2 ? 0x10000 : 1);
+        }
+    __syncwarp();
+    u32 inside;
+    const u32 base = best_base(counts, sums, lane, inside);
+    const u32 entries = __reduce_add_sync(ALL_LANES, weights) - inside;
+    u32 with_entries = 0;
+    if (entries)
+        for (u32 t = 0; t < at.steps; t++)
+#pragma unroll
+            for (u32 r = 0; r < 4; r++) {
+                u32 count;
+                const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
+                          column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+                const uint4 unit = load_weights(task.weights, task.pitch, task.rows, task.columns,
+                                                row, column, count);
+#pragma unroll
+                for (u32 k = 0; k < 8; k++)
+                    if (k < count && is_entry(weight_of(unit, k) >> 7 & 255, base))
+                        with_entries |= 1u << t;
+            }
+    with_entries = __reduce_or_sync(ALL_LANES, with_entries);
+    if (lane == 0) {
+        FastHead head = {0, u16(entries), u8(with_entries), u8(base)};
+        task.heads[number] = head;
+    }
+}
+
+// Each head's first entry: the sum of the counts before, from the total on. One block.
+__device__ __forceinline__ void scan_heads(const PackTask& task) {
+    __shared__ u32 warp_sums[LANES];
+    const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
+    const u64 tiles = tiles_of(task.rows, task.columns);
+    u32 before = *task.total;
+    for (u64 begin = 0; begin < tiles; begin += blockDim.x) {
+        const u64 at = begin + threadIdx.x;
+        const u32 count = at < tiles ? task.heads[at].count : 0, sum = inclusive_sum(count, lane);
+        __syncthreads();
+        if (lane == LANES - 1) warp_sums[warp] = sum;
+        __syncthreads();
+        u32 mine = before + sum - count;
+        for (u32 w = 0; w < warps; w++) {
+            if (w < warp) mine += warp_sums[w];
+            before += warp_sums[w];
+        }
+        if (at < tiles) task.heads[at].first = mine;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) *task.total = before;
+}
+
+__device__ __forceinline__ void pack_tile(const PackTask& task) {
+    const u32 lane = threadIdx.x % LANES;
+    const u64 number = u64(blockIdx.x) * PACK_WARPS + threadIdx.x / LANES;
+    if (number >= tiles_of(task.rows, task.columns)) return;
+    const TileOf at = tile_of(task.columns, number);
+    const FastHead head = task.heads[number];
+    const u32 base = head.base, steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    u64 next = head.first;
+    u8* to = task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
+    for (u32 t = 0; t < at.steps; t++, to += STEP_BYTES) {
+        u32 plane[8], codes[4], outside = 0;
+        uint4 units[4];
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            u32 count;
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
+                      column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+            units[r] =
+                load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+            u32 each[8];
+#pragma unroll
+            for (u32 k = 0; k < 8; k++) {
+                const u32 exponent = weight_of(units[r], k) >> 7 & 255;
+                const bool other = is_entry(exponent, base);
+                if (other && k < count) outside |= 1u << (8 * r + k);
+                // What does not exist must be finite, since zeros of x meet it.
+                each[k] = k >= count ? min(base, 15u) : other ? 0 : base - exponent;
+            }
+            plane[2 * r] = encode_others(units[r].x, units[r].y),
+                      plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
+            codes[r] = encode_codes(each);
+        }
+        *reinterpret_cast<uint4*>(to) = make_uint4(plane[0], plane[1], plane[2], plane[3]);
+        *reinterpret_cast<uint4*>(to + 512) = make_uint4(plane[4], plane[5], plane[6], plane[7]);
+        *reinterpret_cast<uint4*>(to + 1024) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+        if (!(head.steps >> t & 1)) continue;
+        const u32 count = __popc(outside), sum = inclusive_sum(count, lane);
+        u64 place = next + sum - count;
+        next += __shfl_sync(ALL_LANES, sum, LANES - 1);
+#pragma unroll
+        for (u32 i = 0; i < 32; i++)
+            if (outside >> i & 1) {
+                if (place < task.capacity)
+                    task.entries[place] =
+                        (t << 10 | lane << 5 | i) << 16 | weight_of(units[i / 8], i % 8);
+                place++;
+            }
+    }
+}
+
+__device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
+    const u32 lane = threadIdx.x % LANES;
+    const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
+    if (number >= tiles_of(task.rows, task.columns)) return;
+    const TileOf at = tile_of(task.columns, number);
+    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + number)};
+    const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const u8* from =
+        task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
+    u32 problems = 0;
+#pragma unroll 2
+    for (u32 t = 0; t < at.steps; t++, from += STEP_BYTES) {
+        const uint4 p0 = __ldg(reinterpret_cast<const uint4*>(from)),
+                    p1 = __ldg(reinterpret_cast<const uint4*>(from + 512));
+        const uint4 codes = __ldg(reinterpret_cast<const uint4*>(from + 1024));
+        u32 weights[4][4];
+        decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
+        decode_codes(weights[1], p0.z, p0.w, codes.y, head.base());
+        decode_codes(weights[2], p1.x, p1.y, codes.z, head.base());
+        decode_codes(weights[3], p1.z, p1.w, codes.w, head.base());
+        if (head.has_entries(t))
+            problems |= place_entries(weights, head, t, task.entries, task.entry_count, lane);
+        const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
+            if (row >= task.rows || column >= task.columns) continue;
+            u16* to = task.output + row * task.pitch + column;
+            const u32(&w)[4] = weights[r];
+            if (column + 8 <= task.columns && reinterpret_cast<u64>(to) % 16 == 0) {
+                *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
+                continue;
+            }
+#pragma unroll
+            for (u32 k = 0; k < 8; k++)
+                if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
+        }
+    }
+    if (problems) atomicOr(task.status, problems);
+}
+
+// One row's part of one tile: lane l has four pairs of step l / 4, columns l % 4 * 8.
+__device__ __forceinline__ void gather_tile(const GatherTask& task) {
+    const u32 lane = threadIdx.x % LANES, across = (task.columns + 255) / 256;
+    const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
+    if (number >= u64(task.count) * across) return;
+    const u32 place = u32(number / across), tile = u32(number % across),
+              column = tile * 256 + lane * 8;
+    const u64 row = task.wide ? __ldg(static_cast<const u64*>(task.indices) + place)
+                              : __ldg(static_cast<const u32*>(task.indices) + place);
+    u32 weights[1][4] = {}, problems = row < task.rows ? 0 : STATUS_INDEX;
+    const u32 strip = u32(row / STRIP_ROWS), of_strip = u32(row % STRIP_ROWS),
+              owner = of_strip % 8 * 4 + lane % 4, band = of_strip / 8;
+    if (!problems) {
+        const Head head = {
+            __ldg(reinterpret_cast<const uint2*>(task.heads) + u64(strip) * across + tile)};
+        const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS,
+                  step = tile * TILE_STEPS + lane / 4;
+        if (step < steps) {
+            const u8* from = task.data + (u64(strip) * steps + step) * STEP_BYTES + owner * 16;
+            const uint2 plane =
+                __ldg(reinterpret_cast<const uint2*>(from + band / 2 * 512 + band % 2 * 8));
+            decode_codes(weights[0], plane.x, plane.y,
+                         __ldg(reinterpret_cast<const u32*>(from + 1024 + band * 4)), head.base());
+        }
+        for (u32 i = 0; i < head.count(); i++) {
+            const u64 at = u64(head.first()) + i;
+            if (at >= task.entry_count) {
+                problems = STATUS_ENTRIES;
+                break;
+            }
+            const u32 entry = __ldg(task.entries + at);
+            if (entry >> 26 != lane / 4 || (entry >> 21 & 31) != owner || (entry >> 19 & 3) != band)
+                continue;
+#pragma unroll
+            for (u32 pair = 0; pair < 4; pair++)
+                if ((entry >> 17 & 3) == pair)
+                    weights[0][pair] =
+                        __byte_perm(weights[0][pair], entry, entry >> 16 & 1 ? 0x5410 : 0x3254);
+        }
+    }
+    if (problems) atomicOr(task.status, problems);
+    if (column >= task.columns) return;
+    u16* to = task.output + place * task.pitch + column;
+    const u32(&w)[4] = weights[0];
+    if (column + 8 <= task.columns && reinterpret_cast<u64>(to) % 16 == 0) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
+        return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < 8; k++)
+        if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
+}

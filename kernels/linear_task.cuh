@@ -1,0 +1,192 @@
+// What the host hands to the kernels that multiply by compressed matrices: y = x W^T (+ bias), x
+// and y BF16, sums in f32. Rust mirrors this file: src/gpu/ (sizes and constants are read back from
+// `df11_linear_constants` and compared by a test).
+#pragma once
+#include "task.cuh"
+
+// The fast layout: a matrix as it may lie in GPU memory, never in a file. Three arrays:
+//
+//   data      For each strip of 32 rows, for each step of 32 columns, 1536 bytes. A strip has
+//             steps = ceil(columns / 32) of them; strip s, step t begins at 1536 (s steps + t).
+//             Rows and columns that do not exist have data all the same, which decodes to finite
+//             weights. Within a step, lane l (g = l / 4, q = l % 4) has the weights of the rows
+//             g, g + 8, g + 16, g + 24 of the strip and the columns 8q to 8q + 7 of the step:
+//               16 bytes at 16 l           row g, then row g + 8: two words of four bytes each
+//               16 bytes at 512 + 16 l     row g + 16, then row g + 24: likewise
+//               16 bytes at 1024 + 16 l    codes: a word for each of the four rows
+//             The eight weights of a row are pairs 0 to 3, as BF16 lies in memory:
+//             w[2 i] | w[2 i + 1] << 16.
+//             Word j of a row has signs and mantissas (0x807F807F) of pair 2 j, and, rotated right
+//             by 8 bits, those of pair 2 j + 1.
+//             The code of a weight: exponent = base - code, four bits. The word of codes is
+//             F(0) | F(1) >> 4 | rotl(F(2), 8) | rotl(F(3) >> 4, 8), where
+//             F(i) = code of w[2 i] << 7 | code of w[2 i + 1] << 23.
+//   heads     For each strip, for each tile of 256 columns (8 steps), a FastHead.
+//   entries   The weights that no code can express, tile by tile, in ascending order of position:
+//               bits 0 to 15    the weight
+//               bits 16 to 28   position in the tile: step << 10 | lane << 5 | row / 8 << 3 | k
+//             Their signs and mantissas are as the weights have them, their codes 0.
+constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS = 8;
+
+struct alignas(8) FastHead {
+    u32 first;  // of the tile's entries
+    u16 count;  // of them
+    u8 steps;   // bit t: step t of the tile has entries
+    u8 base;    // the exponent of code 0: of all that are possible the largest with fewest entries
+};
+static_assert(sizeof(FastHead) == 8, "heads have no padding");
+
+// One matrix of a launch, and where its product goes.
+//
+// The host promises that the arrays have the bytes that the layout gives for `rows` and the
+// launch's `columns`, and that y has room for x_rows rows. What the arrays hold may be anything.
+// Rows from a multiple of 32 on are a matrix of their own: begin the arrays there.
+struct alignas(16) LinearMatrix {
+    const u8* data;            // aligned to 16
+    const void* index;         // heads
+    const void* rest;          // entries
+    const void* reserved0;     // null
+    u64 rest_count;            // how many entries
+    const u16* bias;           // `rows` of them, or null
+    u16* y;                    // row 0, first column of the product
+    u64 y_pitch;               // elements from a row of y to the next
+    u32 rows;                  // of the matrix: columns of the product; at least 1
+    u32 whole_strips, slices;  // linear_split(rows, columns)
+    u32 first_item;            // the sum of linear_split(..).items() of all matrices before
+    u32 first_strip;           // the sum of strips of all matrices before
+    u32 first_partial;         // the sum of linear_split(..).partials() of all matrices before
+    u32 reserved[2];
+};
+static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
+
+// A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0
+// _{32,64}: one argument, by value. At most so many rows of x, at least 1. Any multiple of
+// LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads
+// and dynamic shared memory: df11_linear_constants tells them.
+//
+// Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
+// row, no other matrix, no grid.
+//
+// Where the constants say so, the launch may have the attribute of programmatic stream
+// serialization: then the matrices must have been written before the launch before this one began.
+constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
+struct alignas(16) LinearLaunch {
+    const u16* x;  // row-major
+    u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
+                   // 16 bytes
+    u32 x_rows;
+    u32 columns;       // of x and of all matrices; at least 1
+    u32 matrix_count;  // 1 to LINEAR_MATRICES
+    u32 items;         // the sum of linear_split(..).items()
+    u32* counters;     // one for each strip of the launch, 0 before and after; of no use without
+                       // partials
+    float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
+                       // 16 rows of x, aligned to 16
+    u32* status;       // bits are set where what is stored contradicts itself
+    u64 reserved;
+    LinearMatrix matrices[LINEAR_MATRICES];
+};
+static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
+constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
+
+// How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,
+// if they are too few for a GPU's multiprocessors, each is several items, slices of its columns,
+// whose sums meet in memory. By shape alone, for the number of multiprocessors of the GPUs that we
+// have.
+constexpr u32 LINEAR_GROUP = 4, LINEAR_BLOCKS = 132;
+struct LinearSplit {
+    u32 whole_strips, tail, slices;  // tail: rounded up to whole groups of items
+    __host__ __device__ constexpr u32 items() const { return whole_strips + tail * slices; }
+    __host__ __device__ constexpr u32 partials() const { return slices > 1 ? tail * slices : 0; }
+};
+__host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
+    const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, tiles = (columns + 255) / 256,
+              tail = strips % LINEAR_BLOCKS;
+    LinearSplit split = {strips - tail, (tail + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP, 1};
+    while (split.slices < 16 && split.tail * split.slices * 2 <= LINEAR_BLOCKS + 8 &&
+           tiles >= split.slices * 4)
+        split.slices *= 2;
+    // Two slices cost more than they save: their sums meet late.
+    if (split.slices < 4) split.slices = 1;
+    return split;
+}
+
+// A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with
+// the matrix of its expert: y[i] = x[x_index[i]] W[e]^T for offsets[e] <= i < offsets[e + 1]. Only
+// matrices of experts that have places are read. A launch of df11_linear_grouped: one argument, by
+// value; any number of blocks, of as many threads as df11_linear_fast_16; dynamic shared memory:
+// df11_linear_constants tells it. Bits of y depend on the matrix and on the row of x alone.
+constexpr u32 MOST_EXPERTS = 1024;
+struct alignas(16) GroupedLaunch {
+    const u16* x;  // row-major
+    u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
+                   // 16 bytes
+    const u32* x_index;  // `places` of them, or null: place i has row i
+    const u32* offsets;  // experts + 1, on the device: ascending, the last at most `places`
+    const LinearMatrix* matrices;  // `experts` of them, on the device, 16-byte aligned; of their
+                                   // fields those up to bias, without bias, are used
+    u16* y;
+    u64 y_pitch;  // elements from a row of y to the next
+    u32* status;
+    u32 x_rows,
+        columns;  // of x: rows, of which an index at or past them sets the status and counts as 0
+    u32 rows;     // of each matrix: columns of y
+    u32 places, experts;  // experts: at most MOST_EXPERTS
+    u32 reserved[3];
+};
+static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
+
+// Rows of a matrix in the fast layout by their indices on the device: df11_linear_gather, one
+// argument by value; count * ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or
+// past `rows` sets the status and gives zeros.
+struct alignas(16) GatherTask {
+    const u8* data;
+    const FastHead* heads;
+    const u32* entries;
+    u64 entry_count;
+    const void* indices;  // u32, or i64 where wide is 1
+    u16* output;          // row i of it: row indices[i]
+    u64 pitch;  // elements from a row of output to the next; slow unless both are multiples of 16
+                // bytes
+    u32 rows, columns;
+    u32 count, wide;
+    u32* status;
+};
+static_assert(sizeof(GatherTask) == 80, "as Rust has it");
+
+// Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack, of a
+// range of whole strips (the last may be partial). Deterministic. One argument, by value.
+struct alignas(16) PackTask {
+    const u16* weights;  // row-major, of the range
+    u64 pitch;           // elements from a row to the next
+    u32 rows, columns;   // of the range
+    FastHead* heads;     // of the range; count writes all but `first`, scan `first`
+    u8* data;            // of the range, aligned to 16
+    u32* entries;        // of the matrix: the heads' `first` counts from here
+    u64 capacity;        // of entries: beyond it pack writes none
+    u32* total;          // entries so far: scan begins at it and adds the range's
+    u64 reserved;
+};
+static_assert(sizeof(PackTask) == 80, "as Rust has it");
+// df11_linear_count and _pack: ceil(tiles / PACK_WARPS) blocks of PACK_WARPS warps, no dynamic
+// shared memory; scan: one block of 1024 threads.
+constexpr u32 PACK_WARPS = 4;
+
+// From the fast layout back to BF16: df11_linear_unpack, one argument by value; ceil(strips * tiles
+// / UNPACK_WARPS) blocks of UNPACK_WARPS warps.
+struct alignas(16) UnpackTask {
+    const u8* data;         // of the first strip
+    const FastHead* heads;  // likewise
+    const u32* entries;     // of the matrix
+    u64 entry_count;
+    u16* output;  // row-major
+    u64 pitch;    // elements from a row to the next; slow unless both are multiples of 16 bytes
+    u32 rows, columns;
+    u32* status;
+};
+static_assert(sizeof(UnpackTask) == 64, "as Rust has it");
+constexpr u32 UNPACK_WARPS = 8;
+
+// Bits of the status word.
+constexpr u32 STATUS_ENTRIES = 128;  // a head names entries that do not exist
+constexpr u32 STATUS_INDEX = 256;    // an index or an offset names a row that does not exist

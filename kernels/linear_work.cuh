@@ -1,0 +1,139 @@
+// What a launch asks for, item by item.
+#pragma once
+#include "block.cuh"
+#include "linear_warp.cuh"
+
+__host__ __device__ constexpr u32 steps_of(u32 columns) {
+    return (columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+}
+__host__ __device__ constexpr u32 tiles_across(u32 columns) {
+    return (columns + TILE_STEPS * STEP_COLUMNS - 1) / (TILE_STEPS * STEP_COLUMNS);
+}
+__device__ inline u32 partial_floats(u32 x_rows) {
+    return (x_rows + LINEAR_ROWS - 1) / LINEAR_ROWS * (LINEAR_PARTIAL_BYTES / 4);
+}
+
+// An item: steps of a strip, from a whole tile on. Warp w of W has the steps w, w + W, w + 2 W, ...
+// of them.
+struct Range {
+    u32 matrix, strip, slices, begin, end;
+    u32 partial;  // of this slice; those of the others of the strip are `stride` apart
+    u32 first_partial, stride;
+    u32 first_row, rows;  // of x
+    bool exists;          // else the strip is after the last one: groups of items are whole
+};
+
+// Some matrices that share x.
+struct Shared {
+    const LinearLaunch& launch;
+    __device__ u32 items() const { return launch.items; }
+    __device__ u32 columns() const { return launch.columns; }
+    __device__ u32* status() const { return launch.status; }
+    __device__ bool aligned() const {
+        return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 ==
+               0;
+    }
+    __device__ const LinearMatrix& matrix(const Range& at) const {
+        return launch.matrices[at.matrix];
+    }
+    __device__ const u16* x(const Range&, u32 row) const { return launch.x + row * launch.x_pitch; }
+    __device__ u16* y(const Range& at, u32 row) const {
+        return matrix(at).y + row * matrix(at).y_pitch;
+    }
+    __device__ const u16* bias(const Range& at) const { return matrix(at).bias; }
+    __device__ u32 matrix_rows(const Range& at) const { return matrix(at).rows; }
+    __device__ Range range(u32 item) const {
+        Range at = {};
+        while (at.matrix + 1 < launch.matrix_count &&
+               launch.matrices[at.matrix + 1].first_item <= item)
+            at.matrix++;
+        const LinearMatrix& m = launch.matrices[at.matrix];
+        at.strip = item - m.first_item, at.slices = 1, at.end = steps_of(launch.columns),
+        at.rows = launch.x_rows;
+        if (at.strip >= m.whole_strips && m.slices > 1) {
+            const u32 number = at.strip - m.whole_strips,
+                      strips = (m.rows + STRIP_ROWS - 1) / STRIP_ROWS - m.whole_strips;
+            at.slices = m.slices,
+            at.stride = (strips + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP;
+            const u32 slice = number / at.stride, strip = number % at.stride,
+                      tiles = tiles_across(launch.columns);
+            at.first_partial = m.first_partial + strip, at.partial = m.first_partial + number;
+            at.strip = m.whole_strips + strip;
+            at.begin = tiles * slice / m.slices * TILE_STEPS;
+            at.end = min(tiles * (slice + 1) / m.slices * TILE_STEPS, at.end);
+        }
+        at.exists = at.strip * STRIP_ROWS < m.rows;
+        return at;
+    }
+};
+
+// Experts, each with its own rows of x. `chunks`, in shared memory: those of all experts before, of
+// up to ROWS places each.
+template <u32 ROWS>
+struct Grouped {
+    const GroupedLaunch& launch;
+    const u32* chunks;
+    __device__ u32 strips() const { return (launch.rows + STRIP_ROWS - 1) / STRIP_ROWS; }
+    __device__ u32 items() const { return chunks[launch.experts] * strips(); }
+    __device__ u32 columns() const { return launch.columns; }
+    __device__ u32* status() const { return launch.status; }
+    __device__ bool aligned() const {
+        return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 ==
+               0;
+    }
+    __device__ const LinearMatrix& matrix(const Range& at) const {
+        return launch.matrices[at.matrix];
+    }
+    __device__ const u16* x(const Range& at, u32 row) const {
+        u32 index = at.first_row + row;
+        if (launch.x_index) index = __ldg(launch.x_index + index);
+        if (index >= launch.x_rows) index = 0, atomicOr(launch.status, STATUS_INDEX);
+        return launch.x + index * launch.x_pitch;
+    }
+    __device__ u16* y(const Range& at, u32 row) const {
+        return launch.y + (at.first_row + row) * launch.y_pitch;
+    }
+    __device__ const u16* bias(const Range&) const { return nullptr; }
+    __device__ u32 matrix_rows(const Range&) const { return launch.rows; }
+    // The place with which an expert begins, whatever the offsets hold.
+    __device__ u32 place(u32 expert) const {
+        return min(__ldg(launch.offsets + expert), launch.places);
+    }
+    // The blocks' shared `to` gets the chunks; all threads of the block, which synchronise
+    // afterwards.
+    __device__ void count_chunks(u32* to) const {
+        if (threadIdx.x >= LANES) return;
+        u32 before = 0;
+        for (u32 begin = 0; begin < launch.experts; begin += LANES) {
+            const u32 expert = begin + threadIdx.x;
+            u32 count = 0;
+            if (expert < launch.experts) {
+                const u32 first = place(expert), end = place(expert + 1);
+                count = (max(end, first) - first + ROWS - 1) / ROWS;
+                if (end < first || __ldg(launch.offsets + expert + 1) > launch.places)
+                    atomicOr(launch.status, STATUS_INDEX);
+            }
+            const u32 sum = inclusive_sum(count, threadIdx.x);
+            if (expert < launch.experts) to[expert] = before + sum - count;
+            before += __shfl_sync(ALL_LANES, sum, LANES - 1);
+        }
+        if (threadIdx.x == 0) to[launch.experts] = before;
+    }
+    __device__ Range range(u32 item) const {
+        Range at = {};
+        const u32 chunk = item / strips();
+        u32 low = 0, high = launch.experts;  // the last expert with no more chunks before it
+        while (low + 1 < high) {
+            const u32 middle = (low + high) / 2;
+            if (chunks[middle] <= chunk)
+                low = middle;
+            else
+                high = middle;
+        }
+        at.matrix = low, at.strip = item % strips(), at.slices = 1,
+        at.end = steps_of(launch.columns), at.exists = true;
+        at.first_row = place(low) + (chunk - chunks[low]) * ROWS;
+        at.rows = min(place(low + 1) - at.first_row, ROWS);
+        return at;
+    }
+};

@@ -1,0 +1,3 @@
+module df11go
+
+go 1.19

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"df11go/df11"
+)
+
+// vector is a row of the manifest (vectors/README.md).
+type vector struct {
+	File    string            `json:"file"`
+	Sha256  string            `json:"sha256"`
+	Expect  kinds             `json:"expect"`
+	Level   string            `json:"level"`
+	About   string            `json:"about"`
+	Tensors map[string]string `json:"tensors"`
+	Files   map[string]string `json:"files"`
+}
+
+// kinds is a string, or a list of strings of which any one is right.
+type kinds []string
+
+func (k *kinds) UnmarshalJSON(b []byte) error {
+	var one string
+	if json.Unmarshal(b, &one) == nil {
+		*k = kinds{one}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]string)(k))
+}
+
+func (k kinds) has(kind string) bool {
+	for _, s := range k {
+		if s == kind {
+			return true
+		}
+	}
+	return false
+}
+
+func readManifest(dir string) ([]vector, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
+	if err != nil {
+		return nil, err
+	}
+	var m struct{ Vectors []vector }
+	err = json.Unmarshal(b, &m)
+	return m.Vectors, err
+}
+
+// read returns the container of a vector, after decompression.
+func (v *vector) read(dir string) ([]byte, error) {
+	b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(v.File)))
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasSuffix(v.File, ".gz") {
+		z, err := gzip.NewReader(bytes.NewReader(b))
+		if err != nil {
+			return nil, err
+		}
+		if b, err = io.ReadAll(z); err != nil {
+			return nil, err
+		}
+	}
+	if sum(b) != v.Sha256 {
+		return nil, fmt.Errorf("SHA-256 of the vector is wrong")
+	}
+	return b, nil
+}
+
+func sum(b []byte) string {
+	h := sha256.Sum256(b)
+	return hex.EncodeToString(h[:])
+}
+
+func runVectors(args []string, _ string, out io.Writer) int {
+	vectors, err := readManifest(args[0])
+	if err != nil {
+		return fail(out, err)
+	}
+	failed := 0
+	for i := range vectors {
+		if err := vectors[i].run(args[0]); err != nil {
+			failed++
+			fmt.Fprintf(out, "%s (%s): %v\n", vectors[i].File, vectors[i].About, err)
+		}
+	}
+	fmt.Fprintf(out, "%d passed, %d failed\n", len(vectors)-failed, failed)
+	if failed > 0 {
+		return 1
+	}
+	return 0
+}
+
+func (v *vector) run(dir string) error {
+	b, err := v.read(dir)
+	if err != nil {
+		return err
+	}
+	if v.Expect.has("valid") {
+		return v.runValid(b)
+	}
+	return v.runInvalid(b)
+}
+
+// runInvalid checks that the right problem is found at the level at the
+// latest.
+func (v *vector) runInvalid(b []byte) error {
+	level, err := problem(b)
+	if err == nil {
+		return fmt.Errorf("nothing was found")
+	}
+	if !v.Expect.has(df11.KindOf(err).String()) {
+		return fmt.Errorf("wanted %s, found at %s: %w", v.Expect, levels[level], err)
+	}
+	if level > levelOf(v.Level) {
+		return fmt.Errorf("wanted at %s, found at %s: %w", v.Level, levels[level], err)
+	}
+	return nil
+}
+
+var levels = [...]string{"open", "load", "verify"}
+
+func levelOf(name string) int {
+	for i, s := range levels {
+		if s == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// problem returns the first problem of a container, and its level.
+func problem(b []byte) (int, error) {
+	c, err := df11.Open(bytes.NewReader(b), uint64(len(b)))
+	if err != nil {
+		return 0, err
+	}
+	for i := range c.Tensors {
+		err := c.Load(&c.Tensors[i], io.Discard)
+		if err != nil && df11.KindOf(err) != df11.Unsupported {
+			return 1, err
+		}
+	}
+	m, err := df11.NewModel(c)
+	if err != nil {
+		return 2, err
+	}
+	r := m.Verify()
+	if r.Broken != nil {
+		return 2, r.Broken
+	}
+	if len(r.Wrong) > 0 {
+		return 2, r.Wrong[0]
+	}
+	return 2, nil
+}
+
+func (v *vector) runValid(b []byte) error {
+	c, err := df11.Open(bytes.NewReader(b), uint64(len(b)))
+	if err != nil {
+		return err
+	}
+	if err := v.checkTensors(c); err != nil {
+		return err
+	}
+	if err := v.checkFiles(c); err != nil {
+		return err
+	}
+	m, err := df11.NewModel(c)
+	if err != nil {
+		return err
+	}
+	r := m.Verify()
+	if got, want := r.Exit(), v.wantedExit(c); got != want {
+		return fmt.Errorf("verification: exit %d and not %d: %v %v", got, want, r.Wrong, r.Broken)
+	}
+	return nil
+}
+
+// checkTensors compares all tensors that decode; all others are Unsupported.
+func (v *vector) checkTensors(c *df11.Container) error {
+	found := 0
+	for i := range c.Tensors {
+		var out bytes.Buffer
+		t := &c.Tensors[i]
+		err := c.Load(t, &out)
+		want, ok := v.Tensors[t.Name]
+		if !ok && df11.KindOf(err) == df11.Unsupported {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if sum(out.Bytes()) != want {
+			return fmt.Errorf("tensor %q is wrong", t.Name)
+		}
+		found++
+	}
+	if found != len(v.Tensors) {
+		return fmt.Errorf("%d tensors and not %d", found, len(v.Tensors))
+	}
+	return nil
+}
+
+// checkFiles compares all files that can be restored.
+func (v *vector) checkFiles(c *df11.Container) error {
+	found := 0
+	for i := range c.Files {
+		var out bytes.Buffer
+		f := &c.Files[i]
+		err := c.WriteFile(i, &out)
+		want, ok := v.Files[f.Path]
+		if !ok && df11.KindOf(err) == df11.Unsupported {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if sum(out.Bytes()) != want {
+			return fmt.Errorf("file %q is wrong", f.Path)
+		}
+		found++
+	}
+	if found != len(v.Files) {
+		return fmt.Errorf("%d files and not %d", found, len(v.Files))
+	}
+	return nil
+}
+
+// wantedExit is 2 where something of one container cannot be checked (9).
+func (v *vector) wantedExit(c *df11.Container) int {
+	if c.ShardCount > 1 || len(v.Tensors) < len(c.Tensors) || len(v.Files) < len(c.Files) {
+		return 2
+	}
+	return 0
+}

@@ -1,0 +1,467 @@
+//! A matrix of a model on a GPU, or a slice of one, in either form of residence.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use std::{fmt::Display, ops::Range, sync::Arc};
+
+use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+
+use super::{
+    fast::{FastArrays, Indices},
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS},
+    transcode,
+};
+use crate::{
+    Dtype, Error, Result,
+    gpu::{
+        Device, Status,
+        launches::OUTPUT_ALIGNMENT,
+        memory::Buffer,
+        model::Inner,
+        part::Part,
+        route::{Cut, Ready, Route, check_contexts},
+        stored::{Coded, Stored, StoredTile},
+    },
+    open::Slice,
+};
+
+/// How a [`Matrix`] lies in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Residence {
+    /// In the arrays of the container, about 10.6 bits a weight: the smallest.
+    Stored,
+    /// In the fast layout, about 12.1 bits a weight: the fastest to multiply by.
+    Fast,
+}
+
+/// What [`Matrix::to_fast`] gives.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Transcoded {
+    /// The same weights in the fast layout.
+    Fast(Matrix),
+    /// More exceptions than were allowed: the matrix stays as it is.
+    TooManyExceptions {
+        /// Weights whose exponent lies outside the 16 that the codes of its tile express.
+        exceptions: u64,
+        /// As many were allowed.
+        most: u64,
+    },
+}
+
+/// A BF16 matrix that stays compressed in the memory of one GPU, or a slice of one, for
+/// [`Linear`](super::Linear).
+///
+/// From [`GpuModel::matrix`](crate::gpu::GpuModel::matrix). Rows and columns are those of W in `y =
+/// x Wᵀ`, so that x has as many columns and y as many columns as W has rows. It keeps what it
+/// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap
+/// and the same matrix.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    name: Arc<str>,
+    form: Form,
+}
+
+#[derive(Clone, Debug)]
+enum Form {
+    Stored(Arc<StoredMatrix>),
+    Fast { arrays: Arc<FastArrays>, rows: Range<u64> },
+}
+
+/// Rows and columns of a tensor in tiles of 32 x 256.
+#[derive(Debug)]
+pub(super) struct StoredMatrix {
+    model: Arc<Inner>,
+    part: usize,
+    stored: Arc<Stored>,
+    /// From a multiple of 32 on, to one or to the end.
+    rows: Range<u64>,
+    /// Likewise of 256.
+    columns: Range<u64>,
+    /// Decodes it.
+    route: Route,
+    tasks: Buffer,
+}
+
+impl Matrix {
+    pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
+        let entry = model.entry(name)?;
+        let block = model.block(entry.block);
+        let refuse =
+            |problem: &str, remedy: &str| Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy));
+        if entry.dtype != Dtype::BF16 {
+            return refuse("has no BF16 elements", "multiply by what GpuModel::program decodes");
+        }
+        if block.route.turn().is_some() {
+            return refuse("is streamed from the host", "load its block resident (LoadOptions::plan)");
+        }
+        let tile = entry.stored.coded().and_then(Coded::as_tile);
+        let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
+            return refuse("is not stored in tiles", "convert the container to the tile layout");
+        };
+        let (rows, columns) = (geometry.rows(), geometry.columns());
+        if geometry.tile_columns() != TILE_COLUMNS || !has_rows_of(&entry.shape, columns) {
+            return refuse(
+                "is not stored in tiles of 32 rows and 256 columns of its own",
+                "decode it with GpuModel::program and multiply then",
+            );
+        }
+        let most = u64::from(u32::MAX);
+        if let Some(many) = [rows, columns].into_iter().find(|&count| count > most) {
+            return Err(Error::limit(format!("rows or columns of matrix {name:?} on the GPU"), many, most));
+        }
+        let whole = StoredMatrix::new(model, block.part, &entry.stored, 0..rows, 0..columns)?;
+        Ok(Self { name: name.into(), form: Form::Stored(Arc::new(whole)) })
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of its rows.
+    pub fn row_count(&self) -> u64 {
+        match &self.form {
+            Form::Stored(stored) => stored.row_count(),
+            Form::Fast { rows, .. } => rows.end - rows.start,
+        }
+    }
+
+    /// The number of its columns.
+    pub fn column_count(&self) -> u64 {
+        match &self.form {
+            Form::Stored(stored) => stored.column_count(),
+            Form::Fast { arrays, .. } => arrays.columns,
+        }
+    }
+
+    /// How it lies in device memory.
+    pub fn residence(&self) -> Residence {
+        match self.form {
+            Form::Stored(_) => Residence::Stored,
+            Form::Fast { .. } => Residence::Fast,
+        }
+    }
+
+    /// The GPU on which it lies.
+    pub fn device(&self) -> &Device {
+        match &self.form {
+            Form::Stored(stored) => &stored.part().device,
+            Form::Fast { arrays, .. } => &arrays.device,
+        }
+    }
+
+    /// Device memory of the arrays that it reads, in bytes; a slice answers for the matrix that it
+    /// is cut from. As stored they are part of
+    /// [`GpuModel::device_bytes`](crate::gpu::GpuModel::device_bytes), in the fast layout they are
+    /// not.
+    pub fn device_bytes(&self) -> u64 {
+        match &self.form {
+            Form::Stored(stored) => stored.bytes(),
+            Form::Fast { arrays, .. } => arrays.bytes(),
+        }
+    }
+
+    /// Weights of the fast layout that its codes do not express; a slice answers for the matrix
+    /// that it is cut from. None as stored.
+    pub fn exceptions(&self) -> Option<u64> {
+        match &self.form {
+            Form::Stored(_) => None,
+            Form::Fast { arrays, .. } => Some(arrays.exceptions()),
+        }
+    }
+
+    /// Some of its rows, as a matrix of its own: from a multiple of 32 to one, or to the last row.
+    /// Decodes and copies nothing; as stored it takes 128 bytes of device memory for a task, and
+    /// waits for their upload.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for other rows, or none; [`Error::Gpu`].
+    pub fn rows(&self, rows: Range<u64>) -> Result<Self> {
+        let inner = within(&rows, self.row_count(), STRIP_ROWS, format_args!("rows of {:?}", self.name))?;
+        let form = match &self.form {
+            Form::Stored(stored) => {
+                let rows = shift(&inner, stored.rows.start);
+                Form::Stored(Arc::new(stored.cut(rows, stored.columns.clone())?))
+            }
+            Form::Fast { arrays, rows } => {
+                Form::Fast { arrays: Arc::clone(arrays), rows: shift(&inner, rows.start) }
+            }
+        };
+        Ok(Self { name: Arc::clone(&self.name), form })
+    }
+
+    /// Some of its columns, as a matrix of its own: from a multiple of 256 to one, or to the last
+    /// column. Costs as [`Matrix::rows`]. Only as stored: take columns first, then
+    /// [`Matrix::to_fast`].
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for other columns, or none, and in the fast layout; [`Error::Gpu`].
+    pub fn columns(&self, columns: Range<u64>) -> Result<Self> {
+        let what = format_args!("columns of {:?}", self.name);
+        let inner = within(&columns, self.column_count(), TILE_COLUMNS, what)?;
+        let Form::Stored(stored) = &self.form else {
+            let problem = format!("{what} in the fast layout are no matrix");
+            return Err(Error::parameter(problem, "take them of the stored matrix, and make that fast"));
+        };
+        let columns = shift(&inner, stored.columns.start);
+        let cut = stored.cut(stored.rows.clone(), columns)?;
+        Ok(Self { name: Arc::clone(&self.name), form: Form::Stored(Arc::new(cut)) })
+    }
+
+    /// The same weights in the fast layout, in device memory of their own: made on the GPU, the
+    /// same bytes in every run. Waits until that is done. `most_exceptions`: 4 bytes each;
+    /// [`Matrix::good_exceptions`] is a good number.
+    ///
+    /// Device memory meanwhile: besides the result, decoded weights of some strips (at most 64 MB),
+    /// and 4 bytes for each of `most_exceptions`. What is fast already comes back as it is.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a matrix of more than 2^20 columns or 2^32 weights or more;
+    /// [`Error::Corrupt`] if the stored weights contradict themselves; [`Error::Gpu`].
+    pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
+        let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
+        Ok(match transcode::transcode(stored, &self.name, most_exceptions)? {
+            transcode::Outcome::Fast(arrays) => {
+                let form = Form::Fast { arrays: Arc::new(arrays), rows: 0..self.row_count() };
+                Transcoded::Fast(Self { name: Arc::clone(&self.name), form })
+            }
+            transcode::Outcome::TooMany(exceptions) => {
+                Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
+            }
+        })
+    }
+
+    /// As [`Matrix::to_fast`] with [`Matrix::good_exceptions`], or itself as stored if it has more;
+    /// [`Matrix::residence`] tells which.
+    ///
+    /// # Errors
+    /// As [`Matrix::to_fast`].
+    pub fn to_fast_or_stored(&self) -> Result<Self> {
+        Ok(match self.to_fast(self.good_exceptions())? {
+            Transcoded::Fast(fast) => fast,
+            Transcoded::TooManyExceptions { .. } => self.clone(),
+        })
+    }
+
+    /// As many exceptions as the fast layout bears well: one of 256 weights, which takes an eighth
+    /// of a bit a weight.
+    pub fn good_exceptions(&self) -> u64 {
+        // No overflow: a tensor has less than 2^45 weights.
+        self.row_count() * self.column_count() / 256
+    }
+
+    /// Bytes that it has when it is decoded.
+    pub fn decoded_bytes(&self) -> u64 {
+        2 * self.row_count() * self.column_count()
+    }
+
+    /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
+    /// waits, and can be captured in a graph. For more rows of x than
+    /// [`Linear::most_rows`](super::Linear::most_rows): decode, then multiply with a library of
+    /// BLAS.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not
+    /// of the matrix's device; [`Error::Gpu`].
+    ///
+    /// # Safety
+    /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nobody else
+    /// uses it until the work is done. Until then, and until the last replay of a graph that
+    /// captured it, this matrix and the status live.
+    pub unsafe fn decode_into_raw(
+        &self,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        match &self.form {
+            // SAFETY: the caller's promise; the matrix keeps tasks and model.
+            Form::Stored(stored) => unsafe { stored.decode(output, stream, status) },
+            Form::Fast { arrays, rows } => {
+                check_contexts(&arrays.device, stream, status)?;
+                if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
+                    let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
+                    return Err(Error::parameter(problem, "start it on 256 bytes"));
+                }
+                // SAFETY: the caller's promise; the matrix keeps the arrays.
+                unsafe { arrays.decode(rows, output, stream, status) }
+            }
+        }
+    }
+
+    /// Puts the decoding of `count` rows on a stream, by their indices in device memory: an
+    /// embedding's. Row i of the output is row `indices[i]`, with `pitch` elements from one to the
+    /// next; of an index that names no row it is zeros, and the status is set. Only tiles' parts of
+    /// these rows are read. Neither allocates nor waits, and can be captured in a graph. Only in
+    /// the fast layout.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] as stored, for rows that overlap, a misaligned address, more indices
+    /// than 2^32 - 1 indices or 2^34 tiles that rows cross, and a stream or status of
+    /// another device; [`Error::Gpu`].
+    ///
+    /// # Safety
+    /// In memory of the device: `indices` has `count` of them, and `output` room for as many rows.
+    /// Until the work is done nobody else uses the output or changes the indices; until then, and
+    /// until the last replay of a graph that captured it, all that, this matrix and the status
+    /// live.
+    pub unsafe fn gather(
+        &self,
+        indices: Indices,
+        count: u64,
+        (output, pitch): (CUdeviceptr, u64),
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let Form::Fast { arrays, rows } = &self.form else {
+            let problem = format!("no kernel gathers rows of {:?} as it is stored", self.name);
+            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast)"));
+        };
+        check_contexts(&arrays.device, stream, status)?;
+        let (address, bytes) = match indices {
+            Indices::U32(address) => (address, 4),
+            Indices::I64(address) => (address, 8),
+        };
+        if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
+            let problem = "the indices or the output are misaligned";
+            return Err(Error::parameter(problem, "begin each on a multiple of an element's bytes"));
+        }
+        if count > 1 && pitch < arrays.columns {
+            let problem = "rows of the output would overlap";
+            return Err(Error::parameter(problem, "pitches count elements, not bytes"));
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise, and the checks above; the matrix keeps the arrays.
+        unsafe { arrays.gather(rows, (indices, count), (output, pitch), stream, status) }
+    }
+
+    /// Its arrays for a launch; none as stored, for which there are no kernels.
+    pub(super) fn task(&self) -> Result<LinearMatrix> {
+        match &self.form {
+            Form::Fast { arrays, rows } => Ok(arrays.matrix(rows)),
+            Form::Stored(_) => {
+                let problem = format!("no kernel multiplies by {:?} as it is stored", self.name);
+                Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"))
+            }
+        }
+    }
+}
+
+/// Whether rows of so many elements are one or more of the innermost dimensions.
+fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+    let mut product = 1;
+    shape.iter().rev().any(|size| {
+        product *= size;
+        product == columns
+    })
+}
+
+/// The range, if it is not empty and begins and ends between strips or tiles.
+fn within(range: &Range<u64>, count: u64, unit: u64, what: impl Display) -> Result<Range<u64>> {
+    let Range { start, end } = *range;
+    let ends = |at: u64| at.is_multiple_of(unit) || at == count;
+    if start < end && end <= count && start.is_multiple_of(unit) && ends(end) {
+        return Ok(range.clone());
+    }
+    let problem = format!("{start}..{end} of {count} {what} are no matrix");
+    Err(Error::parameter(problem, format!("begin and end on multiples of {unit}, or end with the last one")))
+}
+
+fn shift(range: &Range<u64>, by: u64) -> Range<u64> {
+    range.start + by..range.end + by
+}
+
+impl StoredMatrix {
+    fn new(
+        model: &Arc<Inner>,
+        part: usize,
+        stored: &Arc<Stored>,
+        rows: Range<u64>,
+        columns: Range<u64>,
+    ) -> Result<Self> {
+        let (on, mut tasks) = (model.part(part).0, Vec::new());
+        let slice = slice_of(tile_of(stored), &rows, &columns)?;
+        let route = Route::new(on, None, &[Cut { stored, slice, to: 0 }], &mut tasks)?;
+        let tasks = Buffer::of(on.device.copies(), &tasks)?;
+        let (model, stored) = (Arc::clone(model), Arc::clone(stored));
+        Ok(Self { model, part, stored, rows, columns, route, tasks })
+    }
+
+    fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<Self> {
+        Self::new(&self.model, self.part, &self.stored, rows, columns)
+    }
+
+    pub(super) fn row_count(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+
+    pub(super) fn column_count(&self) -> u64 {
+        self.columns.end - self.columns.start
+    }
+
+    pub(super) fn part(&self) -> &Part {
+        self.model.part(self.part).0
+    }
+
+    fn tile(&self) -> &StoredTile {
+        tile_of(&self.stored)
+    }
+
+    /// Of all its tensor.
+    fn bytes(&self) -> u64 {
+        let sizes = self.tile().sizes();
+        sizes.records_bytes()
+            + sizes.bitstream_bytes()
+            + sizes.elements()
+            + self.tile().coding().table_bytes()
+            + self.tasks.bytes()
+    }
+
+    /// The part of a decoding of some of its rows, counted from its first one, dense.
+    pub(super) fn cut_of(&self, rows: &Range<u64>) -> Result<Cut<'_>> {
+        let slice = slice_of(self.tile(), &shift(rows, self.rows.start), &self.columns)?;
+        Ok(Cut { stored: &self.stored, slice, to: 0 })
+    }
+
+    /// # Safety
+    /// As [`Matrix::decode_into_raw`].
+    unsafe fn decode(&self, output: CUdeviceptr, stream: &CudaStream, status: &Status) -> Result<()> {
+        let ready = Ready { route: &self.route, part: self.part(), tasks: self.tasks.pointer() };
+        // SAFETY: the caller's promise; `self` keeps route, tasks and model.
+        unsafe { ready.decode_into_raw(output, stream, status) }
+    }
+}
+
+fn tile_of(stored: &Stored) -> &StoredTile {
+    stored.coded().and_then(Coded::as_tile).expect("matrices are made of tiles")
+}
+
+/// Of the matrix as which the tensor is stored.
+fn slice_of(tile: &StoredTile, rows: &Range<u64>, columns: &Range<u64>) -> Result<Slice> {
+    let geometry = tile.sizes().geometry();
+    let shape = [geometry.rows(), geometry.columns()];
+    Slice::new("matrix", Dtype::BF16, &shape, &[rows.clone(), columns.clone()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{has_rows_of, within};
+
+    #[test]
+    fn slices_begin_and_end_between_strips() {
+        let good = |start, end| within(&(start..end), 100, 32, "rows").is_ok();
+        assert!(good(0, 100) && good(32, 64) && good(96, 100) && good(0, 32));
+        assert!(!good(0, 33) && !good(1, 32) && !good(64, 64) && !good(96, 128) && !good(64, 32));
+        let error = within(&(3..9), 100, 32, "rows of \"w\"").unwrap_err().to_string();
+        assert!(error.contains("3..9 of 100 rows of \"w\"") && error.contains("multiples of 32"), "{error}");
+    }
+
+    #[test]
+    fn rows_are_innermost_dimensions() {
+        assert!(has_rows_of(&[7, 96, 264], 264) && has_rows_of(&[7, 96, 264], 96 * 264));
+        assert!(!has_rows_of(&[70, 1304], 2 * 1304) && !has_rows_of(&[70, 1304], 652));
+    }
+}

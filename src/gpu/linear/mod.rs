@@ -1,0 +1,23 @@
+//! Products with compressed matrices: `y = x Wᵀ (+ bias)`, x and y BF16, without decoding W to
+//! memory.
+//!
+//! ```text
+//! GpuModel::matrix → Matrix (as stored) → to_fast → Matrix (fast) → Linear::new → Linear::multiply
+//!                    rows, columns                  rows            workspace     on the caller's stream
+//! ```
+//!
+//! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout
+//! (`kernels/linear_task.cuh`) has about 12.1 bits a weight and is no part of the file format:
+//! [`transcode`] makes it on the GPU from what is stored.
+
+mod fast;
+mod kernels;
+mod matrix;
+mod product;
+mod task;
+mod transcode;
+
+pub use fast::Indices;
+pub(super) use kernels::LinearKernels;
+pub use matrix::{Matrix, Residence, Transcoded};
+pub use product::{Linear, LinearInput, LinearOutput};

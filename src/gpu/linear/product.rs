@@ -1,0 +1,288 @@
+//! Products of some rows of x with one matrix or several, prepared once.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+
+use super::{
+    Matrix,
+    task::{COUNTERS, LinearLaunch, MATRICES, MATRIX_COUNTERS, PARTIAL_BYTES, ROWS, Split},
+};
+use crate::{
+    Error, Result,
+    gpu::{Device, Status, route::check_contexts},
+};
+
+/// Bytes of counters, with which a workspace begins: the same for all products, so that they can
+/// share one.
+const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
+/// Of the workspace, as kernels need it.
+const WORKSPACE_ALIGNMENT: u64 = 16;
+
+/// Rows of x: BF16, row-major, in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearInput {
+    pointer: CUdeviceptr,
+    rows: u64,
+    pitch: u64,
+}
+
+impl LinearInput {
+    /// From this device address on, with `pitch` elements from the start of a row to that of the
+    /// next. Fast if address and pitch are multiples of 16 bytes.
+    pub const fn new(pointer: CUdeviceptr, rows: u64, pitch: u64) -> Self {
+        Self { pointer, rows, pitch }
+    }
+}
+
+/// Where the product with one matrix goes: as many rows as x has, BF16, row-major, in device
+/// memory.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearOutput {
+    pointer: CUdeviceptr,
+    pitch: u64,
+    bias: CUdeviceptr,
+}
+
+impl LinearOutput {
+    /// From this device address on, with `pitch` elements from the start of a row to that of the
+    /// next: products with several matrices may lie side by side.
+    pub const fn new(pointer: CUdeviceptr, pitch: u64) -> Self {
+        Self { pointer, pitch, bias: 0 }
+    }
+
+    /// Adds to each row the BF16 values at this device address, one for each row of the matrix,
+    /// before the sum is rounded. 0 is none.
+    #[must_use]
+    pub const fn bias(self, pointer: CUdeviceptr) -> Self {
+        Self { bias: pointer, ..self }
+    }
+}
+
+/// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
+/// run any number of times, on any streams.
+///
+/// Sums are f32 and each is rounded once. On one GPU the bits of y depend on the matrix, its
+/// residence and the row of x: the same in every run, whatever other rows or matrices there are.
+/// Keeps its matrices alive.
+///
+/// ```no_run
+/// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
+/// use df11::gpu::{Device, Linear, LinearInput, LinearOutput, LoadOptions, Status};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(0)?;
+/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
+/// let up = model.matrix("model.layers.0.mlp.up_proj.weight")?.to_fast_or_stored()?;
+/// let linear = Linear::new(&[up.clone()])?;
+///
+/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
+/// let (columns, rows) = (up.column_count(), up.row_count());
+/// let x = stream.alloc_zeros::<u16>(columns as usize)?;
+/// let mut y = stream.alloc_zeros::<u16>(rows as usize)?;
+/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes() as usize)?;
+/// {
+///     let (x, _read) = x.device_ptr(&stream);
+///     let (y, _written) = y.device_ptr_mut(&stream);
+///     let (workspace, _used) = workspace.device_ptr_mut(&stream);
+///     let (x, y) = (LinearInput::new(x, 1, columns), LinearOutput::new(y, rows));
+///     // SAFETY: there is a row of x and of y, the workspace was zeros; all live until the check.
+///     unsafe { linear.multiply(x, &[y], workspace, &stream, &status) }?;
+/// }
+/// status.check(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Linear {
+    matrices: Vec<Matrix>,
+    launches: Vec<Launch>,
+    columns: u64,
+    workspace_bytes: u64,
+}
+
+/// What one kernel multiplies by.
+#[derive(Debug)]
+struct Launch {
+    /// Which of the matrices, in the order of the launch.
+    order: Vec<usize>,
+    /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
+    arguments: LinearLaunch,
+    /// Items whose sums meet in the workspace.
+    partials: u64,
+}
+
+impl Linear {
+    /// Prepares the product with these matrices, in the fast layout: one launch for up to eight. Takes no
+    /// device memory.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if there is no matrix, one is [as stored](super::Residence::Stored), or they
+    /// differ in columns or GPU; [`Error::Gpu`] if the GPU has too little shared memory for the kernels.
+    pub fn new(matrices: &[Matrix]) -> Result<Self> {
+        let Some(first) = matrices.first() else {
+            return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
+        };
+        for matrix in matrices {
+            check_pair(first, matrix)?;
+        }
+        first.device().linear_kernels()?.check()?;
+        let all: Vec<usize> = (0..matrices.len()).collect();
+        let launches = all.chunks(MATRICES).map(|order| Launch::new(order, matrices));
+        let launches = launches.collect::<Result<Vec<_>>>()?;
+        let columns = first.column_count();
+        let workspace_bytes = launches.iter().map(Launch::workspace_bytes).max().unwrap_or(0);
+        Ok(Self { matrices: matrices.to_vec(), launches, columns, workspace_bytes })
+    }
+
+    /// Its matrices, in the order of the outputs.
+    pub fn matrices(&self) -> &[Matrix] {
+        &self.matrices
+    }
+
+    /// The GPU on which they lie.
+    pub fn device(&self) -> &Device {
+        self.matrices[0].device()
+    }
+
+    /// The most rows of x that it multiplies. For more, [`Matrix::decode_into_raw`] and a library
+    /// of BLAS are faster.
+    pub fn most_rows(&self) -> u64 {
+        ROWS
+    }
+
+    /// Device memory that a call needs besides x and y, in bytes; 0 is none. At most 2.4 MB.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+
+    /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
+    /// and can be captured in a graph. No rows are no work. Contradictions in what is stored set
+    /// `status`, and outputs then hold anything.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for more rows than [`Linear::most_rows`], another number of outputs
+    /// than of matrices, rows that overlap, a misaligned address, and a stream or status of another
+    /// device; [`Error::Gpu`] where the driver refuses.
+    ///
+    /// # Safety
+    /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
+    /// each output has room for as many rows of as many elements as its matrix has rows, and its
+    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`]; it was filled with zeros
+    /// once, and since then only calls of [`Linear::multiply`] have written to it, of any `Linear`,
+    /// one after the other (on one stream, or ordered by events). Until the work is done nobody
+    /// else uses outputs and workspace or changes the rest; until then, and until the last replay
+    /// of a graph that captured it, all that and this value live.
+    pub unsafe fn multiply(
+        &self,
+        x: LinearInput,
+        outputs: &[LinearOutput],
+        workspace: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        self.check(&x, outputs, workspace)?;
+        check_contexts(self.device(), stream, status)?;
+        if x.rows == 0 {
+            return Ok(());
+        }
+        let kernels = self.device().linear_kernels()?;
+        for launch in &self.launches {
+            let mut arguments = launch.arguments;
+            (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
+            arguments.counters = arguments.counters.wrapping_add(workspace);
+            arguments.partials = workspace + COUNTER_BYTES;
+            arguments.status = status.device_pointer();
+            for (matrix, &at) in arguments.matrices.iter_mut().zip(&launch.order) {
+                let LinearOutput { pointer, pitch, bias } = outputs[at];
+                (matrix.y, matrix.y_pitch, matrix.bias) = (pointer, pitch, bias);
+            }
+            // SAFETY: arrays, columns and items are those of matrices that `self` keeps, rows are
+            // at most as many as the kernels take, which `check` saw; counters are zero, since
+            // kernels leave them so; the rest is the caller's promise.
+            unsafe { kernels.multiply(stream, &arguments) }?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, x: &LinearInput, outputs: &[LinearOutput], workspace: CUdeviceptr) -> Result<()> {
+        let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
+        let most = self.most_rows();
+        if x.rows > most {
+            let problem = format!("x has {} rows, of which the kernels multiply {most}", x.rows);
+            return refuse(problem, "decode the matrices (Matrix::decode_into_raw) and multiply with a BLAS");
+        }
+        if outputs.len() != self.matrices.len() {
+            let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
+            return refuse(problem, "give one for each matrix, in their order");
+        }
+        let least = |pitch, columns| pitch >= columns || x.rows < 2;
+        let rows = self.matrices.iter().map(Matrix::row_count);
+        if !least(x.pitch, self.columns) || !outputs.iter().zip(rows).all(|(y, rows)| least(y.pitch, rows)) {
+            return refuse("rows of x or y would overlap".into(), "pitches count elements, not bytes");
+        }
+        let halves = outputs.iter().fold(x.pointer, |all, y| all | y.pointer | y.bias);
+        if !halves.is_multiple_of(2) || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT) {
+            let problem = "x, y, a bias or the workspace is misaligned";
+            return refuse(problem.into(), "BF16 needs multiples of 2 bytes, a workspace of 16");
+        }
+        Ok(())
+    }
+}
+
+fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
+    let (name, columns) = (other.name(), other.column_count());
+    if columns != first.column_count() {
+        let problem =
+            format!("{:?} has {} columns and {name:?} {columns}", first.name(), first.column_count());
+        return Err(Error::parameter(problem, "multiply only by matrices that share x"));
+    }
+    if !other.device().is(first.device()) {
+        let problem = format!("{:?} and {name:?} lie on different GPUs", first.name());
+        return Err(Error::parameter(problem, "prepare a product for each GPU"));
+    }
+    Ok(())
+}
+
+impl Launch {
+    /// Of up to eight matrices.
+    fn new(order: &[usize], matrices: &[Matrix]) -> Result<Self> {
+        let split = |at: usize| Split::new(matrices[at].row_count(), matrices[at].column_count());
+        // Kernels number the counters by strips, and use those of tails alone: numbers start so far
+        // before the workspace that the tail of each matrix has its counters there.
+        let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
+        let mut arguments = LinearLaunch {
+            columns: matrices[order[0]].column_count() as u32,
+            matrix_count: order.len() as u32,
+            counters: (4 * before).wrapping_neg(),
+            ..LinearLaunch::default()
+        };
+        let mut partials = 0;
+        for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
+            let split = split(at);
+            *task = matrices[at].task()?;
+            // No overflow: a matrix has at most 2^27 strips, and few more items.
+            task.whole_strips = split.whole_strips as u32;
+            task.slices = split.slices as u32;
+            task.first_item = arguments.items;
+            task.first_strip = (before - split.whole_strips + number * MATRIX_COUNTERS) as u32;
+            task.first_partial = partials as u32;
+            arguments.items += split.items() as u32;
+            partials += split.partials();
+        }
+        Ok(Self { order: order.to_vec(), arguments, partials })
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COUNTER_BYTES, COUNTERS};
+
+    #[test]
+    fn all_counters_lie_before_the_sums() {
+        assert!(COUNTER_BYTES >= 4 * COUNTERS && COUNTER_BYTES.is_multiple_of(256));
+    }
+}

@@ -1,0 +1,569 @@
+//! Products with compressed matrices, against sums in f64 on the CPU; the fast layout, against what
+//! it was made of.
+
+use std::{ops::Range, slice, sync::Arc};
+
+use df11::{
+    Error,
+    gpu::{
+        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Residence, Status,
+        Transcoded,
+        cudarc::driver::{
+            CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
+            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+        },
+    },
+};
+use half::bf16;
+
+use super::{
+    GUARD, POISON,
+    container::{self, Item, Model, normal_weights, parse},
+    gpu, load, mutate, open, random,
+};
+
+const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
+
+/// A matrix on the CPU.
+#[derive(Clone)]
+struct Host {
+    rows: usize,
+    columns: usize,
+    bits: Vec<u16>,
+}
+
+impl Host {
+    fn new(rows: usize, columns: usize, bytes: &[u8]) -> Self {
+        let bits = bytes.chunks_exact(2).map(|half| u16::from_le_bytes([half[0], half[1]])).collect();
+        Self { rows, columns, bits }
+    }
+
+    fn normal(rows: usize, columns: usize, seed: u64) -> Self {
+        Self::new(rows, columns, &normal_weights(rows * columns, seed))
+    }
+
+    /// Small whole numbers, and some with exponents far from theirs: sums in f32 are exact.
+    fn exact(rows: usize, columns: usize, mut seed: u64) -> Self {
+        let mut one = || match random(&mut seed) % 16 {
+            0 => 0.0,
+            1 => -0.0,
+            2 => 64.0,
+            at => at as f64 - 9.0,
+        };
+        Self { rows, columns, bits: (0..rows * columns).map(|_| bf16::from_f64(one()).to_bits()).collect() }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.bits.iter().flat_map(|bits| bits.to_le_bytes()).collect()
+    }
+
+    fn item(&self, name: &str) -> Item {
+        let (rows, columns) = (self.rows as u64, self.columns as u64);
+        Item::tile(name, &[rows, columns], self.bytes(), (256, columns))
+    }
+
+    fn row(&self, row: usize) -> impl Iterator<Item = f64> {
+        self.bits[row * self.columns..][..self.columns].iter().map(|&bits| bf16::from_bits(bits).to_f64())
+    }
+
+    fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let cut = |row: usize| &self.bits[row * self.columns..][columns.clone()];
+        let bits = rows.clone().flat_map(|row| cut(row).iter().copied()).collect();
+        Self { rows: rows.len(), columns: columns.len(), bits }
+    }
+
+    /// The weights whose exponents lie outside the 16 that fit most weights of their tile.
+    fn exceptions(&self) -> u64 {
+        let mut all = 0;
+        for strip in (0..self.rows).step_by(32) {
+            for tile in (0..self.columns).step_by(256) {
+                let mut counts = [0_u64; 256];
+                for row in strip..self.rows.min(strip + 32) {
+                    let columns = tile..self.columns.min(tile + 256);
+                    let bits = &self.bits[row * self.columns..][columns];
+                    for bits in bits {
+                        counts[usize::from(bits >> 7 & 255)] += 1;
+                    }
+                }
+                let inside = |base: usize| counts[base.saturating_sub(15)..=base].iter().sum::<u64>();
+                all += counts.iter().sum::<u64>() - (0..256).map(inside).max().unwrap();
+            }
+        }
+        all
+    }
+}
+
+fn model(device: &Device, matrices: &[(&str, &Host)]) -> GpuModel {
+    let items: Vec<Item> = matrices.iter().map(|(name, host)| host.item(name)).collect();
+    load(device, Model::new(&items, &[]).build())
+}
+
+/// In the fast layout, with as many exceptions as it takes; as many as the CPU counts.
+fn fast(matrix: &Matrix, host: &Host) -> Matrix {
+    let most = (host.rows * host.columns) as u64;
+    let Transcoded::Fast(fast) = matrix.to_fast(most).unwrap() else { panic!("{most} are all weights") };
+    assert_eq!((fast.residence(), fast.exceptions()), (Residence::Fast, Some(host.exceptions())));
+    fast
+}
+
+/// The forms in which a matrix can be multiplied by.
+fn forms(matrix: &Matrix, host: &Host) -> Vec<Matrix> {
+    let forms = [matrix.clone(), fast(matrix, host)];
+    forms.into_iter().filter(|form| Linear::new(slice::from_ref(form)).is_ok()).collect()
+}
+
+/// Bytes of a matrix as the GPU decodes it; nothing after its end.
+fn decode(stream: &Arc<CudaStream>, matrix: &Matrix) -> Vec<u8> {
+    let (bytes, status) = (matrix.decoded_bytes() as usize, Status::new(matrix.device()).unwrap());
+    let mut output = stream.clone_htod(&vec![POISON; bytes + GUARD]).unwrap();
+    {
+        let (pointer, _written) = output.device_ptr_mut(stream);
+        // SAFETY: the output has the bytes; everything lives until the status has been read.
+        #[expect(unsafe_code, reason = "a raw pointer")]
+        unsafe { matrix.decode_into_raw(pointer, stream, &status) }.unwrap();
+    }
+    status.check(stream).unwrap();
+    let mut result = stream.clone_dtoh(&output).unwrap();
+    assert!(result.split_off(bytes).iter().all(|&byte| byte == POISON), "the guard stands");
+    result
+}
+
+/// One product: x, where it lies in its buffer, and a bias for each matrix.
+struct Call<'h> {
+    x: &'h Host,
+    /// In elements.
+    offset: usize,
+    pitch: usize,
+    bias: bool,
+}
+
+impl<'h> Call<'h> {
+    fn new(x: &'h Host) -> Self {
+        Self { x, offset: 0, pitch: x.columns.next_multiple_of(8), bias: false }
+    }
+
+    /// x in poisoned memory.
+    fn upload(&self, stream: &Arc<CudaStream>) -> CudaSlice<u16> {
+        let mut x = vec![POISON_HALF; self.offset + self.x.rows * self.pitch + 64];
+        for (row, bits) in self.x.bits.chunks(self.x.columns).enumerate() {
+            x[self.offset + row * self.pitch..][..self.x.columns].copy_from_slice(bits);
+        }
+        stream.clone_htod(&x).unwrap()
+    }
+}
+
+/// The bias of a row of a matrix.
+fn bias_of(row: usize) -> bf16 {
+    bf16::from_f64(row as f64 % 7.0 - 3.0)
+}
+
+/// Room for all products side by side, and some elements between them.
+struct Places {
+    starts: Vec<usize>,
+    pitch: usize,
+}
+
+impl Places {
+    fn new(linear: &Linear) -> Self {
+        let mut end = 3;
+        let starts = linear.matrices().iter().map(|matrix| {
+            let start = end;
+            end = start + matrix.row_count() as usize + 5;
+            start
+        });
+        let starts = starts.collect();
+        Self { starts, pitch: end }
+    }
+}
+
+/// A workspace that never lies on the heap of the test before.
+fn workspace(stream: &Arc<CudaStream>, linear: &Linear) -> CudaSlice<u8> {
+    stream.alloc_zeros::<u8>(linear.workspace_bytes() as usize + 256).unwrap()
+}
+
+#[expect(unsafe_code, reason = "raw pointers")]
+fn multiply_in(
+    stream: &Arc<CudaStream>,
+    linear: &Linear,
+    call: &Call<'_>,
+    workspace: &mut CudaSlice<u8>,
+) -> Vec<Vec<u16>> {
+    let (status, places) = (Status::new(linear.device()).unwrap(), Places::new(linear));
+    let x = call.upload(stream);
+    let most = linear.matrices().iter().map(|matrix| matrix.row_count() as usize).max().unwrap();
+    let bias: Vec<u16> = (0..most).map(|row| bias_of(row).to_bits()).collect();
+    let bias = stream.clone_htod(&bias).unwrap();
+    let rows = call.x.rows;
+    let mut y = stream.clone_htod(&vec![POISON_HALF; rows * places.pitch + GUARD]).unwrap();
+    {
+        let (x, _read) = x.device_ptr(stream);
+        let (bias, _read) = bias.device_ptr(stream);
+        let (y, _written) = y.device_ptr_mut(stream);
+        let (workspace, _used) = workspace.device_ptr_mut(stream);
+        let output = |&start: &usize| {
+            let output = LinearOutput::new(y + 2 * start as u64, places.pitch as u64);
+            if call.bias { output.bias(bias) } else { output }
+        };
+        let outputs: Vec<LinearOutput> = places.starts.iter().map(output).collect();
+        let x = LinearInput::new(x + 2 * call.offset as u64, rows as u64, call.pitch as u64);
+        // SAFETY: the buffers have these rows, the workspace was zeros; all live until the status
+        // has been read.
+        unsafe { linear.multiply(x, &outputs, workspace, stream, &status) }.unwrap();
+    }
+    status.check(stream).unwrap();
+    let mut y = stream.clone_dtoh(&y).unwrap();
+    let take = |(matrix, &start): (&Matrix, &usize)| {
+        let count = matrix.row_count() as usize;
+        let mut rows = (0..rows).map(|row| row * places.pitch + start..row * places.pitch + start + count);
+        let products: Vec<u16> = rows.clone().flat_map(|place| y[place].to_vec()).collect();
+        rows.by_ref().for_each(|place| y[place].fill(POISON_HALF));
+        products
+    };
+    let products = linear.matrices().iter().zip(&places.starts).map(take).collect();
+    assert!(y.iter().all(|&half| half == POISON_HALF), "nothing else is written");
+    products
+}
+
+fn multiply(stream: &Arc<CudaStream>, linear: &Linear, call: &Call<'_>) -> Vec<Vec<u16>> {
+    multiply_in(stream, linear, call, &mut workspace(stream, linear))
+}
+
+/// A product against sums in f64: rounding to BF16, and what sums in f32 in any order may lose.
+fn check(call: &Call<'_>, weights: &Host, product: &[u16], what: &str) {
+    for (at, &bits) in product.iter().enumerate() {
+        let (row, column) = (at / weights.rows, at % weights.rows);
+        let terms = call.x.row(row).zip(weights.row(column)).map(|(x, w)| x * w);
+        let (mut sum, mut size) = (0.0, 0.0);
+        terms.for_each(|term| (sum, size) = (sum + term, size + f64::abs(term)));
+        if call.bias {
+            sum += bias_of(column).to_f64();
+            size += 3.0;
+        }
+        let found = bf16::from_bits(bits).to_f64();
+        let allowed = sum.abs() / 256.0 + size / f64::from(1 << 18);
+        assert!((found - sum).abs() <= allowed, "{what}, row {row}, column {column}: {found}, not {sum}");
+    }
+}
+
+/// A strip or less, some, more than fill a GPU; steps, tiles, slices of columns, and parts of each.
+const SHAPES: [(usize, usize); 10] = [
+    (1, 8),
+    (31, 40),
+    (33, 264),
+    (96, 256),
+    (100, 520),
+    (7, 2048),
+    (40, 4104),
+    (1000, 1032),
+    (4300, 520),
+    (64, 14_336),
+];
+
+#[test]
+fn products_are_those_of_the_cpu() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    for (seed, (rows, columns)) in SHAPES.into_iter().enumerate() {
+        let weights = Host::normal(rows, columns, seed as u64);
+        let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
+        for form in forms(&matrix, &weights) {
+            let linear = Linear::new(slice::from_ref(&form)).unwrap();
+            for x_rows in [0, 1, 2, 7, 8, 9, 16] {
+                let x = Host::normal(x_rows, columns, 77);
+                let what = format!("{rows} x {columns}, {x_rows} rows, {:?}", form.residence());
+                let aligned = Call::new(&x);
+                let product = multiply(&stream, &linear, &aligned).remove(0);
+                check(&aligned, &weights, &product, &what);
+                // Anywhere in memory: the same bits. With a bias: other ones.
+                for (offset, pitch) in [(1, columns), (8, columns + 3), (3, columns.next_multiple_of(8))] {
+                    let call = Call { offset, pitch, ..Call::new(&x) };
+                    assert!(multiply(&stream, &linear, &call)[0] == product, "{what}, {offset}, {pitch}");
+                }
+                let call = Call { bias: true, ..Call::new(&x) };
+                check(&call, &weights, &multiply(&stream, &linear, &call)[0], &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_that_f32_holds_are_exact() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    for (rows, columns) in SHAPES {
+        let weights = Host::exact(rows, columns, 5);
+        let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
+        let x = Host::exact(5, columns, 6);
+        for form in forms(&matrix, &weights) {
+            let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
+            for (at, bits) in product.into_iter().enumerate() {
+                let (row, column) = (at / rows, at % rows);
+                let sum: f64 = x.row(row).zip(weights.row(column)).map(|(x, w)| x * w).sum();
+                let expected = bf16::from_f64(sum);
+                // A sum of zeros may have either sign.
+                assert!(bf16::from_bits(bits) == expected, "{rows} x {columns}, {row}, {column}: {sum}");
+            }
+        }
+    }
+}
+
+/// Infinities and NaN come out as in any order of sums.
+#[test]
+fn what_is_not_finite_comes_out() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let mut weights = Host::normal(70, 520, 3);
+    let x = Host { rows: 2, columns: 520, bits: vec![bf16::ONE.to_bits(); 1040] };
+    let mut place = |row: usize, column: usize, value: bf16| {
+        weights.bits[row * 520 + column] = value.to_bits();
+    };
+    (0..4).for_each(|at| place(3, 130 * at, bf16::INFINITY));
+    place(33, 519, bf16::NEG_INFINITY);
+    place(64, 1, bf16::INFINITY);
+    place(64, 300, bf16::NEG_INFINITY);
+    place(69, 257, bf16::NAN);
+    place(5, 5, bf16::MIN_POSITIVE_SUBNORMAL);
+    let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
+    for form in forms(&matrix, &weights) {
+        let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
+        for row in product.chunks(70) {
+            let value = |at: usize| bf16::from_bits(row[at]);
+            assert!(value(3) == bf16::INFINITY && value(33) == bf16::NEG_INFINITY);
+            assert!(value(64).is_nan() && value(69).is_nan());
+            let finite = (0..70).filter(|at| ![3, 33, 64, 69].contains(at));
+            assert!(finite.map(value).all(bf16::is_finite));
+        }
+    }
+}
+
+#[test]
+fn several_matrices_share_x_and_no_bits() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let sizes = [40, 1, 3000, 96, 32, 1000, 64, 65, 5000, 7];
+    let hosts: Vec<Host> = sizes.iter().map(|&rows| Host::normal(rows, 2056, rows as u64)).collect();
+    let names: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let matrices: Vec<(&str, &Host)> = names.iter().map(String::as_str).zip(&hosts).collect();
+    let model = model(device, &matrices);
+    let forms: Vec<Vec<Matrix>> =
+        matrices.iter().map(|(name, host)| forms(&model.matrix(name).unwrap(), host)).collect();
+    let x = Host::normal(16, 2056, 9);
+    let all = Call { bias: true, ..Call::new(&x) };
+    for form in 0..forms[0].len() {
+        // The last ones in the other form, if there is one.
+        let pick = |at: usize| forms[at][if at < 7 { form } else { 0 }].clone();
+        let linear = Linear::new(&(0..sizes.len()).map(pick).collect::<Vec<_>>()).unwrap();
+        let mut shared = workspace(&stream, &linear);
+        let products = multiply_in(&stream, &linear, &all, &mut shared);
+        for (at, product) in products.iter().enumerate() {
+            check(&all, &hosts[at], product, &names[at]);
+            // Alone, in a workspace that others have used.
+            let alone = Linear::new(&[pick(at)]).unwrap();
+            assert!(alone.workspace_bytes() <= linear.workspace_bytes());
+            assert!(multiply_in(&stream, &alone, &all, &mut shared)[0] == *product, "{} alone", names[at]);
+        }
+        // The same bits in every run, and of each row without the others.
+        for _ in 0..20 {
+            assert!(multiply_in(&stream, &linear, &all, &mut shared) == products);
+        }
+        for row in 0..16 {
+            let one = x.slice(row..row + 1, 0..2056);
+            let call = Call { bias: true, ..Call::new(&one) };
+            let alone = multiply_in(&stream, &linear, &call, &mut shared);
+            for ((product, alone), host) in products.iter().zip(alone).zip(&hosts) {
+                assert!(product[row * host.rows..][..host.rows] == alone, "row {row} of {} rows", host.rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn slices_multiply_and_decode_as_what_they_are_cut_from() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let (rows, columns) = (3 * 1024 + 70, 1304);
+    let whole = Host::normal(rows, columns, 8);
+    let matrix = model(device, &[("w", &whole)]).matrix("w").unwrap();
+    let cuts = [
+        (0..rows, 0..columns),
+        (32..96, 0..columns),
+        (3104..rows, 0..columns),
+        (0..rows, 256..1024),
+        (64..rows, 1024..columns),
+        (0..1024, 0..256),
+    ];
+    for (row_range, column_range) in cuts {
+        let host = whole.slice(row_range.clone(), column_range.clone());
+        let wide = |range: &Range<usize>| range.start as u64..range.end as u64;
+        let cut = matrix.rows(wide(&row_range)).unwrap().columns(wide(&column_range)).unwrap();
+        let what = format!("{row_range:?}, {column_range:?}");
+        assert!(decode(&stream, &cut) == host.bytes(), "{what}");
+        let made = fast(&cut, &host);
+        assert!(decode(&stream, &made) == host.bytes(), "{what}");
+        let x = Host::normal(3, host.columns, 2);
+        for form in forms(&cut, &host) {
+            let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
+            check(&Call::new(&x), &host, &product, &what);
+        }
+        // Rows of what is fast.
+        if host.rows > 64 {
+            let part = made.rows(32..host.rows as u64).unwrap();
+            let host = host.slice(32..host.rows, 0..host.columns);
+            assert!(decode(&stream, &part) == host.bytes(), "{what}");
+            let product = multiply(&stream, &Linear::new(&[part]).unwrap(), &Call::new(&x)).remove(0);
+            check(&Call::new(&x), &host, &product, &what);
+        }
+    }
+}
+
+#[test]
+fn all_patterns_survive_the_fast_layout() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    // In an order in which each tile has exponents from everywhere.
+    let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
+    for (rows, columns) in [(256, 256), (512, 128), (64, 1024), (8192, 8), (16, 4096)] {
+        let host = Host { rows, columns, bits: bits.clone() };
+        let matrix = model(device, &[("w", &host)]).matrix("w").unwrap();
+        assert!(decode(&stream, &matrix) == host.bytes());
+        assert!(decode(&stream, &fast(&matrix, &host)) == host.bytes(), "{rows} x {columns}");
+        // Too many to be fast by itself, and just enough.
+        let exceptions = host.exceptions();
+        let refused = matrix.to_fast(exceptions - 1).unwrap();
+        assert!(matches!(refused, Transcoded::TooManyExceptions { exceptions: found, most }
+                if found == exceptions && most == exceptions - 1));
+        assert!(matches!(matrix.to_fast(exceptions).unwrap(), Transcoded::Fast(_)));
+        assert_eq!(matrix.to_fast_or_stored().unwrap().residence(), Residence::Stored);
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn rows_are_gathered_by_their_indices() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
+    let hosts = [Host::normal(1000, 1032, 3), Host { rows: 128, columns: 512, bits }];
+    for (host, first) in hosts.iter().zip([0, 32]) {
+        let matrix = model(device, &[("w", host)]).matrix("w").unwrap();
+        let rows = fast(&matrix, host).rows(first..host.rows as u64).unwrap();
+        let mut state = 5;
+        for (count, pitch) in [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)] {
+            let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % rows.row_count()).collect();
+            // The last one names no row.
+            let bad = count == 3;
+            if bad {
+                wanted[2] = rows.row_count();
+            }
+            let narrow: Vec<u32> = wanted.iter().map(|&index| index as u32).collect();
+            let (narrow, wide) = (stream.clone_htod(&narrow).unwrap(), stream.clone_htod(&wanted).unwrap());
+            let indices =
+                [Indices::U32(narrow.device_ptr(&stream).0), Indices::I64(wide.device_ptr(&stream).0)];
+            let mut expected = vec![POISON_HALF; count * pitch + GUARD];
+            for (at, &index) in wanted.iter().enumerate() {
+                let row = &mut expected[at * pitch..][..host.columns];
+                row.fill(0);
+                if index < rows.row_count() {
+                    row.copy_from_slice(
+                        &host.bits[(first + index) as usize * host.columns..][..host.columns],
+                    );
+                }
+            }
+            for indices in indices {
+                let status = Status::new(device).unwrap();
+                let mut output = stream.clone_htod(&vec![POISON_HALF; expected.len()]).unwrap();
+                let place = (output.device_ptr_mut(&stream).0, pitch as u64);
+                // SAFETY: as many indices, and rows of output; all live until the status has been read.
+                unsafe { rows.gather(indices, count as u64, place, &stream, &status) }.unwrap();
+                assert_eq!(status.read(&stream).unwrap() != 0, bad);
+                assert!(stream.clone_dtoh(&output).unwrap() == expected, "{count} of {indices:?}");
+            }
+        }
+    }
+}
+
+/// More than one range of strips is decoded for it; 12.15 bits a weight are enough.
+#[test]
+fn a_large_matrix_is_small_in_the_fast_layout() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let host = Host::normal(5000, 8192, 1);
+    let matrix = model(device, &[("w", &host)]).matrix("w").unwrap();
+    let fast = matrix.to_fast_or_stored().unwrap();
+    assert_eq!((fast.residence(), fast.exceptions()), (Residence::Fast, Some(host.exceptions())));
+    let bits = fast.device_bytes() as f64 * 8.0 / (host.rows * host.columns) as f64;
+    assert!(bits < 12.15, "{bits}");
+    assert!(decode(&stream, &fast) == host.bytes());
+}
+
+#[test]
+#[expect(unsafe_code, reason = "capture of raw pointers")]
+fn products_are_captured_in_graphs() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let hosts = [Host::normal(40, 4104, 1), Host::normal(1000, 4104, 2)];
+    let model = model(device, &[("a", &hosts[0]), ("b", &hosts[1])]);
+    let matrices = ["a", "b"].map(|name| model.matrix(name).unwrap().to_fast_or_stored().unwrap());
+    let linear = Linear::new(&matrices).unwrap();
+    let x = Host::normal(4, 4104, 7);
+    let call = Call::new(&x);
+    let expected = multiply(&stream, &linear, &call);
+    let (device_x, status) = (call.upload(&stream), Status::new(device).unwrap());
+    let mut space = workspace(&stream, &linear);
+    let mut y = stream.alloc_zeros::<u16>(4 * 1040).unwrap();
+    let (x_pointer, _) = device_x.device_ptr(&stream);
+    let (y_pointer, _) = y.device_ptr_mut(&stream);
+    let (space_pointer, _) = space.device_ptr_mut(&stream);
+    stream.synchronize().unwrap();
+    let outputs = [LinearOutput::new(y_pointer, 1040), LinearOutput::new(y_pointer + 80, 1040)];
+    let capture = |_| {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        let x = LinearInput::new(x_pointer, 4, call.pitch as u64);
+        // SAFETY: all of it lives to the end of the test, which waits.
+        let launched = unsafe { linear.multiply(x, &outputs, space_pointer, &stream, &status) };
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let captured = stream.end_capture(flags);
+        launched.is_ok().then_some(captured.ok()??)
+    };
+    // Tests on other threads free memory, which spoils what is being captured: then again.
+    let graph = (0..1000).find_map(capture).unwrap();
+    for _ in 0..3 {
+        stream.memcpy_htod(&vec![POISON_HALF; 4 * 1040], &mut y).unwrap();
+        graph.launch().unwrap();
+        status.check(&stream).unwrap();
+        let found = stream.clone_dtoh(&y).unwrap();
+        for row in 0..4 {
+            assert!(found[row * 1040..][..40] == expected[0][row * 40..][..40]);
+            assert!(found[row * 1040 + 40..][..1000] == expected[1][row * 1000..][..1000]);
+        }
+    }
+}
+
+/// Hostile streams become an error or another matrix, and nothing else; those that are refused say
+/// why.
+#[test]
+fn hostile_streams_do_not_become_fast() {
+    let Some(device) = gpu() else { return };
+    let (mut state, mut refused) = (3, 0);
+    let items: Vec<Item> = [(40, 520), (100, 264), (300, 1000)]
+        .iter()
+        .map(|&(rows, columns)| Host::normal(rows, columns, 4).item(&format!("{rows}")))
+        .collect();
+    let valid = container::Model::new(&items, &[]).build();
+    for round in 0..42 {
+        let mut draft = parse(&valid);
+        (0..items.len()).for_each(|tensor| mutate(&mut draft, tensor, round % 7, &mut state));
+        draft.repair_checksums();
+        let options = LoadOptions::new().without_validation();
+        let model = open(draft.pack()).load(device, &options).unwrap();
+        for name in ["40", "100", "300"] {
+            let matrix = model.matrix(name).unwrap();
+            match matrix.to_fast(matrix.row_count() * matrix.column_count()) {
+                Ok(_) => {}
+                Err(Error::Corrupt { .. }) => refused += 1,
+                Err(other) => panic!("round {round}: {other}"),
+            }
+        }
+    }
+    assert!(refused > 20, "{refused} of 126");
+}

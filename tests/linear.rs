@@ -1,0 +1,257 @@
+//! Matrices to multiply by, cut, prepared and asked for the impossible on the stand-in for the
+//! GPU's driver (see `tests/driver.rs`), which runs no kernels. What kernels make of them,
+//! `tests/gpu/linear.rs` tests. Each test runs itself again in a process of its own.
+#![cfg(all(target_os = "linux", feature = "cuda"))]
+#![expect(unsafe_code, reason = "products, at addresses that the stand-in never reads")]
+
+#[path = "support/container.rs"]
+mod container;
+#[path = "support/driver.rs"]
+mod stand_in;
+
+use container::{Item, Model, normal_weights};
+use df11::{
+    Dtype, Error, OpenOptions, Result,
+    gpu::{
+        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Plan, Residence,
+        Status, Transcoded, cudarc::driver::CudaContext,
+    },
+};
+use stand_in::{child, compile, functions, in_child, is_child, run_child};
+
+fn sample() -> df11::Model {
+    let tile = |name, rows: u64, columns: u64| {
+        let weights = normal_weights((rows * columns) as usize, rows);
+        Item::tile(name, &[rows, columns], weights, (256, columns))
+    };
+    let stack = Item::tile("stack", &[3, 32, 520], normal_weights(49_920, 4), (256, 520));
+    let items = [
+        tile("a", 100, 520),
+        tile("b", 3100, 520),
+        tile("narrow", 64, 256),
+        tile("wide", 40, 4096),
+        tile("a", 100, 520).alias("tied"),
+        stack,
+        Item::tile("folded", &[64, 520], normal_weights(33_280, 5), (256, 1040)),
+        Item::tile("vector", &[96, 520], normal_weights(49_920, 6), (8192, 49_920)),
+        Item::gap("gap", &[96, 520], normal_weights(49_920, 7), (32, 128)),
+        Item::raw("raw", Dtype::BF16, &[4, 8], vec![0; 64]),
+        Item::raw("floats", Dtype::F32, &[4, 4], vec![0; 64]),
+    ];
+    let bytes = Model::new(&items, &[]).build();
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+}
+
+fn load(device: &Device) -> GpuModel {
+    sample().load(device, &LoadOptions::new()).unwrap()
+}
+
+/// What a refusal says.
+fn refused<T>(result: Result<T>) -> String {
+    let error = result.err().expect("it is refused");
+    assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
+    error.to_string()
+}
+
+fn fast(matrix: &Matrix) -> Matrix {
+    match matrix.to_fast(matrix.good_exceptions()).unwrap() {
+        Transcoded::Fast(fast) => fast,
+        other => panic!("the stand-in counts no exceptions: {other:?}"),
+    }
+}
+
+#[test]
+fn matrices_know_their_sizes() {
+    if !is_child("matrices_know_their_sizes", 1) {
+        return;
+    }
+    let model = load(&Device::open(0).unwrap());
+    for (name, rows, columns) in [("a", 100, 520), ("tied", 100, 520), ("stack", 96, 520), ("wide", 40, 4096)]
+    {
+        let matrix = model.matrix(name).unwrap();
+        assert_eq!((matrix.name(), matrix.row_count(), matrix.column_count()), (name, rows, columns));
+        assert_eq!((matrix.residence(), matrix.exceptions()), (Residence::Stored, None));
+        assert_eq!(matrix.decoded_bytes(), 2 * rows * columns);
+        // Ten or eleven bits a weight, a decode table and a task.
+        let arrays = (matrix.device_bytes() - 16_384 - 128) * 8;
+        assert!((10 * rows * columns..12 * rows * columns).contains(&arrays), "{name}: {arrays}");
+        let (strips, steps) = (rows.div_ceil(32), columns.div_ceil(32));
+        let fast = fast(&matrix);
+        assert_eq!((fast.row_count(), fast.column_count()), (rows, columns));
+        assert_eq!((fast.residence(), fast.exceptions()), (Residence::Fast, Some(0)));
+        assert_eq!(fast.device_bytes(), strips * (steps * 1536 + steps.div_ceil(8) * 8));
+        assert_eq!(matrix.to_fast_or_stored().unwrap().residence(), Residence::Fast);
+    }
+}
+
+#[test]
+fn other_tensors_are_no_matrices() {
+    if !is_child("other_tensors_are_no_matrices", 1) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let model = load(&device);
+    for (name, remedy) in [
+        ("folded", "GpuModel::program"),
+        ("vector", "GpuModel::program"),
+        ("gap", "convert the container to the tile layout"),
+        ("raw", "convert the container to the tile layout"),
+        ("floats", "GpuModel::program"),
+        ("absent", "name one that the model has"),
+    ] {
+        let said = refused(model.matrix(name));
+        assert!(said.contains(name) && said.contains(remedy), "{said}");
+    }
+    let plan = Plan::all_streamed(&sample()).unwrap();
+    let streamed = sample().load(&device, &LoadOptions::new().plan(plan)).unwrap();
+    assert!(refused(streamed.matrix("a")).contains("load its block resident"));
+}
+
+#[test]
+fn slices_are_matrices_of_their_own() {
+    if !is_child("slices_are_matrices_of_their_own", 1) {
+        return;
+    }
+    let model = load(&Device::open(0).unwrap());
+    let whole = model.matrix("a").unwrap();
+    let size = |matrix: &Matrix| (matrix.row_count(), matrix.column_count());
+    let low = whole.rows(32..100).unwrap();
+    assert_eq!(size(&low), (68, 520));
+    assert_eq!(size(&low.rows(32..64).unwrap().columns(256..520).unwrap()), (32, 264));
+    assert_eq!(size(&whole.columns(0..256).unwrap()), (100, 256));
+    for rows in [0..33, 1..32, 32..32, 96..101] {
+        assert!(refused(whole.rows(rows)).contains("multiples of 32"));
+    }
+    assert!(refused(low.rows(32..99)).contains("32..99 of 68 rows of \"a\""));
+    assert!(refused(whole.columns(0..264)).contains("multiples of 256"));
+    // The model may go: slices keep it.
+    drop(model);
+    let part = fast(&whole.columns(256..520).unwrap());
+    assert_eq!((size(&part), size(&part.rows(64..100).unwrap())), ((100, 264), (36, 264)));
+    assert!(refused(part.columns(0..256)).contains("take them of the stored matrix"));
+    assert!(refused(part.rows(0..10)).contains("multiples of 32"));
+}
+
+#[test]
+fn products_are_prepared_and_checked() {
+    if !is_child("products_are_prepared_and_checked", 2) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let model = load(&device);
+    let [a, b, narrow, wide] = ["a", "b", "narrow", "wide"].map(|name| fast(&model.matrix(name).unwrap()));
+    let other = fast(&load(&Device::open(1).unwrap()).matrix("a").unwrap());
+    assert!(refused(Linear::new(&[])).contains("name one matrix or more"));
+    assert!(refused(Linear::new(&[a.clone(), narrow.clone()])).contains("520 columns and \"narrow\" 256"));
+    assert!(refused(Linear::new(&[a.clone(), other])).contains("different GPUs"));
+    assert!(refused(Linear::new(&[model.matrix("a").unwrap()])).contains("Matrix::to_fast"));
+
+    // Of 40 rows only slices of columns are work for a GPU; their sums need a workspace.
+    let linear = Linear::new(&[wide]).unwrap();
+    assert_eq!(linear.workspace_bytes(), 4352 + 4 * 8 * 2048);
+    let linear = Linear::new(&[a, b]).unwrap();
+    assert_eq!((linear.most_rows(), linear.matrices().len()), (16, 2));
+
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
+    let multiply = |x, outputs: &[LinearOutput], workspace| {
+        // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
+        unsafe { linear.multiply(x, outputs, workspace, &stream, &status) }
+    };
+    let outputs = [LinearOutput::new(4096, 3200).bias(8192), LinearOutput::new(4296, 3200)];
+    for rows in 0..=16 {
+        multiply(LinearInput::new(2, rows, 520), &outputs, 0).unwrap();
+    }
+    assert!(refused(multiply(LinearInput::new(2, 17, 520), &outputs, 0)).contains("17 rows"));
+    assert!(refused(multiply(LinearInput::new(2, 2, 519), &outputs, 0)).contains("overlap"));
+    assert!(refused(multiply(LinearInput::new(2, 2, 520), &outputs[..1], 0)).contains("1 outputs for 2"));
+    let tight = [outputs[0], LinearOutput::new(4296, 3099)];
+    assert!(refused(multiply(LinearInput::new(2, 2, 520), &tight, 0)).contains("overlap"));
+    multiply(LinearInput::new(2, 1, 0), &tight, 0).unwrap();
+    assert!(refused(multiply(LinearInput::new(3, 1, 520), &outputs, 0)).contains("misaligned"));
+    assert!(refused(multiply(LinearInput::new(2, 1, 520), &outputs, 8)).contains("misaligned"));
+    let foreign = CudaContext::new(1).unwrap().new_stream().unwrap();
+    let x = LinearInput::new(2, 1, 520);
+    // SAFETY: as above.
+    let answer = unsafe { linear.multiply(x, &outputs, 0, &foreign, &status) };
+    // All GPUs of the stand-in have one context.
+    assert!(answer.is_ok());
+    let matrix = model.matrix("a").unwrap();
+    // SAFETY: as above.
+    let answer = unsafe { fast(&matrix).decode_into_raw(8, &stream, &status) };
+    assert!(refused(answer).contains("no multiple of 16"));
+    let gather = |matrix: &Matrix, indices, count, place| {
+        // SAFETY: as above.
+        unsafe { matrix.gather(indices, count, place, &stream, &status) }
+    };
+    let fast = fast(&matrix);
+    gather(&fast, Indices::U32(4), 100, (2, 520)).unwrap();
+    gather(&fast, Indices::U32(4), 0, (2, 520)).unwrap();
+    gather(&fast, Indices::U32(4), 1, (2, 0)).unwrap();
+    assert!(refused(gather(&matrix, Indices::U32(4), 1, (2, 520))).contains("Matrix::to_fast"));
+    assert!(refused(gather(&fast, Indices::I64(4), 1, (2, 520))).contains("misaligned"));
+    assert!(refused(gather(&fast, Indices::U32(4), 1, (1, 520))).contains("misaligned"));
+    assert!(refused(gather(&fast, Indices::U32(4), 2, (2, 519))).contains("overlap"));
+    assert!(refused(gather(&fast, Indices::U32(4), 1 << 40, (2, 520))).contains("fewer rows"));
+}
+
+/// All that the new calls ask of a driver.
+fn all_calls() -> Result<()> {
+    let device = Device::open(0)?;
+    let weights = normal_weights(40 * 4096, 1);
+    let wide = Model::new(&[Item::tile("wide", &[40, 4096], weights, (256, 4096))], &[]).build();
+    let model = OpenOptions::new().open_readers(vec![("wide".into(), Box::new(wide))])?;
+    let model = model.load(&device, &LoadOptions::new())?;
+    let matrix = model.matrix("wide")?;
+    let Transcoded::Fast(fast) = matrix.to_fast(5)? else { panic!("the stand-in counts no exceptions") };
+    let linear = Linear::new(&[fast.rows(32..40)?, fast.clone()])?;
+    let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
+    let outputs = [LinearOutput::new(4096, 40); 2];
+    // SAFETY: the stand-in runs no kernels.
+    unsafe { linear.multiply(LinearInput::new(16, 1, 4096), &outputs, 256, &stream, &status) }?;
+    // SAFETY: as above.
+    unsafe { fast.decode_into_raw(256, &stream, &status) }?;
+    // SAFETY: as above.
+    unsafe { fast.gather(Indices::I64(8), 3, (256, 4096), &stream, &status) }?;
+    // SAFETY: as above.
+    unsafe { matrix.columns(0..2048)?.decode_into_raw(256, &stream, &status) }?;
+    status.check(&stream)
+}
+
+/// What goes wrong is told, and nothing panics: in a process for each answer of the driver.
+#[test]
+fn failures_of_the_driver_are_errors() {
+    const NAME: &str = "failures_of_the_driver_are_errors";
+    const EXPECTED: &str = "DF11_TEST_EXPECTED";
+    if in_child() {
+        let answer = all_calls();
+        match std::env::var(EXPECTED).unwrap().as_str() {
+            "" => answer.unwrap(),
+            "any" => assert!(answer.is_ok() || answer.is_err_and(|error| matches!(error, Error::Gpu { .. }))),
+            part => {
+                let error = answer.unwrap_err();
+                assert!(matches!(error, Error::Gpu { .. }) && error.to_string().contains(part), "{error}");
+            }
+        }
+        return;
+    }
+    let Some(folder) = compile(&[]) else { return };
+    let run = |name: &str, answer: &str, expected: &str| {
+        let mut command = child(&folder, NAME, 1);
+        command.env(format!("DRIVER_{name}"), answer).env(EXPECTED, expected);
+        run_child(command);
+    };
+    run("version", "12000", "");
+    for function in functions() {
+        run(function, "700", "any");
+    }
+    run("cuLaunchKernel", "700", "words for 700");
+    run("cuMemcpyDtoHAsync_v2", "700", "words for 700");
+    // Another size of a task, of a block of warps, and kernels that need more shared memory than
+    // there is.
+    let constants = stand_in::LINEAR_CONSTANTS.1;
+    run("df11_linear_constants", &constants.replace("832,", "848,"), "build df11 again");
+    run("df11_linear_constants", &constants.replace(",2048,8,", ",2048,4,"), "count by [4, 8, 2048, 4, 4]");
+    let large = format!("{}232449,9,9,9", constants.strip_suffix("9,9,9,9").unwrap());
+    run("df11_linear_constants", &large, "shared memory");
+    run("memory", "300000", "weights to transcode needs 327680 bytes");
+}
