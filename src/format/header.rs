@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// `state` of a container that is being written.
-pub const STATE_INCOMPLETE: u32 = 0;
+pub const STATE_UNFINISHED: u32 = 0;
 /// `state` of a finished container.
 pub const STATE_COMPLETE: u32 = 1;
 
@@ -31,7 +31,7 @@ record! {
         version_major: U16,
         /// Any value; informative.
         version_minor: U16,
-        /// [`STATE_INCOMPLETE`] or [`STATE_COMPLETE`].
+        /// [`STATE_UNFINISHED`] or [`STATE_COMPLETE`].
         state: U32,
         /// Bits of features without which the file cannot be read.
         incompatible_features: U64,
@@ -72,7 +72,7 @@ impl Header {
         header.magic = MAGIC;
         header.version_major = VERSION_MAJOR.into();
         header.version_minor = VERSION_MINOR.into();
-        header.state = STATE_INCOMPLETE.into();
+        header.state = STATE_UNFINISHED.into();
         header.sealed()
     }
 
@@ -168,7 +168,7 @@ impl Header {
         }
         match header.state.get() {
             STATE_COMPLETE => {}
-            STATE_INCOMPLETE => {
+            STATE_UNFINISHED => {
                 return Err(corrupt(
                     std::mem::offset_of!(Self, state),
                     "the file was never finished; write it again",
