@@ -9,6 +9,7 @@ import os
 import struct
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
+from math import isinf
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -42,6 +43,10 @@ from df11_tile import RECORD_BYTES, Matrix, PairCode, Record, TileBits
 __all__ = ["Container", "Corrupt", "FormatError", "Limit", "Unsupported"]
 
 
+# Arrays and objects of a safetensors header in each other (7).
+MAX_DEPTH = 100
+
+
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object, in which no key may occur twice."""
     if len({key for key, _ in pairs}) != len(pairs):
@@ -62,9 +67,24 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
-def _no_integer(text: str) -> float | int:
+def _number(text: str) -> float:
+    """A number, which a double must be able to hold."""
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text[:40]} is beyond the range of a double")
+    return value
+
+
+def _integer(text: str) -> float | int:
     """`-0` is an integer to Python, and a number with a sign to the format."""
-    return -0.0 if text == "-0" else int(text)
+    value = _number(text)
+    return value if text.startswith("-") else int(text)
+
+
+def _depth(value: object) -> int:
+    """How many arrays and objects lie in each other."""
+    inner = value.values() if type(value) is dict else value if type(value) is list else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def _numbers(value: object) -> list[int]:
@@ -86,7 +106,11 @@ def parse_header(prefix: bytes) -> dict[str, HeaderTensor]:
     if len(prefix) < 8 or int.from_bytes(prefix[:8], "little") != len(prefix) - 8:
         raise ValueError("not of the length that it says")
     text = prefix[8:].decode("utf-8")
-    header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_no_integer)
+    header = json.loads(
+        text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer, parse_float=_number
+    )
+    if _depth(header) > MAX_DEPTH:
+        raise ValueError("nested too deep")
     json.dumps(header, ensure_ascii=False).encode()  # fails where an escape is half a surrogate pair
     metadata = header.pop("__metadata__", None)
     if metadata is not None and (type(metadata) is not dict or any(type(v) is not str for v in metadata.values())):

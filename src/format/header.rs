@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// `state` of a container that is being written.
-pub const STATE_INCOMPLETE: u32 = 0;
+pub const STATE_UNFINISHED: u32 = 0;
 /// `state` of a finished container.
 pub const STATE_COMPLETE: u32 = 1;
 
@@ -31,7 +31,7 @@ record! {
         version_major: U16,
         /// Any value; informative.
         version_minor: U16,
-        /// [`STATE_INCOMPLETE`] or [`STATE_COMPLETE`].
+        /// [`STATE_UNFINISHED`] or [`STATE_COMPLETE`].
         state: U32,
         /// Bits of features without which the file cannot be read.
         incompatible_features: U64,
@@ -67,12 +67,12 @@ fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
 
 impl Header {
     /// The header of a container that is still being written; every reader rejects it.
-    pub fn incomplete() -> Self {
+    pub fn unfinished() -> Self {
         let mut header = Self::new_zeroed();
         header.magic = MAGIC;
         header.version_major = VERSION_MAJOR.into();
         header.version_minor = VERSION_MINOR.into();
-        header.state = STATE_INCOMPLETE.into();
+        header.state = STATE_UNFINISHED.into();
         header.sealed()
     }
 
@@ -82,7 +82,7 @@ impl Header {
     /// [`Error::Limit`] where directory or file would be too large.
     pub fn complete(directory_offset: u64, directory: &[u8]) -> Result<Self> {
         let length = directory.len() as u64;
-        let mut header = Self::incomplete();
+        let mut header = Self::unfinished();
         header.state = STATE_COMPLETE.into();
         header.directory_offset = directory_offset.into();
         header.directory_length = length.into();
@@ -157,7 +157,7 @@ impl Header {
     /// (section 9, steps 1 to 5).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what is no df11 header, a damaged or an incomplete one;
+    /// [`Error::Corrupt`] for what is no df11 header, a damaged or an unfinished one;
     /// [`Error::Unsupported`] for one of a newer version.
     pub fn parse(bytes: &[u8; HEADER_BYTES as usize]) -> Result<Self> {
         Self::check_version(bytes)?;
@@ -168,7 +168,7 @@ impl Header {
         }
         match header.state.get() {
             STATE_COMPLETE => {}
-            STATE_INCOMPLETE => {
+            STATE_UNFINISHED => {
                 return Err(corrupt(
                     std::mem::offset_of!(Self, state),
                     "the file was never finished; write it again",
@@ -255,8 +255,8 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_or_newer_file_is_named_as_such() {
-        assert!(matches!(Header::parse(&bytes(Header::incomplete())), Err(Error::Corrupt { .. })));
+    fn an_unfinished_or_newer_file_is_named_as_such() {
+        assert!(matches!(Header::parse(&bytes(Header::unfinished())), Err(Error::Corrupt { .. })));
         let mut newer = Header::complete(4096, b"").unwrap();
         newer.version_minor = 9.into();
         newer.compatible_features = u64::MAX.into();

@@ -7,7 +7,7 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::unique::Unique;
+use super::unique::{Unique, depth};
 use crate::{
     Dtype, Error, Result,
     constants::{MAX_DIMENSIONS, MAX_NAME_BYTES},
@@ -16,6 +16,8 @@ use crate::{
 /// Bytes of the header's length, which stands before it.
 pub(super) const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
 const METADATA_KEY: &str = "__metadata__";
+/// As many arrays and objects may lie in each other, the header's own object included.
+const MAX_DEPTH: usize = 100;
 
 /// What the header of a file says of its tensors; they follow each other without holes.
 pub(crate) struct Header {
@@ -70,6 +72,10 @@ impl Header {
             Error::corrupt(path, offset, format!("the header is no valid safetensors header: {error}"))
         };
         serde_json::from_str::<Unique>(json).map_err(invalid)?;
+        if depth(json) > MAX_DEPTH {
+            let problem = format!("the header is nested deeper than {MAX_DEPTH}");
+            return Err(Error::corrupt(path, LENGTH_BYTES, problem));
+        }
         let Entries(mut tensors) = serde_json::from_str(json).map_err(invalid)?;
         tensors.sort_by(|a, b| {
             let key = |tensor: &HeaderTensor| (tensor.data.start, tensor.data.end);

@@ -67,6 +67,27 @@ impl<'de> Visitor<'de> for Unique {
     }
 }
 
+/// How many arrays and objects lie in each other at most, in JSON that is valid.
+pub(super) fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest) = (0, 0);
+    let mut bytes = json.bytes();
+    let mut in_text = false;
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => in_text = !in_text,
+            // What is escaped may be a quotation mark.
+            b'\\' if in_text => drop(bytes.next()),
+            b'[' | b'{' if !in_text => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_text => depth -= 1,
+            _ => {}
+        }
+    }
+    deepest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +108,14 @@ mod tests {
     fn deep_nesting_ends_in_an_error() {
         let error = check(&"[".repeat(1_000_000)).unwrap_err();
         assert!(error.contains("recursion limit"), "{error}");
+    }
+
+    #[test]
+    fn depth_counts_no_brackets_in_texts() {
+        for (json, expected) in
+            [("1", 0), ("{}", 1), (r#"{"[[\\\"[":[{},[]]}"#, 3), (r#"[[1],"\\",[[2]]]"#, 3)]
+        {
+            assert_eq!(depth(json), expected, "{json}");
+        }
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Creates the temporary file beside `path`, with the header of an incomplete container, and takes the plan's directory.
+    /// Creates the temporary file beside `path`, with the header of an unfinished container, and takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut Plan<'_>) -> Result<Self> {
         let file = file_beside(path)?;
         let directory = std::mem::replace(&mut plan.directory, empty_directory());
@@ -43,7 +43,7 @@ impl Output {
             directory_offset: plan.directory_offset,
             checksums: (0..sections).map(|_| Mutex::default()).collect(),
         };
-        output.write_at(0, Header::incomplete().as_bytes())?;
+        output.write_at(0, Header::unfinished().as_bytes())?;
         Ok(output)
     }
 

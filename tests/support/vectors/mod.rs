@@ -2,6 +2,7 @@
 //! explained in spec/vectors/README.md.
 #![allow(dead_code, reason = "test and example each need another part")]
 
+mod edges;
 mod invalid;
 mod tile;
 mod valid;
@@ -35,6 +36,9 @@ pub(crate) struct Row {
     /// Where an invalid one fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) level: Option<String>,
+    /// What verification of a valid one gives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) result: Option<String>,
     pub(crate) about: String,
     /// Hashes of the decoded bytes of all tensors that decode.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -86,6 +90,7 @@ impl Vector {
             sha256: sha256(&bytes),
             expect,
             level: None,
+            result: None,
             about: about.into(),
             tensors: BTreeMap::new(),
             files: BTreeMap::new(),
@@ -113,6 +118,10 @@ impl Vector {
             kind => kind == FILE_SIDE,
         });
         vector.row.files = restorable.map(|(_, file)| (text(&file.path), sha256(&file.content))).collect();
+        let is_whole = model.shard.1 == 1
+            && vector.row.tensors.len() == model.tensors.len()
+            && vector.row.files.len() == model.files.len();
+        vector.row.result = Some(if is_whole { "good" } else { "incomplete" }.into());
         vector
     }
 

@@ -6,7 +6,7 @@ use df11::{
     format::records::SECTION_SKIPPABLE,
 };
 
-use super::Vector;
+use super::{Vector, edges};
 use crate::container::{File, Item, Model, Tensor, normal_weights, weights, with_header};
 
 const GAP: (u32, u32) = (8, 64);
@@ -20,7 +20,10 @@ fn whole(name: &str, about: &str, model: &Model) -> Vector {
 }
 
 pub(super) fn vectors() -> Vec<Vector> {
-    [codes(), threads(), tensors(), names(), containers(), newer()].into_iter().flatten().collect()
+    [codes(), threads(), tensors(), names(), containers(), newer(), edges::vectors()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Exponents 100, 101, … with Fibonacci counts, which make one code longer than the other.
@@ -43,13 +46,16 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn codes() -> Vec<Vector> {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
-    // Counts 256, 2, 1, 1, … give lengths 1, 8, 9, 9, …
+/// Counts 256, 2, 1, 1, … give lengths 1, 8, 9, 9, …, and 128 LUTs.
+pub(super) fn many_luts() -> Vec<u8> {
     let most = (0..=255u8)
         .flat_map(|exponent| std::iter::repeat_n(exponent, [256, 2, 1][usize::from(exponent.min(2))]));
     let ramp: Vec<u8> = most.collect();
-    let mixed = (0..512).map(|at| ramp[at * 197 % 512]);
+    weights((0..512).map(|at| ramp[at * 197 % 512]))
+}
+
+fn codes() -> Vec<Vector> {
+    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
     vec![
         vector("all-patterns", "every BF16 bit pattern once", &[Item::gap("w", &[256, 256], all, (16, 256))]),
         vector(
@@ -70,9 +76,18 @@ fn codes() -> Vec<Vector> {
         vector(
             "most-luts",
             "127 prefixes of codes of 9 bits: 128 LUTs",
-            &[Item::gap("w", &[512], weights(mixed), GAP)],
+            &[Item::gap("w", &[512], many_luts(), GAP)],
         ),
     ]
+}
+
+/// Codes of 4095 bits, then one of two bits that starts in the first thread block and ends in the second.
+pub(super) fn late_end() -> Vec<u8> {
+    weights((0..4095).map(|at| match at {
+        4094 => 130,
+        1000 => 131,
+        _ => 120,
+    }))
 }
 
 fn threads() -> Vec<Vector> {
@@ -85,12 +100,6 @@ fn threads() -> Vec<Vector> {
             Item::gap(&format!("w.{bytes}.{threads}"), &[30, 10], data, (bytes, threads))
         })
         .collect();
-    // 4095 codes of one bit, then one of two bits that starts in the first thread block and ends in the second.
-    let late = (0..4096).map(|at| match at {
-        4095 => 130,
-        1000 => 131,
-        _ => 120,
-    });
     vec![
         vector("one-weight", "a tensor of one weight", &[Item::gap("w", &[1], weights([127]), GAP)]),
         vector(
@@ -116,7 +125,7 @@ fn threads() -> Vec<Vector> {
         vector(
             "empty-thread-block",
             "a last thread block without elements: it holds the end of a code only",
-            &[Item::gap("w", &[4096], weights(late), GAP)],
+            &[Item::gap("w", &[4095], late_end(), GAP)],
         ),
         vector("geometries", "each bytes_per_thread with each threads_per_block", &geometries),
     ]

@@ -19,7 +19,7 @@ pub(super) fn frame() -> Vec<Vector> {
     let directory = header(&good).directory_offset.get() as usize;
     let footer = good.len() - 64;
     let mut unfinished = good.clone();
-    unfinished[..64].copy_from_slice(Header::incomplete().as_bytes());
+    unfinished[..64].copy_from_slice(Header::unfinished().as_bytes());
     let mut newer = head(&|header| header.version_major = 2.into());
     newer[20..4096].fill(0xEE);
     let mut zeros = good.clone();

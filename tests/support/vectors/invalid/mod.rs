@@ -1,8 +1,10 @@
 //! Containers that every reader must reject, each for one reason; all checksums are right unless they are the reason.
 
 mod content;
+mod edges;
 mod encodings;
 mod frame;
+mod json;
 mod names;
 mod sections;
 mod tensors;
@@ -33,6 +35,13 @@ pub(super) fn vectors() -> Vec<Vector> {
         content::headers(),
         content::neighbours(),
         tile::vectors(),
+        edges::names(),
+        edges::sections(),
+        edges::aliases(),
+        edges::gap(),
+        edges::tile(),
+        json::syntax(),
+        json::shapes(),
     ]
     .into_iter()
     .flatten()

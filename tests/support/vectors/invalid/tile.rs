@@ -68,7 +68,7 @@ fn vector(level: &str, name: &str, about: &str, arrays: Arrays) -> Vector {
 }
 
 /// The arrays changed.
-fn changed(level: &str, name: &str, about: &str, edit: impl FnOnce(&mut Arrays)) -> Vector {
+pub(super) fn changed(level: &str, name: &str, about: &str, edit: impl FnOnce(&mut Arrays)) -> Vector {
     let mut arrays = arrays(&bits());
     edit(&mut arrays);
     vector(level, name, about, arrays)
@@ -273,11 +273,11 @@ fn no_code() -> Vector {
     Vector::invalid("tile-no-code", "load", CORRUPT, "a bit that starts no code", model.build())
 }
 
-fn offset(arrays: &Arrays, record: usize) -> u64 {
+pub(super) fn offset(arrays: &Arrays, record: usize) -> u64 {
     u64::from_le_bytes(arrays.records[32 * record..32 * record + 8].try_into().unwrap()) & 0xFFFF_FFFF_FFFF
 }
 
-fn put_offset(arrays: &mut Arrays, record: usize, offset: u64) {
+pub(super) fn put_offset(arrays: &mut Arrays, record: usize, offset: u64) {
     arrays.records[32 * record..32 * record + 6].copy_from_slice(&offset.to_le_bytes()[..6]);
 }
 
