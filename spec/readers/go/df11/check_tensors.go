@@ -50,10 +50,10 @@ func (t *Tensor) checkShape() error {
 }
 
 // checkParameters checks that parameters which an encoding does not name are
-// zero (3, Tensor): this holds for an unknown dtype too.
+// zero; of an unknown dtype this is known of an alias alone (§3, Tensor).
 func (t *Tensor) checkParameters() error {
 	named := [...]int{encodingAlias: 1, encodingRaw: 0, encodingGap: 3, encodingTile: 3}
-	if t.Encoding > encodingTile {
+	if t.Encoding > encodingTile || (t.Encoding != encodingAlias && !knownDtype(t.Dtype)) {
 		return nil
 	}
 	for _, p := range t.Parameters[named[t.Encoding]:] {

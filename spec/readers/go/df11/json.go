@@ -179,7 +179,11 @@ func (j *jsonReader) number() (string, error) {
 			return "", j.fail("an exponent without digits")
 		}
 	}
-	return string(j.b[begin:j.at]), nil
+	text := string(j.b[begin:j.at])
+	if _, err := strconv.ParseFloat(text, 64); err != nil {
+		return "", j.fail("a number beyond the range of a double")
+	}
+	return text, nil
 }
 
 // integer reads digits alone, less than 2^64.

@@ -7,14 +7,15 @@ use df11_reference::crc32;
 
 pub const NONE: u64 = u64::MAX;
 /// Record sizes of the lists of a directory, in their order.
-const RECORDS: [usize; 7] = [80, 16, 32, 200, 24, 4, 1];
+const RECORDS: [usize; 8] = [80, 16, 32, 200, 24, 4, 32, 1];
 pub const FILES: usize = 0;
 pub const BLOCKS: usize = 1;
 pub const SECTIONS: usize = 2;
 pub const TENSORS: usize = 3;
 pub const ARRAYS: usize = 4;
 pub const CHECKSUMS: usize = 5;
-pub const TEXT: usize = 6;
+pub const METADATA: usize = 6;
+pub const TEXT: usize = 7;
 
 /// An array with the kind of the section that holds it.
 pub type Stored = (u32, Vec<u8>);
@@ -141,7 +142,7 @@ impl Model {
             section.extend(*bytes);
         }
         let mut file = vec![0; 4096];
-        let mut lists: [Vec<u8>; 7] = Default::default();
+        let mut lists: [Vec<u8>; 8] = Default::default();
         for (&(block, kind), section) in &sections {
             pad(&mut file, 4096);
             put(&mut lists[SECTIONS], &[u64::from(kind), block, file.len() as u64, section.len() as u64]);
@@ -165,7 +166,7 @@ impl Model {
         file
     }
 
-    fn put_records(&self, lists: &mut [Vec<u8>; 7]) {
+    fn put_records(&self, lists: &mut [Vec<u8>; 8]) {
         let mut first_array = 0;
         for f in &self.files {
             let text = lists[TEXT].len() as u64;
