@@ -175,7 +175,7 @@ fn broken_rules_of_the_directory_are_named() {
     let bytes = sample().0.build();
     let huge = u64::MAX;
     for (list, record, offset, value, error) in [
-        (FILES, 0, 0, 2, "Unsupported: 3, File: kind"),
+        (FILES, 0, 0, 3, "Unsupported: 3, File: kind"),
         (FILES, 0, 0, 1 << 32, "Corrupt: 3, File: reserved"),
         (FILES, 0, 8, 1, "Corrupt: 3, Text: empty, or not back to back"),
         (FILES, 0, 16, 0, "Corrupt: 3, Text: empty, or not back to back"),
@@ -271,6 +271,9 @@ fn counts_and_shards_are_checked() {
     let bytes = sample().0.build();
     for list in FILES..=TEXT {
         for count in [0, 1 << 40, 1 << 61, u64::MAX] {
+            if (list, count) == (METADATA, 0) {
+                continue; // as it is
+            }
             let hostile = edited(&bytes, |directory| {
                 let at = field(directory, list, 0, 0) - 8;
                 directory[at..at + 8].copy_from_slice(&u64::to_le_bytes(count));
@@ -341,7 +344,7 @@ fn unknown_tensors_are_unsupported_and_no_others() {
     model.tensors[2].encoding = 77;
     model.tensors[2].parameters = vec![1, 2, 3, 4];
     let dtype = Tensor { dtype: 99, ..model.tensors[3].clone() };
-    model.tensors.push(Tensor { name: "e".into(), encoding: 0, parameters: vec![u64::MAX], ..dtype });
+    model.tensors.push(Tensor { name: "e".into(), encoding: 1, parameters: vec![u64::MAX], ..dtype });
     let bytes = model.build();
     let container = Container::open(&bytes).unwrap();
     assert_eq!(container.decode(0).unwrap(), expected[0]);
