@@ -179,7 +179,7 @@ fn broken_rules_of_the_directory_are_named() {
         (FILES, 0, 0, 1 << 32, "Corrupt: 3, File: reserved"),
         (FILES, 0, 8, 1, "Corrupt: 3, Text: empty, or not back to back"),
         (FILES, 0, 16, 0, "Corrupt: 3, Text: empty, or not back to back"),
-        (FILES, 0, 16, 4097, "Limit: 3: a name or path exceeds MAX_NAME_BYTES"),
+        (FILES, 0, 16, 4097, "Limit: 3: a name, path, key or value is too long"),
         (FILES, 0, 24, 2839, "Corrupt: 3, Tensor: ends outside its file"),
         (FILES, 1, 24, 3, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
         (FILES, 1, 64, 0, "Corrupt: 3, Array: first_array"),
@@ -297,13 +297,18 @@ fn counts_and_shards_are_checked() {
         directory[count + 7] = 1;
     });
     assert_eq!(error(&huge), "Corrupt: 3: a list exceeds the directory");
+    let mut alone = sample().0;
+    alone.files.truncate(1);
+    let alone = alone.build();
     let shards = |index: u64, count: u64| {
-        open_kind(&edited(&bytes, |directory| {
+        open_kind(&edited(&alone, |directory| {
             directory[..8].copy_from_slice(&index.to_le_bytes());
             directory[8..16].copy_from_slice(&count.to_le_bytes());
         }))
     };
     assert_eq!(shards(99_999, 100_000), None);
+    let later = edited(&bytes, |directory| (directory[0], directory[8]) = (1, 2));
+    assert_eq!(error(&later), "Corrupt: 3: side files or metadata in a later shard");
     assert_eq!(shards(0, 100_001), Some(Limit));
     assert_eq!(shards(0, 0), Some(Corrupt));
     assert_eq!(shards(1, 1), Some(Corrupt));
