@@ -137,6 +137,23 @@ fn a_damaged_side_file_is_refused_or_named() {
     assert_eq!(fixture.restored("config.json"), CONFIG.as_bytes());
 }
 
+/// Neither the link nor a folder on its path may lead to somebody else's file.
+#[cfg(unix)]
+#[test]
+fn a_changed_side_file_is_not_taken_from_elsewhere() {
+    for name in ["tokenizer/vocab.txt", "tokenizer"] {
+        let fixture = Fixture::new();
+        let elsewhere = fixture.path("elsewhere");
+        fs::rename(fixture.model.join(name), &elsewhere).unwrap();
+        let file = if elsewhere.is_dir() { elsewhere.join("vocab.txt") } else { elsewhere.clone() };
+        fs::write(file, "secret").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, fixture.model.join(name)).unwrap();
+        let error = fixture.restore(true).unwrap_err();
+        assert!(error.to_string().contains("leads out of the folder"), "{error}");
+        assert!(!fixture.path("restored").exists());
+    }
+}
+
 #[test]
 fn a_changed_configuration_is_refused_or_named() {
     let fixture = Fixture::new();

@@ -16,4 +16,4 @@ pub use group::{Block, Item, group};
 pub(crate) use header::{Header, HeaderTensor};
 pub(crate) use index::{folder_of, named_files};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
-pub(crate) use walk::{Found, HIDDEN, walk};
+pub(crate) use walk::{Found, HIDDEN, leads_out, walk};

@@ -82,6 +82,11 @@ fn homes(root: &Path) -> Vec<PathBuf> {
     [Some(root), blobs].into_iter().flatten().collect()
 }
 
+/// Whether a file of a folder lies elsewhere: it, or a folder on its path, is a link that leads out.
+pub(crate) fn leads_out(root: &Path, file: &Path) -> bool {
+    file.canonicalize().is_ok_and(|target| !homes(root).iter().any(|home| target.starts_with(home)))
+}
+
 impl Walk {
     fn visit(&mut self, entry: &fs::DirEntry, prefix: &str) -> Result<()> {
         let file = entry.path();
@@ -112,9 +117,10 @@ impl Walk {
                 Ok(())
             }
             Ok(_) => self.leave_out_unless_weights(path, "not a regular file"),
-            Err(_) => {
-                self.leave_out_unless_weights(path, "a link that leads nowhere, or that may not be read")
-            }
+            Err(source) => Err(Error::parameter(
+                format!("{} cannot be read: {source}", file.display()),
+                "download it again, or remove it if it is no part of the model",
+            )),
         }
     }
 

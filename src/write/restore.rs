@@ -26,7 +26,7 @@ use crate::{
     },
     paths::{is_container, is_safetensors},
     progress::{Observer, Stage, advance},
-    source::{Found, LeftOut, walk},
+    source::{Found, LeftOut, leads_out, walk},
 };
 
 /// Choices of [`decompress`].
@@ -117,8 +117,7 @@ pub fn decompress(
     for &(shard, file) in &weights {
         FilePieces::new(shard, file, options.decoder)?;
     }
-    let mut restorer =
-        Restorer { model, options, observer, done: Restored::default(), outside: BTreeSet::new() };
+    let mut restorer = Restorer { model, options, observer, done: Restored::default() };
     if is_safetensors(out) {
         // One, as checked.
         let (shard, file) = weights[0];
@@ -147,8 +146,6 @@ struct Restorer<'a> {
     options: &'a DecompressOptions<'a>,
     observer: &'a dyn Observer,
     done: Restored,
-    /// Links that lead out of the folder of the model.
-    outside: BTreeSet<String>,
 }
 
 impl Restorer<'_> {
@@ -204,8 +201,13 @@ impl Restorer<'_> {
                 self.done.bytes += original.len() as u64;
                 self.done.files += 1;
             }
-            Beside::Changed(_) if self.options.keep_changed && self.outside.contains(path) => {
-                return Err(beside::refused(shard, path, "it is a link that leads out of the folder"));
+            Beside::Changed(file)
+                if self.options.keep_changed && root.is_some_and(|root| leads_out(root, &file)) =>
+            {
+                return Err(Error::parameter(
+                    format!("{} is a link that leads out of the folder", file.display()),
+                    "put the file itself there, or remove the link",
+                ));
             }
             Beside::Changed(file) if self.options.keep_changed => {
                 self.done.bytes += copy(&file, folder, path, None)?;
@@ -227,8 +229,6 @@ impl Restorer<'_> {
         let recorded: BTreeSet<&str> = files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
         let beside: BTreeSet<&str> =
             beside::recorded(self.model).map(|(shard, file)| path_of(shard, file)).collect();
-        self.outside =
-            found.iter().filter(|file| file.check_inside().is_err()).map(|file| file.path.clone()).collect();
         let mut bystanders = Vec::new();
         for file in found {
             if is_container(&file.path) || beside.contains(&*file.path) {
@@ -236,7 +236,7 @@ impl Restorer<'_> {
             }
             let reason = if clashes(&file.path, &recorded) {
                 "an original file has its place"
-            } else if self.outside.contains(&file.path) {
+            } else if file.check_inside().is_err() {
                 "a link that leads out of the folder"
             } else if is_safetensors(&file.path) {
                 "weights that no container records"
