@@ -548,6 +548,8 @@ fn files_beside_the_containers_are_named() {
     good(&["compress", model, "-o", folder, "--metadata", "tool.a=b=c"]);
     assert_eq!(json(&["inspect", folder])["metadata"], serde_json::json!({ "tool.a": "b=c" }));
     assert!(good(&["inspect", folder]).contains("metadata  tool.a = b=c"));
+    let twice = ["compress", model, "-o", "twice.df11", "--metadata", "a.b=1", "--metadata", "a.b=2"];
+    fails(&twice, 2, &["two values"]);
     assert_eq!(json(&["verify", folder])["good"], true);
     let back = fixture.path("back");
     let back = back.to_str().unwrap();

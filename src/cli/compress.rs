@@ -1,6 +1,7 @@
 //! `df11 compress`: a checkpoint becomes a container, or a folder of them.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -119,6 +120,18 @@ impl LayoutArgs {
 }
 
 impl Compress {
+    /// Values by key.
+    fn metadata(&self) -> Result<BTreeMap<String, String>, Failure> {
+        let mut metadata = BTreeMap::new();
+        for (key, value) in &self.metadata {
+            if metadata.insert(key.clone(), value.clone()).is_some() {
+                let problem = format!("--metadata gives {key:?} two values");
+                return Err(Error::parameter(problem, "give each key once").into());
+            }
+        }
+        Ok(metadata)
+    }
+
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         if is_compressed(&self.source)? {
             let remedy = "its sizes are in df11 inspect, and df11 convert stores it in another layout";
@@ -128,7 +141,7 @@ impl Compress {
             return estimate::estimate(session, &self.source, self.out.clone(), self.layout, self.threads);
         }
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let metadata = self.metadata.iter().cloned().collect();
+        let metadata = self.metadata()?;
         let options = CompressOptions { layout, overwrite: self.force, verify, metadata };
         let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
         let start = Instant::now();
