@@ -304,6 +304,7 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
     checkpoint(&single, &["only.safetensors"]);
     fails(&["compress", &model, "-o", single.to_str().unwrap(), "--force"], 2, &["only.safetensors"]);
     fs::remove_file(single.join("model.safetensors.index.json")).unwrap();
+    fs::write(single.join("notes.md"), "as it was").unwrap();
     fs::remove_file(Path::new(&out).join("config.json")).unwrap();
     good(&["compress", single.to_str().unwrap(), "-o", &fixture.arg("small")]);
     good(&["compress", &model, "-o", &fixture.arg("small"), "--force"]);
