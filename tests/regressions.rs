@@ -123,9 +123,10 @@ fn verification_names_what_it_does_not_know() {
         contents[at..at + 4].copy_from_slice(b"XF16");
         directory.tensors[2].dtype = UNKNOWN.into();
     });
+    // It is compared with the directory at every level; the bytes cannot be.
     for level in [Level::Structure, Level::Checksums, Level::Full] {
         let found = open(dtype.clone()).unwrap().verify(level, &()).unwrap();
-        assert!(found.unchecked.iter().any(|what| what.contains("XF16")), "{:?}", found.unchecked);
+        assert_eq!(found.unchecked.is_empty(), level < Level::Full, "{:?}", found.unchecked);
     }
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import _native
 from ._ordinary import REASON
 from ._parameters import Weight, decode_piece, piece_bytes
 from ._runtime import Runtime, runtimes
@@ -190,7 +191,9 @@ def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) 
 
 
 def _verify(runtime: Runtime) -> int:
-    runtime.container.verify("full", progress=False)
+    # Each by itself: of a repository on the Hub not all side files beside the containers are fetched.
+    for shard in runtime.container.shards:
+        _native.open(shard["path"]).verify("full", progress=False)
     checked = set()
     with torch.no_grad():
         for at, (unit, device) in enumerate(zip(runtime.units, runtime.unit_devices, strict=True)):
