@@ -20,7 +20,7 @@ func TestHeaders(t *testing.T) {
 	good := []string{
 		`{}`, " \t\r\n{ } \n", `{"__metadata__":null}`, `{"__metadata__":{"a":"\u0000"}}`,
 		`{"a":` + entry + `}`, `{"\ud83d\ude00":` + entry + `}`,
-		`{"a":{"x":[1e999,-0,null,true,{"y":{}}],"dtype":"U8","shape":[],"data_offsets":[0,1]}}`,
+		`{"a":{"x":[1e99,-0,null,true,{"y":{}}],"dtype":"U8","shape":[],"data_offsets":[0,1]}}`,
 		deep(98),
 	}
 	for _, h := range good {
