@@ -182,6 +182,19 @@ fn a_missing_side_file_is_refused_or_named() {
     assert!(!fixture.path("restored/tokenizer/vocab.txt").exists());
 }
 
+/// Containers beside which a link leads nowhere are still opened; the link is left out and named.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_hides_no_container() {
+    let fixture = Fixture::new();
+    for name in ["lost.json", "lost.safetensors.index.json"] {
+        std::os::unix::fs::symlink("nowhere", fixture.model.join(name)).unwrap();
+    }
+    let left_out = fixture.restore(false).unwrap().left_out;
+    let paths: Vec<&str> = left_out.iter().map(|file| &*file.path).collect();
+    assert!(paths.contains(&"lost.json") && paths.contains(&"lost.safetensors.index.json"), "{paths:?}");
+}
+
 #[test]
 fn an_added_file_is_unchecked() {
     let fixture = Fixture::new();

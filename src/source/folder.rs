@@ -10,7 +10,7 @@ use super::{
     dfloat11, hub_cache,
     index::{self, Index},
     safetensors::WeightsFile,
-    walk::{Found, walk},
+    walk::{Found, HIDDEN, UNREADABLE, walk},
 };
 use crate::{
     Error, Result,
@@ -128,8 +128,20 @@ fn open_file(path: &Path) -> Result<Source> {
     Ok(Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() })
 }
 
+/// A model is made of all its files: refuses what is there and cannot be read, and an index that
+/// was left out and is not hidden, since it tells which weights there are.
+fn check_readable(left_out: &[LeftOut]) -> Result<()> {
+    let is_lost = |file: &&LeftOut| {
+        file.reason == UNREADABLE || (file.reason != HIDDEN && file.path.ends_with(index::SUFFIX))
+    };
+    let Some(LeftOut { path, reason }) = left_out.iter().find(is_lost) else { return Ok(()) };
+    let remedy = "download the file again, or remove it if it is no part of the model";
+    Err(Error::parameter(format!("{path:?}: {reason}"), remedy))
+}
+
 fn open_folder(root: &Path) -> Result<Source> {
     let (found, mut left_out) = walk(root)?;
+    check_readable(&left_out)?;
     let mut indexes = index::read_all(&found)?;
     // Their loader takes all files; an index, if there is one, knows only those that were not coded.
     let imported = dfloat11::folders(&found);

@@ -1,7 +1,7 @@
 //! The regular files of a folder, each with the path it would have in a container.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -10,6 +10,9 @@ use crate::{
     Error, Result,
     paths::{check_path, is_safetensors},
 };
+
+/// Why a link that leads nowhere is left out, and a file that may not be looked at.
+pub(super) const UNREADABLE: &str = "it cannot be read";
 
 /// Why hidden files and folders are left out.
 pub(crate) const HIDDEN: &str = "hidden";
@@ -84,7 +87,13 @@ fn homes(root: &Path) -> Vec<PathBuf> {
 
 /// Whether a file of a folder lies elsewhere: it, or a folder on its path, is a link that leads out.
 pub(crate) fn leads_out(root: &Path, file: &Path) -> bool {
-    file.canonicalize().is_ok_and(|target| !homes(root).iter().any(|home| target.starts_with(home)))
+    outside(&homes(root), file).is_ok_and(|target| target.is_some())
+}
+
+/// Where a file lies, if that is in none of these folders.
+fn outside(homes: &[PathBuf], file: &Path) -> io::Result<Option<PathBuf>> {
+    let target = file.canonicalize()?;
+    Ok((!homes.iter().any(|home| target.starts_with(home))).then_some(target))
 }
 
 impl Walk {
@@ -117,17 +126,13 @@ impl Walk {
                 Ok(())
             }
             Ok(_) => self.leave_out_unless_weights(path, "not a regular file"),
-            Err(source) => Err(Error::parameter(
-                format!("{} cannot be read: {source}", file.display()),
-                "download it again, or remove it if it is no part of the model",
-            )),
+            Err(_) => self.leave_out_unless_weights(path, UNREADABLE),
         }
     }
 
     /// Where a link leads, if that is no place for a file of this folder.
     fn outside(&self, link: &Path) -> Result<Option<PathBuf>> {
-        let target = link.canonicalize().map_err(|source| Error::io("following", link, source))?;
-        Ok((!self.homes.iter().any(|home| target.starts_with(home))).then_some(target))
+        outside(&self.homes, link).map_err(|source| Error::io("following", link, source))
     }
 
     fn leave_out(&mut self, path: String, reason: &str) {
@@ -136,7 +141,7 @@ impl Walk {
 
     /// A model must not lose weights without notice.
     fn leave_out_unless_weights(&mut self, path: String, reason: &str) -> Result<()> {
-        if is_safetensors(&path) || path.ends_with(super::index::SUFFIX) {
+        if is_safetensors(&path) {
             return Err(Error::parameter(
                 format!("{path:?}: {reason}"),
                 "download the file again, or rename it",

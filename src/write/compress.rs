@@ -191,8 +191,7 @@ impl<'a> Compressor<'a> {
         let identity = format::identity(output.files());
         output.seal(0, 1, identity)?;
         if options.verify {
-            let side = self.input.side.len() as u64;
-            self.verify(output.temporary_path(), 1, side).map_err(|error| error.in_file(out))?;
+            self.verify(output.temporary_path(), 1).map_err(|error| error.in_file(out))?;
         }
         output.finish(options.overwrite)?;
         Ok(report)
@@ -218,22 +217,23 @@ impl<'a> Compressor<'a> {
         }
         config::write_side_files(self.input, &folder)?;
         if options.verify {
-            self.verify(folder.path(), count, self.input.side.len() as u64)?;
+            self.verify(folder.path(), count)?;
         }
         folder.finish()?;
         Ok(report)
     }
 
-    /// Decodes and compares all, and counts what is there against what went in: `shards`, weights
-    /// files, tensors, and as many `side` files.
-    fn verify(&self, path: &Path, shards: u64, side: u64) -> Result<()> {
+    /// Decodes and compares all, and counts what is there against what went in: shards, files and
+    /// tensors.
+    fn verify(&self, path: &Path, shards: u64) -> Result<()> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
         let model = OpenOptions::new().memory_map(false).open(path)?;
         let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
         let weights = &self.input.weights;
         let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
-        let wanted = [shards, weights.len() as u64 + side, tensors];
+        let files = (weights.len() + self.input.side.len()) as u64;
+        let wanted = [shards, files, tensors];
         let there = [model.shards().len() as u64, found.files, found.tensors];
         if there == wanted && found.unchecked.is_empty() {
             return Ok(());

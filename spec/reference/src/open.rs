@@ -326,7 +326,7 @@ impl Directory {
         size.map_or(Ok(()), |(elements, bytes)| self.check_encoding(t, arrays, elements, bytes))
     }
 
-    /// 6.1, but for the number of aliases.
+    /// 6.1, except for the number of aliases.
     fn check_alias(&self, t: &Tensor, arrays: &[Array]) -> Result<()> {
         Corrupt.unless(t.parameters[1..] == [0; 3], "6: unused parameters")?;
         let target = item(&self.tensors, t.parameters[0])?;
