@@ -1,4 +1,4 @@
-"""Parts 1 to 7 of spec/gpu.md in plain Python, written from that text and spec/format.md alone.
+"""Parts 1 to 7 of spec/gpu.md in plain Python: as they say, part by part.
 
     python3 spec/gpu_check.py            prints the blocks of numbers of gpu.md
     python3 spec/gpu_check.py --check    compares them with gpu.md; fails if one differs
@@ -24,6 +24,7 @@ from df11_reader import Container, FormatError
 from gpu_fast import Fast, check_fast, check_products, decode_row, exponents_of
 from gpu_tile import (
     LANES,
+    Corrupt,
     Record,
     Run,
     Tensor,
@@ -53,15 +54,15 @@ def tensors(data: bytes) -> Iterator[tuple[str, Tensor]]:
     with Container(data) as container:
         for name, t in zip(container.names, container.tensors):
             if t.encoding == TILE and t.dtype == BF16:
-                arrays = [container._read_array(a) for a in container._arrays(t)]
-                yield name, Tensor(*arrays, *t.parameters[:3])
+                a, b, c, d = (container._read_array(array) for array in container._arrays(t))
+                yield name, Tensor(a, b, c, d, *t.parameters[:3])
 
 
 def vector(file: str, name: str) -> Tensor:
     return dict(tensors(read(SPEC / f"vectors/valid/{file}.df11.gz")))[name]
 
 
-def check_valid(data: bytes, row: dict, found: dict[str, int]) -> None:
+def check_valid(data: bytes, row: dict[str, dict[str, str]], found: dict[str, int]) -> None:
     for name, t in tensors(data):
         weights, status = decode(t)
         require(status == 0, f"status {status}")
@@ -79,7 +80,7 @@ def is_refused(data: bytes) -> bool:
         try:
             if decode(t)[1]:
                 return True
-        except AssertionError:
+        except Corrupt:
             return True
     return False
 
@@ -174,10 +175,10 @@ def block_record(t: Tensor) -> str:
         f"offset {at.offset}, least {at.least}, shift {at.shift}; next offset {t.offset(2)}"
     )
     lines += ["", "lanes     excess                         start"]
-    for l in range(0, LANES, 8):
-        excess = " ".join(f"{e:2}" for e in at.excess[l : l + 8])
-        start = " ".join(str(at.start(lane)) for lane in range(l, l + 8))
-        lines.append(f"{l:2} to {l + 7:2}  {excess}        {start}")
+    for first in range(0, LANES, 8):
+        excess = " ".join(f"{e:2}" for e in at.excess[first : first + 8])
+        start = " ".join(str(at.start(lane)) for lane in range(first, first + 8))
+        lines.append(f"{first:2} to {first + 7:2}  {excess}        {start}")
     lines.append(
         f"\nlengths together {sum(at.lengths())}; {at.offset} + that, aligned to 8: {at.end()}"
     )
@@ -192,9 +193,8 @@ def block_lane(t: Tensor) -> str:
         lines.append(
             f"\nunit {u}: row {unit.row}, columns {unit.column} to {unit.column + 7} of the tile"
         )
-        lines.append(
-            f"plane bytes {unit.source}..{unit.source + 8}: {hexadecimal(t.plane[unit.source :][:8])}"
-        )
+        plane = t.plane[unit.source : unit.source + 8]
+        lines.append(f"plane bytes {unit.source}..{unit.source + 8}: {hexadecimal(plane)}")
         lines.append("bit    bits                        entry     exponents  weights")
         for k in range(0, 8, 2):
             raw, (e, _) = table[t.bits(p, 12)], look_up(t, table, p)
@@ -218,13 +218,11 @@ def block_step(f: Fast, weights: list[int]) -> str:
     lane, tile, t = 22, 1, 8
     first, count, mask, base = struct.unpack("<IHBB", f.heads[8:16])
     begin = 1536 * t
-    lines = [
-        f"head of tile 1, bytes 8..16: {hexadecimal(f.heads[8:16])}: base {base}, {count} exceptions"
-    ]
+    head = hexadecimal(f.heads[8:16])
+    lines = [f"head of tile 1, bytes 8..16: {head}: base {base}, {count} exceptions"]
     lines.append(f"step 0 of tile 1 is step {t} of strip 0: data from byte {begin} on\n")
-    lines.append(
-        "row  weights                                  codes                    word 0    word 1    codes"
-    )
+    titles = ("row", "weights", "codes", "word 0", "word 1", "codes")
+    lines.append("{}  {:39}  {:23}  {:8}  {:8}  {}".format(*titles))
     at = words(f.data[begin : begin + 1536], "I")
     for r in range(4):
         row, column = lane // 4 + 8 * r, 256 * tile + lane % 4 * 8
@@ -233,10 +231,9 @@ def block_step(f: Fast, weights: list[int]) -> str:
         codes = " ".join(f"{base - (x >> 7 & 255):2}" for x in w)
         stored = f"{at[low]:08x}  {at[low + 1]:08x}  {at[256 + 4 * lane + r]:08x}"
         lines.append(f"{row:3}  {' '.join(f'{x:04X}' for x in w)}  {codes}  {stored}")
-    b, codes = base * 0x00800080, at[256 + 4 * lane]
-    x = exponents_of(codes, base)
-    pairs = decode_row(at[4 * lane], at[4 * lane + 1], codes, base)
-    lines.append(f"\nB {b:08x}, row 5: X {' '.join(f'{e:08x}' for e in x)}")
+    word0, word1, packed = at[4 * lane], at[4 * lane + 1], at[256 + 4 * lane]
+    x, pairs = exponents_of(packed, base), decode_row(word0, word1, packed, base)
+    lines.append(f"\nB {base * 0x00800080:08x}, row 5: X {' '.join(f'{e:08x}' for e in x)}")
     lines.append(f"                  P {' '.join(f'{p:08x}' for p in pairs)}")
     lines.append(f"\nbits a weight of w, {f.rows} x {f.columns}: {f.bits_a_weight()}")
     return "\n".join(lines)
@@ -290,7 +287,7 @@ def main(arguments: list[str]) -> int:
             require(
                 text == placed, "numbers of gpu.md are stale: python3 spec/gpu_check.py --write"
             )
-    except (AssertionError, FormatError) as e:
+    except (AssertionError, Corrupt, FormatError) as e:
         print(f"FAILED {e}")
         return 1
     if arguments == ["--write"]:

@@ -107,7 +107,9 @@ def rows_of_step(
 
 
 def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
-    data, heads, exceptions = [], [], []
+    data: list[bytes] = []
+    heads: list[bytes] = []
+    exceptions: list[int] = []
     for s in range(ceil(rows, 32)):
         for tile in range(ceil(columns, 256)):
             steps = range(8 * tile, min(8 * tile + 8, ceil(columns, 32)))
@@ -191,7 +193,8 @@ def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
 
 
 def number(bits: int) -> float:
-    return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
+    return float(value)
 
 
 def halves(register: int) -> tuple[float, float]:

@@ -19,9 +19,18 @@ def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+class Corrupt(Exception):
+    """What the host finds before a kernel runs."""
+
+
 def require(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
+
+
+def accept(holds: bool, message: str) -> None:
+    if not holds:
+        raise Corrupt(message)
 
 
 def words(data: bytes, letter: str) -> tuple[int, ...]:
@@ -69,27 +78,27 @@ class Tensor(NamedTuple):
         return int.from_bytes(data, "little") >> p % 8 & (1 << n) - 1
 
     def check_lengths(self) -> None:
-        require(len(self.records) == 32 * (self.tile_count + 1), "records")
-        require(len(self.bitstream) == 16 * ceil(self.bit_count, 128), "bitstream")
-        require(len(self.plane) == self.rows * self.columns, "plane")
+        accept(len(self.records) == 32 * (self.tile_count + 1), "records")
+        accept(len(self.bitstream) == 16 * ceil(self.bit_count, 128), "bitstream")
+        accept(len(self.plane) == self.rows * self.columns, "plane")
 
 
 # --- part 2: the decode table
 
 
 def check_codebook(codebook: bytes) -> None:
-    require(len(codebook) >= 26 and len(codebook) % 2 == 0, "a codebook of too few bytes")
+    accept(len(codebook) >= 26 and len(codebook) % 2 == 0, "a codebook of too few bytes")
     escape, *rest = words(codebook, "H")
     counts, pairs = rest[:12], rest[12:]
-    require(sum(counts) == len(pairs), "pairs are not as many as counted")
-    require(escape <= 12, "a long escape")
-    require(len(set(pairs)) == len(pairs), "a pair twice")
+    accept(sum(counts) == len(pairs), "pairs are not as many as counted")
+    accept(escape <= 12, "a long escape")
+    accept(len(set(pairs)) == len(pairs), "a pair twice")
     lengths = [n for n, count in enumerate(counts, 1) for _ in range(count)]
     coded = list(zip(lengths, pairs))
-    require(coded == sorted(coded), "pairs do not ascend")
+    accept(coded == sorted(coded), "pairs do not ascend")
     lengths += [escape] if escape else []
     whole = sum(1 << 12 - n for n in lengths) == 4096
-    require(whole or lengths == [1], "no code")
+    accept(whole or lengths == [1], "no code")
 
 
 def entry_of(length: int, value: int) -> int:
@@ -142,7 +151,7 @@ class Unit(NamedTuple):
     row: int  # in the tile, as column
     column: int
     source: int  # in the tensor's plane
-    count: int
+    weights: int
 
 
 def units(t: Tensor, i: int, lane: int) -> Iterator[Unit]:
@@ -190,13 +199,13 @@ def decode_lane(t: Tensor, table: list[int], i: int, lane: int, at: Record, out:
     p = begin
     for unit in units(t, i, lane):
         to = (r0 + unit.row) * t.columns + c0 + unit.column
-        for k in range(0, unit.count, 2):
+        for k in range(0, unit.weights, 2):
             e, problems = look_up(t, table, p)
             p += e & 63
             status |= problems
             first, second = e >> 7 & 255, e >> 23 & 255
             out[to + k] = merge(first, t.plane[unit.source + k])
-            if k + 1 < unit.count:
+            if k + 1 < unit.weights:
                 s0, s1 = t.plane[unit.source + k : unit.source + k + 2]
                 out[to + k + 1] = merge(second, s1)
                 both = out[to + k] | out[to + k + 1] << 16
@@ -211,8 +220,8 @@ def decode(t: Tensor) -> tuple[list[int], int]:
     """All weights, and the status."""
     t.check_lengths()
     check_codebook(t.codebook)
-    require(t.offset(0) == 0, "the first offset")
-    require(int.from_bytes(t.records[-32:], "little") == t.bit_count, "the last record")
+    accept(t.offset(0) == 0, "the first offset")
+    accept(int.from_bytes(t.records[-32:], "little") == t.bit_count, "the last record")
     table, out, status = build_table(t.codebook), [-1] * len(t.plane), 0
     for i in range(t.tile_count):
         at = Record.read(t.records[32 * i : 32 * i + 32])
