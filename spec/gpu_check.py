@@ -13,6 +13,7 @@ import json
 import random
 import struct
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +29,7 @@ from gpu_tile import (
     Record,
     Run,
     Tensor,
+    build_in_parallel,
     build_table,
     check_slices,
     cut,
@@ -64,6 +66,8 @@ def vector(file: str, name: str) -> Tensor:
 
 def check_valid(data: bytes, row: dict[str, dict[str, str]], found: dict[str, int]) -> None:
     for name, t in tensors(data):
+        same = build_in_parallel(t.codebook) == build_table(t.codebook)
+        require(same, "a table that is built in parallel")
         weights, status = decode(t)
         require(status == 0, f"status {status}")
         digest = sha256(struct.pack(f"<{len(weights)}H", *weights)).hexdigest()
@@ -110,6 +114,15 @@ def check_hostile(found: dict[str, int]) -> None:
         changed = t._replace(records=bytes(arrays[0]), bitstream=bytes(arrays[1]))
         decode(changed)
         found["hostile tensors decoded"] += 1
+
+
+def check_shapes(found: dict[str, int]) -> None:
+    """The fast layout of small matrices of any bits, and of exponents at either end."""
+    made = random.Random(13)
+    for rows, columns in ((1, 1), (3, 5), (33, 40), (7, 300)):
+        for low, high in ((0, 0x10000), (0x7F80, 0x8000), (0, 0x800), (0x7800, 0x8000)):
+            check_fast([made.randrange(low, high) for _ in range(rows * columns)], rows, columns)
+            found["small matrices in the fast layout"] += 1
 
 
 # --- the blocks of numbers
@@ -274,13 +287,13 @@ def place_blocks(text: str, made: dict[str, str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    found = dict.fromkeys(["tensors decoded", "weights", "slices", "damaged tensors refused"], 0)
-    found["hostile tensors decoded"] = 0
+    found: dict[str, int] = defaultdict(int)
     path = SPEC / "gpu.md"
     try:
         made = blocks()
         check_vectors(found)
         check_hostile(found)
+        check_shapes(found)
         text = path.read_text()
         placed = place_blocks(text, made)
         if arguments == ["--check"]:

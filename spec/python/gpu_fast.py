@@ -65,10 +65,10 @@ def decode_row(word0: int, word1: int, codes: int, base: int) -> list[int]:
 
 
 def best_base(exponents: list[int]) -> int:
-    counts = [0] * 271  # from exponent -15 on
+    counts = [0] * 256
     for exponent in exponents:
-        counts[exponent + 15] += 1
-    return max((sum(counts[b : b + 16]), b) for b in range(256))[1]
+        counts[exponent] += 1
+    return max((sum(counts[b - 15 : b + 1]), b) for b in range(15, 256))[1]
 
 
 def pack_step(rows: list[list[list[int]]], base: int) -> tuple[bytes, list[int]]:
@@ -78,7 +78,7 @@ def pack_step(rows: list[list[list[int]]], base: int) -> tuple[bytes, list[int]]
     for lane in range(LANES):
         packed = []
         for r, w in enumerate(rows[lane]):
-            codes = [min(base, 15)] * 8
+            codes = [15] * 8
             for k, weight in enumerate(w):
                 codes[k] = base - (weight >> 7 & 255)
                 if not 0 <= codes[k] <= 15:
