@@ -8,6 +8,8 @@ mod container;
 mod linear;
 #[path = "gpu/programs.rs"]
 mod programs;
+#[path = "gpu/residence.rs"]
+mod residence;
 #[path = "gpu/streaming.rs"]
 mod streaming;
 

@@ -7,16 +7,18 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::kernels::gather_blocks;
 use super::task::{
-    ENTRY_BYTES, GatherTask, LinearMatrix, STRIP_ROWS, UnpackTask, strip_bytes, strip_head_bytes,
+    ENTRY_BYTES, GatherTask, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, UnpackTask, strip_bytes,
+    strip_head_bytes,
 };
 use crate::{
     Error, Result,
     gpu::{Device, Status, memory::Buffer},
+    open::Rect,
 };
 
 /// A whole matrix in the fast layout. It keeps nothing of the model.
 #[derive(Debug)]
-pub(super) struct FastArrays {
+pub(in crate::gpu) struct FastArrays {
     pub(super) device: Device,
     pub(super) rows: u64,
     pub(super) columns: u64,
@@ -32,7 +34,7 @@ impl FastArrays {
         device.allocate(bytes, "a matrix in the fast layout")
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::gpu) fn bytes(&self) -> u64 {
         self.strips.bytes() + self.entries.bytes()
     }
 
@@ -58,34 +60,64 @@ impl FastArrays {
         }
     }
 
-    /// Puts the decoding of rows from a multiple of 32 on the stream.
+    /// Whether one launch decodes a part of the matrix's bytes.
+    pub(in crate::gpu) fn takes(&self, part: &Rect) -> bool {
+        part.is_run() || part.width == 2 * self.columns
+    }
+
+    /// Puts the decoding of a part that it [takes](Self::takes) on the stream: dense, or with `pitch` elements
+    /// from a row to the next.
     ///
     /// # Safety
-    /// `output` is device memory with room for the rows, and nobody else uses it until the stream
+    /// `output` is device memory with room for the part, and nobody else uses it until the stream
     /// has done this; `self` and the status live as long. The stream belongs to the device's
     /// context.
-    pub(super) unsafe fn decode(
+    pub(in crate::gpu) unsafe fn decode(
         &self,
-        rows: &Range<u64>,
+        part: &Rect,
         output: CUdeviceptr,
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Places { data, heads } = self.places(rows.start / STRIP_ROWS);
+        let columns = self.columns;
+        let elements = part.elements();
+        let wanted =
+            if part.width == 2 * columns { part.columns.start / 2..part.columns.end / 2 } else { 0..columns };
+        let pitch = wanted.end - wanted.start;
+        let place = elements.start / columns * pitch + elements.start % columns;
+        let strip_elements = STRIP_ROWS * columns;
+        let strips = elements.start / strip_elements..elements.end.div_ceil(strip_elements);
+        let tiles = wanted.start / TILE_COLUMNS..wanted.end.div_ceil(TILE_COLUMNS);
+        let across = tiles.end - tiles.start;
+        let Places { data, heads } = self.places(0);
+        // No truncation: a matrix in the fast layout has fewer than 2^32 weights.
         let task = UnpackTask {
             data,
             heads,
             entries: self.entries.pointer(),
             entry_count: self.exceptions(),
-            output,
-            pitch: self.columns,
-            rows: (rows.end - rows.start) as u32,
-            columns: self.columns as u32,
+            output: output.wrapping_sub(2 * place),
+            pitch,
+            element_begin: elements.start,
+            element_end: elements.end,
+            rows: self.rows as u32,
+            columns: columns as u32,
+            column_begin: wanted.start as u32,
+            column_end: wanted.end as u32,
+            first_strip: strips.start as u32,
+            first_tile: tiles.start as u32,
+            across: across as u32,
+            tiles: ((strips.end - strips.start) * across) as u32,
             status: status.device_pointer(),
         };
         // SAFETY: the arrays were made for as many strips and columns; the output is the caller's
         // promise.
         unsafe { self.device.linear_kernels()?.unpack(stream, &task) }
+    }
+
+    /// Rows, as a part of the matrix.
+    pub(super) fn rows_part(&self, rows: &Range<u64>) -> Rect {
+        Rect { rows: rows.clone(), columns: 0..2 * self.columns, width: 2 * self.columns }
     }
 }
 

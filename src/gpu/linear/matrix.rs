@@ -7,7 +7,8 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
     fast::{FastArrays, Indices},
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS},
+    packer::Outcome,
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions},
     transcode,
 };
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
         model::Inner,
         part::Part,
         route::{Cut, Ready, Route, check_contexts},
-        stored::{Coded, Stored, StoredTile},
+        stored::{Addresses as _, Coded, Stored, StoredTile},
     },
     open::Slice,
 };
@@ -68,6 +69,14 @@ enum Form {
     Fast { arrays: Arc<FastArrays>, rows: Range<u64> },
 }
 
+impl Form {
+    /// All of a matrix in the fast layout.
+    fn fast(arrays: Arc<FastArrays>) -> Self {
+        let rows = 0..arrays.rows;
+        Self::Fast { arrays, rows }
+    }
+}
+
 /// Rows and columns of a tensor in tiles of 32 x 256.
 #[derive(Debug)]
 pub(super) struct StoredMatrix {
@@ -87,6 +96,10 @@ impl Matrix {
     pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
         let entry = model.entry(name)?;
         let block = model.block(entry.block);
+        let tile = entry.stored.coded().and_then(Coded::as_tile);
+        if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
+            return Ok(Self { name: name.into(), form: Form::fast(Arc::clone(arrays)) });
+        }
         let refuse =
             |problem: &str, remedy: &str| Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy));
         if entry.dtype != Dtype::BF16 {
@@ -95,7 +108,6 @@ impl Matrix {
         if block.route.turn().is_some() {
             return refuse("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let tile = entry.stored.coded().and_then(Coded::as_tile);
         let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
             return refuse("is not stored in tiles", "convert the container to the tile layout");
         };
@@ -221,13 +233,19 @@ impl Matrix {
     /// [`Error::Corrupt`] if the stored weights contradict themselves; [`Error::Gpu`].
     pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
         let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
-        Ok(match transcode::transcode(stored, &self.name, most_exceptions)? {
-            transcode::Outcome::Fast(arrays) => {
-                let form = Form::Fast { arrays: Arc::new(arrays), rows: 0..self.row_count() };
-                Transcoded::Fast(Self { name: Arc::clone(&self.name), form })
+        Ok(match transcode::transcode(stored, most_exceptions)? {
+            Outcome::Fast(arrays) => {
+                Transcoded::Fast(Self { name: Arc::clone(&self.name), form: Form::fast(Arc::new(arrays)) })
             }
-            transcode::Outcome::TooMany(exceptions) => {
+            Outcome::TooMany(exceptions) => {
                 Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
+            }
+            Outcome::TooWide => {
+                let (name, rows, columns) = (&self.name, self.row_count(), self.column_count());
+                let problem =
+                    format!("{name:?} has {rows} x {columns} weights, too many to be transcoded at once");
+                let remedy = "take fewer of its rows or columns, or multiply as stored";
+                return Err(Error::parameter(problem, remedy));
             }
         })
     }
@@ -248,7 +266,7 @@ impl Matrix {
     /// of a bit a weight.
     pub fn good_exceptions(&self) -> u64 {
         // No overflow: a tensor has less than 2^45 weights.
-        self.row_count() * self.column_count() / 256
+        good_exceptions(self.row_count() * self.column_count())
     }
 
     /// Bytes that it has when it is decoded.
@@ -285,7 +303,7 @@ impl Matrix {
                     return Err(Error::parameter(problem, "start it on 256 bytes"));
                 }
                 // SAFETY: the caller's promise; the matrix keeps the arrays.
-                unsafe { arrays.decode(rows, output, stream, status) }
+                unsafe { arrays.decode(&arrays.rows_part(rows), output, stream, status) }
             }
         }
     }
@@ -351,7 +369,7 @@ impl Matrix {
 }
 
 /// Whether rows of so many elements are one or more of the innermost dimensions.
-fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+pub(super) fn has_rows_of(shape: &[u64], columns: u64) -> bool {
     let mut product = 1;
     shape.iter().rev().any(|size| {
         product *= size;

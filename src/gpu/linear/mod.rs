@@ -13,11 +13,16 @@
 mod fast;
 mod kernels;
 mod matrix;
+mod packer;
 mod product;
 mod task;
 mod transcode;
+mod upload;
 
+pub(super) use fast::FastArrays;
 pub use fast::Indices;
 pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};
+pub(super) use packer::Outcome;
 pub use product::{Linear, LinearInput, LinearOutput};
+pub(super) use upload::{FastLoad, Wanted, fast_sizes, most_fast_bytes, upload};
