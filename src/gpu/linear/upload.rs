@@ -126,9 +126,11 @@ impl Job {
         Layout { records, plane, bits, first_bits }
     }
 
-    /// Bytes of the container.
+    /// Bytes of the container, of which the next job counts the record that both have.
     fn bytes(&self) -> u64 {
-        [&self.records, &self.plane, &self.bits].into_iter().map(|range| range.end - range.start).sum()
+        let all = [&self.records, &self.plane, &self.bits].into_iter();
+        let all: u64 = all.map(|range| range.end - range.start).sum();
+        if self.is_last { all } else { all - tile::RECORD_BYTES as u64 }
     }
 
     fn rows(&self, sizes: &Sizes) -> Range<u64> {
