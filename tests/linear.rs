@@ -246,9 +246,21 @@ fn failures_of_the_driver_are_errors() {
     }
     run("cuLaunchKernel", "700", "words for 700");
     run("cuMemcpyDtoHAsync_v2", "700", "words for 700");
+    // Launches that begin early, where kernels and driver know how.
+    let constants = stand_in::LINEAR_CONSTANTS.1;
+    let early = constants.replace(",32,0,4,", ",32,1,4,");
+    for (version, answer) in [("12030", "words for 700"), ("12020", "")] {
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_version", version).env("DRIVER_df11_linear_constants", &early);
+        command.env("DRIVER_cuLaunchKernelEx", "700").env(EXPECTED, answer);
+        run_child(command);
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_version", version).env("DRIVER_df11_linear_constants", &early);
+        command.env(EXPECTED, "");
+        run_child(command);
+    }
     // Another size of a task, of a block of warps, and kernels that need more shared memory than
     // there is.
-    let constants = stand_in::LINEAR_CONSTANTS.1;
     run("df11_linear_constants", &constants.replace("832,", "848,"), "build df11 again");
     run("df11_linear_constants", &constants.replace(",2048,8,", ",2048,4,"), "count by [4, 8, 2048, 4, 4]");
     let large = format!("{}232449,9,9,9", constants.strip_suffix("9,9,9,9").unwrap());

@@ -9,7 +9,8 @@ use df11::{
         Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Residence, Status,
         Transcoded,
         cudarc::driver::{
-            CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
+            CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
+            result::memset_d8_async,
             sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
     },
@@ -496,6 +497,19 @@ fn a_large_matrix_is_small_in_the_fast_layout() {
     assert!(decode(&stream, &fast) == host.bytes());
 }
 
+/// Captures what is launched. Tests on other threads free memory, which spoils what is being
+/// captured: then again.
+fn capture(stream: &Arc<CudaStream>, launch: impl Fn() -> df11::Result<()>) -> CudaGraph {
+    let attempt = |_| {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        let launched = launch();
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let captured = stream.end_capture(flags);
+        launched.is_ok().then_some(captured.ok()??)
+    };
+    (0..1000).find_map(attempt).unwrap()
+}
+
 #[test]
 #[expect(unsafe_code, reason = "capture of raw pointers")]
 fn products_are_captured_in_graphs() {
@@ -516,17 +530,11 @@ fn products_are_captured_in_graphs() {
     let (space_pointer, _) = space.device_ptr_mut(&stream);
     stream.synchronize().unwrap();
     let outputs = [LinearOutput::new(y_pointer, 1040), LinearOutput::new(y_pointer + 80, 1040)];
-    let capture = |_| {
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let graph = capture(&stream, || {
         let x = LinearInput::new(x_pointer, 4, call.pitch as u64);
         // SAFETY: all of it lives to the end of the test, which waits.
-        let launched = unsafe { linear.multiply(x, &outputs, space_pointer, &stream, &status) };
-        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let captured = stream.end_capture(flags);
-        launched.is_ok().then_some(captured.ok()??)
-    };
-    // Tests on other threads free memory, which spoils what is being captured: then again.
-    let graph = (0..1000).find_map(capture).unwrap();
+        unsafe { linear.multiply(x, &outputs, space_pointer, &stream, &status) }
+    });
     for _ in 0..3 {
         stream.memcpy_htod(&vec![POISON_HALF; 4 * 1040], &mut y).unwrap();
         graph.launch().unwrap();
@@ -536,6 +544,85 @@ fn products_are_captured_in_graphs() {
             assert!(found[row * 1040..][..40] == expected[0][row * 40..][..40]);
             assert!(found[row * 1040 + 40..][..1000] == expected[1][row * 1000..][..1000]);
         }
+    }
+}
+
+/// Each product reads what the one before it has written, and all use one workspace: none may begin
+/// so early that it reads or writes too early.
+#[test]
+#[expect(unsafe_code, reason = "capture of raw pointers")]
+fn products_that_follow_each_other_wait_for_each_other() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    // Sums that meet in memory, and none; from one block to all of them.
+    let sizes = [(2056, 4104), (40, 2056), (9000, 40), (4104, 9000)];
+    let hosts: Vec<Host> = sizes.iter().map(|&(rows, columns)| Host::normal(rows, columns, 5)).collect();
+    let names = ["a", "b", "c", "d"];
+    let matrices: Vec<(&str, &Host)> = names.into_iter().zip(&hosts).collect();
+    let model = model(device, &matrices);
+    for form in 0..2 {
+        let linears = matrices.iter().filter_map(|(name, host)| {
+            let form = forms(&model.matrix(name).unwrap(), host).into_iter().nth(form)?;
+            Some(Linear::new(&[form]).unwrap())
+        });
+        let linears: Vec<Linear> = linears.collect();
+        let Some(last) = linears.last() else { continue };
+        for rows in [1, last.most_rows()] {
+            run_chain(&stream, &linears, rows);
+        }
+    }
+}
+
+/// x through all products, three times around: one after the other, and captured in a graph.
+#[expect(unsafe_code, reason = "raw pointers")]
+fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
+    let status = Status::new(linears[0].device()).unwrap();
+    let calls: Vec<&Linear> = linears.iter().cycle().take(3 * linears.len()).collect();
+    let size = |linear: &&Linear| (rows * linear.matrices()[0].row_count()) as usize;
+    let columns = |linear: &Linear| linear.matrices()[0].column_count();
+    // Weights are about 0.02: sums neither grow nor vanish by much.
+    let x = Host::normal(rows as usize, columns(calls[0]) as usize, 3);
+    let mut buffers = vec![stream.clone_htod(&x.bits).unwrap()];
+    buffers.extend(calls.iter().map(|call| stream.alloc_zeros::<u16>(size(call)).unwrap()));
+    let most = linears.iter().map(Linear::workspace_bytes).max().unwrap();
+    let mut space = stream.alloc_zeros::<u8>(most as usize + 256).unwrap();
+    let places: Vec<u64> = buffers.iter_mut().map(|buffer| buffer.device_ptr_mut(stream).0).collect();
+    let space = space.device_ptr_mut(stream).0;
+    stream.synchronize().unwrap();
+    let multiply = |at: usize| {
+        let x = LinearInput::new(places[at], rows, columns(calls[at]));
+        let y = LinearOutput::new(places[at + 1], calls[at].matrices()[0].row_count());
+        // SAFETY: all of it has these rows and lives to the end of the test, which waits.
+        unsafe { calls[at].multiply(x, &[y], space, stream, &status) }
+    };
+    for at in 0..calls.len() {
+        multiply(at).unwrap();
+        stream.synchronize().unwrap();
+    }
+    let read = || -> Vec<Vec<u16>> {
+        buffers[1..].iter().map(|buffer| stream.clone_dtoh(buffer).unwrap()).collect()
+    };
+    let expected = read();
+    assert!(expected.iter().all(|y| y.iter().any(|&bits| bits & 0x7FFF != 0)), "no product vanishes");
+    let clear = || {
+        for (&place, y) in places[1..].iter().zip(&expected) {
+            // SAFETY: the buffer has as many bytes, and lives to the end of the test.
+            unsafe { memset_d8_async(place, POISON, 2 * y.len(), stream.cu_stream()) }.unwrap();
+        }
+    };
+    // Without waiting, and captured.
+    for _ in 0..10 {
+        clear();
+        (0..calls.len()).for_each(|at| multiply(at).unwrap());
+        status.check(stream).unwrap();
+        assert!(read() == expected, "{rows} rows");
+    }
+    let graph = capture(stream, || (0..calls.len()).try_for_each(multiply));
+    for _ in 0..10 {
+        clear();
+        (0..5).for_each(|_| graph.launch().unwrap());
+        status.check(stream).unwrap();
+        assert!(read() == expected, "{rows} rows in a graph");
     }
 }
 

@@ -1,10 +1,14 @@
 //! The kernels that multiply and transcode, loaded when they are first asked for.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::sync::Arc;
+use std::{
+    ptr::{from_ref, null_mut},
+    sync::Arc,
+};
 
 use cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys::CUfunction_attribute as Attribute,
+    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+    sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID, CUlaunchAttributeValue},
 };
 
 use super::task::{
@@ -30,6 +34,8 @@ const SHARED_AT: usize = 16;
 const MORE_ROWS: usize = 3;
 /// Rows of x that the smaller one of two kernels multiplies.
 const FEW_ROWS: u64 = 8;
+/// The version of CUDA from which on drivers capture launches that begin early.
+const EARLY_DRIVER: (i32, i32) = (12, 3);
 
 /// All of them in one context.
 #[derive(Debug)]
@@ -43,6 +49,8 @@ pub(in crate::gpu) struct LinearKernels {
     gather: CudaFunction,
     /// Shared memory of a block that counts.
     count_bytes: u32,
+    /// Whether a kernel that multiplies may begin while the one before it ends.
+    early: bool,
 }
 
 /// A kernel that multiplies some number of rows.
@@ -57,8 +65,12 @@ struct Multiply {
 }
 
 impl LinearKernels {
-    /// Loads them beside those that decode.
-    pub(in crate::gpu) fn load(stream: &Arc<CudaStream>, others: &Kernels) -> Result<Self> {
+    /// Loads them beside those that decode. `driver`: the version of CUDA that it knows.
+    pub(in crate::gpu) fn load(
+        stream: &Arc<CudaStream>,
+        others: &Kernels,
+        driver: (i32, i32),
+    ) -> Result<Self> {
         let module = load_module(stream.context(), PTX, SM_90)?;
         let function = |name: &str| {
             let name = format!("df11_linear_{name}");
@@ -66,7 +78,7 @@ impl LinearKernels {
         };
         let constants = read_constants(stream, &function("constants")?, CONSTANTS, &SIZES)?;
         check_constants(&constants)?;
-        let [threads, count_bytes] = [6, 9].map(|at| constants[at]);
+        let [threads, early, count_bytes] = [6, 7, 9].map(|at| constants[at]);
         let [few, most] = [function("fast_8")?, function("fast_16")?];
         // The most rows last, which need the most shared memory.
         let multiply = |(rows, &shared): (u64, &u32)| {
@@ -79,7 +91,8 @@ impl LinearKernels {
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
         let [scan, pack] = [function("scan")?, function("pack")?];
         let [unpack, gather] = [function("unpack")?, function("gather")?];
-        Ok(Self { fast, count, scan, pack, unpack, gather, count_bytes })
+        let early = early == 1 && driver >= EARLY_DRIVER;
+        Ok(Self { fast, count, scan, pack, unpack, gather, count_bytes, early })
     }
 
     /// That the kernels that multiply run on this GPU.
@@ -106,6 +119,9 @@ impl LinearKernels {
             block_dim: (kernel.threads, 1, 1),
             shared_mem_bytes: kernel.shared,
         };
+        // Matrices are whole before a launch can name them, and all else the kernel leaves alone
+        // until what was before it is done.
+        let run = if self.early { run_early } else { run };
         // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
         // say.
         unsafe { run(&kernel.function, stream, config, launch) }
@@ -188,6 +204,44 @@ unsafe fn run<T: DeviceRepr>(
     // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
     let launched = unsafe { launch.launch(config) };
     launched.map(drop).or_fault("launching a kernel")
+}
+
+/// As [`run`], and the kernel may begin while the one before it on the stream ends: programmatic
+/// stream serialization.
+///
+/// # Safety
+/// As [`run`]; before it waits for the kernel before it, it touches only what was there before that
+/// one began.
+unsafe fn run_early<T: DeviceRepr>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    config: LaunchConfig,
+    argument: &T,
+) -> Result<()> {
+    let action = "launching a kernel";
+    stream.context().bind_to_thread().or_fault(action)?;
+    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+    value.programmaticStreamSerializationAllowed = 1;
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let config = sys::CUlaunchConfig {
+        gridDimX: config.grid_dim.0,
+        gridDimY: config.grid_dim.1,
+        gridDimZ: config.grid_dim.2,
+        blockDimX: config.block_dim.0,
+        blockDimY: config.block_dim.1,
+        blockDimZ: config.block_dim.2,
+        sharedMemBytes: config.shared_mem_bytes,
+        hStream: stream.cu_stream(),
+        attrs: &raw mut attribute,
+        numAttrs: 1,
+    };
+    let mut arguments = [from_ref(argument).cast_mut().cast()];
+    let (function, arguments) = (function.cu_function(), arguments.as_mut_ptr());
+    // SAFETY: the caller's promise. The driver has copied the argument and read the configuration
+    // when the call returns, and writes to neither.
+    let launched = unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, null_mut()) };
+    launched.result().or_fault(action)
 }
 
 /// That both sides mean the same by what is no size of a structure.

@@ -159,6 +159,13 @@ impl Linear {
     /// and can be captured in a graph. No rows are no work. Contradictions in what is stored set
     /// `status`, and outputs then hold anything.
     ///
+    /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
+    /// kernel before it on the stream ends (programmatic stream serialization): it reads the
+    /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
+    /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or writes. It lets
+    /// the next launch begin likewise: a kernel of the caller that has the attribute must wait
+    /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
+    ///
     /// # Errors
     /// [`Error::Parameter`] for more rows than [`Linear::most_rows`], another number of outputs
     /// than of matrices, rows that overlap, a misaligned address, and a stream or status of another
