@@ -110,13 +110,14 @@ __device__ inline u32 kept(u32 value) {
 template <u32 WARPS, class Work>
 __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages, u32 lane) {
     if (lane) return;
-    const u32 steps = steps_of(work.columns()), tiles = tiles_across(work.columns());
+    const u32 tiles = tiles_across(work.columns());
     bool filled = false;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
         const LinearMatrix& m = work.matrix(at);
-        const u8* data = m.data + u64(at.strip) * steps * STEP_BYTES;
-        const FastHead* heads = static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles;
+        const u8* data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
+        const FastHead* heads =
+            static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
         for (u32 step = at.begin; step < at.end; step += WARPS) {
             const u32 place = stages.place, full = stages.full,
                       bytes = min(at.end - step, WARPS) * STEP_BYTES;

@@ -38,15 +38,27 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 
 // One matrix of a launch, and where its product goes.
 //
-// The host promises that the arrays have the bytes that the layout gives for `rows` and the
-// launch's `columns`, and that y has room for x_rows rows. What the arrays hold may be anything.
-// Rows from a multiple of 32 on are a matrix of their own: begin the arrays there.
+// A matrix may be a slice of another one, the *whole*: rows from a multiple of 32 to one, or to the
+// last, and columns from a multiple of 256 to one, or to the last. From strip to strip it is as far
+// as in the whole.
+//
+//              fast layout                           tile (spec/format.md 6.4)
+//   data       of the first strip, first column      plane of the first strip, column 0
+//   index      heads, of the first strip and column  records, of the first strip, column 0
+//   rest       entries of the whole                  bitstream of the whole, aligned to 16
+//   rest_count how many entries                      bytes of the bitstream, a multiple of 16
+//   table      null                                  the decode table, aligned to 16
+//
+// The host promises that the arrays have the bytes that the layout gives for `rows`, the launch's
+// `columns` and the whole's, and that y has room for x_rows rows. What the arrays hold may be
+// anything.
+struct TileTable;
 struct alignas(16) LinearMatrix {
     const u8* data;            // aligned to 16
-    const void* index;         // heads
-    const void* rest;          // entries
-    const void* reserved0;     // null
-    u64 rest_count;            // how many entries
+    const void* index;
+    const void* rest;
+    const TileTable* table;
+    u64 rest_count;
     const u16* bias;           // `rows` of them, or null
     u16* y;                    // row 0, first column of the product
     u64 y_pitch;               // elements from a row of y to the next
@@ -55,7 +67,8 @@ struct alignas(16) LinearMatrix {
     u32 first_item;            // the sum of linear_split(..).items() of all matrices before
     u32 first_strip;           // the sum of strips of all matrices before
     u32 first_partial;         // the sum of linear_split(..).partials() of all matrices before
-    u32 reserved[2];
+    u32 whole_columns;         // of the whole; those of the launch unless this is a slice
+    u32 first_column;          // of the whole: a multiple of 256
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
@@ -124,7 +137,8 @@ struct alignas(16) GroupedLaunch {
     const u32* x_index;  // `places` of them, or null: place i has row i
     const u32* offsets;  // experts + 1, on the device: ascending, the last at most `places`
     const LinearMatrix* matrices;  // `experts` of them, on the device, 16-byte aligned; of their
-                                   // fields those up to bias, without bias, are used
+                                   // fields those before bias, whole_columns and first_column are
+                                   // used
     u16* y;
     u64 y_pitch;  // elements from a row of y to the next
     u32* status;
@@ -140,19 +154,21 @@ static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
 // argument by value; count * ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or
 // past `rows` sets the status and gives zeros.
 struct alignas(16) GatherTask {
-    const u8* data;
-    const FastHead* heads;
-    const u32* entries;
-    u64 entry_count;
+    const u8* data;  // as in LinearMatrix, to rest_count
+    const void* index;
+    const void* rest;
+    const TileTable* table;
+    u64 rest_count;
     const void* indices;  // u32, or i64 where wide is 1
     u16* output;          // row i of it: row indices[i]
     u64 pitch;  // elements from a row of output to the next; slow unless both are multiples of 16
                 // bytes
     u32 rows, columns;
     u32 count, wide;
+    u32 whole_columns, first_column;  // as in LinearMatrix
     u32* status;
 };
-static_assert(sizeof(GatherTask) == 80, "as Rust has it");
+static_assert(sizeof(GatherTask) == 96, "as Rust has it");
 
 // Transcoding from BF16, in order: df11_linear_count, df11_linear_scan, df11_linear_pack, of a
 // range of whole strips (the last may be partial). Deterministic. One argument, by value.
@@ -175,16 +191,18 @@ constexpr u32 PACK_WARPS = 4;
 // From the fast layout back to BF16: df11_linear_unpack, one argument by value; ceil(strips * tiles
 // / UNPACK_WARPS) blocks of UNPACK_WARPS warps.
 struct alignas(16) UnpackTask {
-    const u8* data;         // of the first strip
+    const u8* data;         // of the first strip, first column
     const FastHead* heads;  // likewise
     const u32* entries;     // of the matrix
     u64 entry_count;
     u16* output;  // row-major
     u64 pitch;    // elements from a row to the next; slow unless both are multiples of 16 bytes
     u32 rows, columns;
+    u32 whole_columns;  // as in LinearMatrix
+    u32 reserved[3];
     u32* status;
 };
-static_assert(sizeof(UnpackTask) == 64, "as Rust has it");
+static_assert(sizeof(UnpackTask) == 80, "as Rust has it");
 constexpr u32 UNPACK_WARPS = 8;
 
 // Bits of the status word.

@@ -168,6 +168,7 @@ static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, cons
     m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count, m.bias = bias,
     m.y = y, m.y_pitch = y_pitch;
     const LinearSplit split = linear_split(f.rows, f.columns);
+    m.whole_columns = f.columns;
     m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
     m.first_item = l.items;
     if (l.matrix_count) {
@@ -315,7 +316,7 @@ struct Experts {
             weights.push_back(make_weights(rows, columns, 1000 + e, 0));
             fast.push_back(pack(weights[e], rows, columns));
             all[e].data = fast[e].data, all[e].index = fast[e].heads, all[e].rest = fast[e].entries,
-            all[e].rest_count = fast[e].count;
+            all[e].rest_count = fast[e].count, all[e].whole_columns = columns;
         }
         matrices = upload(all);
     }
@@ -384,6 +385,11 @@ static bool check_grouped(Context& c, u32 experts, u32 rows, u32 columns, std::v
     return good;
 }
 
+static GatherTask gather_of(const Fast& f, const void* indices, u32 count, u32 wide, u16* output,
+                            u64 pitch, u32* status) {
+    return {f.data, f.heads,   f.entries, nullptr, f.count,   indices, output, pitch,
+            f.rows, f.columns, count,     wide,    f.columns, 0,       status};
+}
 static void launch_gather(const GatherTask& task, cudaStream_t stream) {
     GatherTask copy = task;
     void* arguments[] = {&copy};
@@ -406,8 +412,7 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
         u16* out;
         CUDA(cudaMalloc(&out, count * pitch * 2));
         CUDA(cudaMemset(out, 0xA5, count * pitch * 2));
-        GatherTask task = {f.data, f.heads, f.entries, f.count, on_device, out,
-                           pitch,  rows,    columns,   count,   wide,      c.status};
+        GatherTask task = gather_of(f, on_device, count, wide, out, pitch, c.status);
         launch_gather(task, nullptr);
         CUDA(cudaDeviceSynchronize());
         for (u32 i = 0; i < count; i++) {
@@ -421,9 +426,7 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     const std::vector<u64> bad = {rows, ~0ull};
     u64* on_device = upload(bad);
     u16* out = upload(std::vector<u16>(2 * columns, 0xA5A5));
-    launch_gather({f.data, f.heads, f.entries, f.count, on_device, out, columns, rows, columns, 2,
-                   1, c.status},
-                  nullptr);
+    launch_gather(gather_of(f, on_device, 2, 1, out, columns, c.status), nullptr);
     CUDA(cudaDeviceSynchronize());
     for (u16 v : from_device(out, 2 * columns)) good &= v == 0;
     good &= c.take_status() == STATUS_INDEX;
@@ -509,7 +512,8 @@ static int hostile(Context& c, int count, u64 seed) {
         CUDA(cudaStreamSynchronize(c.stream));
         unpack(f, back, columns, c.status);
         LinearMatrix m = {};
-        m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count;
+        m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count,
+        m.whole_columns = columns;
         LinearMatrix* on_device = upload(std::vector<LinearMatrix>{m, m, m});
         u32* offsets = upload(std::vector<u32>{0, u32(next() % 9), u32(next() % 40), u32(next())});
         u32* index = upload(std::vector<u32>{0, 1, 2, u32(next()), 0, 1, 2, 0});
@@ -531,9 +535,7 @@ static int hostile(Context& c, int count, u64 seed) {
                         {}},
                        sm_count(), c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
-        launch_gather({f.data, f.heads, f.entries, f.count, index, out, columns, rows, columns, 8,
-                       0, c.status},
-                      c.stream);
+        launch_gather(gather_of(f, index, 8, 0, out, columns, c.status), c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
         refused += c.take_status() != 0;
         f.free();
@@ -650,9 +652,8 @@ static void bench_others(Context& c, int rounds) {
             indices.push_back(upload(of));
         }
         std::vector<Contender> one = {{"gather", 0, [&](int k) {
-                                           launch_gather({f.data, f.heads, f.entries, f.count,
-                                                          indices[k % 16], out, 4096, 128256, 4096,
-                                                          count, 0, c.status},
+                                           launch_gather(gather_of(f, indices[k % 16], count, 0, out,
+                                                                   4096, c.status),
                                                          c.stream);
                                        }}};
         measure(c, one, 16, rounds);

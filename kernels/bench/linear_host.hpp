@@ -134,7 +134,8 @@ static Fast pack(const u16* weights, u32 rows, u32 columns) {
     return f;
 }
 static void unpack(const Fast& f, u16* to, u64 pitch, u32* status) {
-    UnpackTask task = {f.data, f.heads, f.entries, f.count, to, pitch, f.rows, f.columns, status};
+    UnpackTask task = {f.data, f.heads,   f.entries, f.count, to, pitch,
+                       f.rows, f.columns, f.columns, {},      status};
     void* arguments[] = {&task};
     const u32 blocks = u32((f.tiles + UNPACK_WARPS - 1) / UNPACK_WARPS);
     CUDA(cudaLaunchKernel(kernel_of("df11_linear_unpack", (const void*)df11_linear_unpack), blocks,

@@ -54,6 +54,7 @@ impl FastArrays {
             rest: self.entries.pointer(),
             rest_count: self.exceptions(),
             rows: (rows.end - rows.start) as u32,
+            whole_columns: self.columns as u32,
             ..LinearMatrix::default()
         }
     }
@@ -81,6 +82,8 @@ impl FastArrays {
             pitch: self.columns,
             rows: (rows.end - rows.start) as u32,
             columns: self.columns as u32,
+            whole_columns: self.columns as u32,
+            reserved: [0; 3],
             status: status.device_pointer(),
         };
         // SAFETY: the arrays were made for as many strips and columns; the output is the caller's
@@ -123,9 +126,10 @@ impl FastArrays {
         };
         let task = GatherTask {
             data,
-            heads,
-            entries: self.entries.pointer(),
-            entry_count: self.exceptions(),
+            index: heads,
+            rest: self.entries.pointer(),
+            table: 0,
+            rest_count: self.exceptions(),
             indices,
             output,
             pitch,
@@ -133,6 +137,8 @@ impl FastArrays {
             columns: self.columns as u32,
             count: count as u32,
             wide,
+            whole_columns: self.columns as u32,
+            first_column: 0,
             status: status.device_pointer(),
         };
         // SAFETY: the arrays were made for as many strips and columns; indices of other rows are

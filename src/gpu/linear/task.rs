@@ -106,7 +106,8 @@ pub(super) struct LinearMatrix {
     pub(super) data: u64,
     pub(super) index: u64,
     pub(super) rest: u64,
-    pub(super) reserved0: u64,
+    /// The decode table of `tile`; 0 for the fast layout.
+    pub(super) table: u64,
     pub(super) rest_count: u64,
     pub(super) bias: u64,
     pub(super) y: u64,
@@ -119,7 +120,10 @@ pub(super) struct LinearMatrix {
     /// The counter of its first strip.
     pub(super) first_strip: u32,
     pub(super) first_partial: u32,
-    pub(super) reserved: [u32; 2],
+    /// Of the matrix of which this is a slice, or this one's.
+    pub(super) whole_columns: u32,
+    /// Of the same: a multiple of 256.
+    pub(super) first_column: u32,
 }
 
 /// A launch of a kernel that multiplies. Pointers are device addresses.
@@ -170,6 +174,8 @@ pub(super) struct UnpackTask {
     pub(super) pitch: u64,
     pub(super) rows: u32,
     pub(super) columns: u32,
+    pub(super) whole_columns: u32,
+    pub(super) reserved: [u32; 3],
     pub(super) status: u64,
 }
 
@@ -178,9 +184,10 @@ pub(super) struct UnpackTask {
 #[repr(C, align(16))]
 pub(super) struct GatherTask {
     pub(super) data: u64,
-    pub(super) heads: u64,
-    pub(super) entries: u64,
-    pub(super) entry_count: u64,
+    pub(super) index: u64,
+    pub(super) rest: u64,
+    pub(super) table: u64,
+    pub(super) rest_count: u64,
     pub(super) indices: u64,
     pub(super) output: u64,
     /// In elements.
@@ -190,6 +197,8 @@ pub(super) struct GatherTask {
     pub(super) count: u32,
     /// 1 if indices have 64 bits.
     pub(super) wide: u32,
+    pub(super) whole_columns: u32,
+    pub(super) first_column: u32,
     pub(super) status: u64,
 }
 
