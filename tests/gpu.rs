@@ -5,6 +5,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "gpu/grouped.rs"]
+mod grouped;
 #[path = "gpu/linear.rs"]
 mod linear;
 #[path = "gpu/programs.rs"]

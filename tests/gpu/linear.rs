@@ -23,14 +23,14 @@ use super::{
     gpu, load, mutate, open, random,
 };
 
-const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
+pub(super) const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
 
 /// A matrix on the CPU.
 #[derive(Clone)]
-struct Host {
-    rows: usize,
-    columns: usize,
-    bits: Vec<u16>,
+pub(super) struct Host {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) bits: Vec<u16>,
 }
 
 impl Host {
@@ -39,7 +39,7 @@ impl Host {
         Self { rows, columns, bits }
     }
 
-    fn normal(rows: usize, columns: usize, seed: u64) -> Self {
+    pub(super) fn normal(rows: usize, columns: usize, seed: u64) -> Self {
         Self::new(rows, columns, &normal_weights(rows * columns, seed))
     }
 
@@ -63,11 +63,11 @@ impl Host {
         Item::tile(name, &[rows, columns], self.bytes(), (256, columns))
     }
 
-    fn row(&self, row: usize) -> impl Iterator<Item = f64> {
+    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f64> {
         self.bits[row * self.columns..][..self.columns].iter().map(|&bits| bf16::from_bits(bits).to_f64())
     }
 
-    fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+    pub(super) fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let cut = |row: usize| &self.bits[row * self.columns..][columns.clone()];
         let bits = rows.clone().flat_map(|row| cut(row).iter().copied()).collect();
         Self { rows: rows.len(), columns: columns.len(), bits }
@@ -94,13 +94,13 @@ impl Host {
     }
 }
 
-fn model(device: &Device, matrices: &[(&str, &Host)]) -> GpuModel {
+pub(super) fn model(device: &Device, matrices: &[(&str, &Host)]) -> GpuModel {
     let items: Vec<Item> = matrices.iter().map(|(name, host)| host.item(name)).collect();
     load(device, Model::new(&items, &[]).build())
 }
 
 /// In the fast layout, with as many exceptions as it takes; as many as the CPU counts.
-fn fast(matrix: &Matrix, host: &Host) -> Matrix {
+pub(super) fn fast(matrix: &Matrix, host: &Host) -> Matrix {
     let most = (host.rows * host.columns) as u64;
     let Transcoded::Fast(fast) = matrix.to_fast(most).unwrap() else { panic!("{most} are all weights") };
     assert_eq!((fast.residence(), fast.exceptions()), (Residence::Fast, Some(host.exceptions())));
@@ -385,6 +385,7 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
     let (rows, columns) = (3 * 1024 + 70, 1304);
     let whole = Host::normal(rows, columns, 8);
     let matrix = model(device, &[("w", &whole)]).matrix("w").unwrap();
+    let whole_fast = fast(&matrix, &whole);
     let cuts = [
         (0..rows, 0..columns),
         (32..96, 0..columns),
@@ -406,13 +407,20 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
             let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
             check(&Call::new(&x), &host, &product, &what);
         }
-        // Rows of what is fast.
-        if host.rows > 64 {
-            let part = made.rows(32..host.rows as u64).unwrap();
-            let host = host.slice(32..host.rows, 0..host.columns);
+        // A slice of what is fast.
+        let part = whole_fast.columns(wide(&column_range)).unwrap().rows(wide(&row_range)).unwrap();
+        assert!(decode(&stream, &part) == host.bytes(), "{what}");
+        let linear = |matrix| Linear::new(&[matrix]).unwrap();
+        let product = multiply(&stream, &linear(part.clone()), &Call::new(&x)).remove(0);
+        assert!(multiply(&stream, &linear(made), &Call::new(&x))[0] == product, "{what}: the same bits");
+        check(&Call::new(&x), &host, &product, &what);
+        // And of that one.
+        if host.rows > 64 && host.columns > 256 {
+            let part = part.rows(32..64).unwrap().columns(256..host.columns as u64).unwrap();
+            let host = host.slice(32..64, 256..host.columns);
+            let x = x.slice(0..3, 256..x.columns);
             assert!(decode(&stream, &part) == host.bytes(), "{what}");
-            let product = multiply(&stream, &Linear::new(&[part]).unwrap(), &Call::new(&x)).remove(0);
-            check(&Call::new(&x), &host, &product, &what);
+            check(&Call::new(&x), &host, &multiply(&stream, &linear(part), &Call::new(&x))[0], &what);
         }
     }
 }
@@ -445,9 +453,13 @@ fn rows_are_gathered_by_their_indices() {
     let stream = device.context().new_stream().unwrap();
     let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
     let hosts = [Host::normal(1000, 1032, 3), Host { rows: 128, columns: 512, bits }];
-    for (host, first) in hosts.iter().zip([0, 32]) {
-        let matrix = model(device, &[("w", host)]).matrix("w").unwrap();
-        let rows = fast(&matrix, host).rows(first..host.rows as u64).unwrap();
+    for (whole, first, columns) in
+        [(&hosts[0], 0, 0..1032), (&hosts[1], 32, 0..512), (&hosts[0], 64, 256..1032)]
+    {
+        let matrix = model(device, &[("w", whole)]).matrix("w").unwrap();
+        let rows = fast(&matrix, whole).rows(first..whole.rows as u64).unwrap();
+        let rows = rows.columns(columns.start as u64..columns.end as u64).unwrap();
+        let host = &whole.slice(0..whole.rows, columns);
         let mut state = 5;
         for (count, pitch) in [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)] {
             let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % rows.row_count()).collect();
@@ -499,7 +511,7 @@ fn a_large_matrix_is_small_in_the_fast_layout() {
 
 /// Captures what is launched. Tests on other threads free memory, which spoils what is being
 /// captured: then again.
-fn capture(stream: &Arc<CudaStream>, launch: impl Fn() -> df11::Result<()>) -> CudaGraph {
+pub(super) fn capture(stream: &Arc<CudaStream>, launch: impl Fn() -> df11::Result<()>) -> CudaGraph {
     let attempt = |_| {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         let launched = launch();
@@ -550,7 +562,6 @@ fn products_are_captured_in_graphs() {
 /// Each product reads what the one before it has written, and all use one workspace: none may begin
 /// so early that it reads or writes too early.
 #[test]
-#[expect(unsafe_code, reason = "capture of raw pointers")]
 fn products_that_follow_each_other_wait_for_each_other() {
     let Some(device) = gpu() else { return };
     let stream = device.context().new_stream().unwrap();

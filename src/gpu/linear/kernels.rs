@@ -12,8 +12,8 @@ use cudarc::driver::{
 };
 
 use super::task::{
-    GROUP, GatherTask, LinearLaunch, MATRICES, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
-    SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
+    GROUP, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
+    PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
 };
 use crate::{
     Result,
@@ -42,6 +42,7 @@ const EARLY_DRIVER: (i32, i32) = (12, 3);
 pub(in crate::gpu) struct LinearKernels {
     /// For each number of rows of x from 1 on.
     fast: Vec<Multiply>,
+    grouped: Multiply,
     count: CudaFunction,
     scan: CudaFunction,
     pack: CudaFunction,
@@ -78,7 +79,7 @@ impl LinearKernels {
         };
         let constants = read_constants(stream, &function("constants")?, CONSTANTS, &SIZES)?;
         check_constants(&constants)?;
-        let [threads, early, count_bytes] = [6, 7, 9].map(|at| constants[at]);
+        let [threads, early, count_bytes, grouped_bytes] = [6, 7, 9, 15].map(|at| constants[at]);
         let [few, most] = [function("fast_8")?, function("fast_16")?];
         // The most rows last, which need the most shared memory.
         let multiply = |(rows, &shared): (u64, &u32)| {
@@ -86,13 +87,14 @@ impl LinearKernels {
             Multiply::prepare(function.clone(), threads, shared, others)
         };
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
+        let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
         let [scan, pack] = [function("scan")?, function("pack")?];
         let [unpack, gather] = [function("unpack")?, function("gather")?];
         let early = early == 1 && driver >= EARLY_DRIVER;
-        Ok(Self { fast, count, scan, pack, unpack, gather, count_bytes, early })
+        Ok(Self { fast, grouped, count, scan, pack, unpack, gather, count_bytes, early })
     }
 
     /// That the kernels that multiply run on this GPU.
@@ -100,7 +102,8 @@ impl LinearKernels {
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if its blocks have too little shared memory.
     pub(super) fn check(&self) -> Result<()> {
-        let Some(kernel) = self.fast.iter().find(|kernel| kernel.blocks == 0) else { return Ok(()) };
+        let mut all = self.fast.iter().chain([&self.grouped]);
+        let Some(kernel) = all.find(|kernel| kernel.blocks == 0) else { return Ok(()) };
         let problem =
             format!("a kernel that multiplies needs {} bytes of shared memory a block", kernel.shared);
         Err(gpu(problem, "decode the matrix and multiply then, or take another GPU"))
@@ -114,17 +117,23 @@ impl LinearKernels {
     /// [`check`](Self::check) said yes.
     pub(super) unsafe fn multiply(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
         let kernel = &self.fast[launch.x_rows as usize - 1];
-        let config = LaunchConfig {
-            grid_dim: (launch.items.min(kernel.blocks), 1, 1),
-            block_dim: (kernel.threads, 1, 1),
-            shared_mem_bytes: kernel.shared,
-        };
-        // Matrices are whole before a launch can name them, and all else the kernel leaves alone
-        // until what was before it is done.
-        let run = if self.early { run_early } else { run };
-        // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
-        // say.
-        unsafe { run(&kernel.function, stream, config, launch) }
+        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+        unsafe { kernel.run(self.early, stream, launch.items, launch) }
+    }
+
+    /// Puts a product with experts on the stream.
+    ///
+    /// # Safety
+    /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points to
+    /// lives until the kernel is done. [`check`](Self::check) said yes.
+    pub(super) unsafe fn multiply_grouped(&self, stream: &CudaStream, launch: &GroupedLaunch) -> Result<()> {
+        let GroupedLaunch { places, experts, rows, .. } = *launch;
+        // Items, if each expert begins a chunk of its own.
+        let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
+        let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
+        let items = u32::try_from(items).unwrap_or(u32::MAX);
+        // SAFETY: the caller's promise; it waits for the kernel before it at once.
+        unsafe { self.grouped.run(self.early, stream, items, launch) }
     }
 
     /// Puts the transcoding of a range of strips on the stream.
@@ -246,8 +255,8 @@ unsafe fn run_early<T: DeviceRepr>(
 
 /// That both sides mean the same by what is no size of a structure.
 fn check_constants(constants: &[u32]) -> Result<()> {
-    let ours = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP];
-    let theirs = [8, 10, 11, 12, 13].map(|at| u64::from(constants[at]));
+    let ours = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
+    let theirs = [8, 10, 11, 12, 13, 14].map(|at| u64::from(constants[at]));
     if ours == theirs {
         return Ok(());
     }
@@ -256,6 +265,29 @@ fn check_constants(constants: &[u32]) -> Result<()> {
 }
 
 impl Multiply {
+    /// Puts it on the stream: no more blocks than items; `early`, if it may begin while the kernel
+    /// before it ends.
+    ///
+    /// # Safety
+    /// As [`run_early`].
+    unsafe fn run<T: DeviceRepr>(
+        &self,
+        early: bool,
+        stream: &CudaStream,
+        items: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let config = LaunchConfig {
+            grid_dim: (items.min(self.blocks), 1, 1),
+            block_dim: (self.threads, 1, 1),
+            shared_mem_bytes: self.shared,
+        };
+        let run = if early { run_early } else { run };
+        // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
+        // say.
+        unsafe { run(&self.function, stream, config, argument) }
+    }
+
     /// Lets the kernel have its shared memory, and counts its blocks.
     fn prepare(function: CudaFunction, threads: u32, shared: u32, others: &Kernels) -> Result<Self> {
         let action = "preparing a kernel that multiplies";

@@ -21,9 +21,9 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// Rows of x: BF16, row-major, in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearInput {
-    pointer: CUdeviceptr,
-    rows: u64,
-    pitch: u64,
+    pub(super) pointer: CUdeviceptr,
+    pub(super) rows: u64,
+    pub(super) pitch: u64,
 }
 
 impl LinearInput {
@@ -38,9 +38,9 @@ impl LinearInput {
 /// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearOutput {
-    pointer: CUdeviceptr,
-    pitch: u64,
-    bias: CUdeviceptr,
+    pub(super) pointer: CUdeviceptr,
+    pub(super) pitch: u64,
+    pub(super) bias: CUdeviceptr,
 }
 
 impl LinearOutput {
@@ -236,7 +236,8 @@ impl Linear {
     }
 }
 
-fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
+/// That two matrices can be multiplied by the same x.
+pub(super) fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
     let (name, columns) = (other.name(), other.column_count());
     if columns != first.column_count() {
         let problem =

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "arguments of kernels, by value")]
 
 use cudarc::driver::DeviceRepr;
+use zerocopy::{Immutable, IntoBytes};
 
 /// Rows of a strip.
 pub(super) const STRIP_ROWS: u64 = 32;
@@ -12,8 +13,10 @@ pub(super) const TILE_COLUMNS: u64 = 256;
 const STEP_COLUMNS: u64 = 32;
 /// Bytes of a step of a strip: plane and codes.
 const STEP_BYTES: u64 = 1536;
+/// Bytes of a whole tile's data in the fast layout.
+pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 /// Bytes of a tile's head in the fast layout.
-const HEAD_BYTES: u64 = 8;
+pub(super) const HEAD_BYTES: u64 = 8;
 /// Bytes of an exception of the fast layout.
 pub(super) const ENTRY_BYTES: u64 = 4;
 
@@ -100,7 +103,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * BLOCKS;
 pub(super) const MATRIX_COUNTERS: u64 = BLOCKS;
 
 /// One matrix of a launch, and where its product goes. Pointers are device addresses.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, align(16))]
 pub(super) struct LinearMatrix {
     pub(super) data: u64,
@@ -142,6 +145,33 @@ pub(super) struct LinearLaunch {
     pub(super) status: u64,
     pub(super) reserved: u64,
     pub(super) matrices: [LinearMatrix; MATRICES],
+}
+
+/// Experts of a mixture, at most.
+pub(super) const MOST_EXPERTS: usize = 1024;
+/// Places of one expert that a block multiplies at once, at least.
+pub(super) const LEAST_CHUNK: u64 = 8;
+
+/// A launch of the kernel that multiplies by experts. Pointers are device addresses.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(16))]
+pub(super) struct GroupedLaunch {
+    pub(super) x: u64,
+    /// In elements.
+    pub(super) x_pitch: u64,
+    pub(super) x_index: u64,
+    pub(super) offsets: u64,
+    pub(super) matrices: u64,
+    pub(super) y: u64,
+    /// In elements.
+    pub(super) y_pitch: u64,
+    pub(super) status: u64,
+    pub(super) x_rows: u32,
+    pub(super) columns: u32,
+    pub(super) rows: u32,
+    pub(super) places: u32,
+    pub(super) experts: u32,
+    pub(super) reserved: [u32; 3],
 }
 
 /// A range of whole strips to transcode from BF16. Pointers are device addresses.
@@ -206,6 +236,8 @@ pub(super) struct GatherTask {
 // numbers.
 unsafe impl DeviceRepr for LinearLaunch {}
 // SAFETY: as above.
+unsafe impl DeviceRepr for GroupedLaunch {}
+// SAFETY: as above.
 unsafe impl DeviceRepr for PackTask {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for UnpackTask {}
@@ -213,11 +245,13 @@ unsafe impl DeviceRepr for UnpackTask {}
 unsafe impl DeviceRepr for GatherTask {}
 
 /// The first of the kernels' constants.
-pub(super) const SIZES: [u64; 4] = [
+pub(super) const SIZES: [u64; 6] = [
     size_of::<LinearLaunch>() as u64,
     size_of::<LinearMatrix>() as u64,
     size_of::<PackTask>() as u64,
     size_of::<UnpackTask>() as u64,
+    size_of::<GroupedLaunch>() as u64,
+    size_of::<GatherTask>() as u64,
 ];
 
 #[cfg(test)]
