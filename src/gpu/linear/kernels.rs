@@ -1,19 +1,19 @@
 //! The kernels that multiply and transcode, loaded when they are first asked for.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::{
-    ptr::{from_ref, null_mut},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
-    sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID, CUlaunchAttributeValue},
-};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
 
-use super::task::{
-    GROUP, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
-    PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
+use super::{
+    Residence,
+    multiply::{Multiply, run},
+    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, Wide},
+    task::{
+        GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
+        PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
+        tiles_across,
+    },
 };
 use crate::{
     Result,
@@ -27,11 +27,14 @@ use crate::{
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// How many numbers the kernel of constants writes.
-const CONSTANTS: usize = SHARED_AT + ROWS as usize + MORE_ROWS;
+const CONSTANTS: usize = WIDE_AT + WIDE_CLASSES.len() + 2;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
-/// As many follow, of kernels for more rows.
-const MORE_ROWS: usize = 3;
+/// From where on they are that of the kernels for more rows, then threads of these, and of the kernel
+/// that arranges x for them; zeros if there are none.
+const WIDE_AT: usize = SHARED_AT + ROWS as usize;
+/// Bytes of x that a thread arranges.
+const ARRANGED_PIECE: u64 = 16;
 /// Rows of x that the smaller one of two kernels multiplies.
 const FEW_ROWS: u64 = 8;
 /// The version of CUDA from which on drivers capture launches that begin early.
@@ -42,6 +45,8 @@ const EARLY_DRIVER: (i32, i32) = (12, 3);
 pub(in crate::gpu) struct LinearKernels {
     /// For each number of rows of x from 1 on.
     fast: Vec<Multiply>,
+    /// For more rows, if there are such kernels for this GPU.
+    wide: Option<WideKernels>,
     grouped: Multiply,
     count: CudaFunction,
     scan: CudaFunction,
@@ -54,15 +59,35 @@ pub(in crate::gpu) struct LinearKernels {
     early: bool,
 }
 
-/// A kernel that multiplies some number of rows.
+/// Kernels for more than [`ROWS`] rows of x.
 #[derive(Debug)]
-struct Multiply {
-    function: CudaFunction,
-    threads: u32,
-    /// Dynamic shared memory of a block.
-    shared: u32,
-    /// Blocks that the GPU runs at once, in groups; of a kernel that does not fit it none.
-    blocks: u32,
+struct WideKernels {
+    /// Writes x to the workspace, in the order in which the others want it.
+    arrange: Multiply,
+    /// For each of [`WIDE_CLASSES`].
+    fast: Vec<Multiply>,
+}
+
+impl WideKernels {
+    /// None if this GPU's code has none, or its blocks have too little shared memory.
+    fn load(
+        function: impl Fn(&str) -> Result<CudaFunction>,
+        constants: &[u32],
+        others: &Kernels,
+    ) -> Result<Option<Self>> {
+        let (shared, threads) = constants.split_at(WIDE_CLASSES.len());
+        let [threads, arrange_threads] = [threads[0], threads[1]];
+        if threads == 0 {
+            return Ok(None);
+        }
+        let prepare = |(class, &shared): (u64, &u32)| {
+            Multiply::prepare(function(&format!("fast_{class}"))?, threads, shared, others)
+        };
+        let fast = WIDE_CLASSES.into_iter().zip(shared).map(prepare).collect::<Result<Vec<_>>>()?;
+        let arrange = Multiply::prepare(function("arrange")?, arrange_threads, 0, others)?;
+        let fit = fast.iter().all(|kernel| kernel.blocks > 0);
+        Ok(fit.then_some(Self { arrange, fast }))
+    }
 }
 
 impl LinearKernels {
@@ -87,6 +112,7 @@ impl LinearKernels {
             Multiply::prepare(function.clone(), threads, shared, others)
         };
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
+        let wide = WideKernels::load(function, &constants[WIDE_AT..], others)?;
         let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -94,7 +120,7 @@ impl LinearKernels {
         let [scan, pack] = [function("scan")?, function("pack")?];
         let [unpack, gather] = [function("unpack")?, function("gather")?];
         let early = early == 1 && driver >= EARLY_DRIVER;
-        Ok(Self { fast, grouped, count, scan, pack, unpack, gather, count_bytes, early })
+        Ok(Self { fast, wide, grouped, count, scan, pack, unpack, gather, count_bytes, early })
     }
 
     /// That the kernels that multiply run on this GPU.
@@ -109,16 +135,48 @@ impl LinearKernels {
         Err(gpu(problem, "decode the matrix and multiply then, or take another GPU"))
     }
 
+    /// The most rows of x that one launch multiplies by matrices of a residence.
+    pub(super) fn most_rows(&self, residence: Residence) -> u64 {
+        match residence {
+            Residence::Fast if self.wide.is_some() => WIDE_CLASSES[WIDE_CLASSES.len() - 1],
+            Residence::Fast | Residence::Stored => ROWS,
+        }
+    }
+
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks with 1 to
-    /// [`ROWS`] rows of x; all that it points to lives until the kernel is done.
-    /// [`check`](Self::check) said yes.
+    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`ROWS`] rows of x, of matrices of this
+    /// residence; all that it points to lives until the kernel is done. [`check`](Self::check) said
+    /// yes.
     pub(super) unsafe fn multiply(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
         let kernel = &self.fast[launch.x_rows as usize - 1];
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
         unsafe { kernel.run(self.early, stream, launch.items, launch) }
+    }
+
+    /// Puts a product of more rows on the stream, by matrices in the fast layout: one kernel that
+    /// arranges x, one that multiplies.
+    ///
+    /// # Safety
+    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than
+    /// [`most_rows`](Self::most_rows); the ranges are those of [`Wide`].
+    pub(super) unsafe fn multiply_wide(
+        &self,
+        stream: &CudaStream,
+        ranges: u64,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
+        let kernels = self.wide.as_ref().expect("most_rows says whether there are such kernels");
+        let rows = u64::from(launch.x_rows);
+        let pieces = Wide::arranged_bytes(launch.columns.into(), rows) / ARRANGED_PIECE;
+        let blocks = pieces.div_ceil(u64::from(kernels.arrange.threads));
+        // SAFETY: the caller's promise; it waits for the kernel before it at once.
+        unsafe { kernels.arrange.run(self.early, stream, blocks as u32, launch) }?;
+        let kernel = WIDE_CLASSES.iter().zip(&kernels.fast).find(|&(&class, _)| rows <= class);
+        let (_, kernel) = kernel.expect("no more rows than the last class has");
+        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+        unsafe { kernel.run(self.early, stream, (ranges * WIDE_CLUSTER) as u32, launch) }
     }
 
     /// Puts a product with experts on the stream.
@@ -199,60 +257,6 @@ fn blocks(rows: u32, columns: u32, warps: u64) -> u32 {
     (u64::from(rows).div_ceil(STRIP_ROWS) * tiles_across(columns.into())).div_ceil(warps) as u32
 }
 
-/// # Safety
-/// The argument and the configuration are those of the kernel, and all that the argument points to
-/// lives until it is done.
-unsafe fn run<T: DeviceRepr>(
-    function: &CudaFunction,
-    stream: &CudaStream,
-    config: LaunchConfig,
-    argument: &T,
-) -> Result<()> {
-    let mut launch = stream.launch_builder(function);
-    launch.arg(argument);
-    // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
-    let launched = unsafe { launch.launch(config) };
-    launched.map(drop).or_fault("launching a kernel")
-}
-
-/// As [`run`], and the kernel may begin while the one before it on the stream ends: programmatic
-/// stream serialization.
-///
-/// # Safety
-/// As [`run`]; before it waits for the kernel before it, it touches only what was there before that
-/// one began.
-unsafe fn run_early<T: DeviceRepr>(
-    function: &CudaFunction,
-    stream: &CudaStream,
-    config: LaunchConfig,
-    argument: &T,
-) -> Result<()> {
-    let action = "launching a kernel";
-    stream.context().bind_to_thread().or_fault(action)?;
-    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
-    value.programmaticStreamSerializationAllowed = 1;
-    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
-    let config = sys::CUlaunchConfig {
-        gridDimX: config.grid_dim.0,
-        gridDimY: config.grid_dim.1,
-        gridDimZ: config.grid_dim.2,
-        blockDimX: config.block_dim.0,
-        blockDimY: config.block_dim.1,
-        blockDimZ: config.block_dim.2,
-        sharedMemBytes: config.shared_mem_bytes,
-        hStream: stream.cu_stream(),
-        attrs: &raw mut attribute,
-        numAttrs: 1,
-    };
-    let mut arguments = [from_ref(argument).cast_mut().cast()];
-    let (function, arguments) = (function.cu_function(), arguments.as_mut_ptr());
-    // SAFETY: the caller's promise. The driver has copied the argument and read the configuration
-    // when the call returns, and writes to neither.
-    let launched = unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, null_mut()) };
-    launched.result().or_fault(action)
-}
-
 /// That both sides mean the same by what is no size of a structure.
 fn check_constants(constants: &[u32]) -> Result<()> {
     let ours = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
@@ -262,47 +266,6 @@ fn check_constants(constants: &[u32]) -> Result<()> {
     }
     let problem = format!("the kernels that multiply count by {theirs:?}, this crate by {ours:?}");
     Err(gpu(problem, "build df11 again with the kernels of its own version"))
-}
-
-impl Multiply {
-    /// Puts it on the stream: no more blocks than items; `early`, if it may begin while the kernel
-    /// before it ends.
-    ///
-    /// # Safety
-    /// As [`run_early`].
-    unsafe fn run<T: DeviceRepr>(
-        &self,
-        early: bool,
-        stream: &CudaStream,
-        items: u32,
-        argument: &T,
-    ) -> Result<()> {
-        let config = LaunchConfig {
-            grid_dim: (items.min(self.blocks), 1, 1),
-            block_dim: (self.threads, 1, 1),
-            shared_mem_bytes: self.shared,
-        };
-        let run = if early { run_early } else { run };
-        // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
-        // say.
-        unsafe { run(&self.function, stream, config, argument) }
-    }
-
-    /// Lets the kernel have its shared memory, and counts its blocks.
-    fn prepare(function: CudaFunction, threads: u32, shared: u32, others: &Kernels) -> Result<Self> {
-        let action = "preparing a kernel that multiplies";
-        let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs() + shared;
-        let mut blocks = 0;
-        if block <= others.room() {
-            let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared.cast_signed())?;
-            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-            let each =
-                function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
-            blocks = each.or_fault(action)? * others.processors() / GROUP as u32 * GROUP as u32;
-        }
-        Ok(Self { function, threads, shared, blocks })
-    }
 }
 
 #[cfg(test)]

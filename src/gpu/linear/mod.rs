@@ -13,8 +13,11 @@
 mod fast;
 mod grouped;
 mod kernels;
+mod launch;
 mod matrix;
+mod multiply;
 mod product;
+mod split;
 mod task;
 mod transcode;
 

@@ -33,17 +33,6 @@ pub(super) const SCAN_THREADS: u32 = 1024;
 /// Warps of a block of the kernel that unpacks, a tile each.
 pub(super) const UNPACK_WARPS: u64 = 8;
 
-/// Items come in groups, and blocks too.
-pub(super) const GROUP: u64 = 4;
-/// The most strips that are shared out in slices, and one: the multiprocessors of an H100 or H200.
-const BLOCKS: u64 = 132;
-const MOST_SLICES: u64 = 16;
-/// Fewer cost more than they save: their sums meet late.
-const LEAST_SLICES: u64 = 4;
-const LEAST_TILES_A_SLICE: u64 = 4;
-/// The tail has no more items than these: `BLOCKS` and some.
-const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
-
 /// Tiles of a strip.
 pub(super) const fn tiles_across(columns: u64) -> u64 {
     columns.div_ceil(TILE_COLUMNS)
@@ -58,49 +47,6 @@ pub(super) const fn strip_bytes(columns: u64) -> u64 {
 pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
-
-/// How the strips of a matrix are shared out among blocks, by its shape alone: `linear_split` of
-/// the kernels.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
-    /// Strips that are an item each.
-    pub(super) whole_strips: u64,
-    /// Strips after them, rounded up to a group, of which each is several items: slices of its
-    /// columns.
-    tail: u64,
-    pub(super) slices: u64,
-}
-
-impl Split {
-    pub(super) const fn new(rows: u64, columns: u64) -> Self {
-        let (strips, tiles) = (rows.div_ceil(STRIP_ROWS), tiles_across(columns));
-        let (tail, mut slices) = ((strips % BLOCKS).next_multiple_of(GROUP), 1);
-        while slices < MOST_SLICES
-            && tail * slices * 2 <= MOST_TAIL_ITEMS
-            && tiles >= slices * LEAST_TILES_A_SLICE
-        {
-            slices *= 2;
-        }
-        if slices < LEAST_SLICES {
-            slices = 1;
-        }
-        Self { whole_strips: strips - strips % BLOCKS, tail, slices }
-    }
-
-    pub(super) const fn items(self) -> u64 {
-        self.whole_strips + self.tail * self.slices
-    }
-
-    /// Items whose sums meet in memory.
-    pub(super) const fn partials(self) -> u64 {
-        if self.slices > 1 { self.tail * self.slices } else { 0 }
-    }
-}
-
-/// Counters that a launch needs: of each matrix for the strips of its tail.
-pub(super) const COUNTERS: u64 = MATRICES as u64 * BLOCKS;
-/// Counters of a matrix.
-pub(super) const MATRIX_COUNTERS: u64 = BLOCKS;
 
 /// One matrix of a launch, and where its product goes. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
@@ -143,7 +89,8 @@ pub(super) struct LinearLaunch {
     pub(super) counters: u64,
     pub(super) partials: u64,
     pub(super) status: u64,
-    pub(super) reserved: u64,
+    /// x as kernels for more than [`ROWS`] rows want it.
+    pub(super) arranged: u64,
     pub(super) matrices: [LinearMatrix; MATRICES],
 }
 
@@ -253,27 +200,3 @@ pub(super) const SIZES: [u64; 6] = [
     size_of::<GroupedLaunch>() as u64,
     size_of::<GatherTask>() as u64,
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split};
-
-    #[test]
-    fn strips_are_shared_out_in_groups() {
-        for rows in (1..20_000).step_by(31) {
-            for columns in (8..40_000).step_by(1016) {
-                let split = Split::new(rows, columns);
-                let tail = rows.div_ceil(32) - split.whole_strips;
-                assert!(tail < MATRIX_COUNTERS && split.tail.abs_diff(tail) < GROUP, "{rows} x {columns}");
-                assert!(split.items().is_multiple_of(GROUP) && split.items() > 0, "{rows} x {columns}");
-                assert!(split.partials() <= MOST_TAIL_ITEMS, "{rows} x {columns}");
-            }
-        }
-        let of = |rows, columns| {
-            let split = Split::new(rows, columns);
-            [split.whole_strips, split.items(), split.partials()]
-        };
-        assert_eq!([of(4224, 4096), of(4096, 4096), of(32, 4096)], [[132, 132, 0], [0, 128, 0], [0, 32, 32]]);
-        assert_eq!([of(28_672, 4096), of(32, 520)], [[792, 792 + 104, 0], [0, 4, 0]]);
-    }
-}
