@@ -28,9 +28,9 @@ struct Cursor {
             step = at.begin + warp;
             if (step >= at.end || !at.exists) continue;
             const LinearMatrix& m = work.matrix(at);
-            data = m.data + u64(at.strip) * steps_of(work.columns()) * STEP_BYTES + lane * 16;
+            data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES + lane * 16;
             heads = static_cast<const FastHead*>(m.index) +
-                    u64(at.strip) * tiles_across(work.columns());
+                    u64(at.strip) * tiles_across(m.whole_columns);
             return;
         }
     }

@@ -1,6 +1,6 @@
 // Between BF16 and the fast layout, tile by tile, a warp each.
 #pragma once
-#include "linear_warp.cuh"
+#include "linear_work.cuh"
 
 // Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r, column 32
 // t + lane % 4 * 8.
@@ -192,11 +192,15 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
 
 __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
     const u32 lane = threadIdx.x % LANES;
-    const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
-    if (number >= tiles_of(task.rows, task.columns)) return;
-    const TileOf at = tile_of(task.columns, number);
-    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + number)};
-    const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const u32 number = blockIdx.x * UNPACK_WARPS + threadIdx.x / LANES;
+    if (number >= task.tiles) return;
+    const u32 steps = steps_of(task.columns);
+    TileOf at;
+    at.strip = task.first_strip + number / task.across;
+    at.tile = task.first_tile + number % task.across;
+    at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
+    at.number = u64(at.strip) * tiles_across(task.columns) + at.tile;
+    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + at.number)};
     const u8* from =
         task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     u32 problems = 0;
@@ -219,13 +223,18 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
             if (row >= task.rows || column >= task.columns) continue;
             u16* to = task.output + row * task.pitch + column;
             const u32(&w)[4] = weights[r];
-            if (column + 8 <= task.columns && reinterpret_cast<u64>(to) % 16 == 0) {
+            const u64 element = u64(row) * task.columns + column;
+            if (column >= task.column_begin && column + 8 <= task.column_end &&
+                element >= task.element_begin && element + 8 <= task.element_end &&
+                reinterpret_cast<u64>(to) % 16 == 0) {
                 *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
                 continue;
             }
 #pragma unroll
             for (u32 k = 0; k < 8; k++)
-                if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
+                if (column + k >= task.column_begin && column + k < task.column_end &&
+                    element + k >= task.element_begin && element + k < task.element_end)
+                    to[k] = u16(w[k / 2] >> (16 * (k % 2)));
         }
     }
     if (problems) atomicOr(task.status, problems);
@@ -244,12 +253,13 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
     const u32 strip = u32(row / STRIP_ROWS), of_strip = u32(row % STRIP_ROWS),
               owner = of_strip % 8 * 4 + lane % 4, band = of_strip / 8;
     if (!problems) {
-        const Head head = {
-            __ldg(reinterpret_cast<const uint2*>(task.heads) + u64(strip) * across + tile)};
-        const u32 steps = (task.columns + STEP_COLUMNS - 1) / STEP_COLUMNS,
-                  step = tile * TILE_STEPS + lane / 4;
-        if (step < steps) {
-            const u8* from = task.data + (u64(strip) * steps + step) * STEP_BYTES + owner * 16;
+        const Head head = {__ldg(static_cast<const uint2*>(task.index) +
+                                 u64(strip) * tiles_across(task.whole_columns) + tile)};
+        const u32 step = tile * TILE_STEPS + lane / 4;
+        if (step < steps_of(task.columns)) {
+            const u8* from = task.data +
+                             (u64(strip) * steps_of(task.whole_columns) + step) * STEP_BYTES +
+                             owner * 16;
             const uint2 plane =
                 __ldg(reinterpret_cast<const uint2*>(from + band / 2 * 512 + band % 2 * 8));
             decode_codes(weights[0], plane.x, plane.y,
@@ -257,11 +267,11 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
         }
         for (u32 i = 0; i < head.count(); i++) {
             const u64 at = u64(head.first()) + i;
-            if (at >= task.entry_count) {
+            if (at >= task.rest_count) {
                 problems = STATUS_ENTRIES;
                 break;
             }
-            const u32 entry = __ldg(task.entries + at);
+            const u32 entry = __ldg(static_cast<const u32*>(task.rest) + at);
             if (entry >> 26 != lane / 4 || (entry >> 21 & 31) != owner || (entry >> 19 & 3) != band)
                 continue;
 #pragma unroll

@@ -13,8 +13,8 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions, Result,
     gpu::{
-        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Plan, Residence,
-        Status, Transcoded, cudarc::driver::CudaContext,
+        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
+        Plan, Residence, Routing, Status, Transcoded, cudarc::driver::CudaContext,
     },
 };
 use stand_in::{child, compile, functions, in_child, is_child, run_child};
@@ -128,7 +128,12 @@ fn slices_are_matrices_of_their_own() {
     drop(model);
     let part = fast(&whole.columns(256..520).unwrap());
     assert_eq!((size(&part), size(&part.rows(64..100).unwrap())), ((100, 264), (36, 264)));
-    assert!(refused(part.columns(0..256)).contains("take them of the stored matrix"));
+    assert_eq!(size(&part.rows(64..100).unwrap().columns(0..256).unwrap()), (36, 256));
+    assert!(refused(part.columns(8..256)).contains("8..256 of 264 columns of \"a\""));
+    // In either order, and of slices.
+    let whole = fast(&whole);
+    let inner = whole.columns(256..520).unwrap().columns(256..264).unwrap();
+    assert_eq!((size(&inner), inner.device_bytes()), ((100, 8), whole.device_bytes()));
     assert!(refused(part.rows(0..10)).contains("multiples of 32"));
 }
 
@@ -194,6 +199,54 @@ fn products_are_prepared_and_checked() {
     assert!(refused(gather(&fast, Indices::U32(4), 1 << 40, (2, 520))).contains("fewer rows"));
 }
 
+#[test]
+fn experts_are_prepared_and_checked() {
+    if !is_child("experts_are_prepared_and_checked", 2) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let model = load(&device);
+    let [stack, a, narrow] = ["stack", "a", "narrow"].map(|name| fast(&model.matrix(name).unwrap()));
+    let other = fast(&load(&Device::open(1).unwrap()).matrix("stack").unwrap());
+    let experts = stack.split_rows(3).unwrap();
+    assert!(experts.iter().all(|expert| (expert.row_count(), expert.column_count()) == (32, 520)));
+    assert!(refused(stack.split_rows(5)).contains("96 rows of \"stack\" are not 5 parts"));
+    assert!(refused(stack.split_rows(0)).contains("0 parts"));
+    assert!(refused(stack.split_rows(2)).contains("multiples of 32"));
+    // As stored, slices are what they are cut from as well; nobody multiplies by these yet.
+    let stored = model.matrix("stack").unwrap().split_rows(3).unwrap();
+    assert!(refused(GroupedLinear::new(&stored)).contains("Matrix::to_fast"));
+    assert!(refused(GroupedLinear::new(&[])).contains("name 1 to 1024"));
+    assert!(refused(GroupedLinear::new(&vec![a.clone(); 1025])).contains("1025 experts"));
+    assert!(refused(GroupedLinear::new(&[a.clone(), narrow])).contains("520 columns"));
+    assert!(refused(GroupedLinear::new(&[stack.clone(), a])).contains("96 rows and \"a\" 100"));
+    assert!(refused(GroupedLinear::new(&[stack, other])).contains("different GPUs"));
+
+    let linear = GroupedLinear::new(&experts).unwrap();
+    assert_eq!((linear.experts().len(), linear.device().info().ordinal), (3, 0));
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
+    let multiply = |x, routing, y| {
+        // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
+        unsafe { linear.multiply(x, routing, y, &stream, &status) }
+    };
+    let (x, y) = (LinearInput::new(2, 4, 520), LinearOutput::new(2, 32));
+    let routing = Routing::new(4, 8).rows(4);
+    multiply(x, routing, y).unwrap();
+    multiply(x, Routing::new(4, 4), y).unwrap();
+    multiply(LinearInput::new(2, 0, 520), Routing::new(4, 0), y).unwrap();
+    assert!(refused(multiply(x, Routing::new(4, 5), y)).contains("Routing::rows"));
+    assert!(refused(multiply(LinearInput::new(2, 0, 520), routing, y)).contains("Routing::rows"));
+    assert!(refused(multiply(LinearInput::new(2, 4, 519), routing, y)).contains("overlap"));
+    assert!(refused(multiply(x, routing, LinearOutput::new(2, 31))).contains("overlap"));
+    assert!(refused(multiply(LinearInput::new(1, 4, 520), routing, y)).contains("misaligned"));
+    assert!(refused(multiply(x, routing, LinearOutput::new(3, 32))).contains("misaligned"));
+    assert!(refused(multiply(x, Routing::new(2, 8).rows(4), y)).contains("misaligned"));
+    assert!(refused(multiply(x, Routing::new(4, 8).rows(2), y)).contains("misaligned"));
+    assert!(refused(multiply(x, routing, y.bias(64))).contains("add it to y"));
+    assert!(refused(multiply(x, Routing::new(4, 1 << 33).rows(4), y)).contains("multiply fewer"));
+    multiply(x, Routing::new(4, 1 << 31).rows(4), y).unwrap();
+}
+
 /// All that the new calls ask of a driver.
 fn all_calls() -> Result<()> {
     let device = Device::open(0)?;
@@ -208,6 +261,10 @@ fn all_calls() -> Result<()> {
     let outputs = [LinearOutput::new(4096, 40); 2];
     // SAFETY: the stand-in runs no kernels.
     unsafe { linear.multiply(LinearInput::new(16, 1, 4096), &outputs, 256, &stream, &status) }?;
+    let experts = GroupedLinear::new(&fast.split_rows(1)?)?;
+    let (x, y) = (LinearInput::new(16, 1, 4096), LinearOutput::new(4096, 40));
+    // SAFETY: as above.
+    unsafe { experts.multiply(x, Routing::new(4, 1), y, &stream, &status) }?;
     // SAFETY: as above.
     unsafe { fast.decode_into_raw(256, &stream, &status) }?;
     // SAFETY: as above.
@@ -246,11 +303,27 @@ fn failures_of_the_driver_are_errors() {
     }
     run("cuLaunchKernel", "700", "words for 700");
     run("cuMemcpyDtoHAsync_v2", "700", "words for 700");
+    // Launches that begin early, where kernels and driver know how.
+    let constants = stand_in::LINEAR_CONSTANTS.1;
+    let early = constants.replace(",32,0,4,", ",32,1,4,");
+    for (version, answer) in [("12030", "words for 700"), ("12020", "")] {
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_version", version).env("DRIVER_df11_linear_constants", &early);
+        command.env("DRIVER_cuLaunchKernelEx", "700").env(EXPECTED, answer);
+        run_child(command);
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_version", version).env("DRIVER_df11_linear_constants", &early);
+        command.env(EXPECTED, "");
+        run_child(command);
+    }
     // Another size of a task, of a block of warps, and kernels that need more shared memory than
     // there is.
-    let constants = stand_in::LINEAR_CONSTANTS.1;
     run("df11_linear_constants", &constants.replace("832,", "848,"), "build df11 again");
-    run("df11_linear_constants", &constants.replace(",2048,8,", ",2048,4,"), "count by [4, 8, 2048, 4, 4]");
+    run(
+        "df11_linear_constants",
+        &constants.replace(",2048,8,", ",2048,4,"),
+        "count by [4, 8, 2048, 4, 4, 1024]",
+    );
     let large = format!("{}232449,9,9,9", constants.strip_suffix("9,9,9,9").unwrap());
     run("df11_linear_constants", &large, "shared memory");
     run("memory", "300000", "weights to transcode needs 327680 bytes");

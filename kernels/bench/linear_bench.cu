@@ -1,8 +1,11 @@
 // Bench and check of the kernels that multiply by compressed matrices: see README.md.
 //   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, the same
-//   bits always linear_bench hostile COUNT SEED    changed data, heads and entries, for
-//   compute-sanitizer linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120
-//   beside cuBLASLt's best linear_bench variants ROUNDS       other depths and numbers of warps
+//                                      bits always; `check wide`: of 17 to 128 rows of x alone
+//   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
+//   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
+//                                      best; `wide`: 17 to 128 rows of x alone
+//   linear_bench variants ROUNDS       other depths and numbers of warps
+//   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,8 +34,7 @@
     }
 #define BULKS(X)                                                                             \
     X(1, 4, 16, 1, 1)                                                                        \
-    X(1, 3, 16, 1, 2) X(1, 6, 16, 1, 2) X(1, 9, 8, 1, 2) X(2, 4, 16, 1, 1) X(4, 3, 16, 1, 1) \
-        X(4, 6, 8, 1, 2)
+    X(1, 3, 16, 1, 2) X(1, 6, 16, 1, 2) X(1, 9, 8, 1, 2) X(2, 4, 16, 1, 1)
 BULKS(BULK)
 SHAPES(VARIANT)
 
@@ -77,26 +79,6 @@ static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
             if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
-    if (x_rows > 32)
-        return {"df11_linear_fast_64",
-                kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64),
-                8,
-                4,
-                8,
-                1,
-                true,
-                early,
-                2};
-    if (x_rows > 16)
-        return {"df11_linear_fast_32",
-                kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32),
-                4,
-                3,
-                LINEAR_WARPS,
-                1,
-                true,
-                early,
-                2};
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
@@ -144,6 +126,7 @@ struct Context {
     cudaStream_t stream;
     u32 *counters, *status;
     float* partials;
+    u16* arranged;
     Context() {
         cublasLtCreate(&lt);
         CUDA(cudaMalloc(&room, LT_ROOM));
@@ -152,7 +135,10 @@ struct Context {
         CUDA(cudaMemset(counters, 0, 4 << 16));
         CUDA(cudaMalloc(&status, 4));
         CUDA(cudaMemset(status, 0, 4));
-        CUDA(cudaMalloc(&partials, size_t(1024) * LINEAR_PARTIAL_BYTES));
+        CUDA(cudaMalloc(&partials, 64 << 20));
+        CUDA(cudaMalloc(&arranged, 8 << 20));
+        CUDA(cudaMemset(partials, 0xFF, 64 << 20));
+        CUDA(cudaMemset(arranged, 0xFF, 8 << 20));
     }
     u32 take_status() {
         u32 s;
@@ -168,6 +154,7 @@ static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, cons
     m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count, m.bias = bias,
     m.y = y, m.y_pitch = y_pitch;
     const LinearSplit split = linear_split(f.rows, f.columns);
+    m.whole_columns = f.columns;
     m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
     m.first_item = l.items;
     if (l.matrix_count) {
@@ -180,9 +167,11 @@ static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, cons
 static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u32 columns) {
     LinearLaunch l = {};
     l.x = x, l.x_pitch = pitch, l.x_rows = x_rows, l.columns = columns, l.counters = c.counters,
-    l.partials = c.partials, l.status = c.status;
+    l.partials = c.partials, l.status = c.status, l.arranged = c.arranged;
     return l;
 }
+
+static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream);
 
 // --- check
 
@@ -236,7 +225,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         CUDA(cudaMemset(to, 0xA5, x_rows * y_pitch * 2));
         LinearLaunch l = launch_of(c, from, pitch, count, columns);
         add_matrix(l, f, to, y_pitch, b);
-        launch_fast(standard(count), l, c.stream);
+        launch_product(l, early, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
     };
     run(y, x, x_pitch, x_rows, nullptr);
@@ -253,9 +242,13 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         expect(same_bits(y, y2, x_rows * y_pitch), "other bits in another run");
     }
     for (u32 one : {0u, x_rows - 1}) {
-        if (x_rows > 16) break;
+        if (x_rows > LINEAR_ROWS) break;
         run(y2, x + one * x_pitch, x_pitch, 1, nullptr);
         expect(same_bits(y + one * y_pitch, y2, rows), "a row alone has other bits");
+    }
+    if (x_rows > LINEAR_ROWS + 1 && wide_class(x_rows - 1) == wide_class(x_rows)) {
+        run(y2, x + x_pitch, x_pitch, x_rows - 1, nullptr);
+        expect(same_bits(y + y_pitch, y2, (x_rows - 1) * y_pitch), "other rows change bits");
     }
     // An x that is not aligned: the same numbers one element further.
     u16* shifted;
@@ -315,7 +308,7 @@ struct Experts {
             weights.push_back(make_weights(rows, columns, 1000 + e, 0));
             fast.push_back(pack(weights[e], rows, columns));
             all[e].data = fast[e].data, all[e].index = fast[e].heads, all[e].rest = fast[e].entries,
-            all[e].rest_count = fast[e].count;
+            all[e].rest_count = fast[e].count, all[e].whole_columns = columns;
         }
         matrices = upload(all);
     }
@@ -384,6 +377,11 @@ static bool check_grouped(Context& c, u32 experts, u32 rows, u32 columns, std::v
     return good;
 }
 
+static GatherTask gather_of(const Fast& f, const void* indices, u32 count, u32 wide, u16* output,
+                            u64 pitch, u32* status) {
+    return {f.data, f.heads,   f.entries, nullptr, f.count,   indices, output, pitch,
+            f.rows, f.columns, count,     wide,    f.columns, 0,       status};
+}
 static void launch_gather(const GatherTask& task, cudaStream_t stream) {
     GatherTask copy = task;
     void* arguments[] = {&copy};
@@ -406,8 +404,7 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
         u16* out;
         CUDA(cudaMalloc(&out, count * pitch * 2));
         CUDA(cudaMemset(out, 0xA5, count * pitch * 2));
-        GatherTask task = {f.data, f.heads, f.entries, f.count, on_device, out,
-                           pitch,  rows,    columns,   count,   wide,      c.status};
+        GatherTask task = gather_of(f, on_device, count, wide, out, pitch, c.status);
         launch_gather(task, nullptr);
         CUDA(cudaDeviceSynchronize());
         for (u32 i = 0; i < count; i++) {
@@ -421,9 +418,7 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     const std::vector<u64> bad = {rows, ~0ull};
     u64* on_device = upload(bad);
     u16* out = upload(std::vector<u16>(2 * columns, 0xA5A5));
-    launch_gather({f.data, f.heads, f.entries, f.count, on_device, out, columns, rows, columns, 2,
-                   1, c.status},
-                  nullptr);
+    launch_gather(gather_of(f, on_device, 2, 1, out, columns, c.status), nullptr);
     CUDA(cudaDeviceSynchronize());
     for (u16 v : from_device(out, 2 * columns)) good &= v == 0;
     good &= c.take_status() == STATUS_INDEX;
@@ -433,119 +428,7 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     return good;
 }
 
-static int check(Context& c) {
-    bool good = true;
-    const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
-                             {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
-                             {768, 2048},  {64, 14336}, {31, 33},   {1000, 5120}};
-    u32 seed = 1;
-    for (auto& s : shapes)
-        for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
-            good &= check_one(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
-    for (int mode : {1, 3, 5, 7})
-        for (u32 x_rows : {1u, 16u}) good &= check_one(c, 512, 2048, mode, x_rows, seed++);
-    good &= check_one(c, 4096, 14336, 0, 4, seed++);
-    good &= check_one(c, 6144, 4096, 0, 16, seed++);
-    if (!ring)
-        for (u32 x_rows : {17u, 31u, 32u, 33u, 64u})
-            good &= check_one(c, 512, 2048, 0, x_rows, seed++),
-                good &= check_one(c, 4096, 4096, 0, x_rows, seed++),
-                good &= check_one(c, 100, 1000, 1, x_rows, seed++);
-    good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
-    good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
-    good &= check_grouped(c, 5, 64, 768, {0}, false, false);
-    good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
-    good &= check_gather(c, 1000, 4096, 0);
-    good &= check_gather(c, 77, 1000, 3);
-    good &= check_gather(c, 77, 250, 5);
-    // Every pattern: packed and unpacked.
-    for (u32 rows : {256u, 37u}) {
-        u16* w = make_weights(rows, 512, 5, 2);
-        Fast f = pack(w, rows, 512);
-        u16* back;
-        CUDA(cudaMalloc(&back, rows * 1024));
-        CUDA(cudaMemset(back, 0xA5, rows * 1024));
-        unpack(f, back, 512, c.status);
-        const bool same = same_bits(w, back, rows * 512);
-        printf("all patterns, %u rows: %.2f bits%s\n", rows, f.bytes() * 8.0 / (rows * 512),
-               same ? "" : "  WRONG");
-        good &= same;
-        CUDA(cudaFree(w));
-        CUDA(cudaFree(back));
-        f.free();
-    }
-    printf("check: %s\n", good ? "all right" : "WRONG");
-    return !good;
-}
-
-// Heads, entries and data that say anything, and indices; every array is an allocation of its exact
-// size. Under compute-sanitizer.
-static int hostile(Context& c, int count, u64 seed) {
-    std::vector<u32> shapes[] = {{100, 520}, {33, 264}, {64, 1000}, {5, 40}};
-    auto next = [&] {
-        return seed = seed * 6364136223846793005ull + 1442695040888963407ull, seed >> 33;
-    };
-    u64 refused = 0;
-    for (int i = 0; i < count; i++) {
-        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
-                  x_rows = 1 + next() % (ring ? 16 : 64);
-        u16* w = make_weights(rows, columns, next(), i % 3);
-        Fast f = pack(w, rows, columns);
-        std::vector<u8> heads = from_device((const u8*)f.heads, f.tiles * 8),
-                        entries = from_device((const u8*)f.entries, u64(f.count) * 4);
-        std::vector<u8> data = from_device(f.data, f.data_bytes);
-        for (auto* bytes : {&heads, &entries, &data})
-            for (u64 k = 0; k < 1 + bytes->size() / 16 && !bytes->empty(); k++)
-                if (next() % 2) (*bytes)[next() % bytes->size()] = u8(next());
-        CUDA(cudaMemcpy(f.heads, heads.data(), heads.size(), cudaMemcpyHostToDevice));
-        CUDA(cudaMemcpy(f.entries, entries.data(), entries.size(), cudaMemcpyHostToDevice));
-        CUDA(cudaMemcpy(f.data, data.data(), data.size(), cudaMemcpyHostToDevice));
-        u16 *x = make_weights(x_rows, columns, 3, 4), *y, *back;
-        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
-        CUDA(cudaMalloc(&back, u64(rows) * columns * 2));
-        LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-        add_matrix(l, f, y, rows, nullptr);
-        launch_fast(standard(x_rows), l, c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        unpack(f, back, columns, c.status);
-        LinearMatrix m = {};
-        m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count;
-        LinearMatrix* on_device = upload(std::vector<LinearMatrix>{m, m, m});
-        u32* offsets = upload(std::vector<u32>{0, u32(next() % 9), u32(next() % 40), u32(next())});
-        u32* index = upload(std::vector<u32>{0, 1, 2, u32(next()), 0, 1, 2, 0});
-        u16* out;
-        CUDA(cudaMalloc(&out, 8 * u64(std::max(rows, columns)) * 2));
-        launch_grouped({x,
-                        columns,
-                        index,
-                        offsets,
-                        on_device,
-                        out,
-                        rows,
-                        c.status,
-                        x_rows,
-                        columns,
-                        rows,
-                        8,
-                        3,
-                        {}},
-                       sm_count(), c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        launch_gather({f.data, f.heads, f.entries, f.count, index, out, columns, rows, columns, 8,
-                       0, c.status},
-                      c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        refused += c.take_status() != 0;
-        f.free();
-        for (void* p : {(void*)w, (void*)x, (void*)y, (void*)back, (void*)on_device, (void*)offsets,
-                        (void*)index, (void*)out})
-            CUDA(cudaFree(p));
-    }
-    printf("hostile: %d streams, %llu with a status\n", count, (unsigned long long)refused);
-    return 0;
-}
-
-// --- bench
+// --- times
 
 struct Contender {
     std::string name;
@@ -585,6 +468,127 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
     CUDA(cudaEventDestroy(a));
     CUDA(cudaEventDestroy(b));
 }
+
+#include "linear_wide.hpp"
+
+static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream) {
+    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, early, stream);
+    Variant v = standard(l.x_rows);
+    v.early &= early;
+    launch_fast(v, l, stream);
+}
+static int check(Context& c, bool wide_only) {
+    if (wide_only) return !check_wide(c, early);
+    bool good = true;
+    const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
+                             {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
+                             {768, 2048},  {64, 14336}, {31, 33},   {1000, 5120}};
+    u32 seed = 1;
+    for (auto& s : shapes)
+        for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
+            good &= check_one(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
+    for (int mode : {1, 3, 5, 7})
+        for (u32 x_rows : {1u, 16u}) good &= check_one(c, 512, 2048, mode, x_rows, seed++);
+    good &= check_one(c, 4096, 14336, 0, 4, seed++);
+    good &= check_one(c, 6144, 4096, 0, 16, seed++);
+    if (!ring) good &= check_wide(c, early);
+    good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
+    good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
+    good &= check_grouped(c, 5, 64, 768, {0}, false, false);
+    good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
+    good &= check_gather(c, 1000, 4096, 0);
+    good &= check_gather(c, 77, 1000, 3);
+    good &= check_gather(c, 77, 250, 5);
+    // Every pattern: packed and unpacked.
+    for (u32 rows : {256u, 37u}) {
+        u16* w = make_weights(rows, 512, 5, 2);
+        Fast f = pack(w, rows, 512);
+        u16* back;
+        CUDA(cudaMalloc(&back, rows * 1024));
+        CUDA(cudaMemset(back, 0xA5, rows * 1024));
+        unpack(f, back, 512, c.status);
+        const bool same = same_bits(w, back, rows * 512);
+        printf("all patterns, %u rows: %.2f bits%s\n", rows, f.bytes() * 8.0 / (rows * 512),
+               same ? "" : "  WRONG");
+        good &= same;
+        CUDA(cudaFree(w));
+        CUDA(cudaFree(back));
+        f.free();
+    }
+    printf("check: %s\n", good ? "all right" : "WRONG");
+    return !good;
+}
+
+// Heads, entries and data that say anything, and indices; every array is an allocation of its exact
+// size. Under compute-sanitizer.
+static int hostile(Context& c, int count, u64 seed) {
+    std::vector<u32> shapes[] = {{100, 520}, {33, 264}, {64, 1000}, {5, 40}};
+    auto next = [&] {
+        return seed = seed * 6364136223846793005ull + 1442695040888963407ull, seed >> 33;
+    };
+    u64 refused = 0;
+    for (int i = 0; i < count; i++) {
+        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
+                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : WIDE_ROWS);
+        u16* w = make_weights(rows, columns, next(), i % 3);
+        Fast f = pack(w, rows, columns);
+        std::vector<u8> heads = from_device((const u8*)f.heads, f.tiles * 8),
+                        entries = from_device((const u8*)f.entries, u64(f.count) * 4);
+        std::vector<u8> data = from_device(f.data, f.data_bytes);
+        for (auto* bytes : {&heads, &entries, &data})
+            for (u64 k = 0; k < 1 + bytes->size() / 16 && !bytes->empty(); k++)
+                if (next() % 2) (*bytes)[next() % bytes->size()] = u8(next());
+        CUDA(cudaMemcpy(f.heads, heads.data(), heads.size(), cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(f.entries, entries.data(), entries.size(), cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(f.data, data.data(), data.size(), cudaMemcpyHostToDevice));
+        u16 *x = make_weights(x_rows, columns, 3, 4), *y, *back;
+        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
+        CUDA(cudaMalloc(&back, u64(rows) * columns * 2));
+        LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+        add_matrix(l, f, y, rows, nullptr);
+        const Workspace room(l);
+        if (x_rows <= LINEAR_ROWS) l.counters = c.counters, l.partials = c.partials;
+        launch_product(l, early, c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        room.free();
+        unpack(f, back, columns, c.status);
+        LinearMatrix m = {};
+        m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count,
+        m.whole_columns = columns;
+        LinearMatrix* on_device = upload(std::vector<LinearMatrix>{m, m, m});
+        u32* offsets = upload(std::vector<u32>{0, u32(next() % 9), u32(next() % 40), u32(next())});
+        u32* index = upload(std::vector<u32>{0, 1, 2, u32(next()), 0, 1, 2, 0});
+        u16* out;
+        CUDA(cudaMalloc(&out, 8 * u64(std::max(rows, columns)) * 2));
+        launch_grouped({x,
+                        columns,
+                        index,
+                        offsets,
+                        on_device,
+                        out,
+                        rows,
+                        c.status,
+                        x_rows,
+                        columns,
+                        rows,
+                        8,
+                        3,
+                        {}},
+                       sm_count(), c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        launch_gather(gather_of(f, index, 8, 0, out, columns, c.status), c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        refused += c.take_status() != 0;
+        f.free();
+        for (void* p : {(void*)w, (void*)x, (void*)y, (void*)back, (void*)on_device, (void*)offsets,
+                        (void*)index, (void*)out})
+            CUDA(cudaFree(p));
+    }
+    printf("hostile: %d streams, %llu with a status\n", count, (unsigned long long)refused);
+    return 0;
+}
+
+// --- bench
 
 // Experts and gathered rows, without peers: those are measured by linear_peers.py.
 static void bench_others(Context& c, int rounds) {
@@ -650,9 +654,8 @@ static void bench_others(Context& c, int rounds) {
             indices.push_back(upload(of));
         }
         std::vector<Contender> one = {{"gather", 0, [&](int k) {
-                                           launch_gather({f.data, f.heads, f.entries, f.count,
-                                                          indices[k % 16], out, 4096, 128256, 4096,
-                                                          count, 0, c.status},
+                                           launch_gather(gather_of(f, indices[k % 16], count, 0, out,
+                                                                   4096, c.status),
                                                          c.stream);
                                        }}};
         measure(c, one, 16, rounds);
@@ -685,12 +688,13 @@ static void bench_others(Context& c, int rounds) {
     f.free();
 }
 
-static int bench(Context& c, int rounds, bool with_variants) {
+static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = with_variants
-                                         ? std::vector<u32>{1, 8, 16, 32, 64}
-                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 24, 32, 64};
+    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
+                                     : with_variants
+                                         ? std::vector<u32>{1, 8, 16}
+                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128};
     struct Row {
         u32 x_rows;
         std::string name;
@@ -723,8 +727,21 @@ static int bench(Context& c, int rounds, bool with_variants) {
                                    launch_fast(v, l, c.stream);
                                }});
             };
-            if (x_rows <= 16 || !ring) add(standard(x_rows));
-            if (early && !ring) {
+            auto add_wide = [&](const char* name, bool begins_early) {
+                all.push_back({name, double(f.bytes()), [&, begins_early](int k) {
+                                   LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+                                   add_matrix(l, fs[k], y, rows, nullptr);
+                                   launch_wide(l, begins_early, c.stream);
+                               }});
+            };
+            if (x_rows > LINEAR_ROWS) {
+                if (ring) continue;
+                add_wide("df11_linear_fast_32 to _128", true);
+                add_wide("the same, launched plainly", false);
+            } else {
+                add(standard(x_rows));
+            }
+            if (early && !ring && x_rows <= LINEAR_ROWS) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
@@ -757,7 +774,7 @@ static int bench(Context& c, int rounds, bool with_variants) {
         CUDA(cudaFree(x));
         CUDA(cudaFree(y));
     }
-    bench_others(c, rounds);
+    if (!wide_only) bench_others(c, rounds);
     printf("== sums of four\n");
     for (auto& r : sums)
         printf("x %2u %-28s %.3f (%.1f / %.1f us)\n", r.x_rows, r.name.c_str(),
@@ -779,12 +796,17 @@ int main(int argc, char** argv) {
     Context c;
     if (mode == "check") {
         if (argc > 2) forced = argv[2];
-        int bad = check(c);
+        const bool wide_only = forced && !strcmp(forced, "wide");
+        if (wide_only) forced = nullptr;
+        int bad = check(c, wide_only);
         early = false;
-        return bad | check(c);
+        return bad | check(c, wide_only);
     }
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
-    if (mode == "bench" || mode == "variants") return bench(c, atoi(argv[2]), mode == "variants");
+    if (mode == "bench" || mode == "variants" || mode == "wide")
+        return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
+    if (mode == "crossover")
+        return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : WIDE_ROWS, early);
     fprintf(stderr, "see the head of linear_bench.cu\n");
     return 2;
 }

@@ -6,8 +6,9 @@ use std::{fmt::Display, ops::Range, sync::Arc};
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    fast::{FastArrays, Indices},
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS},
+    fast::{FastArrays, FastSlice, Indices},
+    packer::Outcome,
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions},
     transcode,
 };
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
         model::Inner,
         part::Part,
         route::{Cut, Ready, Route, check_contexts},
-        stored::{Coded, Stored, StoredTile},
+        stored::{Addresses as _, Coded, Stored, StoredTile},
     },
     open::Slice,
 };
@@ -65,7 +66,14 @@ pub struct Matrix {
 #[derive(Clone, Debug)]
 enum Form {
     Stored(Arc<StoredMatrix>),
-    Fast { arrays: Arc<FastArrays>, rows: Range<u64> },
+    Fast(FastSlice),
+}
+
+impl Form {
+    /// All of a matrix in the fast layout.
+    fn fast(arrays: &Arc<FastArrays>) -> Self {
+        Self::Fast(FastSlice::of(Arc::clone(arrays)))
+    }
 }
 
 /// Rows and columns of a tensor in tiles of 32 x 256.
@@ -87,6 +95,10 @@ impl Matrix {
     pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
         let entry = model.entry(name)?;
         let block = model.block(entry.block);
+        let tile = entry.stored.coded().and_then(Coded::as_tile);
+        if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
+            return Ok(Self { name: name.into(), form: Form::fast(arrays) });
+        }
         let refuse =
             |problem: &str, remedy: &str| Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy));
         if entry.dtype != Dtype::BF16 {
@@ -95,7 +107,6 @@ impl Matrix {
         if block.route.turn().is_some() {
             return refuse("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let tile = entry.stored.coded().and_then(Coded::as_tile);
         let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
             return refuse("is not stored in tiles", "convert the container to the tile layout");
         };
@@ -123,7 +134,7 @@ impl Matrix {
     pub fn row_count(&self) -> u64 {
         match &self.form {
             Form::Stored(stored) => stored.row_count(),
-            Form::Fast { rows, .. } => rows.end - rows.start,
+            Form::Fast(fast) => fast.row_count(),
         }
     }
 
@@ -131,7 +142,7 @@ impl Matrix {
     pub fn column_count(&self) -> u64 {
         match &self.form {
             Form::Stored(stored) => stored.column_count(),
-            Form::Fast { arrays, .. } => arrays.columns,
+            Form::Fast(fast) => fast.column_count(),
         }
     }
 
@@ -139,7 +150,7 @@ impl Matrix {
     pub fn residence(&self) -> Residence {
         match self.form {
             Form::Stored(_) => Residence::Stored,
-            Form::Fast { .. } => Residence::Fast,
+            Form::Fast(_) => Residence::Fast,
         }
     }
 
@@ -147,7 +158,7 @@ impl Matrix {
     pub fn device(&self) -> &Device {
         match &self.form {
             Form::Stored(stored) => &stored.part().device,
-            Form::Fast { arrays, .. } => &arrays.device,
+            Form::Fast(fast) => &fast.arrays.device,
         }
     }
 
@@ -158,7 +169,7 @@ impl Matrix {
     pub fn device_bytes(&self) -> u64 {
         match &self.form {
             Form::Stored(stored) => stored.bytes(),
-            Form::Fast { arrays, .. } => arrays.bytes(),
+            Form::Fast(fast) => fast.arrays.bytes(),
         }
     }
 
@@ -167,7 +178,7 @@ impl Matrix {
     pub fn exceptions(&self) -> Option<u64> {
         match &self.form {
             Form::Stored(_) => None,
-            Form::Fast { arrays, .. } => Some(arrays.exceptions()),
+            Form::Fast(fast) => Some(fast.arrays.exceptions()),
         }
     }
 
@@ -184,29 +195,48 @@ impl Matrix {
                 let rows = shift(&inner, stored.rows.start);
                 Form::Stored(Arc::new(stored.cut(rows, stored.columns.clone())?))
             }
-            Form::Fast { arrays, rows } => {
-                Form::Fast { arrays: Arc::clone(arrays), rows: shift(&inner, rows.start) }
+            Form::Fast(fast) => {
+                Form::Fast(FastSlice { rows: shift(&inner, fast.rows.start), ..fast.clone() })
             }
         };
         Ok(Self { name: Arc::clone(&self.name), form })
     }
 
-    /// Some of its columns, as a matrix of its own: from a multiple of 256 to one, or to the last
-    /// column. Costs as [`Matrix::rows`]. Only as stored: take columns first, then
-    /// [`Matrix::to_fast`].
+    /// All its rows in so many equal parts, in order, each a matrix of its own as of
+    /// [`Matrix::rows`]: the experts of a tensor that holds all, for
+    /// [`GroupedLinear`](super::GroupedLinear), or a GPU's share each.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for other columns, or none, and in the fast layout; [`Error::Gpu`].
+    /// [`Error::Parameter`] if parts of equal size would not begin on multiples of 32;
+    /// [`Error::Gpu`].
+    pub fn split_rows(&self, parts: u64) -> Result<Vec<Self>> {
+        let rows = self.row_count();
+        let each = rows.checked_div(parts).filter(|each| each * parts == rows && *each > 0);
+        let Some(each) = each else {
+            let problem = format!("{rows} rows of {:?} are not {parts} parts of equal size", self.name);
+            return Err(Error::parameter(problem, "take as many parts as divide the rows"));
+        };
+        (0..parts).map(|part| self.rows(part * each..(part + 1) * each)).collect()
+    }
+
+    /// Some of its columns, as a matrix of its own: from a multiple of 256 to one, or to the last
+    /// column. Costs as [`Matrix::rows`].
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for other columns, or none; [`Error::Gpu`].
     pub fn columns(&self, columns: Range<u64>) -> Result<Self> {
         let what = format_args!("columns of {:?}", self.name);
         let inner = within(&columns, self.column_count(), TILE_COLUMNS, what)?;
-        let Form::Stored(stored) = &self.form else {
-            let problem = format!("{what} in the fast layout are no matrix");
-            return Err(Error::parameter(problem, "take them of the stored matrix, and make that fast"));
+        let form = match &self.form {
+            Form::Stored(stored) => {
+                let columns = shift(&inner, stored.columns.start);
+                Form::Stored(Arc::new(stored.cut(stored.rows.clone(), columns)?))
+            }
+            Form::Fast(fast) => {
+                Form::Fast(FastSlice { columns: shift(&inner, fast.columns.start), ..fast.clone() })
+            }
         };
-        let columns = shift(&inner, stored.columns.start);
-        let cut = stored.cut(stored.rows.clone(), columns)?;
-        Ok(Self { name: Arc::clone(&self.name), form: Form::Stored(Arc::new(cut)) })
+        Ok(Self { name: Arc::clone(&self.name), form })
     }
 
     /// The same weights in the fast layout, in device memory of their own: made on the GPU, the
@@ -221,13 +251,19 @@ impl Matrix {
     /// [`Error::Corrupt`] if the stored weights contradict themselves; [`Error::Gpu`].
     pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
         let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
-        Ok(match transcode::transcode(stored, &self.name, most_exceptions)? {
-            transcode::Outcome::Fast(arrays) => {
-                let form = Form::Fast { arrays: Arc::new(arrays), rows: 0..self.row_count() };
-                Transcoded::Fast(Self { name: Arc::clone(&self.name), form })
+        Ok(match transcode::transcode(stored, most_exceptions)? {
+            Outcome::Fast(arrays) => {
+                Transcoded::Fast(Self { name: Arc::clone(&self.name), form: Form::fast(&Arc::new(arrays)) })
             }
-            transcode::Outcome::TooMany(exceptions) => {
+            Outcome::TooMany(exceptions) => {
                 Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
+            }
+            Outcome::TooWide => {
+                let (name, rows, columns) = (&self.name, self.row_count(), self.column_count());
+                let problem =
+                    format!("{name:?} has {rows} x {columns} weights, too many to be transcoded at once");
+                let remedy = "take fewer of its rows or columns, or multiply as stored";
+                return Err(Error::parameter(problem, remedy));
             }
         })
     }
@@ -248,7 +284,7 @@ impl Matrix {
     /// of a bit a weight.
     pub fn good_exceptions(&self) -> u64 {
         // No overflow: a tensor has less than 2^45 weights.
-        self.row_count() * self.column_count() / 256
+        good_exceptions(self.row_count() * self.column_count())
     }
 
     /// Bytes that it has when it is decoded.
@@ -278,14 +314,14 @@ impl Matrix {
         match &self.form {
             // SAFETY: the caller's promise; the matrix keeps tasks and model.
             Form::Stored(stored) => unsafe { stored.decode(output, stream, status) },
-            Form::Fast { arrays, rows } => {
-                check_contexts(&arrays.device, stream, status)?;
+            Form::Fast(fast) => {
+                check_contexts(&fast.arrays.device, stream, status)?;
                 if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
                     let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
                     return Err(Error::parameter(problem, "start it on 256 bytes"));
                 }
                 // SAFETY: the caller's promise; the matrix keeps the arrays.
-                unsafe { arrays.decode(rows, output, stream, status) }
+                unsafe { fast.decode(output, stream, status) }
             }
         }
     }
@@ -314,11 +350,11 @@ impl Matrix {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Form::Fast { arrays, rows } = &self.form else {
+        let Form::Fast(fast) = &self.form else {
             let problem = format!("no kernel gathers rows of {:?} as it is stored", self.name);
             return Err(Error::parameter(problem, "make it fast (Matrix::to_fast)"));
         };
-        check_contexts(&arrays.device, stream, status)?;
+        check_contexts(&fast.arrays.device, stream, status)?;
         let (address, bytes) = match indices {
             Indices::U32(address) => (address, 4),
             Indices::I64(address) => (address, 8),
@@ -327,7 +363,7 @@ impl Matrix {
             let problem = "the indices or the output are misaligned";
             return Err(Error::parameter(problem, "begin each on a multiple of an element's bytes"));
         }
-        if count > 1 && pitch < arrays.columns {
+        if count > 1 && pitch < fast.column_count() {
             let problem = "rows of the output would overlap";
             return Err(Error::parameter(problem, "pitches count elements, not bytes"));
         }
@@ -335,13 +371,13 @@ impl Matrix {
             return Ok(());
         }
         // SAFETY: the caller's promise, and the checks above; the matrix keeps the arrays.
-        unsafe { arrays.gather(rows, (indices, count), (output, pitch), stream, status) }
+        unsafe { fast.gather((indices, count), (output, pitch), stream, status) }
     }
 
     /// Its arrays for a launch; none as stored, for which there are no kernels.
     pub(super) fn task(&self) -> Result<LinearMatrix> {
         match &self.form {
-            Form::Fast { arrays, rows } => Ok(arrays.matrix(rows)),
+            Form::Fast(fast) => Ok(fast.matrix()),
             Form::Stored(_) => {
                 let problem = format!("no kernel multiplies by {:?} as it is stored", self.name);
                 Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"))
@@ -351,7 +387,7 @@ impl Matrix {
 }
 
 /// Whether rows of so many elements are one or more of the innermost dimensions.
-fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+pub(super) fn has_rows_of(shape: &[u64], columns: u64) -> bool {
     let mut product = 1;
     shape.iter().rev().any(|size| {
         product *= size;

@@ -3,27 +3,21 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{
-    Matrix,
-    task::{COUNTERS, LinearLaunch, MATRICES, MATRIX_COUNTERS, PARTIAL_BYTES, ROWS, Split},
-};
+use super::{Matrix, launch::Launch};
 use crate::{
     Error, Result,
     gpu::{Device, Status, route::check_contexts},
 };
 
-/// Bytes of counters, with which a workspace begins: the same for all products, so that they can
-/// share one.
-const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 /// Of the workspace, as kernels need it.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
 /// Rows of x: BF16, row-major, in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearInput {
-    pointer: CUdeviceptr,
-    rows: u64,
-    pitch: u64,
+    pub(super) pointer: CUdeviceptr,
+    pub(super) rows: u64,
+    pub(super) pitch: u64,
 }
 
 impl LinearInput {
@@ -38,9 +32,9 @@ impl LinearInput {
 /// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearOutput {
-    pointer: CUdeviceptr,
-    pitch: u64,
-    bias: CUdeviceptr,
+    pub(super) pointer: CUdeviceptr,
+    pub(super) pitch: u64,
+    pub(super) bias: CUdeviceptr,
 }
 
 impl LinearOutput {
@@ -97,18 +91,6 @@ pub struct Linear {
     matrices: Vec<Matrix>,
     launches: Vec<Launch>,
     columns: u64,
-    workspace_bytes: u64,
-}
-
-/// What one kernel multiplies by.
-#[derive(Debug)]
-struct Launch {
-    /// Which of the matrices, in the order of the launch.
-    order: Vec<usize>,
-    /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
-    arguments: LinearLaunch,
-    /// Items whose sums meet in the workspace.
-    partials: u64,
 }
 
 impl Linear {
@@ -126,12 +108,8 @@ impl Linear {
             check_pair(first, matrix)?;
         }
         first.device().linear_kernels()?.check()?;
-        let all: Vec<usize> = (0..matrices.len()).collect();
-        let launches = all.chunks(MATRICES).map(|order| Launch::new(order, matrices));
-        let launches = launches.collect::<Result<Vec<_>>>()?;
-        let columns = first.column_count();
-        let workspace_bytes = launches.iter().map(Launch::workspace_bytes).max().unwrap_or(0);
-        Ok(Self { matrices: matrices.to_vec(), launches, columns, workspace_bytes })
+        let launches = Launch::all(matrices)?;
+        Ok(Self { matrices: matrices.to_vec(), launches, columns: first.column_count() })
     }
 
     /// Its matrices, in the order of the outputs.
@@ -144,20 +122,28 @@ impl Linear {
         self.matrices[0].device()
     }
 
-    /// The most rows of x that it multiplies. For more, [`Matrix::decode_into_raw`] and a library
-    /// of BLAS are faster.
-    pub fn most_rows(&self) -> u64 {
-        ROWS
-    }
-
-    /// Device memory that a call needs besides x and y, in bytes; 0 is none. At most 2.4 MB.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace_bytes
+    /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
+    /// none. Up to 16 rows at most 2.4 MB; of more, which other kernels multiply with compute
+    /// capability 9.0, at most 17 MB a matrix.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where the driver refuses.
+    pub fn workspace_bytes(&self, rows: u64) -> Result<u64> {
+        let kernels = self.device().linear_kernels()?;
+        let bytes = |launch: &Launch| launch.workspace_bytes(rows.min(kernels.most_rows(launch.residence())));
+        Ok(self.launches.iter().map(bytes).max().unwrap_or(0))
     }
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
     /// and can be captured in a graph. No rows are no work. Contradictions in what is stored set
     /// `status`, and outputs then hold anything.
+    ///
+    /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
+    /// kernel before it on the stream ends (programmatic stream serialization): it reads the
+    /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
+    /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or writes. It lets
+    /// the next launch begin likewise: a kernel of the caller that has the attribute must wait
+    /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
     ///
     /// # Errors
     /// [`Error::Parameter`] for more rows than [`Linear::most_rows`], another number of outputs
@@ -187,30 +173,20 @@ impl Linear {
         }
         let kernels = self.device().linear_kernels()?;
         for launch in &self.launches {
-            let mut arguments = launch.arguments;
-            (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
-            arguments.counters = arguments.counters.wrapping_add(workspace);
-            arguments.partials = workspace + COUNTER_BYTES;
-            arguments.status = status.device_pointer();
-            for (matrix, &at) in arguments.matrices.iter_mut().zip(&launch.order) {
-                let LinearOutput { pointer, pitch, bias } = outputs[at];
-                (matrix.y, matrix.y_pitch, matrix.bias) = (pointer, pitch, bias);
+            let most = kernels.most_rows(launch.residence());
+            for first in (0..x.rows).step_by(most as usize) {
+                let pointer = x.pointer + 2 * first * x.pitch;
+                let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
+                // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the rest
+                // is the caller's promise.
+                unsafe { launch.run(kernels, x, (outputs, first), workspace, stream, status) }?;
             }
-            // SAFETY: arrays, columns and items are those of matrices that `self` keeps, rows are
-            // at most as many as the kernels take, which `check` saw; counters are zero, since
-            // kernels leave them so; the rest is the caller's promise.
-            unsafe { kernels.multiply(stream, &arguments) }?;
         }
         Ok(())
     }
 
     fn check(&self, x: &LinearInput, outputs: &[LinearOutput], workspace: CUdeviceptr) -> Result<()> {
         let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
-        let most = self.most_rows();
-        if x.rows > most {
-            let problem = format!("x has {} rows, of which the kernels multiply {most}", x.rows);
-            return refuse(problem, "decode the matrices (Matrix::decode_into_raw) and multiply with a BLAS");
-        }
         if outputs.len() != self.matrices.len() {
             let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
             return refuse(problem, "give one for each matrix, in their order");
@@ -229,7 +205,8 @@ impl Linear {
     }
 }
 
-fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
+/// That two matrices can be multiplied by the same x.
+pub(super) fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
     let (name, columns) = (other.name(), other.column_count());
     if columns != first.column_count() {
         let problem =
@@ -241,48 +218,4 @@ fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
         return Err(Error::parameter(problem, "prepare a product for each GPU"));
     }
     Ok(())
-}
-
-impl Launch {
-    /// Of up to eight matrices.
-    fn new(order: &[usize], matrices: &[Matrix]) -> Result<Self> {
-        let split = |at: usize| Split::new(matrices[at].row_count(), matrices[at].column_count());
-        // Kernels number the counters by strips, and use those of tails alone: numbers start so far
-        // before the workspace that the tail of each matrix has its counters there.
-        let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
-        let mut arguments = LinearLaunch {
-            columns: matrices[order[0]].column_count() as u32,
-            matrix_count: order.len() as u32,
-            counters: (4 * before).wrapping_neg(),
-            ..LinearLaunch::default()
-        };
-        let mut partials = 0;
-        for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
-            let split = split(at);
-            *task = matrices[at].task()?;
-            // No overflow: a matrix has at most 2^27 strips, and few more items.
-            task.whole_strips = split.whole_strips as u32;
-            task.slices = split.slices as u32;
-            task.first_item = arguments.items;
-            task.first_strip = (before - split.whole_strips + number * MATRIX_COUNTERS) as u32;
-            task.first_partial = partials as u32;
-            arguments.items += split.items() as u32;
-            partials += split.partials();
-        }
-        Ok(Self { order: order.to_vec(), arguments, partials })
-    }
-
-    fn workspace_bytes(&self) -> u64 {
-        if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{COUNTER_BYTES, COUNTERS};
-
-    #[test]
-    fn all_counters_lie_before_the_sums() {
-        assert!(COUNTER_BYTES >= 4 * COUNTERS && COUNTER_BYTES.is_multiple_of(256));
-    }
 }
