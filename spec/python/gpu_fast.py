@@ -170,6 +170,24 @@ def decode_fast(f: Fast) -> tuple[list[int], int]:
     return out, problems
 
 
+def check_cut(f: Fast, weights: list[int]) -> None:
+    """The last strip, and the columns from the second tile on."""
+    strips, (rows, columns) = ceil(f.rows, 32), (f.rows, f.columns)
+    if strips > 1:
+        s = strips - 1
+        data, heads = f.data[1536 * f.steps * s :], f.heads[8 * f.tiles * s :]
+        part = Fast(rows - 32 * s, columns, data, heads, f.exceptions)
+        require(decode_fast(part) == (weights[32 * s * columns :], 0), "rows of the fast layout")
+    if columns > 256:
+        data, heads = b"", b""
+        for s in range(strips):
+            data += f.data[1536 * (s * f.steps + 8) : 1536 * (s + 1) * f.steps]
+            heads += f.heads[8 * (s * f.tiles + 1) : 8 * (s + 1) * f.tiles]
+        part = Fast(rows, columns - 256, data, heads, f.exceptions)
+        wanted = [w for r in range(rows) for w in weights[r * columns + 256 : (r + 1) * columns]]
+        require(decode_fast(part) == (wanted, 0), "columns of the fast layout")
+
+
 def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
     f = make_fast(weights, rows, columns)
     back, status = decode_fast(f)
@@ -181,11 +199,7 @@ def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
     if rows % 32 == columns % 256 == 0:
         near = 12 + 1 / 128 + 32 * count / (rows * columns)
         require(abs(f.bits_a_weight() - near) < 1e-9, "bits a weight of whole tiles")
-    if strips > 1:
-        s = strips - 1
-        data, heads = f.data[1536 * f.steps * s :], f.heads[8 * f.tiles * s :]
-        part = Fast(rows - 32 * s, columns, data, heads, f.exceptions)
-        require(decode_fast(part) == (weights[32 * s * columns :], 0), "rows of the fast layout")
+    check_cut(f, weights)
     return f
 
 
@@ -241,6 +255,12 @@ def multiply_tile(matrix: list[list[int]], x: list[list[int]]) -> list[list[floa
     return y
 
 
+def column_of(n: int, k: int) -> int:
+    """The column of a step that product n has at k."""
+    q, i = k % 8 // 2, k % 2
+    return 8 * q + 4 * n + i + (2 if k >= 8 else 0)
+
+
 def multiply_fast(f: Fast, s: int, tile: int, x: list[list[int]]) -> list[list[float]]:
     """A tile of the fast layout as A, eight rows of x."""
     y = [[0.0] * 32 for _ in range(8)]
@@ -250,8 +270,9 @@ def multiply_fast(f: Fast, s: int, tile: int, x: list[list[int]]) -> list[list[f
         for n in range(2):
             b = []
             for lane in range(LANES):
-                column = 32 * t + lane % 4 * 8 + 4 * n
-                b.append([pair_of(x[lane // 4], column), pair_of(x[lane // 4], column + 2)])
+                k = lane % 4 * 2
+                columns = [32 * t + column_of(n, k), 32 * t + column_of(n, k + 8)]
+                b.append([pair_of(x[lane // 4], column) for column in columns])
             for half in range(2):
                 mma(
                     sums[half],
