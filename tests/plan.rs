@@ -213,6 +213,15 @@ fn matrices_are_fast_as_far_as_preferred() {
         assert!(matches!(refused, Error::Parameter { .. }), "{refused}");
     }
     assert!(stored.clone().prefer(&self::model(&[300]), Preference::Fast, &[]).is_err());
+    // Placing counts the sizes that are wanted.
+    let fit = |memory: &[u64], preference| Plan::fit_preferring(&model, memory, preference);
+    assert_eq!(fit(&[after], Preference::Fast).unwrap(), fast);
+    let refused = fit(&[after - 1], Preference::Fast).unwrap_err().to_string();
+    assert!(refused.contains(&after.to_string()) && refused.contains("prefer auto"), "{refused}");
+    assert_eq!(fit(&[after - 1], Preference::Auto).unwrap(), auto);
+    let two = fit(&[after - 1, after], Preference::Fast).unwrap();
+    assert_eq!((two.residences(), two.placements()[2].unwrap().device), (fast.residences(), 1));
+    assert_eq!(fit(&[before - 1], Preference::Auto).unwrap(), Plan::fit(&model, &[before - 1]).unwrap());
 }
 
 proptest! {

@@ -116,11 +116,10 @@ impl LoadOptions {
         let is_asked = devices.len() > 1 || self.preference == Preference::Auto;
         let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
         let free = if is_asked { devices.iter().map(share).collect::<Result<_>>()? } else { Vec::new() };
-        let plan = match devices {
-            [_] => Plan::uniform(needs, false),
-            _ => Plan::fit_needs(needs, &free, &vec![true; needs.len()])?,
-        };
-        plan.prefer_needs(needs, self.preference, &free)
+        match devices {
+            [_] => Plan::uniform(needs, false).prefer_needs(needs, self.preference, &free),
+            _ => Plan::fit_needs(needs, &free, &vec![true; needs.len()], self.preference),
+        }
     }
 }
 

@@ -77,7 +77,32 @@ impl Plan {
     /// [`Error::Parameter`] where a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
-        Self::fit_some(model, memory, |_| true)
+        Self::fit_preferring(model, memory, Preference::Stored)
+    }
+
+    /// As [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with [`Preference::Fast`] no block
+    /// is streamed; with [`Preference::Auto`] all are fast if they fit, else as many as fit beside what [`Plan::fit`]
+    /// places.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// use df11::gpu::{Plan, Preference};
+    ///
+    /// let model = df11::open(&path)?;
+    /// let memory = [24_000_000_000];
+    /// let plan = Plan::fit_preferring(&model, &memory, Preference::Auto)?;
+    /// assert!(plan.device_bytes()[0] <= memory[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Plan::fit`]; [`Error::Parameter`] if the model does not fit in the fast layout, with [`Preference::Fast`].
+    pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
+        let needs = needs::of_blocks(model)?;
+        Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
     }
 
     /// As [`Plan::fit`], for a model of which only some blocks are loaded; the others take no memory.
@@ -90,7 +115,7 @@ impl Plan {
         mut is_loaded: impl FnMut(Block<'_>) -> bool,
     ) -> Result<Self> {
         let loaded: Vec<bool> = model.blocks().map(&mut is_loaded).collect();
-        Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded)
+        Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded, Preference::Stored)
     }
 
     /// Places each block as the caller says: on which of so many GPUs, resident or streamed. `None` leaves a block out: it is not loaded,
@@ -136,19 +161,30 @@ impl Plan {
     }
 
     /// [`Plan::fit`] for blocks of these needs, of which these are loaded.
-    pub(super) fn fit_needs(blocks: &[Needs], memory: &[u64], loaded: &[bool]) -> Result<Self> {
+    pub(super) fn fit_needs(
+        blocks: &[Needs],
+        memory: &[u64],
+        loaded: &[bool],
+        preference: Preference,
+    ) -> Result<Self> {
         if memory.is_empty() {
             return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
         }
         let needs = blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
         let needs: Vec<&Needs> = needs.collect();
-        let places = match fill(&needs, memory) {
-            Some(places) => places,
-            None => stream(&needs, memory)?,
+        let all_fast =
+            if preference == Preference::Stored { None } else { fill(&needs, memory, Residence::Fast) };
+        let (places, preference) = match (all_fast, preference) {
+            (Some(places), _) => (places, Preference::Fast),
+            (None, Preference::Fast) => return Err(too_large_to_be_fast(&needs, memory)),
+            (None, _) => match fill(&needs, memory, Residence::Stored) {
+                Some(places) => (places, preference),
+                None => (stream(&needs, memory)?, preference),
+            },
         };
         let mut places = places.into_iter();
         let placements = loaded.iter().map(|loaded| if *loaded { places.next() } else { None }).collect();
-        Ok(Self::new(blocks, placements, memory.len()))
+        Self::new(blocks, placements, memory.len()).prefer_needs(blocks, preference, memory)
     }
 
     /// All as stored.
@@ -176,20 +212,6 @@ impl Plan {
     /// `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast layout for as many blocks as
     /// fit into it, blocks with several matrices first, in the model's order. [`Preference::Fast`] takes it for
     /// all, and `memory` is of no interest.
-    ///
-    /// ```
-    /// # fn main() -> df11::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::demo::tiny_container(folder.path())?;
-    /// use df11::gpu::{Plan, Preference};
-    ///
-    /// let model = df11::open(&path)?;
-    /// let memory = [24_000_000_000];
-    /// let plan = Plan::fit(&model, &memory)?.prefer(&model, Preference::Auto, &memory)?;
-    /// assert!(plan.device_bytes()[0] <= memory[0]);
-    /// # Ok(())
-    /// # }
-    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] for another model than that of the plan, or another number of GPUs;
@@ -334,12 +356,12 @@ fn table_bytes(coded: &[(TensorId, Coding)]) -> u64 {
 }
 
 /// All blocks resident, each GPU filled before the next one; `None` where that is too much.
-fn fill(blocks: &[&Needs], memory: &[u64]) -> Option<Vec<Placement>> {
+fn fill(blocks: &[&Needs], memory: &[u64], residence: Residence) -> Option<Vec<Placement>> {
     let mut placements = Vec::with_capacity(blocks.len());
     for (device, &memory) in memory.iter().enumerate() {
         let mut tally = Tally::default();
         for block in &blocks[placements.len()..] {
-            tally.add(block, false, Residence::Stored);
+            tally.add(block, false, residence);
             if tally.bytes() > memory {
                 break;
             }
@@ -347,6 +369,15 @@ fn fill(blocks: &[&Needs], memory: &[u64]) -> Option<Vec<Placement>> {
         }
     }
     (placements.len() == blocks.len()).then_some(placements)
+}
+
+fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
+    let mut tally = Tally::default();
+    blocks.iter().for_each(|block| tally.add(block, false, Residence::Fast));
+    let (needed, there) = (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
+    let problem =
+        format!("in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}");
+    Error::parameter(problem, "prefer auto, which keeps as stored what does not fit, or plan for more memory")
 }
 
 /// A run of blocks for each GPU, some of them streamed.
