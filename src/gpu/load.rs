@@ -14,12 +14,12 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    Device, GpuModel, Placement, Plan, Preference, Residence,
+    Device, GpuModel, Placement, Plan, Preference,
     host_section::HostSection,
     linear::FastLoad,
     memory::Buffer,
     model::{BlockEntry, Inner, Names, TensorEntry},
-    needs::{self, Needs, SectionId, TensorId, target_of},
+    needs::{self, Needs, SectionId, target_of},
     part::Part,
     route::{Cut, Route},
     stored::{self, Tensors},
@@ -206,18 +206,10 @@ impl<'m> Loader<'m> {
     fn make_fast(&mut self, options: &LoadOptions, stored: &Tensors) -> Result<()> {
         let load =
             FastLoad { model: self.model, stored, readers: self.readers(options), observer: self.observer };
-        let fast_of = |part: usize| {
-            let fast = |&block: &usize| self.plan.residences()[block] == Residence::Fast;
-            let blocks = self.plan.blocks_on(part, false).filter(fast);
-            let matrices = blocks.filter_map(|block| self.needs[block].fast.as_ref());
-            matrices.flat_map(|fast| fast.matrices.iter().copied()).collect::<Vec<TensorId>>()
-        };
-        let matrices: Vec<Vec<TensorId>> = (0..self.parts.len()).map(fast_of).collect();
         thread::scope(|scope| {
             let load = &load;
-            let parts = self.parts.iter_mut().zip(&matrices);
-            let threads: Vec<_> =
-                parts.map(|(part, matrices)| scope.spawn(|| part.make_fast(load, matrices))).collect();
+            let parts = self.parts.iter_mut();
+            let threads: Vec<_> = parts.map(|part| scope.spawn(|| part.make_fast(load))).collect();
             first_cause(threads.into_iter().map(|thread| thread.join().expect("a load does not panic")))
         })
     }

@@ -86,6 +86,46 @@ impl Buffer {
     }
 }
 
+/// Part of an allocation, which it keeps.
+#[derive(Clone, Debug)]
+pub(super) struct Region {
+    buffer: Arc<Buffer>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl From<Buffer> for Region {
+    /// All of it.
+    fn from(buffer: Buffer) -> Self {
+        let bytes = buffer.bytes();
+        Self { buffer: Arc::new(buffer), offset: 0, bytes }
+    }
+}
+
+impl Region {
+    /// # Panics
+    /// Where the allocation has not so many bytes from there on.
+    pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
+        assert!(offset + bytes <= buffer.bytes(), "a part of the allocation");
+        Self { buffer: Arc::clone(buffer), offset, bytes }
+    }
+
+    /// Its first bytes.
+    pub(super) fn first(&self, bytes: u64) -> Self {
+        assert!(bytes <= self.bytes, "a part of the region");
+        Self { bytes, ..self.clone() }
+    }
+
+    /// The device address of its first byte.
+    pub(super) fn pointer(&self) -> CUdeviceptr {
+        self.buffer.pointer() + self.offset
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         // A context that has failed has nothing running, and reports its failure to the next caller.

@@ -2,7 +2,7 @@
 
 use super::{
     coding::Coding,
-    linear::{self, Residence},
+    linear::{self, FastArrays, Residence},
 };
 use crate::{
     Block, Encoding, Model, Result, Tensor,
@@ -37,13 +37,23 @@ pub(super) struct Needs {
 /// What a block takes whose matrices lie in the fast layout.
 #[derive(Debug, Default)]
 pub(super) struct FastNeeds {
-    pub(super) matrices: Vec<TensorId>,
+    pub(super) matrices: Vec<FastMatrix>,
     /// The arrays of all other tensors.
     pub(super) arrays: Vec<ArrayId>,
     /// The coded ones of these.
     pub(super) coded: Vec<(TensorId, Coding)>,
     /// Device memory of matrices and arrays, at most: a matrix with too many exceptions stays as it is stored.
     pub(super) bytes: u64,
+}
+
+/// A matrix that can lie in the fast layout.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FastMatrix {
+    pub(super) id: TensorId,
+    /// Device memory of its strips.
+    pub(super) strips_bytes: u64,
+    /// Device memory that holds its strips, or all of it as it is stored if it has too many exceptions.
+    pub(super) place_bytes: u64,
 }
 
 /// The tensor that holds a tensor's bytes.
@@ -113,7 +123,7 @@ impl Needs {
         };
         match &self.fast {
             Some(fast) if residence == Residence::Fast => {
-                let matrices = fast.matrices.iter().flat_map(|&id| arrays_of_id(model, id));
+                let matrices = fast.matrices.iter().flat_map(|matrix| arrays_of_id(model, matrix.id));
                 lengths(&mut fast.arrays.iter().copied().chain(matrices))
             }
             _ => self.sections.iter().map(|&section| section_length(model, section)).sum(),
@@ -135,8 +145,11 @@ impl FastNeeds {
             let coding = Coding::of(tensor.encoding());
             if let Some(sizes) = linear::fast_sizes(&tensor)? {
                 let table = coding.map_or(0, Coding::table_bytes);
-                needs.matrices.push(id);
-                needs.bytes += linear::most_fast_bytes(&sizes).max(stored + table);
+                let (rows, columns) = (sizes.geometry().rows(), sizes.geometry().columns());
+                let strips_bytes = FastArrays::strips_bytes(rows, columns);
+                let place_bytes = strips_bytes.max(stored + table).next_multiple_of(ARRAY_ALIGNMENT);
+                needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
+                needs.bytes += place_bytes + linear::most_exceptions_bytes(&sizes);
             } else {
                 needs.arrays.extend(arrays);
                 needs.coded.extend(coding.map(|coding| (id, coding)));

@@ -1,7 +1,7 @@
 //! What one GPU holds of a model.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     iter,
     sync::{Arc, atomic::AtomicBool},
 };
@@ -13,8 +13,8 @@ use super::{
     coding::{CODINGS, Coding},
     host_section::HostSection,
     linear::{self, FastArrays, FastLoad, Outcome, Residence, Wanted},
-    memory::Buffer,
-    needs::{self, ArrayId, FastNeeds, Needs, SectionId, TensorId, arrays_bytes, section_bytes},
+    memory::{Buffer, Region},
+    needs::{self, ArrayId, FastMatrix, FastNeeds, Needs, SectionId, TensorId, arrays_bytes, section_bytes},
     placement::{Plan, SLOTS},
     stored::{Addresses, ArrayPlace, Coded, Tensors},
     streamer::{Streamer, Transfer},
@@ -35,8 +35,10 @@ pub(super) struct Part {
     /// For each turn, where the sections of its block lie in a slot, in bytes from the slot's start.
     places: Vec<Vec<(SectionId, u64)>>,
     pub(super) streamer: Option<Streamer>,
-    /// Sections, arrays and decode tables.
-    memory: Vec<Buffer>,
+    /// Sections, arrays, decode tables, and what matrices in the fast layout take.
+    memory: Vec<Arc<Buffer>>,
+    /// Where matrices go that are to be in the fast layout.
+    wanted: Vec<(FastMatrix, Region)>,
     addresses: Map,
 }
 
@@ -119,14 +121,37 @@ impl Part {
             addresses.sections.insert(section, next);
             next += section_bytes(model, section);
         }
-        let mut part =
-            Self { device: device.clone(), turns, places, streamer: None, memory: vec![memory], addresses };
+        let mut part = Self {
+            device: device.clone(),
+            turns,
+            places,
+            streamer: None,
+            memory: vec![Arc::new(memory)],
+            wanted: Vec::new(),
+            addresses,
+        };
         let coded = stored.iter().chain(&streamed).flat_map(|&block| needs[block].coded.iter().copied());
         part.hold_tables(coded)?;
         let fast: Vec<&FastNeeds> = fast.iter().filter_map(|&block| needs[block].fast.as_ref()).collect();
         part.hold_arrays(model, fast.iter().flat_map(|fast| fast.arrays.iter().copied()))?;
         part.hold_tables(fast.iter().flat_map(|fast| fast.coded.iter().copied()))?;
+        part.hold_matrices(fast.iter().flat_map(|fast| fast.matrices.iter().copied()))?;
         Ok(part)
+    }
+
+    /// Device memory for matrices that are to be in the fast layout, of any content yet.
+    fn hold_matrices(&mut self, matrices: impl Iterator<Item = FastMatrix> + Clone) -> Result<()> {
+        let bytes = matrices.clone().map(|matrix| matrix.place_bytes).sum();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (memory, mut next) = (Arc::new(self.device.allocate(bytes, "the model in the fast layout")?), 0);
+        for matrix in matrices {
+            self.wanted.push((matrix, Region::within(&memory, next, matrix.place_bytes)));
+            next += matrix.place_bytes;
+        }
+        self.memory.push(memory);
+        Ok(())
     }
 
     /// Device memory for arrays whose sections are not there, of any content yet.
@@ -135,22 +160,32 @@ impl Part {
         if bytes == 0 {
             return Ok(());
         }
-        let memory = self.device.allocate(bytes, "the model")?;
-        let mut next = memory.pointer();
+        let memory = Arc::new(self.device.allocate(bytes, "the model")?);
+        self.place_arrays(model, memory.pointer(), arrays);
+        self.memory.push(memory);
+        Ok(())
+    }
+
+    /// Puts arrays to a device address; the end of the last one.
+    fn place_arrays(
+        &mut self,
+        model: &Model,
+        mut next: CUdeviceptr,
+        arrays: impl Iterator<Item = ArrayId>,
+    ) -> CUdeviceptr {
         for array in arrays {
             let place = ArrayPlace::of_array(&model.shards()[array.0], array);
             self.addresses.arrays.insert(place, HeldArray { index: array.1, address: next });
             next += arrays_bytes(model, iter::once(array));
         }
-        self.memory.push(memory);
-        Ok(())
+        next
     }
 
     /// Device memory for decode tables, likewise.
     fn hold_tables(&mut self, coded: impl Iterator<Item = (TensorId, Coding)>) -> Result<()> {
         if let Some((memory, tables)) = allocate_tables(&self.device, coded)? {
             self.addresses.tables.extend(tables);
-            self.memory.push(memory);
+            self.memory.push(Arc::new(memory));
         }
         Ok(())
     }
@@ -162,9 +197,8 @@ impl Part {
 
     /// Device memory that it holds, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let memory: u64 = self.memory.iter().map(Buffer::bytes).sum();
-        let fast: u64 = self.addresses.fast.values().map(|arrays| arrays.bytes()).sum();
-        memory + fast + self.streamer.as_ref().map_or(0, Streamer::bytes)
+        let memory: u64 = self.memory.iter().map(|buffer| buffer.bytes()).sum();
+        memory + self.streamer.as_ref().map_or(0, Streamer::bytes)
     }
 
     /// What is to be copied to its device memory.
@@ -188,47 +222,52 @@ impl Part {
 
     /// Loads the matrices of blocks that a plan wants in the fast layout. One with too many exceptions is loaded
     /// as it is stored.
-    pub(super) fn make_fast(&mut self, load: &FastLoad<'_>, matrices: &[TensorId]) -> Result<()> {
-        let coded = matrices.iter().map(|&id| (id, Coding::Tile));
+    pub(super) fn make_fast(&mut self, load: &FastLoad<'_>) -> Result<()> {
+        let matrices = std::mem::take(&mut self.wanted);
+        let coded = matrices.iter().map(|(matrix, _)| (matrix.id, Coding::Tile));
         let Some((memory, tables)) = allocate_tables(&self.device, coded)? else { return Ok(()) };
         build_tables(&self.device, &tables, load.stored)?;
-        let wanted = matrices.iter().map(|id| Wanted {
-            tensor: load.model.tensor_at(*id),
-            stored: load.stored[id].coded().and_then(Coded::as_tile).expect("matrices are made of tiles"),
-            table: tables[id],
+        let wanted = matrices.iter().map(|(matrix, place)| Wanted {
+            tensor: load.model.tensor_at(matrix.id),
+            stored: load.stored[&matrix.id].coded().and_then(Coded::as_tile).expect("a matrix has tiles"),
+            table: tables[&matrix.id],
+            strips: place.first(matrix.strips_bytes),
         });
-        let outcomes = linear::upload(&self.device, &wanted.collect::<Vec<_>>(), load)?;
+        let (outcomes, kept) = linear::upload(&self.device, &wanted.collect::<Vec<_>>(), load)?;
         drop(memory);
+        self.memory.extend(kept);
         let mut left = Vec::new();
-        for (&id, outcome) in matrices.iter().zip(outcomes) {
+        for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
             match outcome {
-                Outcome::Fast(arrays) => drop(self.addresses.fast.insert(id, Arc::new(arrays))),
-                Outcome::TooMany(_) | Outcome::TooWide => left.push(id),
+                Outcome::Fast(arrays) => drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays))),
+                Outcome::TooMany(_) | Outcome::TooWide => left.push((matrix.id, place)),
             }
         }
         self.load_stored(load, &left)
     }
 
-    /// Loads matrices that were to be fast as they are stored.
-    fn load_stored(&mut self, load: &FastLoad<'_>, matrices: &[TensorId]) -> Result<()> {
-        let arrays: Vec<ArrayId> =
-            matrices.iter().flat_map(|&id| needs::arrays_of_id(load.model, id)).collect();
-        self.hold_arrays(load.model, arrays.iter().copied())?;
-        self.hold_tables(matrices.iter().map(|&id| (id, Coding::Tile)))?;
-        let held: HashSet<ArrayPlace> =
-            arrays.iter().map(|&array| ArrayPlace::of_array(&load.model.shards()[array.0], array)).collect();
-        let deliveries = held.iter().map(|place| {
-            let HeldArray { index, address } = self.addresses.arrays[place];
-            Delivery { shard: &load.model.shards()[place.section.0], from: Origin::Array(index), to: address }
-        });
-        let deliveries: Vec<_> = deliveries.collect();
-        let stop = AtomicBool::new(false);
+    /// Loads matrices as they are stored, where they were to be in the fast layout.
+    fn load_stored(&mut self, load: &FastLoad<'_>, matrices: &[(TensorId, &Region)]) -> Result<()> {
+        let (mut tables, mut deliveries) = (Tables::new(), Vec::new());
+        for &(id, place) in matrices {
+            let arrays: Vec<ArrayId> = needs::arrays_of_id(load.model, id).collect();
+            let table = self.place_arrays(load.model, place.pointer(), arrays.iter().copied());
+            tables.insert(id, table);
+            for (shard, array) in arrays {
+                let shard = &load.model.shards()[shard];
+                let held = self.addresses.arrays[&ArrayPlace::of_array(shard, (id.0, array))];
+                deliveries.push(Delivery { shard, from: Origin::Array(array), to: held.address });
+            }
+        }
         // Their bytes were counted when they came the first time.
-        // SAFETY: the addresses are those of the arrays in memory that `self` keeps.
+        let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
+        // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all of a matrix as
+        // it is stored.
         #[expect(unsafe_code, reason = "device addresses")]
-        unsafe { upload::upload(&self.device, &deliveries, load.readers, &stop, &Uncounted(load.observer)) }?;
-        let tables = matrices.iter().map(|&id| (id, self.addresses.tables[&id])).collect();
-        build_tables(&self.device, &tables, load.stored)
+        unsafe { upload::upload(&self.device, &deliveries, load.readers, &stop, &observer) }?;
+        build_tables(&self.device, &tables, load.stored)?;
+        self.addresses.tables.extend(tables);
+        Ok(())
     }
 
     /// Makes the slots for its streamed blocks, which come from these sections.

@@ -72,13 +72,10 @@ fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
 
 impl Piece<'_> {
     /// Reads it, checking its checksums.
-    fn read(&self, scratch: &mut Vec<u8>, out: &mut [u8]) -> Result<()> {
+    fn read(&self, out: &mut [u8]) -> Result<()> {
         match self.from {
             Origin::Section(section) => self.shard.read_chunks(section, self.range.clone(), out),
-            Origin::Array(array) => {
-                out.copy_from_slice(self.shard.read_array_with(array, self.range.clone(), scratch)?);
-                Ok(())
-            }
+            Origin::Array(array) => self.shard.read_array_into(array, self.range.clone(), out),
         }
     }
 }
@@ -159,7 +156,7 @@ fn carry(
     stream: &CudaStream,
     observer: &dyn Observer,
 ) -> Result<Ring> {
-    let (mut at, mut scratch) = (0, Vec::new());
+    let mut at = 0;
     while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
@@ -167,7 +164,7 @@ fn carry(
         let buffer = &mut ring[at];
         at = (at + 1) % BUFFERS;
         let count = (piece.range.end - piece.range.start) as usize;
-        piece.read(&mut scratch, &mut buffer.bytes()?[..count])?;
+        piece.read(&mut buffer.bytes()?[..count])?;
         // SAFETY: `to` lies in the memory that the caller of `upload` promises, which is not freed before `upload` returns, and it
         // synchronises the stream first.
         #[expect(unsafe_code, reason = "a device address")]

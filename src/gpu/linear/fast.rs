@@ -12,7 +12,7 @@ use super::task::{
 };
 use crate::{
     Error, Result,
-    gpu::{Device, Status, memory::Buffer},
+    gpu::{Device, Status, memory::Region},
     open::Rect,
 };
 
@@ -23,15 +23,14 @@ pub(in crate::gpu) struct FastArrays {
     pub(super) rows: u64,
     pub(super) columns: u64,
     /// Data of all strips, then their heads.
-    pub(super) strips: Buffer,
-    pub(super) entries: Buffer,
+    pub(super) strips: Region,
+    pub(super) entries: Region,
 }
 
 impl FastArrays {
-    /// Device memory for strips, of any content yet.
-    pub(super) fn allocate(device: &Device, rows: u64, columns: u64) -> Result<Buffer> {
-        let bytes = rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns));
-        device.allocate(bytes, "a matrix in the fast layout")
+    /// Device memory of the strips of a matrix, in bytes.
+    pub(in crate::gpu) const fn strips_bytes(rows: u64, columns: u64) -> u64 {
+        rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns))
     }
 
     pub(in crate::gpu) fn bytes(&self) -> u64 {
@@ -222,7 +221,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// From a strip on, in the memory of [`FastArrays::allocate`].
+    /// From a strip on, in memory of [`FastArrays::strips_bytes`].
     pub(super) fn new(strips: CUdeviceptr, rows: u64, columns: u64, strip: u64) -> Self {
         let heads = strips + rows.div_ceil(STRIP_ROWS) * strip_bytes(columns);
         Self { data: strips + strip * strip_bytes(columns), heads: heads + strip * strip_head_bytes(columns) }

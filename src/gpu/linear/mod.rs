@@ -30,4 +30,4 @@ pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};
 pub(super) use packer::Outcome;
 pub use product::{Linear, LinearInput, LinearOutput};
-pub(super) use upload::{FastLoad, Wanted, fast_sizes, most_fast_bytes, upload};
+pub(super) use upload::{FastLoad, Wanted, fast_sizes, most_exceptions_bytes, upload};

@@ -1,7 +1,7 @@
 //! A matrix on its way from BF16 to the fast layout: some strips at a time, in order.
 #![expect(unsafe_code, reason = "launches and copies, each with its proof")]
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, result, sys::CUdeviceptr};
 
@@ -11,7 +11,12 @@ use super::{
 };
 use crate::{
     Result,
-    gpu::{Device, fault::OrFault, memory::Buffer},
+    constants::ARRAY_ALIGNMENT,
+    gpu::{
+        Device,
+        fault::OrFault,
+        memory::{Buffer, Region},
+    },
 };
 
 /// What becomes of a matrix that was to be fast.
@@ -24,23 +29,54 @@ pub(in crate::gpu) enum Outcome {
     TooWide,
 }
 
-/// Room for exceptions until they are counted, for one matrix after the other.
+/// Room for exceptions until they are counted, for one matrix after the other, and what is kept of them.
 #[derive(Debug)]
 pub(super) struct Entries {
+    device: Device,
     entries: Buffer,
     /// How many there are so far.
     total: Buffer,
+    /// Allocations for those of several matrices.
+    kept: Vec<Arc<Buffer>>,
+    /// How many bytes of the last one are taken.
+    taken: u64,
 }
 
+/// Exceptions of several matrices are allocated together, since the driver takes longer than the GPU.
+const KEPT_BYTES: u64 = 1 << 20;
+
 impl Entries {
-    /// For at most so many.
+    /// For at most so many of a matrix.
     pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
         let total = device.allocate(size_of::<u32>() as u64, "a counter of exceptions")?;
-        Ok(Self { entries: device.allocate(most * ENTRY_BYTES, "exceptions")?, total })
+        let entries = device.allocate(most * ENTRY_BYTES, "exceptions")?;
+        Ok(Self { device: device.clone(), entries, total, kept: Vec::new(), taken: 0 })
     }
 
     fn capacity(&self) -> u64 {
         self.entries.bytes() / ENTRY_BYTES
+    }
+
+    /// Memory for so many bytes that are kept; `together` with others.
+    fn keep(&mut self, bytes: u64, together: bool) -> Result<Region> {
+        let is_room = |last: &&Arc<Buffer>| bytes <= last.bytes() - self.taken;
+        let last = match self.kept.last().filter(is_room) {
+            Some(last) => last,
+            None => {
+                let room = if together { bytes.max(KEPT_BYTES) } else { bytes };
+                self.taken = 0;
+                self.kept.push(Arc::new(self.device.allocate(room, "exceptions")?));
+                &self.kept[self.kept.len() - 1]
+            }
+        };
+        let region = Region::within(last, self.taken, bytes);
+        self.taken += bytes.next_multiple_of(ARRAY_ALIGNMENT);
+        Ok(region)
+    }
+
+    /// The allocations of all that is kept.
+    pub(super) fn into_kept(self) -> Vec<Arc<Buffer>> {
+        self.kept
     }
 }
 
@@ -50,23 +86,23 @@ pub(super) struct Packer {
     device: Device,
     rows: u64,
     columns: u64,
-    strips: Buffer,
+    strips: Region,
 }
 
 impl Packer {
-    /// Allocates the matrix, and puts the counter's beginning on the stream.
+    /// For a matrix in memory of [`FastArrays::strips_bytes`]. Puts the counter's beginning on the stream.
     pub(super) fn new(
-        device: &Device,
         (rows, columns): (u64, u64),
+        strips: Region,
         entries: &Entries,
         stream: &CudaStream,
     ) -> Result<Self> {
-        let strips = FastArrays::allocate(device, rows, columns)?;
+        assert_eq!(strips.bytes(), FastArrays::strips_bytes(rows, columns), "room for the strips");
         let (total, bytes) = (entries.total.pointer(), entries.total.bytes() as usize);
         // SAFETY: the word is the caller's, who keeps it until the stream is done.
         let cleared = unsafe { result::memset_d8_async(total, 0, bytes, stream.cu_stream()) };
         cleared.or_fault("clearing device memory")?;
-        Ok(Self { device: device.clone(), rows, columns, strips })
+        Ok(Self { device: entries.device.clone(), rows, columns, strips })
     }
 
     /// Puts the packing of some rows on the stream: whole strips that follow those before, or the last ones.
@@ -100,16 +136,22 @@ impl Packer {
         unsafe { self.device.linear_kernels()?.pack(stream, &task) }
     }
 
-    /// Waits, and keeps the exceptions that there are, if they are no more than `most`. What is put on the
-    /// stream afterwards may use `entries` anew.
-    pub(super) fn finish(self, entries: &Entries, most: u64, stream: &CudaStream) -> Result<Outcome> {
+    /// Waits, and keeps the exceptions that there are, if they are no more than `most`; `together` with those of
+    /// other matrices. What is put on the stream afterwards may use `entries` anew.
+    pub(super) fn finish(
+        self,
+        entries: &mut Entries,
+        most: u64,
+        together: bool,
+        stream: &CudaStream,
+    ) -> Result<Outcome> {
         let mut total = [0_u32];
         entries.total.read(stream, &mut total)?;
         let total = u64::from(total[0]);
         if total > most.min(entries.capacity()) {
             return Ok(Outcome::TooMany(total));
         }
-        let kept = self.device.allocate(total * ENTRY_BYTES, "exceptions")?;
+        let kept = entries.keep(total * ENTRY_BYTES, together)?;
         if total > 0 {
             let (to, from, bytes) = (kept.pointer(), entries.entries.pointer(), kept.bytes() as usize);
             // SAFETY: both have as many bytes. Freeing either waits for the context.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use cudarc::driver::CudaStream;
 
 use super::{
+    fast::FastArrays,
     matrix::StoredMatrix,
     packer::{Entries, Outcome, Packer},
     task::STRIP_ROWS,
@@ -69,12 +70,14 @@ impl<'m> Transcoder<'m> {
         let steps = (0..rows).step_by(each as usize).map(step).collect::<Result<_>>()?;
         let device = &part.device;
         let entries = Entries::new(device, most.min(rows * columns))?;
+        let bytes = FastArrays::strips_bytes(rows, columns);
+        let strips = device.allocate(bytes, "a matrix in the fast layout")?;
         Ok(Self {
             matrix,
             steps,
             tasks: Buffer::of(stream, &tasks)?,
             scratch: device.allocate(2 * columns * rows.min(each), "weights to transcode")?,
-            packer: Packer::new(device, (rows, columns), &entries, stream)?,
+            packer: Packer::new((rows, columns), strips.into(), &entries, stream)?,
             entries,
             status: Status::new(device)?,
         })
@@ -92,8 +95,8 @@ impl<'m> Transcoder<'m> {
     }
 
     /// Waits, and keeps the exceptions that there are.
-    fn finish(self, most: u64, stream: &CudaStream) -> Result<Outcome> {
-        let outcome = self.packer.finish(&self.entries, most, stream)?;
+    fn finish(mut self, most: u64, stream: &CudaStream) -> Result<Outcome> {
+        let outcome = self.packer.finish(&mut self.entries, most, false, stream)?;
         self.status.check(stream)?;
         stream.synchronize().or_fault("copying on the GPU")?;
         Ok(outcome)

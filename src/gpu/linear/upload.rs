@@ -27,17 +27,19 @@ use zerocopy::IntoBytes;
 use super::{
     matrix::has_rows_of,
     packer::{Entries, Outcome, Packer},
-    task::{STRIP_ROWS, TILE_COLUMNS, good_exceptions, strip_bytes, strip_head_bytes},
+    task::{ENTRY_BYTES, STRIP_ROWS, TILE_COLUMNS, good_exceptions},
 };
 use crate::{
     Dtype, Encoding, Model, Result, Tensor,
+    constants::ARRAY_ALIGNMENT,
     encoding::tile::{self, Sizes},
     gpu::{
         Device, Status,
         coding::TILE_KERNEL,
         fault::OrFault,
-        memory::Buffer,
+        memory::{Buffer, Region},
         module::Launch,
+        pinned::Pinned,
         stored::{Coded, StoredTile, Tensors},
         task::{Task, TileTask},
         upload::{BUFFERS, PIECE_BYTES, Ring, rings},
@@ -69,6 +71,8 @@ pub(in crate::gpu) struct Wanted<'m> {
     pub(in crate::gpu) stored: &'m StoredTile,
     /// The device address of its decode table.
     pub(in crate::gpu) table: CUdeviceptr,
+    /// Where it goes: memory of [`FastArrays::strips_bytes`](super::FastArrays::strips_bytes).
+    pub(in crate::gpu) strips: Region,
 }
 
 /// The sizes of a tensor that becomes fast while it is loaded, if it has not too many exceptions.
@@ -85,11 +89,9 @@ pub(in crate::gpu) fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
-/// Device memory of a matrix in the fast layout, with as many exceptions as are good.
-pub(in crate::gpu) fn most_fast_bytes(sizes: &Sizes) -> u64 {
-    let (rows, columns) = (sizes.geometry().rows(), sizes.geometry().columns());
-    let strips = rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns));
-    strips + 4 * good_exceptions(sizes.elements())
+/// Device memory of as many exceptions of a matrix as are good.
+pub(in crate::gpu) fn most_exceptions_bytes(sizes: &Sizes) -> u64 {
+    (ENTRY_BYTES * good_exceptions(sizes.elements())).next_multiple_of(ARRAY_ALIGNMENT)
 }
 
 /// Some strips of a matrix, as they travel.
@@ -172,14 +174,11 @@ fn cut(matrix: usize, wanted: &Wanted<'_>) -> Result<Option<Vec<Job>>> {
 impl Wanted<'_> {
     /// Reads a job's part of the arrays into a buffer, as it shall lie in the slot at this device address; its
     /// bytes.
-    fn fill(&self, job: &Job, slot: CUdeviceptr, scratch: &mut Vec<u8>, out: &mut [u8]) -> Result<usize> {
+    fn fill(&self, job: &Job, slot: CUdeviceptr, out: &mut [u8]) -> Result<usize> {
         let layout = job.layout();
         let array = self.tensor.record().array_range().start;
         let place = |range: &Range<u64>| range.start as usize..range.end as usize;
-        let mut read = |array: usize, range: Range<u64>, to: &mut [u8]| -> Result<()> {
-            to.copy_from_slice(self.tensor.shard().read_array_with(array, range, scratch)?);
-            Ok(())
-        };
+        let read = |array, range, to: &mut [u8]| self.tensor.shard().read_array_into(array, range, to);
         out[..size_of::<Task>()].copy_from_slice(self.task(job, &layout, slot).as_bytes());
         let records = &mut out[place(&layout.records)];
         read(array + 1, job.records.clone(), records)?;
@@ -260,12 +259,12 @@ struct Readers<'u> {
 impl Readers<'_> {
     /// One reader: takes jobs until there are no more, or nobody wants them; gives its buffers back.
     fn run(&self, mut ring: Ring, arrived: &Sender<Arrival>) -> Ring {
-        let (mut at, mut scratch) = (0, Vec::new());
+        let mut at = 0;
         // First a slot, then a job: so the first of all jobs that have not arrived has one.
         while let Some(slot) = self.free_slot() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = self.jobs.get(number) else { break };
-            let sent = self.send(job, slot, &mut ring[at], &mut scratch).map(|()| (number, slot));
+            let sent = self.send(job, slot, &mut ring[at]).map(|()| (number, slot));
             at = (at + 1) % BUFFERS;
             let failed = sent.is_err();
             if arrived.send(sent).is_err() || failed {
@@ -280,15 +279,9 @@ impl Readers<'_> {
     }
 
     /// Reads a job's bytes and starts to copy them into a slot, after what is decoded from it.
-    fn send(
-        &self,
-        job: &Job,
-        slot: usize,
-        buffer: &mut crate::gpu::pinned::Pinned,
-        scratch: &mut Vec<u8>,
-    ) -> Result<()> {
+    fn send(&self, job: &Job, slot: usize, buffer: &mut Pinned) -> Result<()> {
         let (address, stream) = (self.slots.address(slot), self.device.copies());
-        let count = self.matrices[job.matrix].fill(job, address, scratch, buffer.bytes()?)?;
+        let count = self.matrices[job.matrix].fill(job, address, buffer.bytes()?)?;
         let action = "ordering copies and kernels";
         stream.wait(&self.slots.used[slot]).or_fault(action)?;
         // SAFETY: a slot has room for every job, and only its owner copies into it. Freeing it waits for the
@@ -358,7 +351,8 @@ impl<'u> Packing<'u> {
         let packer = match self.current.take() {
             Some(packer) => packer,
             None => {
-                Packer::new(self.device, (geometry.rows(), geometry.columns()), &self.entries, &self.stream)?
+                let size = (geometry.rows(), geometry.columns());
+                Packer::new(size, wanted.strips.clone(), &self.entries, &self.stream)?
             }
         };
         let kernels = self.device.kernels();
@@ -385,16 +379,17 @@ impl<'u> Packing<'u> {
             return Ok(None);
         }
         let most = good_exceptions(sizes.elements());
-        Ok(Some((job.matrix, packer.finish(&self.entries, most, &self.stream)?)))
+        Ok(Some((job.matrix, packer.finish(&mut self.entries, most, true, &self.stream)?)))
     }
 }
 
-/// Loads matrices in the fast layout, and waits; for each what became of it. The same bytes in every run.
+/// Loads matrices in the fast layout, and waits; for each what became of it, and the allocations of their
+/// exceptions. The same bytes in every run.
 pub(in crate::gpu) fn upload(
     device: &Device,
     matrices: &[Wanted<'_>],
     load: &FastLoad<'_>,
-) -> Result<Vec<Outcome>> {
+) -> Result<(Vec<Outcome>, Vec<Arc<Buffer>>)> {
     let mut jobs = Vec::new();
     for (matrix, wanted) in matrices.iter().enumerate() {
         jobs.extend(cut(matrix, wanted)?.into_iter().flatten());
@@ -433,5 +428,5 @@ pub(in crate::gpu) fn upload(
     for (matrix, outcome) in packed {
         outcomes[matrix] = outcome;
     }
-    Ok(outcomes)
+    Ok((outcomes, packing.entries.into_kept()))
 }
