@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys::CUdeviceptr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::fault::OrFault;
-use crate::Result;
+use crate::{Result, constants::ARRAY_ALIGNMENT};
 
 /// An allocation on the device.
 ///
@@ -108,6 +108,23 @@ impl Region {
     pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
         assert!(offset + bytes <= buffer.bytes(), "a part of the allocation");
         Self { buffer: Arc::clone(buffer), offset, bytes }
+    }
+
+    /// Cuts bytes off its front, rounded up to where the next region may begin.
+    ///
+    /// # Panics
+    /// Where it has not so many.
+    pub(super) fn take(&mut self, bytes: u64) -> Self {
+        let taken = self.first(bytes);
+        let whole = bytes.next_multiple_of(ARRAY_ALIGNMENT).min(self.bytes);
+        (self.offset, self.bytes) = (self.offset + whole, self.bytes - whole);
+        taken
+    }
+
+    /// Copies its first values to the host, after what is on the stream, and waits.
+    pub(super) fn read<T: FromBytes + IntoBytes>(&self, stream: &CudaStream, values: &mut [T]) -> Result<()> {
+        assert!(size_of_val(values) as u64 <= self.bytes, "no more than there is");
+        self.buffer.read_at(self.offset, stream, values.as_mut_bytes())
     }
 
     /// Its first bytes.

@@ -248,6 +248,9 @@ impl Part {
 
     /// Loads matrices as they are stored, where they were to be in the fast layout.
     fn load_stored(&mut self, load: &FastLoad<'_>, matrices: &[(TensorId, &Region)]) -> Result<()> {
+        if matrices.is_empty() {
+            return Ok(());
+        }
         let (mut tables, mut deliveries) = (Tables::new(), Vec::new());
         for &(id, place) in matrices {
             let arrays: Vec<ArrayId> = needs::arrays_of_id(load.model, id).collect();

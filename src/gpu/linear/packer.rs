@@ -33,9 +33,9 @@ pub(in crate::gpu) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Entries {
     device: Device,
-    entries: Buffer,
+    entries: Region,
     /// How many there are so far.
-    total: Buffer,
+    total: Region,
     /// Allocations for those of several matrices.
     kept: Vec<Arc<Buffer>>,
     /// How many bytes of the last one are taken.
@@ -46,11 +46,21 @@ pub(super) struct Entries {
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Entries {
-    /// For at most so many of a matrix.
+    /// For at most so many of a matrix, in memory of their own.
     pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
-        let total = device.allocate(size_of::<u32>() as u64, "a counter of exceptions")?;
-        let entries = device.allocate(most * ENTRY_BYTES, "exceptions")?;
-        Ok(Self { device: device.clone(), entries, total, kept: Vec::new(), taken: 0 })
+        let memory = device.allocate(Self::bytes(most), "exceptions")?;
+        Ok(Self::within(device, most, &mut memory.into()))
+    }
+
+    /// What [`Entries::within`] takes.
+    pub(super) const fn bytes(most: u64) -> u64 {
+        ARRAY_ALIGNMENT + (most * ENTRY_BYTES).next_multiple_of(ARRAY_ALIGNMENT)
+    }
+
+    /// For at most so many of a matrix.
+    pub(super) fn within(device: &Device, most: u64, memory: &mut Region) -> Self {
+        let (total, entries) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
+        Self { device: device.clone(), entries, total, kept: Vec::new(), taken: 0 }
     }
 
     fn capacity(&self) -> u64 {

@@ -5,8 +5,8 @@
 //!   readers, any order          one copy for some strips          one after the other, in order
 //! ```
 //!
-//! Device memory besides the result: [`SPARE_SLOTS`] slots and one for each reader, decoded weights of one
-//! slot, exceptions of one matrix, and decode tables; less than 256 MB.
+//! Device memory besides the result: two slots for each reader, decoded weights of one slot, exceptions of one
+//! matrix, and decode tables; less than 256 MB.
 #![expect(unsafe_code, reason = "copies and launches, each with its proof")]
 
 use std::{
@@ -47,8 +47,8 @@ use crate::{
     progress::{Observer, advance},
 };
 
-/// Slots besides one for each reader: strips that arrived before others wait in them.
-const SPARE_SLOTS: usize = 4;
+/// Slots for each reader: one is read for, in the other strips that arrived before others wait.
+const SLOTS: usize = 2;
 /// Where an array begins in a slot, and the slot's first one.
 const PLACE: u64 = 256;
 /// Bits are copied to shared memory by so many bytes.
@@ -223,7 +223,7 @@ impl Wanted<'_> {
 
 /// Places on the device in which strips arrive.
 struct Slots {
-    memory: Buffer,
+    memory: Region,
     /// For each slot: the last copy into it is done.
     filled: Vec<CudaEvent>,
     /// For each slot: what was decoded from it is done.
@@ -231,10 +231,14 @@ struct Slots {
 }
 
 impl Slots {
-    fn new(device: &Device, count: usize) -> Result<Self> {
+    fn new(device: &Device, memory: Region) -> Result<Self> {
+        let count = memory.bytes() / PIECE_BYTES;
         let events = || (0..count).map(|_| device.new_event()).collect::<Result<Vec<_>>>();
-        let memory = device.allocate(count as u64 * PIECE_BYTES, "strips that arrive")?;
-        Ok(Self { memory, filled: events()?, used: events()? })
+        Ok(Self { filled: events()?, used: events()?, memory })
+    }
+
+    fn count(&self) -> usize {
+        self.used.len()
     }
 
     fn address(&self, slot: usize) -> CUdeviceptr {
@@ -298,28 +302,13 @@ struct Packing<'u> {
     matrices: &'u [Wanted<'u>],
     slots: &'u Slots,
     stream: Arc<CudaStream>,
-    weights: Buffer,
+    weights: Region,
     entries: Entries,
     status: Status,
     current: Option<Packer>,
 }
 
 impl<'u> Packing<'u> {
-    fn new(device: &'u Device, matrices: &'u [Wanted<'u>], jobs: &[Job], slots: &'u Slots) -> Result<Self> {
-        let weights = jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
-        let most = matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes().elements())).max();
-        Ok(Self {
-            device,
-            matrices,
-            slots,
-            stream: device.new_stream()?,
-            weights: device.allocate(2 * weights, "weights to pack")?,
-            entries: Entries::new(device, most.unwrap_or(0))?,
-            status: Status::new(device)?,
-            current: None,
-        })
-    }
-
     /// All jobs, in their order; gives back slots as soon as others may be copied into them. For each matrix
     /// what became of it.
     fn run(
@@ -395,12 +384,28 @@ pub(in crate::gpu) fn upload(
         jobs.extend(cut(matrix, wanted)?.into_iter().flatten());
     }
     let count = load.readers.get().min(jobs.len());
-    let slots = Slots::new(device, count + SPARE_SLOTS)?;
     let rings = rings(device, count)?;
-    let mut packing = Packing::new(device, matrices, &jobs, &slots)?;
+    let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
+    let weight_bytes = 2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
+    let most = matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes().elements())).max();
+    let most = most.unwrap_or(0);
+    // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
+    let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Entries::bytes(most);
+    let mut memory = Region::from(device.allocate(bytes, "matrices that arrive")?);
+    let slots = Slots::new(device, memory.take(slot_bytes))?;
+    let mut packing = Packing {
+        device,
+        matrices,
+        slots: &slots,
+        stream: device.new_stream()?,
+        weights: memory.take(weight_bytes),
+        entries: Entries::within(device, most, &mut memory),
+        status: Status::new(device)?,
+        current: None,
+    };
     let (arrived, arrivals) = mpsc::channel();
     let (free, taken) = mpsc::channel();
-    (0..count + SPARE_SLOTS).for_each(|slot| free.send(slot).expect("the receiver is here"));
+    (0..slots.count()).for_each(|slot| free.send(slot).expect("the receiver is here"));
     let (next, taken) = (AtomicUsize::new(0), Mutex::new(taken));
     let observer = load.observer;
     let readers = Readers { device, matrices, jobs: &jobs, next, slots: &slots, free: taken, observer };
