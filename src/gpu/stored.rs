@@ -304,7 +304,24 @@ impl StoredTile {
     }
 }
 
+/// Device addresses of the arrays of a tensor in tiles, and of its decode table.
+pub(super) struct TileArrays {
+    pub(super) records: CUdeviceptr,
+    pub(super) bitstream: CUdeviceptr,
+    pub(super) plane: CUdeviceptr,
+    pub(super) table: CUdeviceptr,
+}
+
 impl StoredTile {
+    pub(super) fn arrays(&self, addresses: &dyn Addresses) -> TileArrays {
+        TileArrays {
+            records: self.records.address(addresses),
+            bitstream: self.bitstream.address(addresses),
+            plane: self.plane.address(addresses),
+            table: addresses.table(self.id),
+        }
+    }
+
     /// Its tiles, and the sizes of its arrays.
     pub(super) fn sizes(&self) -> &Sizes {
         &self.sizes
@@ -358,12 +375,13 @@ impl Coded for StoredTile {
         }
         let pitch = wanted.end - wanted.start;
         let place = elements.start / columns * pitch + elements.start % columns;
+        let TileArrays { records, bitstream, plane, table } = self.arrays(addresses);
         // No truncation: a tensor has fewer than 2^32 tiles.
         let task = TileTask {
-            bits: self.bitstream.address(addresses),
-            records: self.records.address(addresses),
-            plane: self.plane.address(addresses),
-            table: addresses.table(self.id),
+            bits: bitstream,
+            records,
+            plane,
+            table,
             output: output.wrapping_sub(2 * place),
             bits_bytes: self.sizes.bitstream_bytes(),
             rows: geometry.elements() / columns,

@@ -30,18 +30,18 @@ pub(super) struct Launch {
 
 impl Launch {
     /// As many as these matrices need.
-    pub(super) fn all(matrices: &[Matrix]) -> Result<Vec<Self>> {
+    pub(super) fn all(matrices: &[Matrix]) -> Vec<Self> {
         let mut launches = Vec::new();
         for residence in [Residence::Stored, Residence::Fast] {
             let all = (0..matrices.len()).filter(|&at| matrices[at].residence() == residence);
             for order in all.collect::<Vec<_>>().chunks(MATRICES) {
-                launches.push(Self::new(residence, order, matrices)?);
+                launches.push(Self::new(residence, order, matrices));
             }
         }
-        Ok(launches)
+        launches
     }
 
-    fn new(residence: Residence, order: &[usize], matrices: &[Matrix]) -> Result<Self> {
+    fn new(residence: Residence, order: &[usize], matrices: &[Matrix]) -> Self {
         let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
         let split = |at: usize| Split::new(shape(at).0, shape(at).1);
         // Kernels number the counters by strips, and use those of tails alone: numbers start so far
@@ -63,13 +63,13 @@ impl Launch {
                 first_item: arguments.items,
                 first_strip: (before - split.whole_strips + number * MATRIX_COUNTERS) as u32,
                 first_partial: partials as u32,
-                ..matrices[at].task()?
+                ..matrices[at].task()
             };
             arguments.items += split.items() as u32;
             partials += split.partials();
             wide = wide.and(shape(at).0, shape(at).1);
         }
-        Ok(Self { residence, order: order.to_vec(), arguments, partials, wide })
+        Self { residence, order: order.to_vec(), arguments, partials, wide }
     }
 
     pub(super) fn residence(&self) -> Residence {

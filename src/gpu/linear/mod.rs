@@ -11,6 +11,7 @@
 //! [`transcode`] makes it on the GPU from what is stored.
 
 mod fast;
+mod gather;
 mod grouped;
 mod kernels;
 mod launch;
@@ -21,7 +22,7 @@ mod split;
 mod task;
 mod transcode;
 
-pub use fast::Indices;
+pub use gather::Indices;
 pub use grouped::{GroupedLinear, Routing};
 pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};
