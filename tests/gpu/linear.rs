@@ -179,7 +179,7 @@ impl Places {
 
 /// A workspace that never lies on the heap of the test before.
 fn workspace(stream: &Arc<CudaStream>, linear: &Linear, rows: usize) -> CudaSlice<u8> {
-    stream.alloc_zeros::<u8>(linear.workspace_bytes(rows as u64).unwrap() as usize + 256).unwrap()
+    stream.alloc_zeros::<u8>(linear.workspace_bytes(rows as u64) as usize + 256).unwrap()
 }
 
 #[expect(unsafe_code, reason = "raw pointers")]
@@ -360,7 +360,7 @@ fn several_matrices_share_x_and_no_bits() {
             check(&all, &hosts[at], product, &names[at]);
             // Alone, in a workspace that others have used.
             let alone = Linear::new(&[pick(at)]).unwrap();
-            assert!(alone.workspace_bytes(16).unwrap() <= linear.workspace_bytes(16).unwrap());
+            assert!(alone.workspace_bytes(16) <= linear.workspace_bytes(16));
             assert!(multiply_in(&stream, &alone, &all, &mut shared)[0] == *product, "{} alone", names[at]);
         }
         // Of more rows, too: the same bits in every run, whatever other matrices there are.
@@ -612,7 +612,7 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
     let x = Host::normal(rows as usize, columns(calls[0]) as usize, 3);
     let mut buffers = vec![stream.clone_htod(&x.bits).unwrap()];
     buffers.extend(calls.iter().map(|call| stream.alloc_zeros::<u16>(size(call)).unwrap()));
-    let most = linears.iter().map(|linear| linear.workspace_bytes(rows).unwrap()).max().unwrap();
+    let most = linears.iter().map(|linear| linear.workspace_bytes(rows)).max().unwrap();
     let mut space = stream.alloc_zeros::<u8>(most as usize + 256).unwrap();
     let places: Vec<u64> = buffers.iter_mut().map(|buffer| buffer.device_ptr_mut(stream).0).collect();
     let space = space.device_ptr_mut(stream).0;

@@ -57,6 +57,43 @@ pub enum Transcoded {
 /// x Wᵀ`, so that x has as many columns and y as many columns as W has rows. It keeps what it
 /// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap
 /// and the same matrix.
+///
+/// # The transposed product
+///
+/// Gradients need `g W`, and many rows of x are multiplied faster by a library of BLAS: both decode
+/// W to a temporary, row by row, and multiply then. One temporary is enough for all matrices, as
+/// large as the largest; what is on a stream comes after what was there before. For less memory,
+/// decode [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
+///
+/// ```no_run
+/// use df11::gpu::cudarc::driver::{DevicePtrMut, sys::CUdeviceptr};
+/// use df11::gpu::{Device, LoadOptions, Matrix, Status};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn gemm(_: CUdeviceptr, _: &Matrix) {}
+/// let device = Device::open(0)?;
+/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
+/// let names = ["gate", "up"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
+/// let matrices = [model.matrix(&names[0])?, model.matrix(&names[1])?];
+///
+/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
+/// let bytes = matrices.iter().map(Matrix::decoded_bytes).max().unwrap_or(0);
+/// let mut temporary = stream.alloc_zeros::<u8>(bytes as usize)?;
+/// {
+///     let (weights, _written) = temporary.device_ptr_mut(&stream);
+///     for matrix in &matrices {
+///         // SAFETY: the temporary is as large as the largest; all live until the check.
+///         unsafe { matrix.decode_into_raw(weights, &stream, &status) }?;
+///         // On the same stream. g (m x rows) and W (rows x columns) are row-major, which BLAS
+///         // takes for their transposes: cublasGemmEx(N, N, columns, m, rows, W, columns, g, rows,
+///         // product, columns).
+///         gemm(weights, matrix);
+///     }
+/// }
+/// status.check(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Matrix {
     name: Arc<str>,
@@ -277,9 +314,8 @@ impl Matrix {
     }
 
     /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
-    /// waits, and can be captured in a graph. For more rows of x than
-    /// [`Linear::most_rows`](super::Linear::most_rows): decode, then multiply with a library of
-    /// BLAS.
+    /// waits, and can be captured in a graph. For the transposed product, and from
+    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not

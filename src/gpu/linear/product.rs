@@ -79,7 +79,7 @@ impl LinearOutput {
 /// let (columns, rows) = (up.column_count(), up.row_count());
 /// let x = stream.alloc_zeros::<u16>(columns as usize)?;
 /// let mut y = stream.alloc_zeros::<u16>(rows as usize)?;
-/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes(1)? as usize)?;
+/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes(1) as usize)?;
 /// {
 ///     let (x, _read) = x.device_ptr(&stream);
 ///     let (y, _written) = y.device_ptr_mut(&stream);
@@ -116,7 +116,7 @@ impl Linear {
             check_pair(first, matrix)?;
             kernels.check(matrix)?;
         }
-        let launches = Launch::all(matrices);
+        let launches = Launch::all(kernels, matrices);
         Ok(Self { matrices: matrices.to_vec(), launches, columns: first.column_count() })
     }
 
@@ -133,13 +133,8 @@ impl Linear {
     /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
     /// none. Up to 16 rows at most 2.4 MB; of more, which other kernels multiply with compute
     /// capability 9.0, at most 17 MB a matrix.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`] where the driver refuses.
-    pub fn workspace_bytes(&self, rows: u64) -> Result<u64> {
-        let kernels = self.device().linear_kernels()?;
-        let bytes = |launch: &Launch| launch.workspace_bytes(rows.min(kernels.most_rows(launch.residence())));
-        Ok(self.launches.iter().map(bytes).max().unwrap_or(0))
+    pub fn workspace_bytes(&self, rows: u64) -> u64 {
+        self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
@@ -180,7 +175,7 @@ impl Linear {
         }
         let kernels = self.device().linear_kernels()?;
         for launch in &self.launches {
-            let most = kernels.most_rows(launch.residence());
+            let most = launch.most_rows();
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
