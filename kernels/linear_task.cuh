@@ -244,21 +244,24 @@ static_assert(sizeof(PackTask) == 80, "as Rust has it");
 // shared memory; scan: one block of 1024 threads.
 constexpr u32 PACK_WARPS = 4;
 
-// From the fast layout back to BF16: df11_linear_unpack, one argument by value; ceil(strips * tiles
-// / UNPACK_WARPS) blocks of UNPACK_WARPS warps.
+// From the fast layout back to BF16, a part of a matrix: df11_linear_unpack, one argument by value;
+// ceil(tiles / UNPACK_WARPS) blocks of UNPACK_WARPS warps. Of each element that is in the range of
+// elements and in that of columns.
 struct alignas(16) UnpackTask {
-    const u8* data;         // of the first strip, first column
-    const FastHead* heads;  // likewise
-    const u32* entries;     // of the matrix
+    const u8* data;         // of the matrix, as the three that follow
+    const FastHead* heads;
+    const u32* entries;
     u64 entry_count;
-    u16* output;  // row-major
+    u16* output;  // of row 0, column 0, wanted or not; modulo 2^64
     u64 pitch;    // elements from a row to the next; slow unless both are multiples of 16 bytes
-    u32 rows, columns;
-    u32 whole_columns;  // as in LinearMatrix
-    u32 reserved[3];
+    u64 element_begin, element_end;
+    u32 rows, columns;            // of the matrix
+    u32 column_begin, column_end;
+    u32 first_strip, first_tile;  // the first tile that holds what is wanted
+    u32 across, tiles;            // of them in a strip, and in all
     u32* status;
 };
-static_assert(sizeof(UnpackTask) == 80, "as Rust has it");
+static_assert(sizeof(UnpackTask) == 112, "as Rust has it");
 constexpr u32 UNPACK_WARPS = 8;
 
 // Bits of the status word.

@@ -11,6 +11,8 @@ mod grouped;
 mod linear;
 #[path = "gpu/programs.rs"]
 mod programs;
+#[path = "gpu/residence.rs"]
+mod residence;
 #[path = "gpu/streaming.rs"]
 mod streaming;
 

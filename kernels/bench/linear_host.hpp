@@ -134,8 +134,9 @@ static Fast pack(const u16* weights, u32 rows, u32 columns) {
     return f;
 }
 static void unpack_on(const Fast& f, u16* to, u64 pitch, u32* status, cudaStream_t stream) {
-    UnpackTask task = {f.data, f.heads,   f.entries, f.count, to, pitch,
-                       f.rows, f.columns, f.columns, {},      status};
+    const u32 across = (f.columns + 255) / 256;
+    UnpackTask task = {f.data,  f.heads, f.entries, f.count, to, pitch, 0, u64(f.rows) * f.columns,
+                       f.rows, f.columns, 0, f.columns, 0, 0, across, u32(f.tiles), status};
     void* arguments[] = {&task};
     const u32 blocks = u32((f.tiles + UNPACK_WARPS - 1) / UNPACK_WARPS);
     CUDA(cudaLaunchKernel(kernel_of("df11_linear_unpack", (const void*)df11_linear_unpack), blocks,

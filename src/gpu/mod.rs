@@ -70,7 +70,7 @@ pub use linear::{
 pub use load::LoadOptions;
 pub use model::GpuModel;
 pub use options::DeviceOptions;
-pub use placement::{Placement, Plan};
+pub use placement::{Placement, Plan, Preference};
 pub use prefetch::{Decoded, Prefetch};
 pub use program::{GpuProgram, Piece};
 pub use status::Status;

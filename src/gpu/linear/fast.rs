@@ -12,11 +12,12 @@ use super::task::{
 use crate::{
     Result,
     gpu::{Device, Status, memory::Buffer},
+    open::Rect,
 };
 
 /// A whole matrix in the fast layout. It keeps nothing of the model.
 #[derive(Debug)]
-pub(super) struct FastArrays {
+pub(in crate::gpu) struct FastArrays {
     pub(super) device: Device,
     pub(super) rows: u64,
     pub(super) columns: u64,
@@ -32,13 +33,67 @@ impl FastArrays {
         device.allocate(bytes, "a matrix in the fast layout")
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::gpu) fn bytes(&self) -> u64 {
         self.strips.bytes() + self.entries.bytes()
     }
 
     /// Weights that no code expresses.
     pub(super) fn exceptions(&self) -> u64 {
         self.entries.bytes() / ENTRY_BYTES
+    }
+
+    /// Whether one launch decodes a part of the matrix's bytes.
+    pub(in crate::gpu) fn takes(&self, part: &Rect) -> bool {
+        part.is_run() || part.width == 2 * self.columns
+    }
+
+    /// Puts the decoding of a part that it [takes](Self::takes) on the stream, dense.
+    ///
+    /// # Safety
+    /// `output` is device memory with room for the part, and nobody else uses it until the stream
+    /// has done this; `self` and the status live as long. The stream belongs to the device's
+    /// context.
+    pub(in crate::gpu) unsafe fn decode(
+        &self,
+        part: &Rect,
+        output: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let columns = self.columns;
+        let elements = part.elements();
+        let wanted =
+            if part.width == 2 * columns { part.columns.start / 2..part.columns.end / 2 } else { 0..columns };
+        let pitch = wanted.end - wanted.start;
+        let place = elements.start / columns * pitch + elements.start % columns;
+        let strip_elements = STRIP_ROWS * columns;
+        let strips = elements.start / strip_elements..elements.end.div_ceil(strip_elements);
+        let tiles = wanted.start / TILE_COLUMNS..wanted.end.div_ceil(TILE_COLUMNS);
+        let across = tiles.end - tiles.start;
+        let Places { data, heads } = Places::new(self.strips.pointer(), self.rows, columns, 0);
+        // No truncation: a matrix in the fast layout has fewer than 2^32 weights.
+        let task = UnpackTask {
+            data,
+            heads,
+            entries: self.entries.pointer(),
+            entry_count: self.exceptions(),
+            output: output.wrapping_sub(2 * place),
+            pitch,
+            element_begin: elements.start,
+            element_end: elements.end,
+            rows: self.rows as u32,
+            columns: columns as u32,
+            column_begin: wanted.start as u32,
+            column_end: wanted.end as u32,
+            first_strip: strips.start as u32,
+            first_tile: tiles.start as u32,
+            across: across as u32,
+            tiles: ((strips.end - strips.start) * across) as u32,
+            status: status.device_pointer(),
+        };
+        // SAFETY: the arrays were made for as many strips and columns; the output is the caller's
+        // promise.
+        unsafe { self.device.linear_kernels()?.unpack(stream, &task) }
     }
 }
 
@@ -51,9 +106,10 @@ pub(super) struct FastSlice {
 }
 
 impl FastSlice {
-    pub(super) fn of(arrays: FastArrays) -> Self {
+    /// All of them.
+    pub(super) fn of(arrays: Arc<FastArrays>) -> Self {
         let (rows, columns) = (0..arrays.rows, 0..arrays.columns);
-        Self { arrays: Arc::new(arrays), rows, columns }
+        Self { arrays, rows, columns }
     }
 
     pub(super) fn row_count(&self) -> u64 {
@@ -85,34 +141,24 @@ impl FastSlice {
         }
     }
 
-    /// Puts its decoding on the stream.
+    /// As a part of the whole matrix.
+    fn part(&self) -> Rect {
+        let bytes = 2 * self.columns.start..2 * self.columns.end;
+        Rect { rows: self.rows.clone(), columns: bytes, width: 2 * self.arrays.columns }
+    }
+
+    /// Puts its decoding on the stream, dense.
     ///
     /// # Safety
-    /// `output` is device memory with room for it, and nobody else uses it until the stream has done
-    /// this; `self` and the status live as long. The stream belongs to the device's context.
+    /// As [`FastArrays::decode`].
     pub(super) unsafe fn decode(
         &self,
         output: CUdeviceptr,
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Places { data, heads } = self.places();
-        let task = UnpackTask {
-            data,
-            heads,
-            entries: self.arrays.entries.pointer(),
-            entry_count: self.arrays.exceptions(),
-            output,
-            pitch: self.column_count(),
-            rows: self.row_count() as u32,
-            columns: self.column_count() as u32,
-            whole_columns: self.arrays.columns as u32,
-            reserved: [0; 3],
-            status: status.device_pointer(),
-        };
-        // SAFETY: the arrays were made for as many strips and columns, of which these are some; the
-        // output is the caller's promise.
-        unsafe { self.arrays.device.linear_kernels()?.unpack(stream, &task) }
+        // SAFETY: the caller's promise.
+        unsafe { self.arrays.decode(&self.part(), output, stream, status) }
     }
 }
 

@@ -222,13 +222,13 @@ impl LinearKernels {
         unsafe { run(&self.pack, stream, each_tile(0), task) }
     }
 
-    /// Puts the decoding of a matrix in the fast layout on the stream.
+    /// Puts the decoding of a part of a matrix in the fast layout on the stream.
     ///
     /// # Safety
     /// As [`pack`](Self::pack).
     pub(super) unsafe fn unpack(&self, stream: &CudaStream, task: &UnpackTask) -> Result<()> {
         let config = LaunchConfig {
-            grid_dim: (blocks(task.rows, task.columns, UNPACK_WARPS), 1, 1),
+            grid_dim: (task.tiles.div_ceil(UNPACK_WARPS as u32), 1, 1),
             block_dim: (UNPACK_WARPS as u32 * LANES, 1, 1),
             shared_mem_bytes: 0,
         };

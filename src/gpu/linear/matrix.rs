@@ -6,8 +6,9 @@ use std::{fmt::Display, ops::Range, sync::Arc};
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    fast::FastSlice,
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across},
+    fast::{FastArrays, FastSlice},
+    packer::Outcome,
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions, tiles_across},
     transcode,
 };
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
         model::Inner,
         part::Part,
         route::{Cut, Ready, Route, check_contexts},
-        stored::{Coded, Stored, StoredTile, TileArrays},
+        stored::{Addresses as _, Coded, Stored, StoredTile, TileArrays},
     },
     open::Slice,
 };
@@ -106,6 +107,13 @@ enum Form {
     Fast(FastSlice),
 }
 
+impl Form {
+    /// All of a matrix in the fast layout.
+    fn fast(arrays: &Arc<FastArrays>) -> Self {
+        Self::Fast(FastSlice::of(Arc::clone(arrays)))
+    }
+}
+
 /// Rows and columns of a tensor in tiles of 32 x 256.
 #[derive(Debug)]
 pub(super) struct StoredMatrix {
@@ -125,6 +133,10 @@ impl Matrix {
     pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
         let entry = model.entry(name)?;
         let block = model.block(entry.block);
+        let tile = entry.stored.coded().and_then(Coded::as_tile);
+        if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
+            return Ok(Self { name: name.into(), form: Form::fast(arrays) });
+        }
         let refuse =
             |problem: &str, remedy: &str| Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy));
         if entry.dtype != Dtype::BF16 {
@@ -133,7 +145,6 @@ impl Matrix {
         if block.route.turn().is_some() {
             return refuse("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let tile = entry.stored.coded().and_then(Coded::as_tile);
         let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
             return refuse("is not stored in tiles", "convert the container to the tile layout");
         };
@@ -278,13 +289,19 @@ impl Matrix {
     /// [`Error::Corrupt`] if the stored weights contradict themselves; [`Error::Gpu`].
     pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
         let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
-        Ok(match transcode::transcode(stored, &self.name, most_exceptions)? {
-            transcode::Outcome::Fast(arrays) => {
-                let form = Form::Fast(FastSlice::of(arrays));
-                Transcoded::Fast(Self { name: Arc::clone(&self.name), form })
+        Ok(match transcode::transcode(stored, most_exceptions)? {
+            Outcome::Fast(arrays) => {
+                Transcoded::Fast(Self { name: Arc::clone(&self.name), form: Form::fast(&Arc::new(arrays)) })
             }
-            transcode::Outcome::TooMany(exceptions) => {
+            Outcome::TooMany(exceptions) => {
                 Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
+            }
+            Outcome::TooWide => {
+                let (name, rows, columns) = (&self.name, self.row_count(), self.column_count());
+                let problem =
+                    format!("{name:?} has {rows} x {columns} weights, too many to be transcoded at once");
+                let remedy = "take fewer of its rows or columns, or multiply as stored";
+                return Err(Error::parameter(problem, remedy));
             }
         })
     }
@@ -305,7 +322,7 @@ impl Matrix {
     /// of a bit a weight.
     pub fn good_exceptions(&self) -> u64 {
         // No overflow: a tensor has less than 2^45 weights.
-        self.row_count() * self.column_count() / 256
+        good_exceptions(self.row_count() * self.column_count())
     }
 
     /// Bytes that it has when it is decoded.
@@ -356,7 +373,7 @@ impl Matrix {
 }
 
 /// Whether rows of so many elements are one or more of the innermost dimensions.
-fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+pub(super) fn has_rows_of(shape: &[u64], columns: u64) -> bool {
     let mut product = 1;
     shape.iter().rev().any(|size| {
         product *= size;

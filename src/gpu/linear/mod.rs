@@ -17,13 +17,18 @@ mod kernels;
 mod launch;
 mod matrix;
 mod multiply;
+mod packer;
 mod product;
 mod split;
 mod task;
 mod transcode;
+mod upload;
 
+pub(super) use fast::FastArrays;
 pub use gather::Indices;
 pub use grouped::{GroupedLinear, Routing};
 pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};
+pub(super) use packer::Outcome;
 pub use product::{Linear, LinearInput, LinearOutput};
+pub(super) use upload::{FastLoad, Wanted, fast_sizes, most_fast_bytes, upload};

@@ -48,6 +48,12 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
 
+/// As many exceptions as the fast layout bears well, of so many weights: one of 256, which takes an
+/// eighth of a bit a weight.
+pub(super) const fn good_exceptions(weights: u64) -> u64 {
+    weights / 256
+}
+
 /// One matrix of a launch, and where its product goes. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, align(16))]
@@ -138,7 +144,7 @@ pub(super) struct PackTask {
     pub(super) reserved: u64,
 }
 
-/// A matrix in the fast layout to decode. Pointers are device addresses.
+/// A part of a matrix in the fast layout to decode. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub(super) struct UnpackTask {
@@ -146,13 +152,20 @@ pub(super) struct UnpackTask {
     pub(super) heads: u64,
     pub(super) entries: u64,
     pub(super) entry_count: u64,
+    /// Of row 0, column 0, wanted or not; modulo 2^64.
     pub(super) output: u64,
     /// In elements.
     pub(super) pitch: u64,
+    pub(super) element_begin: u64,
+    pub(super) element_end: u64,
     pub(super) rows: u32,
     pub(super) columns: u32,
-    pub(super) whole_columns: u32,
-    pub(super) reserved: [u32; 3],
+    pub(super) column_begin: u32,
+    pub(super) column_end: u32,
+    pub(super) first_strip: u32,
+    pub(super) first_tile: u32,
+    pub(super) across: u32,
+    pub(super) tiles: u32,
     pub(super) status: u64,
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use df11::{
     Error, Model, Source,
-    gpu::{Device, GpuModel, LoadOptions, Plan, cudarc::driver::CudaStream},
+    gpu::{Device, GpuModel, LoadOptions, Plan, Preference, cudarc::driver::CudaStream},
 };
 
 use super::{Series, jobs::without_verification};
@@ -40,12 +40,17 @@ pub(super) fn measure(
         all.decode_once(&resident, &shapes, &stream, repetition > 0)?;
     }
     drop((shapes, resident));
+    check(&model, &model.load(&device, &fast())?, &stream)?;
     for repetition in 0..=repetitions {
         session.check()?;
         all.load_once(&model, &device, repetition > 0)?;
     }
     all.stream(&model, &device, &stream, repetitions, session)?;
     Ok(all.into_series())
+}
+
+fn fast() -> LoadOptions {
+    LoadOptions::new().residence(Preference::Fast)
 }
 
 fn new_stream(device: &Device) -> Result<std::sync::Arc<CudaStream>, Failure> {
@@ -81,6 +86,7 @@ struct All {
     upload: Series,
     first_load: Series,
     load: Series,
+    load_fast: Series,
     streamed: Series,
 }
 
@@ -105,6 +111,7 @@ impl All {
             upload: series(UPLOAD, stored, None),
             first_load: series("first load", stored, Some(UPLOAD)),
             load: series("load", stored, Some(UPLOAD)),
+            load_fast: series("load, fast layout", stored, Some(UPLOAD)),
             streamed: series("decode, streamed", 0, Some(UPLOAD)),
         };
         all.first_load.seconds.push(first_load);
@@ -137,10 +144,13 @@ impl All {
     fn load_once(&mut self, model: &Model, device: &Device, counts: bool) -> Result<(), Failure> {
         let upload = device.measure_upload(self.upload.bytes)?;
         let (loaded, load) = timed(|| model.load(device, &LoadOptions::new()));
-        loaded?;
+        drop(loaded?);
+        let (loaded, load_fast) = timed(|| model.load(device, &fast()));
+        drop(loaded?);
         if counts {
             self.upload.seconds.push(upload);
             self.load.seconds.push(load);
+            self.load_fast.seconds.push(load_fast);
         }
         Ok(())
     }
@@ -172,7 +182,7 @@ impl All {
         let mut all = vec![self.copy];
         all.extend(self.shapes);
         all.extend([self.decode_block, self.decode]);
-        all.extend([self.upload, self.first_load, self.load, self.streamed]);
+        all.extend([self.upload, self.first_load, self.load, self.load_fast, self.streamed]);
         all
     }
 }
