@@ -190,6 +190,11 @@ __constant__ u32 linear_constants[] = {
     HAS_WIDE * wide_shared_bytes(128),
     HAS_WIDE * WIDE_THREADS,
     HAS_WIDE * ARRANGE_THREADS,
+    // How wide_split shares out.
+    WIDE_ITEM_ROWS,
+    WIDE_COLUMNS,
+    WIDE_RANGES,
+    WIDE_LEAST_STAGES,
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

@@ -313,7 +313,24 @@ impl StoredTile {
     }
 }
 
+/// Device addresses of the arrays of a tensor in tiles, and of its decode table.
+pub(super) struct TileArrays {
+    pub(super) records: CUdeviceptr,
+    pub(super) bitstream: CUdeviceptr,
+    pub(super) plane: CUdeviceptr,
+    pub(super) table: CUdeviceptr,
+}
+
 impl StoredTile {
+    pub(super) fn arrays(&self, addresses: &dyn Addresses) -> TileArrays {
+        TileArrays {
+            records: addresses.array(self.records),
+            bitstream: addresses.array(self.bitstream),
+            plane: addresses.array(self.plane),
+            table: addresses.table(self.id),
+        }
+    }
+
     pub(super) fn id(&self) -> TensorId {
         self.id
     }
@@ -371,12 +388,13 @@ impl Coded for StoredTile {
         }
         let pitch = wanted.end - wanted.start;
         let place = elements.start / columns * pitch + elements.start % columns;
+        let TileArrays { records, bitstream, plane, table } = self.arrays(addresses);
         // No truncation: a tensor has fewer than 2^32 tiles.
         let task = TileTask {
-            bits: addresses.array(self.bitstream),
-            records: addresses.array(self.records),
-            plane: addresses.array(self.plane),
-            table: addresses.table(self.id),
+            bits: bitstream,
+            records,
+            plane,
+            table,
             output: output.wrapping_sub(2 * place),
             bits_bytes: self.sizes.bitstream_bytes(),
             rows: geometry.elements() / columns,

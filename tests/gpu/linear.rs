@@ -178,8 +178,8 @@ impl Places {
 }
 
 /// A workspace that never lies on the heap of the test before.
-fn workspace(stream: &Arc<CudaStream>, linear: &Linear) -> CudaSlice<u8> {
-    stream.alloc_zeros::<u8>(linear.workspace_bytes() as usize + 256).unwrap()
+fn workspace(stream: &Arc<CudaStream>, linear: &Linear, rows: usize) -> CudaSlice<u8> {
+    stream.alloc_zeros::<u8>(linear.workspace_bytes(rows as u64) as usize + 256).unwrap()
 }
 
 #[expect(unsafe_code, reason = "raw pointers")]
@@ -226,7 +226,7 @@ fn multiply_in(
 }
 
 fn multiply(stream: &Arc<CudaStream>, linear: &Linear, call: &Call<'_>) -> Vec<Vec<u16>> {
-    multiply_in(stream, linear, call, &mut workspace(stream, linear))
+    multiply_in(stream, linear, call, &mut workspace(stream, linear, call.x.rows))
 }
 
 /// A product against sums in f64: rounding to BF16, and what sums in f32 in any order may lose.
@@ -269,7 +269,7 @@ fn products_are_those_of_the_cpu() {
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         for form in forms(&matrix, &weights) {
             let linear = Linear::new(slice::from_ref(&form)).unwrap();
-            for x_rows in [0, 1, 2, 7, 8, 9, 16] {
+            for x_rows in [0, 1, 2, 7, 8, 9, 16, 17, 50, 131] {
                 let x = Host::normal(x_rows, columns, 77);
                 let what = format!("{rows} x {columns}, {x_rows} rows, {:?}", form.residence());
                 let aligned = Call::new(&x);
@@ -354,14 +354,33 @@ fn several_matrices_share_x_and_no_bits() {
         // The last ones in the other form, if there is one.
         let pick = |at: usize| forms[at][if at < 7 { form } else { 0 }].clone();
         let linear = Linear::new(&(0..sizes.len()).map(pick).collect::<Vec<_>>()).unwrap();
-        let mut shared = workspace(&stream, &linear);
+        let mut shared = workspace(&stream, &linear, 16);
         let products = multiply_in(&stream, &linear, &all, &mut shared);
         for (at, product) in products.iter().enumerate() {
             check(&all, &hosts[at], product, &names[at]);
             // Alone, in a workspace that others have used.
             let alone = Linear::new(&[pick(at)]).unwrap();
-            assert!(alone.workspace_bytes() <= linear.workspace_bytes());
+            assert!(alone.workspace_bytes(16) <= linear.workspace_bytes(16));
             assert!(multiply_in(&stream, &alone, &all, &mut shared)[0] == *product, "{} alone", names[at]);
+        }
+        // Of more rows, too: the same bits in every run, whatever other matrices there are.
+        for rows in [17, 40, 130] {
+            let x = Host::normal(rows, 2056, 9);
+            let call = Call { bias: true, ..Call::new(&x) };
+            let mut shared = workspace(&stream, &linear, rows);
+            let products = multiply_in(&stream, &linear, &call, &mut shared);
+            check(&call, &hosts[2], &products[2], "3000");
+            for (at, product) in products.iter().enumerate() {
+                let alone = Linear::new(&[pick(at)]).unwrap();
+                assert!(
+                    multiply_in(&stream, &alone, &call, &mut shared)[0] == *product,
+                    "{} alone",
+                    names[at]
+                );
+            }
+            for _ in 0..3 {
+                assert!(multiply_in(&stream, &linear, &call, &mut shared) == products);
+            }
         }
         // The same bits in every run, and of each row without the others.
         for _ in 0..20 {
@@ -535,7 +554,7 @@ fn products_are_captured_in_graphs() {
     let call = Call::new(&x);
     let expected = multiply(&stream, &linear, &call);
     let (device_x, status) = (call.upload(&stream), Status::new(device).unwrap());
-    let mut space = workspace(&stream, &linear);
+    let mut space = workspace(&stream, &linear, 4);
     let mut y = stream.alloc_zeros::<u16>(4 * 1040).unwrap();
     let (x_pointer, _) = device_x.device_ptr(&stream);
     let (y_pointer, _) = y.device_ptr_mut(&stream);
@@ -568,8 +587,7 @@ fn products_that_follow_each_other_wait_for_each_other() {
     // Sums that meet in memory, and none; from one block to all of them.
     let sizes = [(2056, 4104), (40, 2056), (9000, 40), (4104, 9000)];
     let hosts: Vec<Host> = sizes.iter().map(|&(rows, columns)| Host::normal(rows, columns, 5)).collect();
-    let names = ["a", "b", "c", "d"];
-    let matrices: Vec<(&str, &Host)> = names.into_iter().zip(&hosts).collect();
+    let matrices: Vec<(&str, &Host)> = ["a", "b", "c", "d"].into_iter().zip(&hosts).collect();
     let model = model(device, &matrices);
     for form in 0..2 {
         let linears = matrices.iter().filter_map(|(name, host)| {
@@ -577,9 +595,8 @@ fn products_that_follow_each_other_wait_for_each_other() {
             Some(Linear::new(&[form]).unwrap())
         });
         let linears: Vec<Linear> = linears.collect();
-        let Some(last) = linears.last() else { continue };
-        for rows in [1, last.most_rows()] {
-            run_chain(&stream, &linears, rows);
+        if !linears.is_empty() {
+            [1, 16, 40, 200].into_iter().for_each(|rows| run_chain(&stream, &linears, rows));
         }
     }
 }
@@ -595,7 +612,7 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
     let x = Host::normal(rows as usize, columns(calls[0]) as usize, 3);
     let mut buffers = vec![stream.clone_htod(&x.bits).unwrap()];
     buffers.extend(calls.iter().map(|call| stream.alloc_zeros::<u16>(size(call)).unwrap()));
-    let most = linears.iter().map(Linear::workspace_bytes).max().unwrap();
+    let most = linears.iter().map(|linear| linear.workspace_bytes(rows)).max().unwrap();
     let mut space = stream.alloc_zeros::<u8>(most as usize + 256).unwrap();
     let places: Vec<u64> = buffers.iter_mut().map(|buffer| buffer.device_ptr_mut(stream).0).collect();
     let space = space.device_ptr_mut(stream).0;

@@ -5,13 +5,12 @@ use std::{ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::kernels::gather_blocks;
 use super::task::{
-    ENTRY_BYTES, GatherTask, HEAD_BYTES, LinearMatrix, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
-    strip_bytes, strip_head_bytes,
+    ENTRY_BYTES, HEAD_BYTES, LinearMatrix, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask, strip_bytes,
+    strip_head_bytes,
 };
 use crate::{
-    Error, Result,
+    Result,
     gpu::{Device, Status, memory::Region},
     open::Rect,
 };
@@ -160,58 +159,6 @@ impl FastSlice {
         // SAFETY: the caller's promise.
         unsafe { self.arrays.decode(&self.part(), output, stream, status) }
     }
-
-    /// Puts the decoding of some of these rows on the stream.
-    ///
-    /// # Safety
-    /// As [`Matrix::gather`](super::Matrix::gather), which has checked the arguments.
-    pub(super) unsafe fn gather(
-        &self,
-        (indices, count): (Indices, u64),
-        (output, pitch): (CUdeviceptr, u64),
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        let Some(blocks) = gather_blocks(count, self.column_count()) else {
-            let problem = format!("{count} indices are more than one launch decodes");
-            return Err(Error::parameter(problem, "gather fewer rows at once"));
-        };
-        let Places { data, heads } = self.places();
-        let (indices, wide) = match indices {
-            Indices::U32(address) => (address, 0),
-            Indices::I64(address) => (address, 1),
-        };
-        let task = GatherTask {
-            data,
-            index: heads,
-            rest: self.arrays.entries.pointer(),
-            table: 0,
-            rest_count: self.arrays.exceptions(),
-            indices,
-            output,
-            pitch,
-            rows: self.row_count() as u32,
-            columns: self.column_count() as u32,
-            count: count as u32,
-            wide,
-            whole_columns: self.arrays.columns as u32,
-            first_column: self.columns.start as u32,
-            status: status.device_pointer(),
-        };
-        // SAFETY: the arrays were made for as many strips and columns, of which these are some;
-        // indices of other rows are not followed; the rest is the caller's promise.
-        unsafe { self.arrays.device.linear_kernels()?.gather(stream, &task, blocks) }
-    }
-}
-
-/// Where the indices of rows lie in device memory.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Indices {
-    /// Unsigned, of 32 bits each, from this device address on, a multiple of 4.
-    U32(CUdeviceptr),
-    /// Of 64 bits each, from this device address on, a multiple of 8.
-    I64(CUdeviceptr),
 }
 
 /// Device addresses of data and heads, from a tile of a strip on.

@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    LinearInput, LinearOutput, Matrix,
+    LinearInput, LinearOutput, Matrix, Residence,
     product::check_pair,
     task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS},
 };
@@ -99,13 +99,18 @@ impl GroupedLinear {
             let problem = format!("{} experts to multiply by", experts.len());
             return Err(Error::parameter(problem, format!("name 1 to {MOST_EXPERTS}")));
         };
+        let device = first.device();
+        let kernels = device.linear_kernels()?;
         for expert in experts {
             check_pair(first, expert)?;
             check_rows(first, expert)?;
+            if expert.residence() != Residence::Fast {
+                let problem = format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
+                return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
+            }
+            kernels.check(expert)?;
         }
-        let device = first.device();
-        device.linear_kernels()?.check()?;
-        let table = experts.iter().map(Matrix::task).collect::<Result<Vec<LinearMatrix>>>()?;
+        let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
         Ok(Self { experts: experts.to_vec(), table: Buffer::of(device.copies(), &table)? })
     }
 

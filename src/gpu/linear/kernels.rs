@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
 
 use super::{
-    Residence,
+    Matrix, Residence,
     multiply::{Multiply, run},
-    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, Wide},
+    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT, Wide},
     task::{
         GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
         PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
@@ -16,7 +16,7 @@ use super::{
     },
 };
 use crate::{
-    Result,
+    Error, Result,
     gpu::{
         fault::{OrFault, gpu},
         fit::LANES,
@@ -27,12 +27,14 @@ use crate::{
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// How many numbers the kernel of constants writes.
-const CONSTANTS: usize = WIDE_AT + WIDE_CLASSES.len() + 2;
+const CONSTANTS: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
 /// From where on they are that of the kernels for more rows, then threads of these, and of the kernel
 /// that arranges x for them; zeros if there are none.
 const WIDE_AT: usize = SHARED_AT + ROWS as usize;
+/// From where on they say how matrices are shared out for more rows.
+const WIDE_SPLIT_AT: usize = WIDE_AT + WIDE_CLASSES.len() + 2;
 /// Bytes of x that a thread arranges.
 const ARRANGED_PIECE: u64 = 16;
 /// Rows of x that the smaller one of two kernels multiplies.
@@ -123,11 +125,16 @@ impl LinearKernels {
         Ok(Self { fast, wide, grouped, count, scan, pack, unpack, gather, count_bytes, early })
     }
 
-    /// That the kernels that multiply run on this GPU.
+    /// That there are kernels that multiply by this matrix, and run on this GPU.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) if its blocks have too little shared memory.
-    pub(super) fn check(&self) -> Result<()> {
+    /// [`Error::Parameter`] if there are none; [`Error::Gpu`] if its blocks have too little shared
+    /// memory.
+    pub(super) fn check(&self, matrix: &Matrix) -> Result<()> {
+        if matrix.residence() == Residence::Stored {
+            let problem = format!("no kernel multiplies by {:?} as it is stored", matrix.name());
+            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
+        }
         let mut all = self.fast.iter().chain([&self.grouped]);
         let Some(kernel) = all.find(|kernel| kernel.blocks == 0) else { return Ok(()) };
         let problem =
@@ -259,8 +266,11 @@ fn blocks(rows: u32, columns: u32, warps: u64) -> u32 {
 
 /// That both sides mean the same by what is no size of a structure.
 fn check_constants(constants: &[u32]) -> Result<()> {
-    let ours = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
-    let theirs = [8, 10, 11, 12, 13, 14].map(|at| u64::from(constants[at]));
+    let few = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
+    let ours = [&few[..], &WIDE_SPLIT].concat();
+    let few = [8, 10, 11, 12, 13, 14].into_iter();
+    let theirs = few.chain(WIDE_SPLIT_AT..CONSTANTS).map(|at| u64::from(constants[at]));
+    let theirs: Vec<u64> = theirs.collect();
     if ours == theirs {
         return Ok(());
     }

@@ -17,7 +17,8 @@ const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 
 #[derive(Debug)]
 pub(super) struct Launch {
-    residence: Residence,
+    /// The most rows of x at once.
+    most_rows: u64,
     /// Which of the matrices, in the order of the launch.
     order: Vec<usize>,
     /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
@@ -30,18 +31,18 @@ pub(super) struct Launch {
 
 impl Launch {
     /// As many as these matrices need.
-    pub(super) fn all(matrices: &[Matrix]) -> Result<Vec<Self>> {
+    pub(super) fn all(kernels: &LinearKernels, matrices: &[Matrix]) -> Vec<Self> {
         let mut launches = Vec::new();
         for residence in [Residence::Stored, Residence::Fast] {
             let all = (0..matrices.len()).filter(|&at| matrices[at].residence() == residence);
             for order in all.collect::<Vec<_>>().chunks(MATRICES) {
-                launches.push(Self::new(residence, order, matrices)?);
+                launches.push(Self::new(kernels.most_rows(residence), order, matrices));
             }
         }
-        Ok(launches)
+        launches
     }
 
-    fn new(residence: Residence, order: &[usize], matrices: &[Matrix]) -> Result<Self> {
+    fn new(most_rows: u64, order: &[usize], matrices: &[Matrix]) -> Self {
         let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
         let split = |at: usize| Split::new(shape(at).0, shape(at).1);
         // Kernels number the counters by strips, and use those of tails alone: numbers start so far
@@ -63,22 +64,23 @@ impl Launch {
                 first_item: arguments.items,
                 first_strip: (before - split.whole_strips + number * MATRIX_COUNTERS) as u32,
                 first_partial: partials as u32,
-                ..matrices[at].task()?
+                ..matrices[at].task()
             };
             arguments.items += split.items() as u32;
             partials += split.partials();
             wide = wide.and(shape(at).0, shape(at).1);
         }
-        Ok(Self { residence, order: order.to_vec(), arguments, partials, wide })
+        Self { most_rows, order: order.to_vec(), arguments, partials, wide }
     }
 
-    pub(super) fn residence(&self) -> Residence {
-        self.residence
+    /// The most rows of x at once.
+    pub(super) fn most_rows(&self) -> u64 {
+        self.most_rows
     }
 
-    /// Of a workspace for up to so many rows of x at once.
+    /// Of a workspace for up to so many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        let columns = self.arguments.columns.into();
+        let (rows, columns) = (rows.min(self.most_rows), self.arguments.columns.into());
         let narrow = if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES };
         if rows <= ROWS {
             return narrow;
@@ -87,7 +89,7 @@ impl Launch {
         narrow.max(COUNTER_BYTES + wide)
     }
 
-    /// Puts it on the stream, for no more rows than [`LinearKernels::most_rows`]; the product of the
+    /// Puts it on the stream, for no more rows than [`Launch::most_rows`]; the product of the
     /// first one is row `first` of the outputs.
     ///
     /// # Safety

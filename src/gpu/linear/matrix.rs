@@ -6,13 +6,14 @@ use std::{fmt::Display, ops::Range, sync::Arc};
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    fast::{FastArrays, FastSlice, Indices},
+    fast::{FastArrays, FastSlice},
     packer::Outcome,
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions},
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions, tiles_across},
     transcode,
 };
 use crate::{
     Dtype, Error, Result,
+    encoding::tile::RECORD_BYTES,
     gpu::{
         Device, Status,
         launches::OUTPUT_ALIGNMENT,
@@ -20,7 +21,7 @@ use crate::{
         model::Inner,
         part::Part,
         route::{Cut, Ready, Route, check_contexts},
-        stored::{Addresses as _, Coded, Stored, StoredTile},
+        stored::{Addresses as _, Coded, Stored, StoredTile, TileArrays},
     },
     open::Slice,
 };
@@ -57,6 +58,43 @@ pub enum Transcoded {
 /// x Wᵀ`, so that x has as many columns and y as many columns as W has rows. It keeps what it
 /// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap
 /// and the same matrix.
+///
+/// # The transposed product
+///
+/// Gradients need `g W`, and many rows of x are multiplied faster by a library of BLAS: both decode
+/// W to a temporary, row by row, and multiply then. One temporary is enough for all matrices, as
+/// large as the largest; what is on a stream comes after what was there before. For less memory,
+/// decode [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
+///
+/// ```no_run
+/// use df11::gpu::cudarc::driver::{DevicePtrMut, sys::CUdeviceptr};
+/// use df11::gpu::{Device, LoadOptions, Matrix, Status};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn gemm(_: CUdeviceptr, _: &Matrix) {}
+/// let device = Device::open(0)?;
+/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
+/// let names = ["gate", "up"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
+/// let matrices = [model.matrix(&names[0])?, model.matrix(&names[1])?];
+///
+/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
+/// let bytes = matrices.iter().map(Matrix::decoded_bytes).max().unwrap_or(0);
+/// let mut temporary = stream.alloc_zeros::<u8>(bytes as usize)?;
+/// {
+///     let (weights, _written) = temporary.device_ptr_mut(&stream);
+///     for matrix in &matrices {
+///         // SAFETY: the temporary is as large as the largest; all live until the check.
+///         unsafe { matrix.decode_into_raw(weights, &stream, &status) }?;
+///         // On the same stream. g (m x rows) and W (rows x columns) are row-major, which BLAS
+///         // takes for their transposes: cublasGemmEx(N, N, columns, m, rows, W, columns, g, rows,
+///         // product, columns).
+///         gemm(weights, matrix);
+///     }
+/// }
+/// status.check(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Matrix {
     name: Arc<str>,
@@ -293,9 +331,8 @@ impl Matrix {
     }
 
     /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
-    /// waits, and can be captured in a graph. For more rows of x than
-    /// [`Linear::most_rows`](super::Linear::most_rows): decode, then multiply with a library of
-    /// BLAS.
+    /// waits, and can be captured in a graph. For the transposed product, and from
+    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not
@@ -326,62 +363,11 @@ impl Matrix {
         }
     }
 
-    /// Puts the decoding of `count` rows on a stream, by their indices in device memory: an
-    /// embedding's. Row i of the output is row `indices[i]`, with `pitch` elements from one to the
-    /// next; of an index that names no row it is zeros, and the status is set. Only tiles' parts of
-    /// these rows are read. Neither allocates nor waits, and can be captured in a graph. Only in
-    /// the fast layout.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] as stored, for rows that overlap, a misaligned address, more indices
-    /// than 2^32 - 1 indices or 2^34 tiles that rows cross, and a stream or status of
-    /// another device; [`Error::Gpu`].
-    ///
-    /// # Safety
-    /// In memory of the device: `indices` has `count` of them, and `output` room for as many rows.
-    /// Until the work is done nobody else uses the output or changes the indices; until then, and
-    /// until the last replay of a graph that captured it, all that, this matrix and the status
-    /// live.
-    pub unsafe fn gather(
-        &self,
-        indices: Indices,
-        count: u64,
-        (output, pitch): (CUdeviceptr, u64),
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        let Form::Fast(fast) = &self.form else {
-            let problem = format!("no kernel gathers rows of {:?} as it is stored", self.name);
-            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast)"));
-        };
-        check_contexts(&fast.arrays.device, stream, status)?;
-        let (address, bytes) = match indices {
-            Indices::U32(address) => (address, 4),
-            Indices::I64(address) => (address, 8),
-        };
-        if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
-            let problem = "the indices or the output are misaligned";
-            return Err(Error::parameter(problem, "begin each on a multiple of an element's bytes"));
-        }
-        if count > 1 && pitch < fast.column_count() {
-            let problem = "rows of the output would overlap";
-            return Err(Error::parameter(problem, "pitches count elements, not bytes"));
-        }
-        if count == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise, and the checks above; the matrix keeps the arrays.
-        unsafe { fast.gather((indices, count), (output, pitch), stream, status) }
-    }
-
-    /// Its arrays for a launch; none as stored, for which there are no kernels.
-    pub(super) fn task(&self) -> Result<LinearMatrix> {
+    /// Its arrays for a launch.
+    pub(super) fn task(&self) -> LinearMatrix {
         match &self.form {
-            Form::Fast(fast) => Ok(fast.matrix()),
-            Form::Stored(_) => {
-                let problem = format!("no kernel multiplies by {:?} as it is stored", self.name);
-                Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"))
-            }
+            Form::Stored(stored) => stored.matrix(),
+            Form::Fast(fast) => fast.matrix(),
         }
     }
 }
@@ -454,6 +440,24 @@ impl StoredMatrix {
             + sizes.elements()
             + self.tile().coding().table_bytes()
             + self.tasks.bytes()
+    }
+
+    /// For a launch.
+    fn matrix(&self) -> LinearMatrix {
+        let (sizes, arrays) = (self.tile().sizes(), self.tile().arrays(self.part()));
+        let (TileArrays { records, bitstream, plane, table }, columns) = (arrays, sizes.geometry().columns());
+        let strips = self.rows.start / STRIP_ROWS;
+        LinearMatrix {
+            data: plane + self.rows.start * columns,
+            index: records + strips * tiles_across(columns) * RECORD_BYTES as u64,
+            rest: bitstream,
+            table,
+            rest_count: sizes.bitstream_bytes(),
+            rows: self.row_count() as u32,
+            whole_columns: columns as u32,
+            first_column: self.columns.start as u32,
+            ..LinearMatrix::default()
+        }
     }
 
     /// The part of a decoding of some of its rows, counted from its first one, dense.

@@ -11,6 +11,7 @@
 //! [`transcode`] makes it on the GPU from what is stored.
 
 mod fast;
+mod gather;
 mod grouped;
 mod kernels;
 mod launch;
@@ -24,7 +25,7 @@ mod transcode;
 mod upload;
 
 pub(super) use fast::FastArrays;
-pub use fast::Indices;
+pub use gather::Indices;
 pub use grouped::{GroupedLinear, Routing};
 pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};

@@ -55,9 +55,15 @@ impl LinearOutput {
 /// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
 /// run any number of times, on any streams.
 ///
-/// Sums are f32 and each is rounded once. On one GPU the bits of y depend on the matrix, its
-/// residence and the row of x: the same in every run, whatever other rows or matrices there are.
-/// Keeps its matrices alive.
+/// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
+/// x is multiplied, several launches if need be: 16 rows at once, or 128 of matrices in the fast
+/// layout with compute capability 9.0. From [`Linear::crossover_rows`] on it is faster to decode
+/// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
+///
+/// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
+/// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
+/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64 or 128.
+/// They never depend on other matrices. Keeps its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
@@ -73,7 +79,7 @@ impl LinearOutput {
 /// let (columns, rows) = (up.column_count(), up.row_count());
 /// let x = stream.alloc_zeros::<u16>(columns as usize)?;
 /// let mut y = stream.alloc_zeros::<u16>(rows as usize)?;
-/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes() as usize)?;
+/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes(1) as usize)?;
 /// {
 ///     let (x, _read) = x.device_ptr(&stream);
 ///     let (y, _written) = y.device_ptr_mut(&stream);
@@ -94,21 +100,23 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Prepares the product with these matrices, in the fast layout: one launch for up to eight. Takes no
+    /// Prepares the product with these matrices: one launch for up to eight of a residence. Takes no
     /// device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, one is [as stored](super::Residence::Stored), or they
-    /// differ in columns or GPU; [`Error::Gpu`] if the GPU has too little shared memory for the kernels.
+    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU, or one cannot be
+    /// multiplied by as it lies there; [`Error::Gpu`] if the GPU has too little shared memory for the
+    /// kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
         };
+        let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
             check_pair(first, matrix)?;
+            kernels.check(matrix)?;
         }
-        first.device().linear_kernels()?.check()?;
-        let launches = Launch::all(matrices)?;
+        let launches = Launch::all(kernels, matrices);
         Ok(Self { matrices: matrices.to_vec(), launches, columns: first.column_count() })
     }
 
@@ -125,13 +133,8 @@ impl Linear {
     /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
     /// none. Up to 16 rows at most 2.4 MB; of more, which other kernels multiply with compute
     /// capability 9.0, at most 17 MB a matrix.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`] where the driver refuses.
-    pub fn workspace_bytes(&self, rows: u64) -> Result<u64> {
-        let kernels = self.device().linear_kernels()?;
-        let bytes = |launch: &Launch| launch.workspace_bytes(rows.min(kernels.most_rows(launch.residence())));
-        Ok(self.launches.iter().map(bytes).max().unwrap_or(0))
+    pub fn workspace_bytes(&self, rows: u64) -> u64 {
+        self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
@@ -146,14 +149,13 @@ impl Linear {
     /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for more rows than [`Linear::most_rows`], another number of outputs
-    /// than of matrices, rows that overlap, a misaligned address, and a stream or status of another
+    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a misaligned address, and a stream or status of another
     /// device; [`Error::Gpu`] where the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// each output has room for as many rows of as many elements as its matrix has rows, and its
-    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`]; it was filled with zeros
+    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was filled with zeros
     /// once, and since then only calls of [`Linear::multiply`] have written to it, of any `Linear`,
     /// one after the other (on one stream, or ordered by events). Until the work is done nobody
     /// else uses outputs and workspace or changes the rest; until then, and until the last replay
@@ -173,7 +175,7 @@ impl Linear {
         }
         let kernels = self.device().linear_kernels()?;
         for launch in &self.launches {
-            let most = kernels.most_rows(launch.residence());
+            let most = launch.most_rows();
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };

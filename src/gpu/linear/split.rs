@@ -58,13 +58,15 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
 /// Rows of a matrix that a cluster of blocks multiplies by more than [`ROWS`](super::task::ROWS) rows of
 /// x: an item.
-pub(super) const WIDE_ITEM_ROWS: u64 = 256;
+const WIDE_ITEM_ROWS: u64 = 256;
 /// Columns of a stage of an item.
-pub(super) const WIDE_COLUMNS: u64 = 64;
+const WIDE_COLUMNS: u64 = 64;
 /// Blocks of a cluster.
 pub(super) const WIDE_CLUSTER: u64 = 2;
 const WIDE_RANGES: u64 = BLOCKS / WIDE_CLUSTER;
 const WIDE_LEAST_STAGES: u64 = 8;
+/// What of this the kernels' constants tell.
+pub(super) const WIDE_SPLIT: [u64; 4] = [WIDE_ITEM_ROWS, WIDE_COLUMNS, WIDE_RANGES, WIDE_LEAST_STAGES];
 /// Rows of x up to which each kernel multiplies.
 pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
 
