@@ -373,7 +373,9 @@ fn fill(blocks: &[&Needs], memory: &[u64], residence: Residence) -> Option<Vec<P
 
 fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     let mut tally = Tally::default();
-    blocks.iter().for_each(|block| tally.add(block, false, Residence::Fast));
+    for block in blocks {
+        tally.add(block, false, Residence::Fast);
+    }
     let (needed, there) = (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
     let problem =
         format!("in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}");

@@ -111,7 +111,7 @@ fn slices_of_fast_models_are_those_of_tensors() {
     for (name, shape) in [("a", vec![100, 520]), ("large", vec![3000, 2056]), ("stack", vec![3, 40, 520])] {
         for round in 0..40 {
             let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
-            for &size in &shape[..1 + round % shape.len()] {
+            for &size in &shape[..=(round % shape.len())] {
                 let start = random(&mut state) % size;
                 ranges.push(start..start + 1 + random(&mut state) % (size - start));
             }

@@ -122,7 +122,7 @@ impl FastSlice {
     fn places(&self) -> Places {
         let FastArrays { strips, rows, columns, .. } = &*self.arrays;
         let strip = Places::new(strips.pointer(), *rows, *columns, self.rows.start / STRIP_ROWS);
-        strip.from_tile(self.columns.start / TILE_COLUMNS)
+        strip.at_tile(self.columns.start / TILE_COLUMNS)
     }
 
     /// For a launch.
@@ -174,7 +174,7 @@ impl Places {
         Self { data: strips + strip * strip_bytes(columns), heads: heads + strip * strip_head_bytes(columns) }
     }
 
-    fn from_tile(self, tile: u64) -> Self {
+    fn at_tile(self, tile: u64) -> Self {
         Self { data: self.data + tile * TILE_BYTES, heads: self.heads + tile * HEAD_BYTES }
     }
 }

@@ -33,7 +33,7 @@ pub(in crate::gpu) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Entries {
     device: Device,
-    entries: Region,
+    room: Region,
     /// How many there are so far.
     total: Region,
     /// Allocations for those of several matrices.
@@ -59,28 +59,24 @@ impl Entries {
 
     /// For at most so many of a matrix.
     pub(super) fn within(device: &Device, most: u64, memory: &mut Region) -> Self {
-        let (total, entries) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
-        Self { device: device.clone(), entries, total, kept: Vec::new(), taken: 0 }
+        let (total, room) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
+        Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }
     }
 
     fn capacity(&self) -> u64 {
-        self.entries.bytes() / ENTRY_BYTES
+        self.room.bytes() / ENTRY_BYTES
     }
 
     /// Memory for so many bytes that are kept; `together` with others.
     fn keep(&mut self, bytes: u64, together: bool) -> Result<Region> {
-        let is_room = |last: &&Arc<Buffer>| bytes <= last.bytes() - self.taken;
-        let last = match self.kept.last().filter(is_room) {
-            Some(last) => last,
-            None => {
-                let room = if together { bytes.max(KEPT_BYTES) } else { bytes };
-                self.taken = 0;
-                self.kept.push(Arc::new(self.device.allocate(room, "exceptions")?));
-                &self.kept[self.kept.len() - 1]
-            }
-        };
+        if self.kept.last().is_none_or(|last| bytes > last.bytes() - self.taken) {
+            let room = if together { bytes.max(KEPT_BYTES) } else { bytes };
+            self.kept.push(Arc::new(self.device.allocate(room, "exceptions")?));
+            self.taken = 0;
+        }
+        let last = &self.kept[self.kept.len() - 1];
         let region = Region::within(last, self.taken, bytes);
-        self.taken += bytes.next_multiple_of(ARRAY_ALIGNMENT);
+        self.taken = last.bytes().min(self.taken + bytes.next_multiple_of(ARRAY_ALIGNMENT));
         Ok(region)
     }
 
@@ -136,7 +132,7 @@ impl Packer {
             columns: self.columns as u32,
             heads: places.heads,
             data: places.data,
-            entries: entries.entries.pointer(),
+            entries: entries.room.pointer(),
             capacity: entries.capacity(),
             total: entries.total.pointer(),
             reserved: 0,
@@ -163,7 +159,7 @@ impl Packer {
         }
         let kept = entries.keep(total * ENTRY_BYTES, together)?;
         if total > 0 {
-            let (to, from, bytes) = (kept.pointer(), entries.entries.pointer(), kept.bytes() as usize);
+            let (to, from, bytes) = (kept.pointer(), entries.room.pointer(), kept.bytes() as usize);
             // SAFETY: both have as many bytes. Freeing either waits for the context.
             let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
             copied.or_fault("copying on the GPU")?;

@@ -308,7 +308,7 @@ struct Packing<'u> {
     current: Option<Packer>,
 }
 
-impl<'u> Packing<'u> {
+impl Packing<'_> {
     /// All jobs, in their order; gives back slots as soon as others may be copied into them. For each matrix
     /// what became of it.
     fn run(
@@ -337,12 +337,11 @@ impl<'u> Packing<'u> {
         let wanted = &self.matrices[job.matrix];
         let (sizes, action) = (wanted.stored.sizes(), "ordering copies and kernels");
         let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
-        let packer = match self.current.take() {
-            Some(packer) => packer,
-            None => {
-                let size = (geometry.rows(), geometry.columns());
-                Packer::new(size, wanted.strips.clone(), &self.entries, &self.stream)?
-            }
+        let packer = if let Some(packer) = self.current.take() {
+            packer
+        } else {
+            let size = (geometry.rows(), geometry.columns());
+            Packer::new(size, wanted.strips.clone(), &self.entries, &self.stream)?
         };
         let kernels = self.device.kernels();
         let launch = Launch {
