@@ -21,7 +21,10 @@ use super::{
     task::TableTask,
     upload::{self, Delivery, Origin},
 };
-use crate::{Model, Result, progress::Observer};
+use crate::{
+    Model, Result,
+    progress::{Observer, advance},
+};
 
 /// Where a codebook begins, while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
@@ -240,7 +243,12 @@ impl Part {
         for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
             match outcome {
                 Outcome::Fast(arrays) => drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays))),
-                Outcome::TooMany(_) | Outcome::TooWide => left.push((matrix.id, place)),
+                Outcome::TooMany(_) => left.push((matrix.id, place)),
+                Outcome::TooWide => {
+                    let arrays = needs::arrays_of_id(load.model, matrix.id);
+                    advance(load.observer, arrays.map(|array| needs::array_length(load.model, array)).sum())?;
+                    left.push((matrix.id, place));
+                }
             }
         }
         self.load_stored(load, &left)
@@ -262,7 +270,7 @@ impl Part {
                 deliveries.push(Delivery { shard, from: Origin::Array(array), to: held.address });
             }
         }
-        // Their bytes were counted when they came the first time.
+        // Their bytes are counted already.
         let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
         // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all of a matrix as
         // it is stored.

@@ -299,8 +299,9 @@ pub enum Preference {
     /// As they are stored, about 10.6 bits a weight: the least memory.
     #[default]
     Stored,
-    /// In the fast layout, about 12.1 bits a weight: the least time. A matrix with too many exceptions stays as
-    /// it is stored.
+    /// In the fast layout, about 12.1 bits a weight: the least time. A matrix stays as it is stored, and
+    /// [`Matrix::residence`](super::Matrix::residence) tells, if it has too many exceptions, more than 65,536
+    /// columns, or 2^32 weights or more.
     Fast,
     /// In the fast layout as far as memory allows, else as stored, block by block.
     Auto,
