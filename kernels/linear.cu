@@ -48,6 +48,7 @@
 #include "linear_bulk.cuh"
 #include "linear_fast.cuh"
 #include "linear_pack.cuh"
+#include "linear_tile_gather.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
@@ -116,6 +117,26 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_gather(const __grid_constant__ GatherTask task) {
     gather_tile(task);
+}
+
+// Matrices in tiles as stored. Any number of blocks, persistent, of one warp and up to
+// LINEAR_TILE_WARPS more; bits of y depend on neither.
+#ifndef LINEAR_TILE_WARPS
+#define LINEAR_TILE_WARPS 16
+#define LINEAR_TILE_HOLDS_X true
+#endif
+extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
+    df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<1, 2, LINEAR_TILE_HOLDS_X>(Shared{launch});
+}
+extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
+    df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<2, 2, LINEAR_TILE_HOLDS_X>(Shared{launch});
+}
+// A launch as that of df11_linear_gather.
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_tile_gather(const __grid_constant__ GatherTask task) {
+    gather_stored(task);
 }
 
 // With PACK_SHARED_BYTES of dynamic shared memory.

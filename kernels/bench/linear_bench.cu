@@ -12,7 +12,9 @@
 #include <cublasLt.h>
 
 #include "../linear.cu"
+#include "../tile.cu"
 #include "bench.hpp"
+#include "tile_host.hpp"
 #include "linear_host.hpp"
 
 #define VARIANT(EIGHTS, DEPTH, WARPS, BLOCKS)               \
@@ -35,6 +37,26 @@
         X(4, 6, 8, 1, 2)
 BULKS(BULK)
 SHAPES(VARIANT)
+// Of tiles as stored: eights, loads ahead, whether x is held, warps that decode.
+#define TILED(EIGHTS, AHEAD, HOLDS, WARPS)                               \
+    __global__ void __launch_bounds__((WARPS + 1) * LANES, 1)            \
+        tiled_##EIGHTS##_##AHEAD##_##HOLDS##_##WARPS(                    \
+            const __grid_constant__ LinearLaunch launch) {               \
+        linear_tile<EIGHTS, AHEAD, HOLDS>(Shared{launch});               \
+    }
+#define TILEDS(X)                                                                            \
+    X(1, 2, 0, 15) X(1, 2, 1, 15) X(1, 2, 0, 19) X(1, 2, 1, 19) X(1, 2, 0, 23) X(1, 2, 0, 27) \
+        X(1, 1, 0, 23) X(1, 4, 0, 15) X(2, 2, 0, 15) X(2, 2, 1, 15) X(2, 2, 0, 19) X(2, 2, 0, 23)
+TILEDS(TILED)
+struct TiledVariant {
+    const char* name;
+    const void* kernel;
+    u32 eights, warps;
+};
+#define TILED_ROW(EIGHTS, AHEAD, HOLDS, WARPS)                                       \
+    {"tile " #EIGHTS " eights, " #AHEAD " ahead, x held " #HOLDS ", " #WARPS " warps", \
+     (const void*)tiled_##EIGHTS##_##AHEAD##_##HOLDS##_##WARPS, EIGHTS, WARPS},
+static const TiledVariant tiled_variants[] = {TILEDS(TILED_ROW)};
 
 struct Variant {
     const char* name;
@@ -110,6 +132,41 @@ static Variant standard(u32 x_rows) {
             !ring && early};
 }
 
+static const char* forced_tiled = nullptr;
+static bool early_tiled = true;
+static TiledVariant tiled(u32 x_rows) {
+    if (forced_tiled)
+        for (auto& v : tiled_variants)
+            if (strstr(v.name, forced_tiled) && v.eights * 8 >= x_rows) return v;
+    const char* name = x_rows <= 8 ? "df11_linear_tile_8" : "df11_linear_tile_16";
+    const void* compiled_in =
+        x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
+    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, LINEAR_TILE_WARPS};
+}
+static u32 most_shared(const void* kernel) {
+    int n;
+    CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    cudaFuncAttributes a;
+    CUDA(cudaFuncGetAttributes(&a, kernel));
+    return u32(n - a.sharedSizeBytes);
+}
+static void launch_tiled(const TiledVariant& v, const LinearLaunch& l, u32 staged,
+                         cudaStream_t stream) {
+    const u32 shared =
+        std::min(tile_shared_bytes(v.warps, l.x_rows, staged), most_shared(v.kernel) / 16 * 16);
+    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    LinearLaunch copy = l;
+    void* arguments[] = {&copy};
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = std::min<u32>(l.items, sm_count()), config.blockDim = (v.warps + 1) * LANES,
+    config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = !ring && early_tiled;
+    CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
+}
+
 static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
     const u32 shared = v.bulk ? bulk_shared_bytes(v.warps, v.eights, v.depth)
                               : linear_shared_bytes(v.warps, v.eights, v.depth);
@@ -162,13 +219,38 @@ struct Context {
     }
 };
 
-static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, const u16* bias) {
+// A part of a matrix; rows and columns: of it.
+struct Part {
+    u32 first_row, rows, first_column, columns;
+};
+static LinearMatrix part_of(const Fast& f, Part p) {
+    LinearMatrix m = {};
+    const u64 strip = p.first_row / 32;
+    m.data = f.data + (strip * steps_of(f.columns) + p.first_column / STEP_COLUMNS) * STEP_BYTES,
+    m.index = f.heads + strip * tiles_across(f.columns) + p.first_column / 256,
+    m.rest = f.entries, m.rest_count = f.count, m.whole_columns = f.columns,
+    m.first_column = p.first_column;
+    return m;
+}
+static LinearMatrix part_of(const Tiles& t, Part p) {
+    LinearMatrix m = {};
+    m.data = t.plane + u64(p.first_row) * t.columns,
+    m.index = t.records + u64(p.first_row / 32) * tiles_across(t.columns), m.rest = t.bits,
+    m.rest_count = t.bits_bytes, m.table = t.table, m.whole_columns = t.columns,
+    m.first_column = p.first_column;
+    return m;
+}
+template <class Form>
+static Part all_of(const Form& f) {
+    return {0, f.rows, 0, f.columns};
+}
+template <class Form>
+static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch, const u16* bias,
+                       Part f) {
     LinearMatrix& m = l.matrices[l.matrix_count];
-    m = {};
-    m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count, m.bias = bias,
-    m.y = y, m.y_pitch = y_pitch;
+    m = part_of(form, f);
+    m.bias = bias, m.y = y, m.y_pitch = y_pitch;
     const LinearSplit split = linear_split(f.rows, f.columns);
-    m.whole_columns = f.columns;
     m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
     m.first_item = l.items;
     if (l.matrix_count) {
@@ -177,6 +259,10 @@ static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, cons
         m.first_partial = last.first_partial + linear_split(last.rows, f.columns).partials();
     }
     l.items += split.items(), l.matrix_count++;
+}
+template <class Form>
+static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch, const u16* bias) {
+    add_matrix(l, form, y, y_pitch, bias, all_of(form));
 }
 static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u32 columns) {
     LinearLaunch l = {};
@@ -210,22 +296,44 @@ static Errors errors_of(const std::vector<u16>& y, const std::vector<double>& re
     return e;
 }
 
+// The same by either form.
+static void launch_form(const Fast&, const LinearLaunch& l, cudaStream_t stream) {
+    launch_fast(standard(l.x_rows), l, stream);
+}
+static bool small_stages = false;  // fewer bytes than tiles have
+static void launch_form(const Tiles& t, const LinearLaunch& l, cudaStream_t stream) {
+    launch_tiled(tiled(l.x_rows), l, small_stages ? t.staged / 32 * 16 : t.staged, stream);
+}
+static bool right_weights(Context& c, const Fast& f, const u16* w) {
+    const u64 n = u64(f.rows) * f.columns;
+    u16* back;
+    CUDA(cudaMalloc(&back, n * 2 + 2));
+    CUDA(cudaMemset(back, 0xA5, n * 2 + 2));
+    unpack(f, back, f.columns, c.status);
+    const bool right = same_bits(w, back, n) && from_device(back + n, 1)[0] == 0xA5A5;
+    CUDA(cudaFree(back));
+    return right;
+}
+static bool right_weights(Context&, const Tiles&, const u16*) { return true; }
+static Fast make_form(const Fast*, const u16* w, u32 rows, u32 columns) {
+    return pack(w, rows, columns);
+}
+static Tiles make_form(const Tiles*, const u16* w, u32 rows, u32 columns) {
+    return store_tiles(w, rows, columns);
+}
+
+template <class Form>
 static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u32 seed) {
     const u64 n = u64(rows) * columns, outputs = u64(x_rows) * rows;
     u16* w = make_weights(rows, columns, seed, mode);
-    Fast f = pack(w, rows, columns);
+    Form f = make_form((const Form*)nullptr, w, rows, columns);
     bool good = true;
     auto expect = [&](bool right, const char* what) {
         if (!right)
             printf("WRONG %ux%u mode %d, %u rows: %s\n", rows, columns, mode, x_rows, what),
                 good = false;
     };
-    u16* back;
-    CUDA(cudaMalloc(&back, n * 2 + 2));
-    CUDA(cudaMemset(back, 0xA5, n * 2 + 2));
-    unpack(f, back, columns, c.status);
-    expect(same_bits(w, back, n), "unpacked weights differ");
-    expect(from_device(back + n, 1)[0] == 0xA5A5, "unpack wrote past the end");
+    expect(right_weights(c, f, w), "unpacked weights differ, or more was written");
     const u64 x_pitch = (columns + 7) / 8 * 8 + 8;
     u16* x = make_weights(x_rows, u32(x_pitch), seed + 77, mode == 5 ? 6 : 4);
     const u64 y_pitch = rows + 5;
@@ -237,7 +345,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         CUDA(cudaMemset(to, 0xA5, x_rows * y_pitch * 2));
         LinearLaunch l = launch_of(c, from, pitch, count, columns);
         add_matrix(l, f, to, y_pitch, b);
-        launch_fast(standard(count), l, c.stream);
+        launch_form(f, l, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
     };
     run(y, x, x_pitch, x_rows, nullptr);
@@ -291,15 +399,78 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
     expect(ours.rms < 0.02 && biased_error.rms < 0.02 + ours.rms * 4, "wrong product");
     expect(c.take_status() == 0, "status");
     printf(
-        "%6ux%-6u mode %d x %2u: %.3f bits, entries %.1e, rms %.3e (cuBLAS %.3e, Lt %d), worst "
+        "%6ux%-6u mode %d x %2u: %.3f bits, rms %.3e (cuBLAS %.3e, Lt %d), worst "
         "%.2e (%.2e), classes %llu %llu%s\n",
-        rows, columns, mode, x_rows, f.bytes() * 8.0 / n, double(f.count) / n, ours.rms, cublas.rms,
+        rows, columns, mode, x_rows, f.bytes() * 8.0 / n, ours.rms, cublas.rms,
         lt.count, ours.worst, cublas.worst, (unsigned long long)ours.classes,
         (unsigned long long)cublas.classes, good ? "" : "  WRONG");
-    for (void* p : {(void*)w, (void*)back, (void*)x, (void*)y, (void*)y2, (void*)yb, (void*)bias,
+    for (void* p : {(void*)w, (void*)x, (void*)y, (void*)y2, (void*)yb, (void*)bias,
                     (void*)shifted})
         CUDA(cudaFree(p));
     f.free();
+    return good;
+}
+
+// Slices of rows and columns, and several matrices in one launch, each with its own table, against
+// the same matrices made of their own weights, alone: bit by bit if sums are split alike.
+template <class Form>
+static bool check_parts(Context& c, std::vector<u32> rows, u32 whole_columns, u32 first_column,
+                        u32 columns, u32 x_rows) {
+    const u32 first_row = 64;
+    std::vector<u16*> weights, ys;
+    std::vector<Form> forms;
+    u16* x = make_weights(x_rows, columns, 12, 4);
+    LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+    u32 staged = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        weights.push_back(make_weights(rows[i] + first_row, whole_columns, 400 + i, i % 4));
+        forms.push_back(make_form((const Form*)nullptr, weights[i], rows[i] + first_row,
+                                  whole_columns));
+        ys.push_back(make_weights(x_rows, rows[i], 1, 4));
+        add_matrix(l, forms[i], ys[i], rows[i], nullptr, {first_row, rows[i], first_column, columns});
+        if constexpr (std::is_same_v<Form, Tiles>) staged = std::max(staged, forms[i].staged);
+    }
+    if constexpr (std::is_same_v<Form, Tiles>)
+        launch_tiled(tiled(x_rows), l, staged, c.stream);
+    else
+        launch_form(forms[0], l, c.stream);
+    CUDA(cudaStreamSynchronize(c.stream));
+    bool good = c.take_status() == 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        u16 *own, *y;
+        CUDA(cudaMalloc(&own, u64(rows[i]) * columns * 2));
+        CUDA(cudaMalloc(&y, u64(rows[i]) * x_rows * 2));
+        CUDA(cudaMemcpy2D(own, columns * 2,
+                          weights[i] + u64(first_row) * whole_columns + first_column,
+                          whole_columns * 2, columns * 2, rows[i], cudaMemcpyDeviceToDevice));
+        Form alone = make_form((const Form*)nullptr, own, rows[i], columns);
+        LinearLaunch one = launch_of(c, x, columns, x_rows, columns);
+        add_matrix(one, alone, y, rows[i], nullptr);
+        launch_form(alone, one, c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        const bool same = same_bits(y, ys[i], u64(rows[i]) * x_rows);
+        if (!same) printf("WRONG part %zu of %u rows\n", i, rows[i]);
+        good &= same && c.take_status() == 0;
+        alone.free();
+        for (void* p : {own, y}) CUDA(cudaFree(p));
+    }
+    printf("%zu matrices, columns %u to %u of %u, x %u%s\n", rows.size(), first_column,
+           first_column + columns, whole_columns, x_rows, good ? "" : "  WRONG");
+    for (auto& f : forms) f.free();
+    for (auto& list : {weights, ys})
+        for (auto p : list) CUDA(cudaFree(p));
+    CUDA(cudaFree(x));
+    return good;
+}
+template <class Form>
+static bool check_all_parts(Context& c) {
+    bool good = true;
+    for (u32 x_rows : {1u, 8u, 13u}) {
+        good &= check_parts<Form>(c, {4096, 1024, 1000}, 4096, 0, 4096, x_rows);
+        good &= check_parts<Form>(c, {4096}, 4096, 1024, 2048, x_rows);
+        good &= check_parts<Form>(c, {100, 5, 32, 77, 640, 9, 33, 2000}, 1000, 256, 744, x_rows);
+        good &= check_parts<Form>(c, {8200, 32, 4300, 6000}, 776, 256, 256, x_rows);
+    }
     return good;
 }
 
@@ -385,22 +556,28 @@ static bool check_grouped(Context& c, u32 experts, u32 rows, u32 columns, std::v
     return good;
 }
 
-static GatherTask gather_of(const Fast& f, const void* indices, u32 count, u32 wide, u16* output,
+template <class Form>
+static GatherTask gather_of(const Form& f, const void* indices, u32 count, u32 wide, u16* output,
                             u64 pitch, u32* status) {
-    return {f.data, f.heads,   f.entries, nullptr, f.count,   indices, output, pitch,
-            f.rows, f.columns, count,     wide,    f.columns, 0,       status};
+    const LinearMatrix m = part_of(f, all_of(f));
+    return {m.data, m.index,   m.rest, m.table, m.rest_count,    indices,        output, pitch,
+            f.rows, f.columns, count,  wide,    m.whole_columns, m.first_column, status};
 }
 static void launch_gather(const GatherTask& task, cudaStream_t stream) {
     GatherTask copy = task;
     void* arguments[] = {&copy};
     const u64 warps = u64(task.count) * ((task.columns + 255) / 256);
-    CUDA(cudaLaunchKernel(kernel_of("df11_linear_gather", (const void*)df11_linear_gather),
+    const void* kernel =
+        task.table ? kernel_of("df11_linear_tile_gather", (const void*)df11_linear_tile_gather)
+                   : kernel_of("df11_linear_gather", (const void*)df11_linear_gather);
+    CUDA(cudaLaunchKernel(kernel,
                           u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES,
                           arguments, 0, stream));
 }
+template <class Form>
 static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     u16* w = make_weights(rows, columns, 31, mode);
-    Fast f = pack(w, rows, columns);
+    Form f = make_form((const Form*)nullptr, w, rows, columns);
     bool good = true;
     for (u32 wide : {0u, 1u}) {
         const u32 count = 67;
@@ -436,6 +613,32 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     return good;
 }
 
+// Tiles as stored. `few`: without what takes long.
+static bool check_stored(Context& c, bool few) {
+    bool good = true;
+    const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},    {5, 16},  {33, 264},
+                             {100, 1000},  {257, 384},  {1024, 4096}, {768, 2048},
+                             {64, 14336},  {31, 40},    {1000, 5120}};
+    u32 seed = 1;
+    for (auto& s : shapes)
+        for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
+            if (!few || x_rows % 2) good &= check_one<Tiles>(c, s[0], s[1], seed % 4, x_rows, seed), seed++;
+    for (int mode : {1, 2, 3, 5, 7})
+        for (u32 x_rows : {1u, 16u}) good &= check_one<Tiles>(c, 512, 2048, mode, x_rows, seed++);
+    if (!few) {
+        good &= check_one<Tiles>(c, 4096, 14336, 0, 4, seed++);
+        good &= check_one<Tiles>(c, 6144, 4096, 0, 16, seed++);
+    }
+    // Stages that no tile fits.
+    small_stages = true;
+    for (u32 x_rows : {1u, 9u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
+    small_stages = false;
+    good &= check_all_parts<Tiles>(c);
+    good &= check_gather<Tiles>(c, 1000, 4096, 0);
+    good &= check_gather<Tiles>(c, 77, 1000, 3);
+    good &= check_gather<Tiles>(c, 77, 248, 2);
+    return good;
+}
 static int check(Context& c) {
     bool good = true;
     const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
@@ -444,23 +647,24 @@ static int check(Context& c) {
     u32 seed = 1;
     for (auto& s : shapes)
         for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
-            good &= check_one(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
+            good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
     for (int mode : {1, 3, 5, 7})
-        for (u32 x_rows : {1u, 16u}) good &= check_one(c, 512, 2048, mode, x_rows, seed++);
-    good &= check_one(c, 4096, 14336, 0, 4, seed++);
-    good &= check_one(c, 6144, 4096, 0, 16, seed++);
+        for (u32 x_rows : {1u, 16u}) good &= check_one<Fast>(c, 512, 2048, mode, x_rows, seed++);
+    good &= check_one<Fast>(c, 4096, 14336, 0, 4, seed++);
+    good &= check_one<Fast>(c, 6144, 4096, 0, 16, seed++);
     if (!ring)
         for (u32 x_rows : {17u, 31u, 32u, 33u, 64u})
-            good &= check_one(c, 512, 2048, 0, x_rows, seed++),
-                good &= check_one(c, 4096, 4096, 0, x_rows, seed++),
-                good &= check_one(c, 100, 1000, 1, x_rows, seed++);
+            good &= check_one<Fast>(c, 512, 2048, 0, x_rows, seed++),
+                good &= check_one<Fast>(c, 4096, 4096, 0, x_rows, seed++),
+                good &= check_one<Fast>(c, 100, 1000, 1, x_rows, seed++);
     good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
     good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
     good &= check_grouped(c, 5, 64, 768, {0}, false, false);
     good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
-    good &= check_gather(c, 1000, 4096, 0);
-    good &= check_gather(c, 77, 1000, 3);
-    good &= check_gather(c, 77, 250, 5);
+    good &= check_gather<Fast>(c, 1000, 4096, 0);
+    good &= check_gather<Fast>(c, 77, 1000, 3);
+    good &= check_gather<Fast>(c, 77, 250, 5);
+    good &= check_all_parts<Fast>(c);
     // Every pattern: packed and unpacked.
     for (u32 rows : {256u, 37u}) {
         u16* w = make_weights(rows, 512, 5, 2);
@@ -686,11 +890,12 @@ static void bench_others(Context& c, int rounds) {
     f.free();
 }
 
+static bool only_tiled = false;
 static int bench(Context& c, int rounds, bool with_variants) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
     const std::vector<u32> batches = with_variants
-                                         ? std::vector<u32>{1, 8, 16, 32, 64}
+                                         ? only_tiled ? std::vector<u32>{1, 8, 16} : std::vector<u32>{1, 8, 16, 32, 64}
                                          : std::vector<u32>{1, 2, 4, 8, 12, 16, 24, 32, 64};
     struct Row {
         u32 x_rows;
@@ -706,7 +911,9 @@ static int bench(Context& c, int rounds, bool with_variants) {
         Fast f = pack(w, rows, columns);
         std::vector<u16*> ws = {w};
         std::vector<Fast> fs = {f};
-        for (int i = 1; i < copies; i++) ws.push_back(copy_of(w, n * 2)), fs.push_back(f.copy());
+        std::vector<Tiles> ts = {store_tiles(w, rows, columns)};
+        for (int i = 1; i < copies; i++)
+            ws.push_back(copy_of(w, n * 2)), fs.push_back(f.copy()), ts.push_back(ts[0].copy());
         u16* x = make_weights(128, columns, 9, 4);
         u16* y;
         CUDA(cudaMalloc(&y, u64(128) * rows * 2));
@@ -724,13 +931,32 @@ static int bench(Context& c, int rounds, bool with_variants) {
                                    launch_fast(v, l, c.stream);
                                }});
             };
-            if (x_rows <= 16 || !ring) add(standard(x_rows));
-            if (early && !ring) {
+            auto add_tiled = [&](const TiledVariant& v, bool early_too) {
+                all.push_back({std::string(v.name) + (early_too ? "" : ", plain"), double(ts[0].bytes()),
+                               [&, v, early_too](int k) {
+                                   LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+                                   add_matrix(l, ts[k], y, rows, nullptr);
+                                   const bool before = early_tiled;
+                                   early_tiled = early_too;
+                                   launch_tiled(v, l, ts[k].staged, c.stream);
+                                   early_tiled = before;
+                               }});
+            };
+            if (x_rows <= 16) {
+                add_tiled(tiled(x_rows), true);
+                if (!only_tiled) add_tiled(tiled(x_rows), false);
+                if (with_variants)
+                    for (auto& v : tiled_variants)
+                        if (v.eights == (x_rows + 7) / 8) add_tiled(v, true);
+            }
+            if (only_tiled && x_rows > 16) continue;
+            if (!only_tiled && (x_rows <= 16 || !ring)) add(standard(x_rows));
+            if (early && !ring && !only_tiled) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
             }
-            if (with_variants)
+            if (with_variants && !only_tiled)
                 for (auto& v : variants)
                     if (x_rows <= v.eights * 8 && (x_rows > v.eights * 4 || v.eights == 1)) add(v);
             measure(c, all, copies, rounds);
@@ -739,7 +965,7 @@ static int bench(Context& c, int rounds, bool with_variants) {
             for (size_t i = peers; i < all.size(); i++) {
                 const double s = median_of(all[i].seconds);
                 printf(
-                    "%5ux%-5u x %2u %-28s %7.2f us %5.0f GB/s; cuBLASLt %7.2f us %5.0f GB/s; ratio "
+                    "%5ux%-5u x %2u %-40s %7.2f us %5.0f GB/s; cuBLASLt %7.2f us %5.0f GB/s; ratio "
                     "%.3f\n",
                     rows, columns, x_rows, all[i].name.c_str(), s * 1e6, all[i].bytes / s / 1e9,
                     best * 1e6, n * 2 / best / 1e9, best / s);
@@ -755,13 +981,14 @@ static int bench(Context& c, int rounds, bool with_variants) {
         }
         for (auto p : ws) CUDA(cudaFree(p));
         for (auto& one : fs) one.free();
+        for (auto& one : ts) one.free();
         CUDA(cudaFree(x));
         CUDA(cudaFree(y));
     }
-    bench_others(c, rounds);
+    if (!only_tiled) bench_others(c, rounds);
     printf("== sums of four\n");
     for (auto& r : sums)
-        printf("x %2u %-28s %.3f (%.1f / %.1f us)\n", r.x_rows, r.name.c_str(),
+        printf("x %2u %-40s %.3f (%.1f / %.1f us)\n", r.x_rows, r.name.c_str(),
                r.sum_cublas / r.sum_ours, r.sum_cublas * 1e6, r.sum_ours * 1e6);
     return 0;
 }
@@ -784,7 +1011,25 @@ int main(int argc, char** argv) {
         early = false;
         return bad | check(c);
     }
+    if (mode == "stored") {
+        const bool few = argc > 2 && !strcmp(argv[2], "few");
+        bool good = true;
+        if (argc > 2 && !few) {
+            for (auto& v : tiled_variants) {
+                forced_tiled = v.name;
+                printf("%s\n", v.name);
+                good &= check_one<Tiles>(c, 1000, 4096, 0, v.eights * 8 - 2, 5);
+            }
+            return !good;
+        }
+        good = check_stored(c, few);
+        if (!few) early_tiled = false, good &= check_stored(c, true);
+        printf("stored: %s\n", good ? "all right" : "WRONG");
+        return !good;
+    }
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
+    only_tiled = mode == "tiled";
+    if (only_tiled) return bench(c, atoi(argv[2]), true);
     if (mode == "bench" || mode == "variants") return bench(c, atoi(argv[2]), mode == "variants");
     fprintf(stderr, "see the head of linear_bench.cu\n");
     return 2;
