@@ -122,16 +122,16 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
 // Matrices in tiles as stored. Any number of blocks, persistent, of one warp and up to
 // LINEAR_TILE_WARPS more; bits of y depend on neither.
 #ifndef LINEAR_TILE_WARPS
-#define LINEAR_TILE_WARPS 16
+#define LINEAR_TILE_WARPS 15
 #define LINEAR_TILE_HOLDS_X true
 #endif
 extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<1, 2, LINEAR_TILE_HOLDS_X>(Shared{launch});
+    linear_tile<1, LINEAR_TILE_HOLDS_X>(Shared{launch});
 }
 extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2, 2, LINEAR_TILE_HOLDS_X>(Shared{launch});
+    linear_tile<2, LINEAR_TILE_HOLDS_X>(Shared{launch});
 }
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)

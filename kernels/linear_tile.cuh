@@ -8,20 +8,27 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
-constexpr u32 MOST_RUNS = 16, RUN_SETS = 2, RUN_PITCH = STRIP_ROWS + 8;
+constexpr u32 MOST_RUNS = 16, RUN_SETS = 2, RUN_PITCH = STRIP_ROWS;
 // Bytes of a stage besides a tile's bits: a word that is not decoded before them, and the three
 // that windows reach after them.
 constexpr u32 BITS_BEFORE = 16, BITS_AFTER = 16, TILE_STAGES = 2;
+// Pairs of units whose plane is on its way, or read.
+constexpr u32 PLANE_AHEAD = BAND_UNITS / 2;
 
 __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
+// Tables, with room to begin at a multiple of their size, and the sums of runs.
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 matrices) {
+    return (1 + (matrices > 1 ? 2 : 1)) * u32(sizeof(TileTable)) + RUN_SETS * run_set_bytes(x_rows);
+}
 // Dynamic shared memory of a block with so many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact.
-__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
-    return RUN_SETS * run_set_bytes(x_rows) +
-           warps * TILE_STAGES * (staged_bytes + BITS_BEFORE + BITS_AFTER);
+__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 matrices,
+                                                    u32 staged_bytes) {
+    return tile_fixed_bytes(x_rows, matrices) +
+           warps * (TILE_STAGES * (staged_bytes + BITS_BEFORE + BITS_AFTER) + PLANE_AHEAD * PLANE_PAIR);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -44,8 +51,9 @@ struct TilePlace {
 // The tiles of one of the block's warps: each takes the run after that of the warp before.
 struct TileCursor {
     TilePlace at;
-    u32 item, begin, end;  // tiles of the item
-    u32 first_warp;        // that takes the first run of the item
+    u32 item, begin, end;      // tiles of the item
+    u32 run_length, run_count;  // Runs
+    u32 first_warp;            // that takes the first run of the item
     bool exists;
 
     __device__ bool find_item(const Shared& work) {
@@ -54,6 +62,8 @@ struct TileCursor {
             if (!range.exists) continue;
             at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
             end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
+            const Runs runs(end - begin);
+            run_length = runs.length, run_count = runs.count;
             return true;
         }
         return false;
@@ -61,13 +71,13 @@ struct TileCursor {
     // The warp's next run from at.run on.
     __device__ void find_run(const Shared& work, u32 warp, u32 warps) {
         while (exists) {
-            const Runs runs(end - begin);
-            if (at.run < runs.count) {
-                at.tile = begin + at.run * runs.length, at.first = true;
+            if (at.run < run_count) {
+                at.tile = begin + at.run * run_length, at.first = true;
                 return;
             }
-            first_warp = (first_warp + runs.count) % warps, at.number++;
-            at.run = (warp + warps - first_warp) % warps, item += gridDim.x;
+            for (first_warp += run_count; first_warp >= warps;) first_warp -= warps;
+            at.number++, item += gridDim.x;
+            at.run = warp - first_warp + (warp < first_warp ? warps : 0);
             exists = find_item(work);
         }
     }
@@ -77,9 +87,8 @@ struct TileCursor {
         find_run(work, warp, warps);
     }
     __device__ void advance(const Shared& work, u32 warp, u32 warps) {
-        const Runs runs(end - begin);
         at.tile++, at.first = false;
-        if (at.tile < min(begin + (at.run + 1) * runs.length, end)) return;
+        if (at.tile < min(begin + (at.run + 1) * run_length, end)) return;
         at.run += warps;
         find_run(work, warp, warps);
     }
@@ -147,11 +156,11 @@ struct Window {
         next = at + 12, last = stage + stage_bytes - 4, position = from & 31;
     }
     __device__ void refill() {
-        w0 = w1, w1 = w2, w2 = load_shared(next), position -= 32, next = min(next + 4, last);
+        w0 = w1, w1 = w2, w2 = load_shared(next), next = min(next + 4, last);
     }
     __device__ void advance(u32 bits) {
         position += bits;
-        if (position >= 32) refill();
+        if (position >= 32) position -= 32, refill();
     }
     // Counted as LaneBits; none where the end of the stage was met.
     __device__ u32 place(u32 stage) const {
@@ -159,15 +168,9 @@ struct Window {
     }
 };
 
-__device__ inline const TileTable* tile_tables() {
-    // At a multiple of its size, so that one logic op makes an entry's address.
-    __shared__ __align__(16) TileTable tables[2];
-    return tables;
-}
-// `table`: the bytes to it from the first one.
+// `table`: its shared address, a multiple of its size, so that one logic op makes an entry's.
 __device__ inline u32 tile_entry(u32 table, u32 window) {
-    return *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(tile_tables()) +
-                                         (window & INDEX_MASK | table));
+    return load_shared((window & INDEX_MASK) | table);
 }
 
 // Four pairs one by one, however many bits they take.
@@ -182,43 +185,54 @@ __device__ __forceinline__ void decode_long_unit(u32 table, Window& bits, u32 (&
     }
 }
 
-// Four pairs. Entries of escapes have their whole length, so that four look-ups find their codes
-// without a branch; the escapes' exponents are read afterwards.
+// Four pairs, of at most 48 bits but for escapes.
 __device__ __forceinline__ void decode_unit(u32 table, Window& bits, u32 (&e)[4], u32& problems) {
-    u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
+    u32 low[5], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
     low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         e[i] = tile_entry(table, low[i]);
-        if (i == 3) break;
-        low[i + 1] = __funnelshift_r(low[i], high, e[i]);
-        high = __funnelshift_r(high, 0, e[i]);
+        low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
     }
-    u32 total = (e[0] + e[1] + e[2] + e[3]) & 127;
-    if (int(e[0] | e[1] | e[2] | e[3]) < 0) {
+    const u32 total = (e[0] + e[1] + e[2] + e[3]) & 127;
+    u32 position = bits.position + total;
+    // Rarely: an escape, or more bits than one word more makes up for.
+    if (int(e[0] | e[1] | e[2] | e[3]) < 0 || position >= 64) {
         if (total > WINDOW_BITS) {
             decode_long_unit(table, bits, e);
-            total = 0;
+            position = bits.position;
+            if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
         } else {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                if (int(e[i]) < 0) e[i] = escaped(e[i], low[i] >> ((e[i] >> 15 & 31) + 2));
+            for (u32 i = 0; i < 4; i++) {
+                if (int(e[i]) >= 0) continue;
+                const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15);  // less two bits
+                if (e[i] >> 15 == (0x10000 | NO_CODE)) problems |= STATUS_NO_CODE;
+                e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
+            }
+            if (position >= 64) position -= 32, bits.refill();
         }
-        if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
     }
-    bits.position += total;
-    if (bits.position >= 32) bits.refill();
-    if (bits.position >= 32) bits.refill();
+    bits.position = position;
+    if (bits.position >= 32) bits.position -= 32, bits.refill();
 }
 
-// A unit's product: eight rows of weights by 8 or 16 rows of x.
-template <u32 EIGHTS>
-__device__ __forceinline__ void multiply_unit(float (&sums)[4], const uint4& w,
-                                              const uint4 (&x)[EIGHTS]) {
-    const uint4 none = make_uint4(0, 0, 0, 0), &y = EIGHTS == 2 ? x[EIGHTS - 1] : none;
-    multiply(sums, x[0].x, y.x, x[0].y, y.y, w.x, w.y);
-    multiply(sums, x[0].z, y.z, x[0].w, y.w, w.z, w.w);
+// A unit's product: eight rows of weights by eight of x. The lane's 16 bytes of x are a whole A
+// fragment as they are: the one product is right in the first eight rows of sums, the other in the
+// last eight, and the others are of no use.
+__device__ __forceinline__ void multiply_unit(float (&even)[4], float (&odd)[4], const uint4& w,
+                                              const uint4& x) {
+    multiply(even, x.x, x.y, x.z, x.w, w.x, w.z);
+    multiply(odd, x.x, x.y, x.z, x.w, w.y, w.w);
 }
+template <u32 EIGHTS>
+struct Sums {
+    float even[EIGHTS][4] = {}, odd[EIGHTS][4] = {};
+    __device__ __forceinline__ void add(const uint4& w, const uint4 (&x)[EIGHTS]) {
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++) multiply_unit(even[i], odd[i], w, x[i]);
+    }
+};
 __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
     return make_uint4(merge_fields(__byte_perm(p0, 0, 0x1100), e[0]),
                       merge_fields(__byte_perm(p0, 0, 0x3322), e[1]),
@@ -226,21 +240,30 @@ __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
                       merge_fields(__byte_perm(p1, 0, 0x3322), e[3]));
 }
 
+// Where the sums of a row of the strip are in those of a row of x: so that lanes never meet in a bank.
+__device__ inline u32 run_place(u32 x_row, u32 row) { return row ^ x_row % 4 * BAND_ROWS; }
 // Adds a band's sums to those of the run; `to`: those of the run.
 template <u32 EIGHTS>
-__device__ __forceinline__ void keep_sums(float* to, const float (&sums)[4], u32 band, bool first,
+__device__ __forceinline__ void keep_sums(float* to, const Sums<EIGHTS>& sums, u32 band, bool first,
                                           u32 x_rows, u32 lane) {
-    to += lane / 4 * RUN_PITCH + band * BAND_ROWS + lane % 4 * 2;
+    to += lane / 4 * RUN_PITCH + run_place(lane / 4, band * BAND_ROWS) + lane % 4 * 2;
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++) {
         if (lane / 4 + 8 * i >= x_rows) continue;
         float2* const two = reinterpret_cast<float2*>(to + 8 * i * RUN_PITCH);
-        float2 sum = make_float2(sums[2 * i], sums[2 * i + 1]);
+        float2 sum = make_float2(sums.even[i][0] + sums.odd[i][2], sums.even[i][1] + sums.odd[i][3]);
         if (!first) sum.x += two->x, sum.y += two->y;
         *two = sum;
     }
 }
 
+// 16 bytes of x, if that row exists: else what was there, of which nothing is used.
+__device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+        : "l"(from), "r"(u32(exists)));
+}
 // A lane's eight columns of a row of x from a column on.
 __device__ __forceinline__ uint4 load_x(const Shared& work, u32 row, u32 column, bool aligned) {
     if (row >= work.launch.x_rows) return make_uint4(0, 0, 0, 0);
@@ -287,7 +310,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& pl
 #pragma unroll 1
     for (u32 band = 0; band < TILE_BANDS; band++) {
         const u32 rows = min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
-        float sums[4] = {};
+        Sums<EIGHTS> sums;
         uint2 p[BAND_UNITS];
 #pragma unroll
         for (u32 unit = 0; unit < BAND_UNITS; unit++) {
@@ -317,7 +340,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& pl
                 w = merge_words(e, p[unit].x, p[unit].y);
             }
             __syncwarp();
-            multiply_unit<EIGHTS>(sums, w, x);
+            sums.add(w, x);
         }
         keep_sums<EIGHTS>(to, sums, band, at.first, work.launch.x_rows, lane);
     }
@@ -354,29 +377,34 @@ struct RunBarriers {
 // The decode tables of the matrices of which the block has items, one after the other: the one in
 // use, and the next one on its way.
 struct Tables {
-    u32 matrix, offset;  // of the one in use; the bytes to it
-    u32 next_item;       // the first item of the next one's matrix
-    __device__ u32 other() const { return offset ^ u32(sizeof(TileTable)); }
+    u32 matrix, address, first;  // of the one in use; address of the first place
+    u32 next_item, next_number;  // the first item of the next one's matrix, its number in the block
+    __device__ u32 other() const { return 2 * first + u32(sizeof(TileTable)) - address; }
     __device__ void ask(const Shared& work, u32 of, u32 to) const {
         const u8* from = reinterpret_cast<const u8*>(work.launch.matrices[of].table);
         for (u32 i = threadIdx.x - LANES; i < sizeof(TileTable) / 16; i += blockDim.x - LANES)
-            copy_async(shared_address(tile_tables()) + to + 16 * i, from + 16 * i);
+            copy_async(to + 16 * i, from + 16 * i);
     }
     __device__ void find_next(const Shared& work) {
-        for (; next_item < work.items(); next_item += gridDim.x)
-            if (work.range(next_item).matrix != matrix) return;
+        for (; next_item < work.items(); next_item += gridDim.x) {
+            const Range at = work.range(next_item);
+            if (at.matrix != matrix) return;
+            next_number += at.exists;
+        }
     }
     __device__ void begin(const Shared& work) {
+        next_number = 0;
         if (blockIdx.x >= work.items()) {
             next_item = work.items();
             return;
         }
-        matrix = work.range(blockIdx.x).matrix, offset = 0, next_item = blockIdx.x;
-        ask(work, matrix, offset);
+        matrix = work.range(blockIdx.x).matrix, address = first;
+        next_item = blockIdx.x;
+        ask(work, matrix, address);
         ask_next(work);
     }
     __device__ void ask_next(const Shared& work) {
-        if (matrix + 1 == work.launch.matrix_count) next_item = work.items();
+        if (matrix + 1 == work.launch.matrix_count) next_item = work.items(), next_number = ~0u;
         find_next(work);
         if (next_item < work.items()) ask(work, work.range(next_item).matrix, other());
     }
@@ -385,7 +413,7 @@ struct Tables {
         commit_copies();
         wait_for_copies();
         group_barrier(1, blockDim.x - LANES);
-        matrix = work.range(next_item).matrix, offset = other();
+        matrix = work.range(next_item).matrix, address = other();
         ask_next(work);
     }
 };
@@ -401,11 +429,11 @@ __device__ __forceinline__ void add_runs(const Shared& work, const float* sets,
         if (!at.exists) continue;
         const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
         barriers.wait_full(number);
-        const float* from = sets + number % RUN_SETS * (run_set_bytes(x_rows) / 4) + lane;
+        const float* from = sets + number % RUN_SETS * (run_set_bytes(x_rows) / 4);
         for (u32 x_row = 0; x_row < x_rows; x_row++, from += RUN_PITCH) {
             float sum = 0;
 #pragma unroll 4
-            for (u32 run = 0; run < runs.count; run++) sum += from[run * x_rows * RUN_PITCH];
+            for (u32 run = 0; run < runs.count; run++) sum += from[run * x_rows * RUN_PITCH + run_place(x_row, lane)];
             if (at.slices == 1)
                 store_product(work, at, x_row, lane, sum);
             else
@@ -420,15 +448,15 @@ __device__ __forceinline__ void add_runs(const Shared& work, const float* sets,
     }
 }
 
-template <u32 EIGHTS, u32 AHEAD, bool HOLDS_X>
+template <u32 EIGHTS, bool HOLDS_X>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& cursor, float* sets,
-                                               u32 stage, u32 stage_bytes, RunBarriers barriers,
+                                               u32 table, u32 stage, u32 stage_bytes, RunBarriers barriers,
                                                u32 warp, u32 lane) {
     const u32 x_rows = work.launch.x_rows, stages = 2 * stage + stage_bytes;
     const bool aligned = work.aligned();
     Tables tables;
+    tables.first = table;
     u32 problems = 0, arrived = 0;
-    uint4 ahead[AHEAD];
     LaneBits next;         // of the cursor's tile, whose bits are on their way
     const u8* next_plane;  // of it, of the lane
     bool whole;            // no edge
@@ -444,6 +472,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
         const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
         prefetch_l2(reinterpret_cast<const u8*>(record_of(m, cursor.at.strip, cursor.at.tile)));
     };
+    const u32 ring = kept(stages + stage_bytes - stage + lane * 16);
     auto ask_for_bits = [&] {
         const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
         const TileBits at = find_bits(load_record(record_of(m, cursor.at.strip, cursor.at.tile), lane),
@@ -461,15 +490,19 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
 #pragma unroll 1
             for (u32 i = lane * 16; i < at.bytes; i += LANES * 16)
                 copy_async(stage + BITS_BEFORE + i, from + i);
-        commit_copies();
     };
+    // Each lane copies what it reads itself: its 16 bytes of the plane of two units, so that no
+    // other has to wait. A group of copies each.
     auto ask_for_plane = [&] {
-        if (whole)
 #pragma unroll
-            for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(next_plane + i * PLANE_PAIR);
+        for (u32 i = 0; i < PLANE_AHEAD - 1; i++) {
+            if (whole) copy_line_async(ring + i * PLANE_PAIR, next_plane + i * PLANE_PAIR);
+            commit_copies();
+        }
     };
     auto arrive_before = [&](u32 number) {
         for (; arrived < number; arrived++) {
+            while (arrived == tables.next_number) tables.advance(work);
             barriers.wait_empty(arrived);
             __syncwarp();
             if (lane == 0) arrive(barriers.full + 8 * (arrived % RUN_SETS));
@@ -482,46 +515,47 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
     }
     __syncwarp();
     tables.begin(work);
-    if (cursor.exists) {
-        ask_for_bits();
-        ask_for_plane();
-    }
+    if (cursor.exists) ask_for_bits();
     commit_copies();
     wait_for_copies();
+    if (cursor.exists) ask_for_plane();
     group_barrier(1, blockDim.x - LANES);
     wait_for_launch_before();
     while (cursor.exists) {
         arrive_before(cursor.at.number);
-        while (tables.matrix != cursor.at.matrix) tables.advance(work);
+        while (cursor.at.number == tables.next_number) tables.advance(work);
         barriers.wait_empty(cursor.at.number);
-        wait_for_copies();
+        // The tile's bits are older than the copies of the plane.
+        wait_for_all_but<PLANE_AHEAD - 1>();
         __syncwarp();
         float* const to = sets + cursor.at.number % RUN_SETS * (run_set_bytes(x_rows) / 4) +
                           cursor.at.run * x_rows * RUN_PITCH;
         if (!whole) {
-            problems |= multiply_edge<EIGHTS>(work, cursor.at, stage, stage_bytes, tables.offset, to,
+            problems |= multiply_edge<EIGHTS>(work, cursor.at, stage, stage_bytes, tables.address, to,
                                               lane);
             move_cursor();
             if (!cursor.exists) break;
             ask_for_bits();
+            commit_copies();
             ask_for_plane();
             continue;
         }
         const bool first = cursor.at.first;
-        const u16* x_from[EIGHTS];
+        u64 x_from[EIGHTS];
 #pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++)
-            x_from[i] = work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
-                        cursor.at.tile * TILE_WIDTH + lane % 4 * 8;
+        for (u32 i = 0; i < EIGHTS; i++) {
+            x_from[i] = reinterpret_cast<u64>(
+                work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
+                cursor.at.tile * TILE_WIDTH + lane % 4 * 8);
+            // Kept: the compiler would make it again in each unit.
+            asm volatile("" : "+l"(x_from[i]));
+        }
         auto load_x_unit = [&](u32 unit, uint4(&x)[EIGHTS]) {
 #pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++) {
-                x[i] = make_uint4(0, 0, 0, 0);
-                if (lane / 4 + 8 * i < x_rows)
-                    x[i] = __ldg(reinterpret_cast<const uint4*>(x_from[i] + unit * STEP_COLUMNS));
-            }
+            for (u32 i = 0; i < EIGHTS; i++)
+                load_x_where(x[i], x_from[i] + unit * STEP_COLUMNS * 2, lane / 4 + 8 * i < x_rows);
         };
-        uint4 x[HOLDS_X ? BAND_UNITS : 1][EIGHTS];
+        uint4 x[HOLDS_X ? BAND_UNITS : 1][EIGHTS] = {};
         if (HOLDS_X)
 #pragma unroll
             for (u32 unit = 0; unit < BAND_UNITS; unit++) load_x_unit(unit, x[HOLDS_X ? unit : 0]);
@@ -535,26 +569,27 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
         const bool more = cursor.exists;
 #pragma unroll 1
         for (u32 band = 0; band < TILE_BANDS; band++) {
-            float sums[4] = {};
-            // Where the plane goes on after the band.
+            Sums<EIGHTS> sums;
+            // Where the plane goes on after the band; anywhere after the warp's last tile.
             const u8* after = plane + PLANE_BAND;
             if (band == TILE_BANDS - 1) after = more && whole ? next_plane : plane;
 #pragma unroll
             for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
-                // No rotation of `ahead`: a move of what is on its way would wait for it.
-                uint4& slot = ahead[unit / 2 % AHEAD];
-                const uint4 p = slot;
-                const u32 wanted = unit / 2 + AHEAD;
-                slot = load_plane(wanted < BAND_UNITS / 2
-                                      ? plane + wanted * PLANE_PAIR
-                                      : after + (wanted - BAND_UNITS / 2) * PLANE_PAIR);
+                constexpr u32 PAIRS = BAND_UNITS / 2;
+                const u32 pair = unit / 2, wanted = pair + PLANE_AHEAD - 1;
+                wait_for_all_but<PLANE_AHEAD - 2>();
+                const uint4 p = load_shared_16(ring + pair * PLANE_PAIR);
+                // Into the place of the pair before.
+                copy_line_async(ring + wanted % PAIRS * PLANE_PAIR,
+                                (wanted < PAIRS ? plane : after) + wanted % PAIRS * PLANE_PAIR);
+                commit_copies();
                 u32 e[4];
                 if (!HOLDS_X) load_x_unit(unit, x[0]);
-                decode_unit(tables.offset, bits, e, problems);
-                multiply_unit<EIGHTS>(sums, merge_words(e, p.x, p.y), x[HOLDS_X ? unit : 0]);
+                decode_unit(tables.address, bits, e, problems);
+                sums.add(merge_words(e, p.x, p.y), x[HOLDS_X ? unit : 0]);
                 if (!HOLDS_X) load_x_unit(unit + 1, x[0]);
-                decode_unit(tables.offset, bits, e, problems);
-                multiply_unit<EIGHTS>(sums, merge_words(e, p.z, p.w), x[HOLDS_X ? unit + 1 : 0]);
+                decode_unit(tables.address, bits, e, problems);
+                sums.add(merge_words(e, p.z, p.w), x[HOLDS_X ? unit + 1 : 0]);
             }
             plane += PLANE_BAND;
             keep_sums<EIGHTS>(to, sums, band, first, x_rows, lane);
@@ -568,7 +603,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
     if (problems) atomicOr(work.status(), problems);
 }
 
-template <u32 EIGHTS, u32 AHEAD, bool HOLDS_X>
+template <u32 EIGHTS, bool HOLDS_X>
 __device__ __forceinline__ void linear_tile(const Shared& work) {
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
               warps = blockDim.x / LANES - 1;
@@ -583,16 +618,23 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     let_next_launch_begin();
 #endif
-    float* const sets = reinterpret_cast<float*>(linear_shared);
+    // Tables begin at a multiple of their size, whatever lies before.
+    const u32 base = shared_address(linear_shared), size = sizeof(TileTable),
+              table = (base + size - 1) / size * size, 
+              fixed = tile_fixed_bytes(work.launch.x_rows, work.launch.matrix_count);
+    float* const sets =
+        reinterpret_cast<float*>(linear_shared + (table - base) + (work.launch.matrix_count > 1 ? 2 : 1) * size);
     if (warp == 0) {
         add_runs(work, sets, at);
         return;
     }
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 fixed = RUN_SETS * run_set_bytes(work.launch.x_rows);
-    const u32 bytes = (room - fixed) / (TILE_STAGES * warps) / 16 * 16;
-    const u32 first = shared_address(linear_shared) + fixed + (warp - 1) * TILE_STAGES * bytes;
-    multiply_tiles<EIGHTS, AHEAD, HOLDS_X>(work, cursors[warp], sets, first, bytes, at, warp - 1,
-                                           lane);
+    const u32 bytes =
+                  ((room - fixed) / warps - PLANE_AHEAD * PLANE_PAIR) / (TILE_STAGES * 16) * 16,
+              each = TILE_STAGES * bytes + PLANE_AHEAD * PLANE_PAIR;
+    const u32 first = shared_address(sets) + RUN_SETS * run_set_bytes(work.launch.x_rows) +
+                      (warp - 1) * each;
+    multiply_tiles<EIGHTS, HOLDS_X>(work, cursors[warp], sets, table, first, bytes, at, warp - 1,
+                                    lane);
 }
