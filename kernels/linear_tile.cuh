@@ -472,7 +472,8 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
         const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
         prefetch_l2(reinterpret_cast<const u8*>(record_of(m, cursor.at.strip, cursor.at.tile)));
     };
-    const u32 ring = kept(stages + stage_bytes - stage + lane * 16);
+    u32 ring = stages + stage_bytes - stage + lane * 16;
+    asm volatile("" : "+r"(ring));
     auto ask_for_bits = [&] {
         const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
         const TileBits at = find_bits(load_record(record_of(m, cursor.at.strip, cursor.at.tile), lane),
