@@ -29,6 +29,10 @@ vectors:
 python-reader:
     python3 spec/python/check_vectors.py
 
+# spec/gpu.md as a program, on the vectors; `--write` writes its numbers anew.
+gpu-text *ARGS="--check":
+    python3 spec/gpu_check.py {{ARGS}}
+
 # Builds the Python package and runs its tests and checks; arguments go to pytest.
 python *ARGS:
     bash python/check {{ARGS}}

@@ -1,6 +1,6 @@
 //! An MLP of a small model on a GPU, from weights that stay compressed: `down(silu(gate(x)) *
-//! up(x))`, by matrices as they are stored if kernels multiply by these, and in the fast layout.
-//! Compares with sums in f64 on the CPU, and prints times and bytes.
+//! up(x))`, by matrices as they are stored, in the fast layout, and some so and some so; for few
+//! rows of x and for many. Compares with sums in f64 on the CPU, and prints times and bytes.
 //!
 //! ```text
 //! cargo run --release --example gpu_mlp
@@ -13,14 +13,20 @@ use df11::{
     CompressOptions, Source, demo,
     gpu::{
         Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Status,
-        cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _, sys::CUevent_flags},
+        cudarc::driver::{
+            CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
+            sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode},
+        },
     },
 };
 use half::bf16;
 
 const SHAPE: demo::Shape =
     demo::Shape { layers: 1, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 1000 };
-const ROWS: usize = 2;
+/// Of x.
+const ROWS: [usize; 2] = [2, 20];
+/// For gate, up and down, whether they are in the fast layout.
+const FORMS: [[bool; 3]; 3] = [[false; 3], [true; 3], [false, true, true]];
 const TIMES: usize = 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -33,19 +39,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let original = df11::open(&container)?;
     let device = Device::open(0)?;
     let model = original.load(&device, &LoadOptions::new())?;
-    println!("{}, x of {ROWS} rows", device.info().name);
+    println!("{}", device.info().name);
 
     let names = ["gate", "up", "down"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
     let host = names.each_ref().map(|name| weights(&original, name));
     let host = host.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let x = (0..ROWS * SHAPE.hidden).map(|at| bf16::from_f64(((at * 37 % 101) as f64 - 50.0) / 50.0));
-    let x: Vec<bf16> = x.collect();
-    for fast in [false, true] {
-        let matrices = names.each_ref().map(|name| matrix(&model, name, fast));
-        let matrices: Vec<Matrix> = matrices.into_iter().collect::<Result<_, _>>()?;
-        match Mlp::new(&matrices) {
-            Ok(mlp) => mlp.run(&x, &host)?,
-            Err(error) => println!("{:?}: {error}", matrices[0].residence()),
+    for fast in FORMS {
+        let matrices = names.iter().zip(fast).map(|(name, fast)| matrix(&model, name, fast));
+        let mlp = Mlp::new(&matrices.collect::<Result<Vec<_>, _>>()?)?;
+        for rows in ROWS {
+            let x = (0..rows * SHAPE.hidden).map(|at| bf16::from_f64(((at * 37 % 101) as f64 - 50.0) / 50.0));
+            mlp.run(&x.collect::<Vec<_>>(), rows, &host)?;
         }
     }
     Ok(())
@@ -74,25 +78,35 @@ impl Mlp {
         Ok(Self { gate_up: Linear::new(&matrices[..2])?, down: Linear::new(&matrices[2..])?, bytes })
     }
 
-    fn run(&self, x: &[bf16], weights: &[Vec<bf16>]) -> Result<(), Box<dyn Error>> {
+    fn forms(&self) -> String {
+        let all = [self.gate_up.matrices(), self.down.matrices()].concat();
+        let forms = all.iter().map(|matrix| format!("{:?}", matrix.residence()));
+        forms.collect::<Vec<_>>().join(", ")
+    }
+
+    fn run(&self, x: &[bf16], rows: usize, weights: &[Vec<bf16>]) -> Result<(), Box<dyn Error>> {
         let (device, inner) = (self.gate_up.device(), SHAPE.intermediate);
         let (stream, status) = (device.context().new_stream()?, Status::new(device)?);
-        let bytes = self.gate_up.workspace_bytes().max(self.down.workspace_bytes()).max(1);
+        let space_of = |linear: &Linear| linear.workspace_bytes(rows as u64);
+        let bytes = space_of(&self.gate_up).max(space_of(&self.down)).max(1);
         let mut space = stream.alloc_zeros::<u8>(bytes as usize)?;
         let device_x = upload(&stream, x)?;
-        let mut both = stream.alloc_zeros::<u16>(ROWS * 2 * inner)?;
-        let mut y = stream.alloc_zeros::<u16>(ROWS * SHAPE.hidden)?;
+        let mut both = stream.alloc_zeros::<u16>(rows * 2 * inner)?;
+        let mut y = stream.alloc_zeros::<u16>(rows * SHAPE.hidden)?;
 
-        let mut call = |linear: &Linear, x: &CudaSlice<u16>, y: &mut CudaSlice<u16>| {
-            multiply(linear, x, y, &mut space, &stream, &status)
+        let mut run = |linear: &Linear, x: &CudaSlice<u16>, y: &mut CudaSlice<u16>| {
+            let (x, _read) = x.device_ptr(&stream);
+            let (y, _written) = y.device_ptr_mut(&stream);
+            let (space, _used) = space.device_ptr_mut(&stream);
+            time(&stream, || multiply(linear, (x, rows), y, space, &stream, &status))
         };
-        let first = time(&stream, || call(&self.gate_up, &device_x, &mut both))?;
+        let first = run(&self.gate_up, &device_x, &mut both)?;
         // The caller's own kernels come between; here the host does it.
         let both = download(&stream, &both)?;
         let hidden: Vec<bf16> =
             both.chunks(2 * inner).flat_map(|row| activate(&row[..inner], &row[inner..])).collect();
         let hidden_device = upload(&stream, &hidden)?;
-        let second = time(&stream, || call(&self.down, &hidden_device, &mut y))?;
+        let second = run(&self.down, &hidden_device, &mut y)?;
         status.check(&stream)?;
 
         let parts = [&both, &both, &download(&stream, &y)?];
@@ -101,12 +115,12 @@ impl Mlp {
         let mut worst: f64 = 0.0;
         for at in 0..3 {
             let (start, pitch) = places[at];
-            worst = worst.max(error(inputs[at], &weights[at], parts[at], start, pitch));
+            worst = worst.max(error((inputs[at], rows), &weights[at], parts[at], start, pitch));
         }
         println!(
-            "{:?}: gate and up {first:.1} us, down {second:.1} us; {} bytes, {:.2} bits a weight; \
-             error at most {worst:.4} of what rounding to BF16 may lose",
-            self.down.matrices()[0].residence(),
+            "{}, {rows} rows: gate and up {first:.1} us, down {second:.1} us; {} bytes, {:.2} bits a \
+             weight; error at most {worst:.4} of what rounding to BF16 may lose",
+            self.forms(),
             self.bytes,
             self.bytes as f64 * 8.0 / weights.iter().map(Vec::len).sum::<usize>() as f64,
         );
@@ -125,17 +139,14 @@ fn download(stream: &Arc<CudaStream>, values: &CudaSlice<u16>) -> Result<Vec<bf1
 /// All products of one `Linear`, side by side.
 fn multiply(
     linear: &Linear,
-    x: &CudaSlice<u16>,
-    y: &mut CudaSlice<u16>,
-    space: &mut CudaSlice<u8>,
-    stream: &Arc<CudaStream>,
+    (x, rows): (u64, usize),
+    y: u64,
+    space: u64,
+    stream: &CudaStream,
     status: &Status,
 ) -> df11::Result<()> {
     let pitch: u64 = linear.matrices().iter().map(Matrix::row_count).sum();
     let columns = linear.matrices()[0].column_count();
-    let (x, _read) = x.device_ptr(stream);
-    let (y, _written) = y.device_ptr_mut(stream);
-    let (space, _used) = space.device_ptr_mut(stream);
     let mut place = y;
     let outputs = linear.matrices().iter().map(|matrix| {
         let output = LinearOutput::new(place, pitch);
@@ -143,25 +154,25 @@ fn multiply(
         output
     });
     let outputs: Vec<LinearOutput> = outputs.collect();
-    let x = LinearInput::new(x, ROWS as u64, columns);
+    let x = LinearInput::new(x, rows as u64, columns);
     // SAFETY: x has the rows, y room for all products side by side, the workspace was zeros and is
     // used on one stream; the caller waits before it drops any of them.
     unsafe { linear.multiply(x, &outputs, space, stream, status) }
 }
 
-/// Median time of a call, in microseconds. Weights of this size stay in no cache of the GPU for
-/// long.
-fn time(stream: &Arc<CudaStream>, mut call: impl FnMut() -> df11::Result<()>) -> Result<f64, Box<dyn Error>> {
-    let mut times = Vec::new();
-    for _ in 0..TIMES {
-        let event = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
-        let start = event()?;
-        call()?;
-        let end = event()?;
-        times.push(f64::from(start.elapsed_ms(&end)?) * 1000.0);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[TIMES / 2])
+/// Time of a call, in microseconds: of some that a graph captured. Weights of this size stay in no
+/// cache of the GPU for long.
+fn time(stream: &Arc<CudaStream>, call: impl Fn() -> df11::Result<()>) -> Result<f64, Box<dyn Error>> {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    (0..TIMES).try_for_each(|_| call())?;
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags)?.ok_or("the stream captures")?;
+    graph.launch()?;
+    let event = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+    let start = event()?;
+    graph.launch()?;
+    let end = event()?;
+    Ok(f64::from(start.elapsed_ms(&end)?) * 1000.0 / TIMES as f64)
 }
 
 fn activate(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
@@ -171,8 +182,8 @@ fn activate(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
 
 /// The largest difference from sums in f64, as a share of what rounding to BF16 (half a unit of
 /// eight bits) and sums in f32 may lose.
-fn error(x: &[bf16], weights: &[bf16], y: &[bf16], start: usize, pitch: usize) -> f64 {
-    let columns = x.len() / ROWS;
+fn error((x, rows): (&[bf16], usize), weights: &[bf16], y: &[bf16], start: usize, pitch: usize) -> f64 {
+    let columns = x.len() / rows;
     let mut worst: f64 = 0.0;
     for (row, x) in x.chunks(columns).enumerate() {
         for (at, weights) in weights.chunks(columns).enumerate() {

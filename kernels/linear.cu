@@ -1,6 +1,6 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
 // y = x W^T (+ bias), up to 64 rows of x. Nothing is decoded to memory: 12.02 bits are read for
-// each weight where a BF16 product reads 16.
+// each weight where a BF16 product reads 16. Matrices in tiles as stored: linear_tile.cuh.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
@@ -49,6 +49,7 @@
 #include "linear_fast.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
+#include "linear_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
@@ -60,9 +61,7 @@ static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
-constexpr u32 WARPS_64 = 8, THREADS_64 = (WARPS_64 + 2) * LANES;
-constexpr u32 SHARED_32 = bulk_shared_bytes(LINEAR_WARPS, 4, 3),
-              SHARED_64 = bulk_shared_bytes(WARPS_64, 8, 4);
+constexpr u32 HAS_WIDE = 1;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
 }
@@ -74,7 +73,7 @@ __device__ __forceinline__ void linear(const Work& work) {
 #else
 #define CLUSTERS
 constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
-constexpr u32 THREADS_64 = 0, SHARED_32 = 0, SHARED_64 = 0;
+constexpr u32 HAS_WIDE = 0;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
 }
@@ -93,15 +92,22 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     linear<2, LINEAR_CLUSTER>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// More rows, for compute capability 9.0 alone. Bits of y: those of a row depend on whether 17 to 32
-// or 33 to 64 rows are multiplied.
-extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
-    linear<4, LINEAR_CLUSTER>(Shared{launch});
+// 17 to 128 rows of x, in this order.
+extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS)
+    df11_linear_arrange(const __grid_constant__ LinearLaunch launch) {
+    arrange_x(launch);
 }
-extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS_64, 1)
+extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+    linear_wide<32>(launch);
+}
+extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
     df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
-    linear_bulk<8, WARPS_64, LINEAR_CLUSTER>(Shared{launch});
+    linear_wide<64>(launch);
+}
+extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
+    df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
+    linear_wide<128>(launch);
 }
 #endif
 // The router's result is what the launch before has written, so that this one waits for it first.
@@ -121,17 +127,14 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
 
 // Matrices in tiles as stored. Any number of blocks, persistent, of one warp and up to
 // LINEAR_TILE_WARPS more; bits of y depend on neither.
-#ifndef LINEAR_TILE_WARPS
-#define LINEAR_TILE_WARPS 15
-#define LINEAR_TILE_HOLDS_X true
-#endif
+constexpr u32 LINEAR_TILE_WARPS = 15;
 extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<1, LINEAR_TILE_HOLDS_X>(Shared{launch});
+    linear_tile<1, true>(Shared{launch});
 }
 extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2, LINEAR_TILE_HOLDS_X>(Shared{launch});
+    linear_tile<2, true>(Shared{launch});
 }
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
@@ -198,11 +201,27 @@ __constant__ u32 linear_constants[] = {
     shared_for(14),
     shared_for(15),
     shared_for(16),
-    // df11_linear_fast_32: dynamic shared memory; _64: that, and threads of a block. 0 where there
-    // are none.
-    SHARED_32,
-    SHARED_64,
-    THREADS_64,
+    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of those, and of
+    // df11_linear_arrange. 0 where there are none.
+    HAS_WIDE * wide_shared_bytes(32),
+    HAS_WIDE * wide_shared_bytes(64),
+    HAS_WIDE * wide_shared_bytes(128),
+    HAS_WIDE * WIDE_THREADS,
+    HAS_WIDE * ARRANGE_THREADS,
+    // How wide_split shares out.
+    WIDE_ITEM_ROWS,
+    WIDE_COLUMNS,
+    WIDE_RANGES,
+    WIDE_LEAST_STAGES,
+    // df11_linear_tile_{8,16}: the most warps of a block besides the first; of dynamic shared memory
+    // the bytes of a table, of which one more is needed than the block holds (two with several
+    // matrices), bytes for each row of x, for each warp, and how many times a warp needs a tile's
+    // bits (tile_shared_bytes).
+    LINEAR_TILE_WARPS,
+    sizeof(TileTable),
+    RUN_SETS * run_set_bytes(1),
+    PLANE_AHEAD * PLANE_PAIR + TILE_STAGES * (BITS_BEFORE + BITS_AFTER),
+    TILE_STAGES,
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

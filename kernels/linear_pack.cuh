@@ -192,14 +192,17 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
 
 __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
     const u32 lane = threadIdx.x % LANES;
-    const u64 number = u64(blockIdx.x) * UNPACK_WARPS + threadIdx.x / LANES;
-    if (number >= tiles_of(task.rows, task.columns)) return;
-    const TileOf at = tile_of(task.columns, number);
-    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) +
-                             u64(at.strip) * tiles_across(task.whole_columns) + at.tile)};
+    const u32 number = blockIdx.x * UNPACK_WARPS + threadIdx.x / LANES;
+    if (number >= task.tiles) return;
+    const u32 steps = steps_of(task.columns);
+    TileOf at;
+    at.strip = task.first_strip + number / task.across;
+    at.tile = task.first_tile + number % task.across;
+    at.steps = min(steps - at.tile * TILE_STEPS, TILE_STEPS);
+    at.number = u64(at.strip) * tiles_across(task.columns) + at.tile;
+    const Head head = {__ldg(reinterpret_cast<const uint2*>(task.heads) + at.number)};
     const u8* from =
-        task.data + lane * 16 +
-        (u64(at.strip) * steps_of(task.whole_columns) + at.tile * TILE_STEPS) * STEP_BYTES;
+        task.data + (u64(at.strip) * steps + at.tile * TILE_STEPS) * STEP_BYTES + lane * 16;
     u32 problems = 0;
 #pragma unroll 2
     for (u32 t = 0; t < at.steps; t++, from += STEP_BYTES) {
@@ -220,13 +223,18 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
             if (row >= task.rows || column >= task.columns) continue;
             u16* to = task.output + row * task.pitch + column;
             const u32(&w)[4] = weights[r];
-            if (column + 8 <= task.columns && reinterpret_cast<u64>(to) % 16 == 0) {
+            const u64 element = u64(row) * task.columns + column;
+            if (column >= task.column_begin && column + 8 <= task.column_end &&
+                element >= task.element_begin && element + 8 <= task.element_end &&
+                reinterpret_cast<u64>(to) % 16 == 0) {
                 *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
                 continue;
             }
 #pragma unroll
             for (u32 k = 0; k < 8; k++)
-                if (column + k < task.columns) to[k] = u16(w[k / 2] >> (16 * (k % 2)));
+                if (column + k >= task.column_begin && column + k < task.column_end &&
+                    element + k >= task.element_begin && element + k < task.element_end)
+                    to[k] = u16(w[k / 2] >> (16 * (k % 2)));
         }
     }
     if (problems) atomicOr(task.status, problems);

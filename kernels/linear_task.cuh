@@ -72,10 +72,10 @@ struct alignas(16) LinearMatrix {
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0
-// _{32,64}: one argument, by value. At most so many rows of x, at least 1. Any multiple of
-// LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads
-// and dynamic shared memory: df11_linear_constants tells them.
+// A launch of df11_linear_fast_{8,16}: one argument, by value. At most so many rows of x, at least
+// 1. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more
+// than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
+// df11_linear_fast_{32,64,128} take it too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -96,7 +96,7 @@ struct alignas(16) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u64 reserved;
+    u16* arranged;     // for 17 rows of x and more: see below; else of no use
     LinearMatrix matrices[LINEAR_MATRICES];
 };
 static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
@@ -122,6 +122,62 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     // Two slices cost more than they save: their sums meet late.
     if (split.slices < 4) split.slices = 1;
     return split;
+}
+
+// 17 to 128 rows of x: machine code for compute capability 9.0 has df11_linear_fast_{32,64,128},
+// for at most so many rows. Two launches with the same argument: df11_linear_arrange, any number of
+// blocks of ARRANGE_THREADS, writes x to `arranged`; the kernel that multiplies, any multiple of two
+// blocks of WIDE_THREADS, good is what fits the GPU at once, no more than twice the sum of
+// wide_split(..).ranges. Both may have the attribute of programmatic stream serialization.
+//
+// Of a matrix whole_strips, slices, first_item and first_partial are not read. What differs:
+//   counters   as above, also without partials
+//   partials   the sum of wide_partial_bytes of all matrices, aligned to 16
+//   arranged   wide_arranged_bytes, aligned to 16
+// Bits of y depend on the matrix, on the row of x, and on whether there are up to 32, 64 or 128
+// rows.
+constexpr u32 WIDE_ROWS = 128;       // of x, at most
+constexpr u32 WIDE_ITEM_ROWS = 256;  // of a matrix: an item of a cluster of two blocks
+constexpr u32 WIDE_COLUMNS = 64;     // a stage
+__host__ __device__ constexpr u32 wide_class(u32 x_rows) {
+    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
+}
+
+// How a matrix is shared out among clusters: all stages of all items, one after another, are cut
+// into ranges as equal as can be. An item that several ranges have a part of is the sum of theirs,
+// which meet in memory. By shape alone.
+constexpr u32 WIDE_RANGES = LINEAR_BLOCKS / 2;  // at most
+constexpr u32 WIDE_LEAST_STAGES = 8;            // of a range, if the matrix has so many
+struct WideSplit {
+    u32 items, stages, ranges;  // stages: of an item
+    __host__ __device__ constexpr u32 total() const { return items * stages; }
+    __host__ __device__ constexpr u32 begin(u32 range) const {
+        return u32(u64(total()) * range / ranges);
+    }
+    // The range that has a stage.
+    __host__ __device__ constexpr u32 range_of(u32 stage) const {
+        return u32(((u64(stage) + 1) * ranges - 1) / total());
+    }
+    // Sums of a part of an item: how many have a place in memory at most, and where.
+    __host__ __device__ constexpr u32 partials() const {
+        return items < ranges ? items + ranges : 2 * ranges;
+    }
+    __host__ __device__ constexpr u32 partial(u32 range, u32 item) const {
+        return items < ranges ? range + item : 2 * range + (item != begin(range) / stages);
+    }
+};
+__host__ __device__ constexpr WideSplit wide_split(u32 rows, u32 columns) {
+    WideSplit split = {(rows + WIDE_ITEM_ROWS - 1) / WIDE_ITEM_ROWS,
+                       (columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS, WIDE_RANGES};
+    const u32 most = (split.total() + WIDE_LEAST_STAGES - 1) / WIDE_LEAST_STAGES;
+    if (most < split.ranges) split.ranges = most;
+    return split;
+}
+__host__ __device__ constexpr u64 wide_partial_bytes(u32 rows, u32 columns, u32 x_rows) {
+    return u64(wide_split(rows, columns).partials()) * WIDE_ITEM_ROWS * wide_class(x_rows) * 4;
+}
+__host__ __device__ constexpr u64 wide_arranged_bytes(u32 columns, u32 x_rows) {
+    return u64((columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS) * WIDE_COLUMNS * wide_class(x_rows) * 2;
 }
 
 // A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with
@@ -150,9 +206,16 @@ struct alignas(16) GroupedLaunch {
 };
 static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
 
-// Rows of a matrix in the fast layout by their indices on the device: df11_linear_gather, one
-// argument by value; count * ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or
-// past `rows` sets the status and gives zeros.
+// A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
+// a multiple of 8: the same argument, at most so many rows of x. Any number of blocks, persistent,
+// of one warp and some more, of which df11_linear_constants tells the most; good is one a
+// multiprocessor, no more than `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend
+// on the matrix and on the row of x, and on nothing else.
+
+// Rows of a matrix by their indices on the device: df11_linear_gather of one in the fast layout,
+// df11_linear_tile_gather of one in tiles as stored; one argument by value; count *
+// ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or past `rows` sets the status and
+// gives zeros.
 struct alignas(16) GatherTask {
     const u8* data;  // as in LinearMatrix, to rest_count
     const void* index;
@@ -188,21 +251,24 @@ static_assert(sizeof(PackTask) == 80, "as Rust has it");
 // shared memory; scan: one block of 1024 threads.
 constexpr u32 PACK_WARPS = 4;
 
-// From the fast layout back to BF16: df11_linear_unpack, one argument by value; ceil(strips * tiles
-// / UNPACK_WARPS) blocks of UNPACK_WARPS warps.
+// From the fast layout back to BF16, a part of a matrix: df11_linear_unpack, one argument by value;
+// ceil(tiles / UNPACK_WARPS) blocks of UNPACK_WARPS warps. Of each element that is in the range of
+// elements and in that of columns.
 struct alignas(16) UnpackTask {
-    const u8* data;         // of the first strip, first column
-    const FastHead* heads;  // likewise
-    const u32* entries;     // of the matrix
+    const u8* data;         // of the matrix, as the three that follow
+    const FastHead* heads;
+    const u32* entries;
     u64 entry_count;
-    u16* output;  // row-major
+    u16* output;  // of row 0, column 0, wanted or not; modulo 2^64
     u64 pitch;    // elements from a row to the next; slow unless both are multiples of 16 bytes
-    u32 rows, columns;
-    u32 whole_columns;  // as in LinearMatrix
-    u32 reserved[3];
+    u64 element_begin, element_end;
+    u32 rows, columns;            // of the matrix
+    u32 column_begin, column_end;
+    u32 first_strip, first_tile;  // the first tile that holds what is wanted
+    u32 across, tiles;            // of them in a strip, and in all
     u32* status;
 };
-static_assert(sizeof(UnpackTask) == 80, "as Rust has it");
+static_assert(sizeof(UnpackTask) == 112, "as Rust has it");
 constexpr u32 UNPACK_WARPS = 8;
 
 // Bits of the status word.

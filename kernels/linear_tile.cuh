@@ -1,5 +1,48 @@
-// One block's part of a product with matrices in tiles as stored (spec/format.md 6.4), up to 16
-// rows of x.
+// Products with matrices in tiles as stored (spec/format.md 6.4), up to 16 rows of x: 10.6 bits are
+// read for each weight, and nothing is decoded to memory. For compute capability 8.0 and newer; on
+// 9.0 the launch may begin while the one before ends.
+//
+//   item      as in the fast layout: a strip, or of the last strips a slice of the columns
+//   run       tiles of an item side by side, at most 16 runs an item: a warp decodes one and adds
+//             its sums in shared memory; bits of y depend on runs, not on which warp had which
+//   unit      eight weights of each lane: B of two mma.m16n8k16, whose k has any order; x is A
+//   block     persistent, one a multiprocessor:
+//             warp 0         adds the sums of the runs of item after item, in order, and stores y
+//             the others     decode run after run, without waiting for each other
+//
+//      item 0  | run 0  | run 1  | ...  | run 15 |    warp 1 has run 0, ..., warp 15 run 14,
+//      item 1  | run 0  | run 1  | ...                warp 1 run 15, warp 2 run 0 of item 1, ...
+//
+//      shared memory   | table, or two | sums of two items | warp 1: bits, next bits, plane | ...
+//
+//   tables    of the matrix in use, and with several matrices of the next one, on its way
+//   bits      of a warp's next tile come while it decodes one, by cp.async; the plane comes 2 units
+//             of each lane at once, three such ahead, each lane its own bytes
+//   x         of a tile in registers, for all four bands
+//   sums      of an item meet when all warps have passed it (mbarrier); two items are on their way
+//   edges     partial tiles, tiles with more bits than the stage takes, and x that is not aligned
+//             go unit by unit, with the same bits of y
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin): 16 warps of 125 registers, no spills; with 16 rows of x
+// 128, and 160 bytes of spills, words that are needed between tiles. Shared memory, one matrix whose
+// tiles have at most 2704 bytes of bits: 146 KiB at one row of x, 174 KiB at 8, 206 KiB at 16.
+// cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
+// 4096 x 14336 (benches/record/2026-11-22-linear-tile.md):
+//   rows of x         1      8      16
+//                     0.72   0.66   0.49
+// What limits it (ncu, 28672 x 4096, one row, 19 warps): latency. 83 instructions a unit of 256
+// weights, of them 56 in the loop, 21 once a tile and 7 for escapes; issue slots 56 % busy; 24.7
+// wavefronts of shared memory a unit, 14.3 for look-ups, of the 39 cycles that a unit takes. Of the
+// warps' time 59 % goes to the loop, a third of that to waiting for look-ups; 26 % to what is done
+// once a tile, 9 % to the launch's beginning, 6 % to escapes.
+//
+// Rejected, in the record with their figures: x loaded for each unit; plane bytes prefetched into
+// registers; look-ups through an address that is added; escapes decoded one by one; 19 and 23 warps
+//
+// Safety on any content: tiles are those of the launch; staging is bounded by the bitstream and by
+// the stage, windows by the stage, an edge's words by the tile's bytes, look-ups by the table. A
+// tile decodes as many weights as it has, whatever its bits. Contradictions set bits of the status
+// word, as in the decoder.
 #pragma once
 #include "linear_bulk.cuh"
 #include "tile_code.cuh"
@@ -24,11 +67,12 @@ __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 matrices) {
 }
 // Dynamic shared memory of a block with so many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
-// one. With less memory tiles with more bits are slow, and as exact.
+// one. With less memory tiles with more bits are slow, and as exact; at least for 0.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 matrices,
                                                     u32 staged_bytes) {
     return tile_fixed_bytes(x_rows, matrices) +
-           warps * (TILE_STAGES * (staged_bytes + BITS_BEFORE + BITS_AFTER) + PLANE_AHEAD * PLANE_PAIR);
+           warps *
+               (TILE_STAGES * (staged_bytes + BITS_BEFORE + BITS_AFTER) + PLANE_AHEAD * PLANE_PAIR);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -36,7 +80,8 @@ __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 m
 struct Runs {
     u32 length, count;
     __device__ explicit Runs(u32 tiles)
-        : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)), count((tiles + length - 1) / length) {}
+        : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)),
+          count((tiles + length - 1) / length) {}
 };
 
 // A tile of the launch, the same for all lanes of a warp.
@@ -51,9 +96,9 @@ struct TilePlace {
 // The tiles of one of the block's warps: each takes the run after that of the warp before.
 struct TileCursor {
     TilePlace at;
-    u32 item, begin, end;      // tiles of the item
+    u32 item, begin, end;       // tiles of the item
     u32 run_length, run_count;  // Runs
-    u32 first_warp;            // that takes the first run of the item
+    u32 first_warp;             // that takes the first run of the item
     bool exists;
 
     __device__ bool find_item(const Shared& work) {
@@ -105,8 +150,8 @@ __device__ inline const TileRecord* record_of(const LinearMatrix& m, u32 strip, 
            m.first_column / TILE_WIDTH + tile;
 }
 // `rows`: of the strip.
-__device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 first_column, u32 strip,
-                                     u32 tile, u32 rows) {
+__device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 first_column,
+                                     u32 strip, u32 tile, u32 rows) {
     return plane + u64(strip) * STRIP_ROWS * whole_columns +
            u64(first_column + tile * TILE_WIDTH) * rows;
 }
@@ -125,8 +170,8 @@ __device__ inline u32 check_end(LaneBits bits, u32 position) {
 
 // A tile's bits in the bitstream.
 struct TileBits {
-    u64 byte;            // with the first bit, a multiple of 16
-    u32 bytes;           // that exist, from there on
+    u64 byte;   // with the first bit, a multiple of 16
+    u32 bytes;  // that exist, from there on
     LaneBits lane;
 };
 __device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, u32& problems) {
@@ -185,7 +230,7 @@ __device__ __forceinline__ void decode_long_unit(u32 table, Window& bits, u32 (&
     }
 }
 
-// Four pairs, of at most 48 bits but for escapes.
+// Four pairs: 48 bits at most, except with escapes.
 __device__ __forceinline__ void decode_unit(u32 table, Window& bits, u32 (&e)[4], u32& problems) {
     u32 low[5], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
     low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
@@ -240,8 +285,10 @@ __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
                       merge_fields(__byte_perm(p1, 0, 0x3322), e[3]));
 }
 
-// Where the sums of a row of the strip are in those of a row of x: so that lanes never meet in a bank.
+// Where the sums of a row of the strip are in those of a row of x: so that lanes never meet in a
+// bank.
 __device__ inline u32 run_place(u32 x_row, u32 row) { return row ^ x_row % 4 * BAND_ROWS; }
+
 // Adds a band's sums to those of the run; `to`: those of the run.
 template <u32 EIGHTS>
 __device__ __forceinline__ void keep_sums(float* to, const Sums<EIGHTS>& sums, u32 band, bool first,
@@ -251,7 +298,8 @@ __device__ __forceinline__ void keep_sums(float* to, const Sums<EIGHTS>& sums, u
     for (u32 i = 0; i < EIGHTS; i++) {
         if (lane / 4 + 8 * i >= x_rows) continue;
         float2* const two = reinterpret_cast<float2*>(to + 8 * i * RUN_PITCH);
-        float2 sum = make_float2(sums.even[i][0] + sums.odd[i][2], sums.even[i][1] + sums.odd[i][3]);
+        float2 sum =
+            make_float2(sums.even[i][0] + sums.odd[i][2], sums.even[i][1] + sums.odd[i][3]);
         if (!first) sum.x += two->x, sum.y += two->y;
         *two = sum;
     }
@@ -264,6 +312,7 @@ __device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
         : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
         : "l"(from), "r"(u32(exists)));
 }
+
 // A lane's eight columns of a row of x from a column on.
 __device__ __forceinline__ uint4 load_x(const Shared& work, u32 row, u32 column, bool aligned) {
     if (row >= work.launch.x_rows) return make_uint4(0, 0, 0, 0);
@@ -293,8 +342,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& pl
     const LinearMatrix& m = work.launch.matrices[at.matrix];
     const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
               q = lane % 4;
-    const u8* plane =
-        plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
+    const u8* plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
     const bool aligned = work.aligned();
     u32 problems = 0;
     const TileBits found =
@@ -366,8 +414,7 @@ struct RunBarriers {
     }
     // Until an item may have its sums there.
     __device__ void wait_empty(u32 number) const {
-        if (number >= RUN_SETS)
-            wait(empty + 8 * (number % RUN_SETS), (number / RUN_SETS - 1) % 2);
+        if (number >= RUN_SETS) wait(empty + 8 * (number % RUN_SETS), (number / RUN_SETS - 1) % 2);
     }
     __device__ void wait_full(u32 number) const {
         wait(full + 8 * (number % RUN_SETS), number / RUN_SETS % 2);
@@ -377,8 +424,10 @@ struct RunBarriers {
 // The decode tables of the matrices of which the block has items, one after the other: the one in
 // use, and the next one on its way.
 struct Tables {
-    u32 matrix, address, first;  // of the one in use; address of the first place
-    u32 next_item, next_number;  // the first item of the next one's matrix, its number in the block
+    u32 matrix, address;         // of the one in use
+    u32 first;                   // address of the first place
+    u32 next_item, next_number;  // the first item of the next one's matrix; its number in the
+                                 // block
     __device__ u32 other() const { return 2 * first + u32(sizeof(TileTable)) - address; }
     __device__ void ask(const Shared& work, u32 of, u32 to) const {
         const u8* from = reinterpret_cast<const u8*>(work.launch.matrices[of].table);
@@ -433,7 +482,8 @@ __device__ __forceinline__ void add_runs(const Shared& work, const float* sets,
         for (u32 x_row = 0; x_row < x_rows; x_row++, from += RUN_PITCH) {
             float sum = 0;
 #pragma unroll 4
-            for (u32 run = 0; run < runs.count; run++) sum += from[run * x_rows * RUN_PITCH + run_place(x_row, lane)];
+            for (u32 run = 0; run < runs.count; run++)
+                sum += from[run * x_rows * RUN_PITCH + run_place(x_row, lane)];
             if (at.slices == 1)
                 store_product(work, at, x_row, lane, sum);
             else
@@ -450,8 +500,8 @@ __device__ __forceinline__ void add_runs(const Shared& work, const float* sets,
 
 template <u32 EIGHTS, bool HOLDS_X>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& cursor, float* sets,
-                                               u32 table, u32 stage, u32 stage_bytes, RunBarriers barriers,
-                                               u32 warp, u32 lane) {
+                                               u32 table, u32 stage, u32 stage_bytes,
+                                               RunBarriers barriers, u32 warp, u32 lane) {
     const u32 x_rows = work.launch.x_rows, stages = 2 * stage + stage_bytes;
     const bool aligned = work.aligned();
     Tables tables;
@@ -476,8 +526,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
     asm volatile("" : "+r"(ring));
     auto ask_for_bits = [&] {
         const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
-        const TileBits at = find_bits(load_record(record_of(m, cursor.at.strip, cursor.at.tile), lane),
-                                      m.rest_count, lane, problems);
+        const TileBits at =
+            find_bits(load_record(record_of(m, cursor.at.strip, cursor.at.tile), lane),
+                      m.rest_count, lane, problems);
         const u8* from = static_cast<const u8*>(m.rest) + at.byte;
         const u32 height = rows_left(work, cursor.at);
         const bool fits = at.bytes <= stage_bytes - BITS_BEFORE - BITS_AFTER;
@@ -532,8 +583,8 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
         float* const to = sets + cursor.at.number % RUN_SETS * (run_set_bytes(x_rows) / 4) +
                           cursor.at.run * x_rows * RUN_PITCH;
         if (!whole) {
-            problems |= multiply_edge<EIGHTS>(work, cursor.at, stage, stage_bytes, tables.address, to,
-                                              lane);
+            problems |= multiply_edge<EIGHTS>(work, cursor.at, stage, stage_bytes, tables.address,
+                                              to, lane);
             move_cursor();
             if (!cursor.exists) break;
             ask_for_bits();
@@ -545,9 +596,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& c
         u64 x_from[EIGHTS];
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
-            x_from[i] = reinterpret_cast<u64>(
-                work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
-                cursor.at.tile * TILE_WIDTH + lane % 4 * 8);
+            x_from[i] =
+                reinterpret_cast<u64>(work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
+                                      cursor.at.tile * TILE_WIDTH + lane % 4 * 8);
             // Kept: the compiler would make it again in each unit.
             asm volatile("" : "+l"(x_from[i]));
         }
@@ -621,21 +672,20 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     // Tables begin at a multiple of their size, whatever lies before.
     const u32 base = shared_address(linear_shared), size = sizeof(TileTable),
-              table = (base + size - 1) / size * size, 
+              table = (base + size - 1) / size * size,
               fixed = tile_fixed_bytes(work.launch.x_rows, work.launch.matrix_count);
-    float* const sets =
-        reinterpret_cast<float*>(linear_shared + (table - base) + (work.launch.matrix_count > 1 ? 2 : 1) * size);
+    float* const sets = reinterpret_cast<float*>(linear_shared + (table - base) +
+                                                 (work.launch.matrix_count > 1 ? 2 : 1) * size);
     if (warp == 0) {
         add_runs(work, sets, at);
         return;
     }
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 bytes =
-                  ((room - fixed) / warps - PLANE_AHEAD * PLANE_PAIR) / (TILE_STAGES * 16) * 16,
+    const u32 bytes = ((room - fixed) / warps - PLANE_AHEAD * PLANE_PAIR) / (TILE_STAGES * 16) * 16,
               each = TILE_STAGES * bytes + PLANE_AHEAD * PLANE_PAIR;
-    const u32 first = shared_address(sets) + RUN_SETS * run_set_bytes(work.launch.x_rows) +
-                      (warp - 1) * each;
+    const u32 first =
+        shared_address(sets) + RUN_SETS * run_set_bytes(work.launch.x_rows) + (warp - 1) * each;
     multiply_tiles<EIGHTS, HOLDS_X>(work, cursors[warp], sets, table, first, bytes, at, warp - 1,
                                     lane);
 }

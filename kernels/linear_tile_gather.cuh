@@ -1,4 +1,11 @@
 // Rows of a matrix in tiles as stored (spec/format.md 6.4) by their indices on the device.
+//
+//   warp      one row's part of one tile. A row has four lanes of the tile: they decode as far as
+//   the
+//             row goes, up to 32 units each; the other tiles of the strip are other warps'
+//   block     8 warps, and the table, 24 KiB of shared memory; 48 registers
+//
+// Nothing is told of lanes' ends, which lie after what is decoded.
 #pragma once
 #include "linear_pack.cuh"
 #include "linear_tile.cuh"
@@ -55,9 +62,10 @@ __device__ __forceinline__ void gather_stored(const GatherTask& task) {
         const TileRecord* record = static_cast<const TileRecord*>(task.index) +
                                    u64(strip) * tiles_across(task.whole_columns) +
                                    task.first_column / TILE_WIDTH + tile;
-        const TileBits found = find_bits(load_record(record, lane), task.rest_count, lane, problems);
-        const u8* from = plane_of(task.data, task.whole_columns, task.first_column, strip, tile,
-                                  height);
+        const TileBits found =
+            find_bits(load_record(record, lane), task.rest_count, lane, problems);
+        const u8* from =
+            plane_of(task.data, task.whole_columns, task.first_column, strip, tile, height);
 #pragma unroll
         for (u32 unit = 0; unit < BAND_UNITS; unit++)
             if (lane / 4 == g && unit < units)

@@ -612,6 +612,14 @@ fn estimate_tells_which_gpu_holds_what() {
         true
     );
     assert!(good(&["estimate", model, "--gpus", "80GB"]).contains("It fits"));
+    let taken = |residence| {
+        let placed = json(&["estimate", container, "--gpus", "80GB", "--residence", residence]);
+        let gpu = &placed["placement"]["gpus"][0];
+        (gpu["taken_bytes"].as_u64().unwrap(), gpu["fast"].as_array().unwrap().len())
+    };
+    let (stored, fast) = (taken("stored"), taken("fast"));
+    assert!(stored.1 == 0 && fast.1 > 0 && fast.0 != stored.0, "{stored:?} {fast:?}");
+    assert_eq!(taken("auto"), fast);
     fails(&["estimate", container], 2, &["compressed already", "df11 inspect"]);
     fails(&["estimate", model, "--gpus", "1000"], 2, &["GPU 0 of the plan may use 1000 bytes", "more GPUs"]);
 }

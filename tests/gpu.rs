@@ -1,13 +1,18 @@
 //! Decoding on the GPU, against the CPU's results: `cargo test --test gpu`. Where no GPU is, each test says SKIPPED on the standard
-//! error; with `DF11_REQUIRE_GPU` set that is a failure.
+//! error; with `DF11_REQUIRE_GPU` set that is a failure. On another machine than that of the build, `DF11_COMMAND` names the
+//! command.
 #![cfg(feature = "cuda")]
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "gpu/grouped.rs"]
+mod grouped;
 #[path = "gpu/linear.rs"]
 mod linear;
 #[path = "gpu/programs.rs"]
 mod programs;
+#[path = "gpu/residence.rs"]
+mod residence;
 #[path = "gpu/streaming.rs"]
 mod streaming;
 
@@ -649,7 +654,8 @@ fn find_damage(family: &Family, device: &Device) {
 #[test]
 fn the_command_decodes_on_the_gpu_and_says_so() {
     let Some(device) = gpu() else { return };
-    let Some(binary) = option_env!("CARGO_BIN_EXE_df11") else { return };
+    let built = || option_env!("CARGO_BIN_EXE_df11").map(OsString::from);
+    let Some(binary) = std::env::var_os("DF11_COMMAND").or_else(built) else { return };
     let folder = tempfile::tempdir().unwrap();
     let container = df11::demo::tiny_container(folder.path()).unwrap();
     let restored = folder.path().join("restored");
@@ -660,14 +666,14 @@ fn the_command_decodes_on_the_gpu_and_says_so() {
         [&["decompress", container, "-o", restored], &gpu[..]].concat(),
         ["demo", "--json"].into(),
     ] {
-        let output = Command::new(binary).args(&arguments).output().unwrap();
+        let output = Command::new(&binary).args(&arguments).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&answer["device"]["kind"], &answer["device"]["ordinal"]), (&"gpu".into(), &0.into()));
         assert_eq!(answer["device"]["name"], *device.info().name);
     }
-    let output = Command::new(binary).args(["doctor", "--json"]).output().unwrap();
+    let output = Command::new(&binary).args(["doctor", "--json"]).output().unwrap();
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     for check in ["gpu copy", "gpu upload", "gpu decode", "gpu load"] {
         assert!(

@@ -13,8 +13,9 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions, Result,
     gpu::{
-        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Plan, Residence,
-        Status, Transcoded, cudarc::driver::CudaContext,
+        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
+        Plan, Residence, Routing, Status, Transcoded,
+        cudarc::driver::{CudaContext, DevicePtr as _},
     },
 };
 use stand_in::{child, compile, functions, in_child, is_child, run_child};
@@ -128,7 +129,12 @@ fn slices_are_matrices_of_their_own() {
     drop(model);
     let part = fast(&whole.columns(256..520).unwrap());
     assert_eq!((size(&part), size(&part.rows(64..100).unwrap())), ((100, 264), (36, 264)));
-    assert!(refused(part.columns(0..256)).contains("take them of the stored matrix"));
+    assert_eq!(size(&part.rows(64..100).unwrap().columns(0..256).unwrap()), (36, 256));
+    assert!(refused(part.columns(8..256)).contains("8..256 of 264 columns of \"a\""));
+    // In either order, and of slices.
+    let whole = fast(&whole);
+    let inner = whole.columns(256..520).unwrap().columns(256..264).unwrap();
+    assert_eq!((size(&inner), inner.device_bytes()), ((100, 8), whole.device_bytes()));
     assert!(refused(part.rows(0..10)).contains("multiples of 32"));
 }
 
@@ -148,9 +154,11 @@ fn products_are_prepared_and_checked() {
 
     // Of 40 rows only slices of columns are work for a GPU; their sums need a workspace.
     let linear = Linear::new(&[wide]).unwrap();
-    assert_eq!(linear.workspace_bytes(), 4352 + 4 * 8 * 2048);
+    assert_eq!(linear.workspace_bytes(1), 4352 + 4 * 8 * 2048);
+    // Without kernels for more rows, these are several launches.
+    assert_eq!(linear.workspace_bytes(100), linear.workspace_bytes(16));
     let linear = Linear::new(&[a, b]).unwrap();
-    assert_eq!((linear.most_rows(), linear.matrices().len()), (16, 2));
+    assert_eq!(linear.matrices().len(), 2);
 
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
     let multiply = |x, outputs: &[LinearOutput], workspace| {
@@ -158,10 +166,9 @@ fn products_are_prepared_and_checked() {
         unsafe { linear.multiply(x, outputs, workspace, &stream, &status) }
     };
     let outputs = [LinearOutput::new(4096, 3200).bias(8192), LinearOutput::new(4296, 3200)];
-    for rows in 0..=16 {
+    for rows in 0..=200 {
         multiply(LinearInput::new(2, rows, 520), &outputs, 0).unwrap();
     }
-    assert!(refused(multiply(LinearInput::new(2, 17, 520), &outputs, 0)).contains("17 rows"));
     assert!(refused(multiply(LinearInput::new(2, 2, 519), &outputs, 0)).contains("overlap"));
     assert!(refused(multiply(LinearInput::new(2, 2, 520), &outputs[..1], 0)).contains("1 outputs for 2"));
     let tight = [outputs[0], LinearOutput::new(4296, 3099)];
@@ -194,6 +201,100 @@ fn products_are_prepared_and_checked() {
     assert!(refused(gather(&fast, Indices::U32(4), 1 << 40, (2, 520))).contains("fewer rows"));
 }
 
+#[test]
+fn experts_are_prepared_and_checked() {
+    if !is_child("experts_are_prepared_and_checked", 2) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let model = load(&device);
+    let [stack, a, narrow] = ["stack", "a", "narrow"].map(|name| fast(&model.matrix(name).unwrap()));
+    let other = fast(&load(&Device::open(1).unwrap()).matrix("stack").unwrap());
+    let experts = stack.split_rows(3).unwrap();
+    assert!(experts.iter().all(|expert| (expert.row_count(), expert.column_count()) == (32, 520)));
+    assert!(refused(stack.split_rows(5)).contains("96 rows of \"stack\" are not 5 parts"));
+    assert!(refused(stack.split_rows(0)).contains("0 parts"));
+    assert!(refused(stack.split_rows(2)).contains("multiples of 32"));
+    // As stored, slices are what they are cut from as well; nobody multiplies by these yet.
+    let stored = model.matrix("stack").unwrap().split_rows(3).unwrap();
+    assert!(refused(GroupedLinear::new(&stored)).contains("Matrix::to_fast"));
+    assert!(refused(GroupedLinear::new(&[])).contains("name 1 to 1024"));
+    assert!(refused(GroupedLinear::new(&vec![a.clone(); 1025])).contains("1025 experts"));
+    assert!(refused(GroupedLinear::new(&[a.clone(), narrow])).contains("520 columns"));
+    assert!(refused(GroupedLinear::new(&[stack.clone(), a])).contains("96 rows and \"a\" 100"));
+    assert!(refused(GroupedLinear::new(&[stack, other])).contains("different GPUs"));
+
+    let linear = GroupedLinear::new(&experts).unwrap();
+    assert_eq!((linear.experts().len(), linear.device().info().ordinal), (3, 0));
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
+    let multiply = |x, routing, y| {
+        // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
+        unsafe { linear.multiply(x, routing, y, &stream, &status) }
+    };
+    let (x, y) = (LinearInput::new(2, 4, 520), LinearOutput::new(2, 32));
+    let routing = Routing::new(4, 8).rows(4);
+    multiply(x, routing, y).unwrap();
+    multiply(x, Routing::new(4, 4), y).unwrap();
+    multiply(LinearInput::new(2, 0, 520), Routing::new(4, 0), y).unwrap();
+    assert!(refused(multiply(x, Routing::new(4, 5), y)).contains("Routing::rows"));
+    assert!(refused(multiply(LinearInput::new(2, 0, 520), routing, y)).contains("Routing::rows"));
+    assert!(refused(multiply(LinearInput::new(2, 4, 519), routing, y)).contains("overlap"));
+    assert!(refused(multiply(x, routing, LinearOutput::new(2, 31))).contains("overlap"));
+    assert!(refused(multiply(LinearInput::new(1, 4, 520), routing, y)).contains("misaligned"));
+    assert!(refused(multiply(x, routing, LinearOutput::new(3, 32))).contains("misaligned"));
+    assert!(refused(multiply(x, Routing::new(2, 8).rows(4), y)).contains("misaligned"));
+    assert!(refused(multiply(x, Routing::new(4, 8).rows(2), y)).contains("misaligned"));
+    assert!(refused(multiply(x, routing, y.bias(64))).contains("add it to y"));
+    assert!(refused(multiply(x, Routing::new(4, 1 << 33).rows(4), y)).contains("multiply fewer"));
+    multiply(x, Routing::new(4, 1 << 31).rows(4), y).unwrap();
+}
+
+/// Whatever is multiplied or decoded, in device memory there is what was there before: the caller's
+/// temporary, as large as the largest matrix, is all that a transposed product takes. And nothing
+/// waits.
+#[test]
+fn calls_allocate_nothing_and_wait_for_nothing() {
+    const NAME: &str = "calls_allocate_nothing_and_wait_for_nothing";
+    if !is_child(NAME, 1) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let model = load(&device);
+    let matrices: Vec<Matrix> = ["a", "b", "stack"]
+        .into_iter()
+        .flat_map(|name| [model.matrix(name).unwrap(), fast(&model.matrix(name).unwrap())])
+        .collect();
+    let fast: Vec<Matrix> = matrices.iter().skip(1).step_by(2).cloned().collect();
+    let linear = Linear::new(&fast).unwrap();
+    let experts = GroupedLinear::new(&fast[2].split_rows(3).unwrap()).unwrap();
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
+    let largest = matrices.iter().map(Matrix::decoded_bytes).max().unwrap();
+    let temporary = stream.alloc_zeros::<u8>(largest as usize).unwrap();
+    let (place, _) = temporary.device_ptr(&stream);
+    for function in
+        ["cuMemAlloc_v2", "cuMemAllocAsync", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"]
+    {
+        // SAFETY: this process runs this test alone, and no other thread of it asks for its environment.
+        unsafe { std::env::set_var(format!("DRIVER_{function}"), "2") };
+    }
+    assert!(stream.alloc_zeros::<u8>(1).is_err() && stream.synchronize().is_err());
+    for matrix in &matrices {
+        // SAFETY: the temporary is as large as the largest of them.
+        unsafe { matrix.decode_into_raw(place, &stream, &status) }.unwrap();
+    }
+    let (x, outputs) = (LinearInput::new(2, 100, 520), [LinearOutput::new(4096, 3200); 3]);
+    // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
+    unsafe { linear.multiply(x, &outputs, 0, &stream, &status) }.unwrap();
+    // SAFETY: as above.
+    unsafe { experts.multiply(x, Routing::new(4, 100), outputs[0], &stream, &status) }.unwrap();
+    // SAFETY: as above.
+    unsafe { fast[0].gather(Indices::U32(4), 100, (2, 520), &stream, &status) }.unwrap();
+    for function in ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"] {
+        // SAFETY: as above.
+        unsafe { std::env::remove_var(format!("DRIVER_{function}")) };
+    }
+}
+
 /// All that the new calls ask of a driver.
 fn all_calls() -> Result<()> {
     let device = Device::open(0)?;
@@ -208,6 +309,12 @@ fn all_calls() -> Result<()> {
     let outputs = [LinearOutput::new(4096, 40); 2];
     // SAFETY: the stand-in runs no kernels.
     unsafe { linear.multiply(LinearInput::new(16, 1, 4096), &outputs, 256, &stream, &status) }?;
+    // SAFETY: as above.
+    unsafe { linear.multiply(LinearInput::new(16, 150, 4096), &outputs, 256, &stream, &status) }?;
+    let experts = GroupedLinear::new(&fast.split_rows(1)?)?;
+    let (x, y) = (LinearInput::new(16, 1, 4096), LinearOutput::new(4096, 40));
+    // SAFETY: as above.
+    unsafe { experts.multiply(x, Routing::new(4, 1), y, &stream, &status) }?;
     // SAFETY: as above.
     unsafe { fast.decode_into_raw(256, &stream, &status) }?;
     // SAFETY: as above.
@@ -246,12 +353,31 @@ fn failures_of_the_driver_are_errors() {
     }
     run("cuLaunchKernel", "700", "words for 700");
     run("cuMemcpyDtoHAsync_v2", "700", "words for 700");
+    // Launches that begin early, where kernels and driver know how.
+    let constants = stand_in::LINEAR_CONSTANTS.1;
+    let early = constants.replace(",32,0,4,", ",32,1,4,");
+    for (version, answer) in [("12030", "words for 700"), ("12020", "")] {
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_version", version).env("DRIVER_df11_linear_constants", &early);
+        command.env("DRIVER_cuLaunchKernelEx", "700").env(EXPECTED, answer);
+        run_child(command);
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_version", version).env("DRIVER_df11_linear_constants", &early);
+        command.env(EXPECTED, "");
+        run_child(command);
+    }
+    // And with kernels for more rows.
+    let wide = constants.replace(",9,0,0,0,0,0,", ",9,9,9,9,288,256,");
+    run("df11_linear_constants", &wide, "");
     // Another size of a task, of a block of warps, and kernels that need more shared memory than
     // there is.
-    let constants = stand_in::LINEAR_CONSTANTS.1;
     run("df11_linear_constants", &constants.replace("832,", "848,"), "build df11 again");
-    run("df11_linear_constants", &constants.replace(",2048,8,", ",2048,4,"), "count by [4, 8, 2048, 4, 4]");
-    let large = format!("{}232449,9,9,9", constants.strip_suffix("9,9,9,9").unwrap());
+    run(
+        "df11_linear_constants",
+        &constants.replace(",2048,8,", ",2048,4,"),
+        "count by [4, 8, 2048, 4, 4, 1024, 256, 64, 66, 8]",
+    );
+    let large = constants.replace(",9,0,0,0,0,0,", ",232449,0,0,0,0,0,");
     run("df11_linear_constants", &large, "shared memory");
     run("memory", "300000", "weights to transcode needs 327680 bytes");
 }

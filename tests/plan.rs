@@ -7,7 +7,7 @@ mod container;
 use container::{Item, Model, normal_weights};
 use df11::{
     Error, OpenOptions,
-    gpu::{Placement, Plan},
+    gpu::{Placement, Plan, Preference, Residence},
 };
 use proptest::prelude::*;
 
@@ -166,6 +166,62 @@ fn what_is_not_loaded_leaves_room() {
     assert!(streamed(&tight) > 0 && tight.placements()[3].is_none() && placed(&tight).count() == 4);
     let none = Plan::fit_some(&model, &[0], |_| false).unwrap();
     assert_eq!((placed(&none).count(), none.device_bytes()), (0, &[0][..]));
+}
+
+/// Blocks of matrices, an embedding alone in its block, and one that no matrix can be made of.
+fn matrices() -> df11::Model {
+    let tile = |name: &str, rows: u64, block: &str| {
+        let weights = normal_weights(rows as usize * 256, rows);
+        Item::tile(name, &[rows, 256], weights, (256, 256)).in_block(block)
+    };
+    let items = [
+        tile("embedding", 640, "embedding"),
+        tile("up", 320, "layer"),
+        tile("down", 320, "layer"),
+        Item::raw("norm", df11::Dtype::BF16, &[256], normal_weights(256, 1)).in_block("layer"),
+        Item::gap("gap", &[300, 64], normal_weights(19_200, 2), (8, 64)).in_block("gap"),
+    ];
+    let bytes = Model::new(&items, &[]).build();
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+}
+
+#[test]
+fn matrices_are_fast_as_far_as_preferred() {
+    let model = matrices();
+    let stored = Plan::resident(&model).unwrap();
+    assert_eq!(stored.residences(), [Residence::Stored; 3]);
+    let prefer = |preference, memory: &[u64]| stored.clone().prefer(&model, preference, memory).unwrap();
+    let fast = prefer(Preference::Fast, &[]);
+    assert_eq!(fast.residences(), [Residence::Fast, Residence::Fast, Residence::Stored]);
+    assert_eq!(fast.placements(), stored.placements());
+    // 1536 bytes for 1024 weights, 8 for a head of 8192, 4 for each exception of 256; not more than 12.15 bits.
+    let (weights, before, after) = (1280 * 256, stored.device_bytes()[0], fast.device_bytes()[0]);
+    let taken = weights * 3 / 2 + weights / 1024 + weights / 64;
+    assert!(taken * 8 <= weights * 1215 / 100 && after > before, "{before} {after}");
+    assert_eq!(prefer(Preference::Stored, &[]), stored);
+    // The layer first, whatever the order.
+    let auto = prefer(Preference::Auto, &[after - 1]);
+    assert_eq!(auto.residences(), [Residence::Stored, Residence::Fast, Residence::Stored]);
+    assert!(auto.device_bytes()[0] < after && auto.device_bytes()[0] > before);
+    assert_eq!(prefer(Preference::Auto, &[after]), fast);
+    assert_eq!(prefer(Preference::Auto, &[before]).device_bytes(), stored.device_bytes());
+    // What is streamed stays as it is stored.
+    let streamed = Plan::all_streamed(&model).unwrap();
+    assert_eq!(streamed.clone().prefer(&model, Preference::Fast, &[]).unwrap(), streamed);
+    for memory in [&[][..], &[after, after]] {
+        let refused = stored.clone().prefer(&model, Preference::Auto, memory).unwrap_err();
+        assert!(matches!(refused, Error::Parameter { .. }), "{refused}");
+    }
+    assert!(stored.clone().prefer(&self::model(&[300]), Preference::Fast, &[]).is_err());
+    // Placing counts the sizes that are wanted.
+    let fit = |memory: &[u64], preference| Plan::fit_preferring(&model, memory, preference);
+    assert_eq!(fit(&[after], Preference::Fast).unwrap(), fast);
+    let refused = fit(&[after - 1], Preference::Fast).unwrap_err().to_string();
+    assert!(refused.contains(&after.to_string()) && refused.contains("prefer auto"), "{refused}");
+    assert_eq!(fit(&[after - 1], Preference::Auto).unwrap(), auto);
+    let two = fit(&[after - 1, after], Preference::Fast).unwrap();
+    assert_eq!((two.residences(), two.placements()[2].unwrap().device), (fast.residences(), 1));
+    assert_eq!(fit(&[before - 1], Preference::Auto).unwrap(), Plan::fit(&model, &[before - 1]).unwrap());
 }
 
 proptest! {

@@ -1,8 +1,13 @@
 // Bench and check of the kernels that multiply by compressed matrices: see README.md.
 //   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, the same
-//   bits always linear_bench hostile COUNT SEED    changed data, heads and entries, for
-//   compute-sanitizer linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120
-//   beside cuBLASLt's best linear_bench variants ROUNDS       other depths and numbers of warps
+//                                      bits always; `check wide`: of 17 to 128 rows of x alone
+//   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
+//   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
+//                                      best; `wide`: 17 to 128 rows of x alone
+//   linear_bench variants ROUNDS       other depths and numbers of warps
+//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
+//                                      stored
+//   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -33,29 +38,9 @@
     }
 #define BULKS(X)                                                                             \
     X(1, 4, 16, 1, 1)                                                                        \
-    X(1, 3, 16, 1, 2) X(1, 6, 16, 1, 2) X(1, 9, 8, 1, 2) X(2, 4, 16, 1, 1) X(4, 3, 16, 1, 1) \
-        X(4, 6, 8, 1, 2)
+    X(1, 3, 16, 1, 2) X(1, 6, 16, 1, 2) X(1, 9, 8, 1, 2) X(2, 4, 16, 1, 1)
 BULKS(BULK)
 SHAPES(VARIANT)
-// Of tiles as stored: eights, loads ahead, whether x is held, warps that decode.
-#define TILED(EIGHTS, HOLDS, WARPS)                                      \
-    __global__ void __launch_bounds__((WARPS + 1) * LANES, 1)            \
-        tiled_##EIGHTS##_##HOLDS##_##WARPS(                    \
-            const __grid_constant__ LinearLaunch launch) {               \
-        linear_tile<EIGHTS, HOLDS>(Shared{launch});               \
-    }
-#define TILEDS(X) \
-    X(1, 1, 15) X(1, 1, 19) X(1, 0, 19) X(1, 0, 23) X(2, 0, 15) X(2, 1, 15) X(2, 1, 19) X(2, 0, 19)
-TILEDS(TILED)
-struct TiledVariant {
-    const char* name;
-    const void* kernel;
-    u32 eights, warps;
-};
-#define TILED_ROW(EIGHTS, HOLDS, WARPS)                                       \
-    {"tile " #EIGHTS " eights, x held " #HOLDS ", " #WARPS " warps", \
-     (const void*)tiled_##EIGHTS##_##HOLDS##_##WARPS, EIGHTS, WARPS},
-static const TiledVariant tiled_variants[] = {TILEDS(TILED_ROW)};
 
 struct Variant {
     const char* name;
@@ -98,26 +83,6 @@ static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
             if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
-    if (x_rows > 32)
-        return {"df11_linear_fast_64",
-                kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64),
-                8,
-                4,
-                8,
-                1,
-                true,
-                early,
-                2};
-    if (x_rows > 16)
-        return {"df11_linear_fast_32",
-                kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32),
-                4,
-                3,
-                LINEAR_WARPS,
-                1,
-                true,
-                early,
-                2};
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
@@ -129,42 +94,6 @@ static Variant standard(u32 x_rows) {
             1,
             !ring,
             !ring && early};
-}
-
-static const char* forced_tiled = nullptr;
-static bool early_tiled = true;
-static TiledVariant tiled(u32 x_rows) {
-    if (forced_tiled)
-        for (auto& v : tiled_variants)
-            if (strstr(v.name, forced_tiled) && v.eights * 8 >= x_rows) return v;
-    const char* name = x_rows <= 8 ? "df11_linear_tile_8" : "df11_linear_tile_16";
-    const void* compiled_in =
-        x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
-    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, LINEAR_TILE_WARPS};
-}
-static u32 most_shared(const void* kernel) {
-    int n;
-    CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    cudaFuncAttributes a;
-    CUDA(cudaFuncGetAttributes(&a, kernel));
-    return u32(n - a.sharedSizeBytes);
-}
-static void launch_tiled(const TiledVariant& v, const LinearLaunch& l, u32 staged,
-                         cudaStream_t stream) {
-    const u32 shared =
-        std::min(tile_shared_bytes(v.warps, l.x_rows, l.matrix_count, staged),
-                 most_shared(v.kernel) / 16 * 16);
-    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-    LinearLaunch copy = l;
-    void* arguments[] = {&copy};
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = std::min<u32>(l.items, sm_count()), config.blockDim = (v.warps + 1) * LANES,
-    config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = !ring && early_tiled;
-    CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
 }
 
 static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
@@ -201,6 +130,7 @@ struct Context {
     cudaStream_t stream;
     u32 *counters, *status;
     float* partials;
+    u16* arranged;
     Context() {
         cublasLtCreate(&lt);
         CUDA(cudaMalloc(&room, LT_ROOM));
@@ -209,7 +139,10 @@ struct Context {
         CUDA(cudaMemset(counters, 0, 4 << 16));
         CUDA(cudaMalloc(&status, 4));
         CUDA(cudaMemset(status, 0, 4));
-        CUDA(cudaMalloc(&partials, size_t(1024) * LINEAR_PARTIAL_BYTES));
+        CUDA(cudaMalloc(&partials, 64 << 20));
+        CUDA(cudaMalloc(&arranged, 8 << 20));
+        CUDA(cudaMemset(partials, 0xFF, 64 << 20));
+        CUDA(cudaMemset(arranged, 0xFF, 8 << 20));
     }
     u32 take_status() {
         u32 s;
@@ -219,57 +152,15 @@ struct Context {
     }
 };
 
-// A part of a matrix; rows and columns: of it.
-struct Part {
-    u32 first_row, rows, first_column, columns;
-};
-static LinearMatrix part_of(const Fast& f, Part p) {
-    LinearMatrix m = {};
-    const u64 strip = p.first_row / 32;
-    m.data = f.data + (strip * steps_of(f.columns) + p.first_column / STEP_COLUMNS) * STEP_BYTES,
-    m.index = f.heads + strip * tiles_across(f.columns) + p.first_column / 256,
-    m.rest = f.entries, m.rest_count = f.count, m.whole_columns = f.columns,
-    m.first_column = p.first_column;
-    return m;
-}
-static LinearMatrix part_of(const Tiles& t, Part p) {
-    LinearMatrix m = {};
-    m.data = t.plane + u64(p.first_row) * t.columns,
-    m.index = t.records + u64(p.first_row / 32) * tiles_across(t.columns), m.rest = t.bits,
-    m.rest_count = t.bits_bytes, m.table = t.table, m.whole_columns = t.columns,
-    m.first_column = p.first_column;
-    return m;
-}
-template <class Form>
-static Part all_of(const Form& f) {
-    return {0, f.rows, 0, f.columns};
-}
-template <class Form>
-static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch, const u16* bias,
-                       Part f) {
-    LinearMatrix& m = l.matrices[l.matrix_count];
-    m = part_of(form, f);
-    m.bias = bias, m.y = y, m.y_pitch = y_pitch;
-    const LinearSplit split = linear_split(f.rows, f.columns);
-    m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
-    m.first_item = l.items;
-    if (l.matrix_count) {
-        const LinearMatrix& last = l.matrices[l.matrix_count - 1];
-        m.first_strip = last.first_strip + (last.rows + 31) / 32;
-        m.first_partial = last.first_partial + linear_split(last.rows, f.columns).partials();
-    }
-    l.items += split.items(), l.matrix_count++;
-}
-template <class Form>
-static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch, const u16* bias) {
-    add_matrix(l, form, y, y_pitch, bias, all_of(form));
-}
 static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u32 columns) {
     LinearLaunch l = {};
     l.x = x, l.x_pitch = pitch, l.x_rows = x_rows, l.columns = columns, l.counters = c.counters,
-    l.partials = c.partials, l.status = c.status;
+    l.partials = c.partials, l.status = c.status, l.arranged = c.arranged;
     return l;
 }
+
+static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream);
+#include "stored_host.hpp"
 
 // --- check
 
@@ -294,32 +185,6 @@ static Errors errors_of(const std::vector<u16>& y, const std::vector<double>& re
     }
     e.rms = n ? std::sqrt(sum / n) : 0;
     return e;
-}
-
-// The same by either form.
-static void launch_form(const Fast&, const LinearLaunch& l, cudaStream_t stream) {
-    launch_fast(standard(l.x_rows), l, stream);
-}
-static bool small_stages = false;  // fewer bytes than tiles have
-static void launch_form(const Tiles& t, const LinearLaunch& l, cudaStream_t stream) {
-    launch_tiled(tiled(l.x_rows), l, small_stages ? t.staged / 32 * 16 : t.staged, stream);
-}
-static bool right_weights(Context& c, const Fast& f, const u16* w) {
-    const u64 n = u64(f.rows) * f.columns;
-    u16* back;
-    CUDA(cudaMalloc(&back, n * 2 + 2));
-    CUDA(cudaMemset(back, 0xA5, n * 2 + 2));
-    unpack(f, back, f.columns, c.status);
-    const bool right = same_bits(w, back, n) && from_device(back + n, 1)[0] == 0xA5A5;
-    CUDA(cudaFree(back));
-    return right;
-}
-static bool right_weights(Context&, const Tiles&, const u16*) { return true; }
-static Fast make_form(const Fast*, const u16* w, u32 rows, u32 columns) {
-    return pack(w, rows, columns);
-}
-static Tiles make_form(const Tiles*, const u16* w, u32 rows, u32 columns) {
-    return store_tiles(w, rows, columns);
 }
 
 template <class Form>
@@ -362,9 +227,13 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         expect(same_bits(y, y2, x_rows * y_pitch), "other bits in another run");
     }
     for (u32 one : {0u, x_rows - 1}) {
-        if (x_rows > 16) break;
+        if (x_rows > LINEAR_ROWS) break;
         run(y2, x + one * x_pitch, x_pitch, 1, nullptr);
         expect(same_bits(y + one * y_pitch, y2, rows), "a row alone has other bits");
+    }
+    if (x_rows > LINEAR_ROWS + 1 && wide_class(x_rows - 1) == wide_class(x_rows)) {
+        run(y2, x + x_pitch, x_pitch, x_rows - 1, nullptr);
+        expect(same_bits(y + y_pitch, y2, (x_rows - 1) * y_pitch), "other rows change bits");
     }
     // An x that is not aligned: the same numbers one element further.
     u16* shifted;
@@ -408,69 +277,6 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
                     (void*)shifted})
         CUDA(cudaFree(p));
     f.free();
-    return good;
-}
-
-// Slices of rows and columns, and several matrices in one launch, each with its own table, against
-// the same matrices made of their own weights, alone: bit by bit if sums are split alike.
-template <class Form>
-static bool check_parts(Context& c, std::vector<u32> rows, u32 whole_columns, u32 first_column,
-                        u32 columns, u32 x_rows) {
-    const u32 first_row = 64;
-    std::vector<u16*> weights, ys;
-    std::vector<Form> forms;
-    u16* x = make_weights(x_rows, columns, 12, 4);
-    LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-    u32 staged = 0;
-    for (size_t i = 0; i < rows.size(); i++) {
-        weights.push_back(make_weights(rows[i] + first_row, whole_columns, 400 + i, i % 3 * i % 4));
-        forms.push_back(make_form((const Form*)nullptr, weights[i], rows[i] + first_row,
-                                  whole_columns));
-        ys.push_back(make_weights(x_rows, rows[i], 1, 4));
-        add_matrix(l, forms[i], ys[i], rows[i], nullptr, {first_row, rows[i], first_column, columns});
-        if constexpr (std::is_same_v<Form, Tiles>) staged = std::max(staged, forms[i].staged);
-    }
-    if constexpr (std::is_same_v<Form, Tiles>)
-        launch_tiled(tiled(x_rows), l, staged, c.stream);
-    else
-        launch_form(forms[0], l, c.stream);
-    CUDA(cudaStreamSynchronize(c.stream));
-    bool good = c.take_status() == 0;
-    for (size_t i = 0; i < rows.size(); i++) {
-        u16 *own, *y;
-        CUDA(cudaMalloc(&own, u64(rows[i]) * columns * 2));
-        CUDA(cudaMalloc(&y, u64(rows[i]) * x_rows * 2));
-        CUDA(cudaMemcpy2D(own, columns * 2,
-                          weights[i] + u64(first_row) * whole_columns + first_column,
-                          whole_columns * 2, columns * 2, rows[i], cudaMemcpyDeviceToDevice));
-        Form alone = make_form((const Form*)nullptr, own, rows[i], columns);
-        LinearLaunch one = launch_of(c, x, columns, x_rows, columns);
-        add_matrix(one, alone, y, rows[i], nullptr);
-        launch_form(alone, one, c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        const bool same = same_bits(y, ys[i], u64(rows[i]) * x_rows);
-        if (!same) printf("WRONG part %zu of %u rows\n", i, rows[i]);
-        good &= same && c.take_status() == 0;
-        alone.free();
-        for (void* p : {own, y}) CUDA(cudaFree(p));
-    }
-    printf("%zu matrices, columns %u to %u of %u, x %u%s\n", rows.size(), first_column,
-           first_column + columns, whole_columns, x_rows, good ? "" : "  WRONG");
-    for (auto& f : forms) f.free();
-    for (auto& list : {weights, ys})
-        for (auto p : list) CUDA(cudaFree(p));
-    CUDA(cudaFree(x));
-    return good;
-}
-template <class Form>
-static bool check_all_parts(Context& c) {
-    bool good = true;
-    for (u32 x_rows : {1u, 8u, 13u}) {
-        good &= check_parts<Form>(c, {4096, 1024, 1000}, 4096, 0, 4096, x_rows);
-        good &= check_parts<Form>(c, {4096}, 4096, 1024, 2048, x_rows);
-        good &= check_parts<Form>(c, {100, 5, 32, 77, 640, 9, 33, 2000}, 1000, 256, 744, x_rows);
-        good &= check_parts<Form>(c, {8200, 32, 4300, 6000}, 776, 256, 256, x_rows);
-    }
     return good;
 }
 
@@ -613,145 +419,7 @@ static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     return good;
 }
 
-// Tiles as stored. `few`: without what takes long.
-static bool check_stored(Context& c, bool few) {
-    bool good = true;
-    const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},    {5, 16},  {33, 264},
-                             {100, 1000},  {257, 384},  {1024, 4096}, {768, 2048},
-                             {64, 14336},  {31, 40},    {1000, 5120}};
-    u32 seed = 1;
-    for (auto& s : shapes)
-        for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
-            if (!few || x_rows % 2) good &= check_one<Tiles>(c, s[0], s[1], seed % 3 == 2 ? 3 : seed % 3, x_rows, seed), seed++;
-    for (int mode : {1, 3, 5, 7})
-        for (u32 x_rows : {1u, 16u}) good &= check_one<Tiles>(c, 512, 2048, mode, x_rows, seed++);
-    if (!few) {
-        good &= check_one<Tiles>(c, 4096, 14336, 0, 4, seed++);
-        good &= check_one<Tiles>(c, 6144, 4096, 0, 16, seed++);
-    }
-    // Stages that no tile fits.
-    small_stages = true;
-    for (u32 x_rows : {1u, 9u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
-    small_stages = false;
-    good &= check_all_parts<Tiles>(c);
-    good &= check_gather<Tiles>(c, 1000, 4096, 0);
-    good &= check_gather<Tiles>(c, 77, 1000, 3);
-    good &= check_gather<Tiles>(c, 77, 248, 2);
-    return good;
-}
-static int check(Context& c) {
-    bool good = true;
-    const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
-                             {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
-                             {768, 2048},  {64, 14336}, {31, 33},   {1000, 5120}};
-    u32 seed = 1;
-    for (auto& s : shapes)
-        for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
-            good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
-    for (int mode : {1, 3, 5, 7})
-        for (u32 x_rows : {1u, 16u}) good &= check_one<Fast>(c, 512, 2048, mode, x_rows, seed++);
-    good &= check_one<Fast>(c, 4096, 14336, 0, 4, seed++);
-    good &= check_one<Fast>(c, 6144, 4096, 0, 16, seed++);
-    if (!ring)
-        for (u32 x_rows : {17u, 31u, 32u, 33u, 64u})
-            good &= check_one<Fast>(c, 512, 2048, 0, x_rows, seed++),
-                good &= check_one<Fast>(c, 4096, 4096, 0, x_rows, seed++),
-                good &= check_one<Fast>(c, 100, 1000, 1, x_rows, seed++);
-    good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
-    good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
-    good &= check_grouped(c, 5, 64, 768, {0}, false, false);
-    good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
-    good &= check_gather<Fast>(c, 1000, 4096, 0);
-    good &= check_gather<Fast>(c, 77, 1000, 3);
-    good &= check_gather<Fast>(c, 77, 250, 5);
-    good &= check_all_parts<Fast>(c);
-    // Every pattern: packed and unpacked.
-    for (u32 rows : {256u, 37u}) {
-        u16* w = make_weights(rows, 512, 5, 2);
-        Fast f = pack(w, rows, 512);
-        u16* back;
-        CUDA(cudaMalloc(&back, rows * 1024));
-        CUDA(cudaMemset(back, 0xA5, rows * 1024));
-        unpack(f, back, 512, c.status);
-        const bool same = same_bits(w, back, rows * 512);
-        printf("all patterns, %u rows: %.2f bits%s\n", rows, f.bytes() * 8.0 / (rows * 512),
-               same ? "" : "  WRONG");
-        good &= same;
-        CUDA(cudaFree(w));
-        CUDA(cudaFree(back));
-        f.free();
-    }
-    printf("check: %s\n", good ? "all right" : "WRONG");
-    return !good;
-}
-
-// Heads, entries and data that say anything, and indices; every array is an allocation of its exact
-// size. Under compute-sanitizer.
-static int hostile(Context& c, int count, u64 seed) {
-    std::vector<u32> shapes[] = {{100, 520}, {33, 264}, {64, 1000}, {5, 40}};
-    auto next = [&] {
-        return seed = seed * 6364136223846793005ull + 1442695040888963407ull, seed >> 33;
-    };
-    u64 refused = 0;
-    for (int i = 0; i < count; i++) {
-        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
-                  x_rows = 1 + next() % (ring ? 16 : 64);
-        u16* w = make_weights(rows, columns, next(), i % 3);
-        Fast f = pack(w, rows, columns);
-        std::vector<u8> heads = from_device((const u8*)f.heads, f.tiles * 8),
-                        entries = from_device((const u8*)f.entries, u64(f.count) * 4);
-        std::vector<u8> data = from_device(f.data, f.data_bytes);
-        for (auto* bytes : {&heads, &entries, &data})
-            for (u64 k = 0; k < 1 + bytes->size() / 16 && !bytes->empty(); k++)
-                if (next() % 2) (*bytes)[next() % bytes->size()] = u8(next());
-        CUDA(cudaMemcpy(f.heads, heads.data(), heads.size(), cudaMemcpyHostToDevice));
-        CUDA(cudaMemcpy(f.entries, entries.data(), entries.size(), cudaMemcpyHostToDevice));
-        CUDA(cudaMemcpy(f.data, data.data(), data.size(), cudaMemcpyHostToDevice));
-        u16 *x = make_weights(x_rows, columns, 3, 4), *y, *back;
-        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
-        CUDA(cudaMalloc(&back, u64(rows) * columns * 2));
-        LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-        add_matrix(l, f, y, rows, nullptr);
-        launch_fast(standard(x_rows), l, c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        unpack(f, back, columns, c.status);
-        LinearMatrix m = {};
-        m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count,
-        m.whole_columns = columns;
-        LinearMatrix* on_device = upload(std::vector<LinearMatrix>{m, m, m});
-        u32* offsets = upload(std::vector<u32>{0, u32(next() % 9), u32(next() % 40), u32(next())});
-        u32* index = upload(std::vector<u32>{0, 1, 2, u32(next()), 0, 1, 2, 0});
-        u16* out;
-        CUDA(cudaMalloc(&out, 8 * u64(std::max(rows, columns)) * 2));
-        launch_grouped({x,
-                        columns,
-                        index,
-                        offsets,
-                        on_device,
-                        out,
-                        rows,
-                        c.status,
-                        x_rows,
-                        columns,
-                        rows,
-                        8,
-                        3,
-                        {}},
-                       sm_count(), c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        launch_gather(gather_of(f, index, 8, 0, out, columns, c.status), c.stream);
-        CUDA(cudaStreamSynchronize(c.stream));
-        refused += c.take_status() != 0;
-        f.free();
-        for (void* p : {(void*)w, (void*)x, (void*)y, (void*)back, (void*)on_device, (void*)offsets,
-                        (void*)index, (void*)out})
-            CUDA(cudaFree(p));
-    }
-    printf("hostile: %d streams, %llu with a status\n", count, (unsigned long long)refused);
-    return 0;
-}
-
-// --- bench
+// --- times
 
 struct Contender {
     std::string name;
@@ -791,6 +459,128 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
     CUDA(cudaEventDestroy(a));
     CUDA(cudaEventDestroy(b));
 }
+
+#include "linear_wide.hpp"
+#include "stored_bench.hpp"
+
+static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream) {
+    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, early, stream);
+    Variant v = standard(l.x_rows);
+    v.early &= early;
+    launch_fast(v, l, stream);
+}
+static int check(Context& c, bool wide_only) {
+    if (wide_only) return !check_wide(c, early);
+    bool good = true;
+    const u32 shapes[][2] = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
+                             {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
+                             {768, 2048},  {64, 14336}, {31, 33},   {1000, 5120}};
+    u32 seed = 1;
+    for (auto& s : shapes)
+        for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
+            good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
+    for (int mode : {1, 3, 5, 7})
+        for (u32 x_rows : {1u, 16u}) good &= check_one<Fast>(c, 512, 2048, mode, x_rows, seed++);
+    good &= check_one<Fast>(c, 4096, 14336, 0, 4, seed++);
+    good &= check_one<Fast>(c, 6144, 4096, 0, 16, seed++);
+    if (!ring) good &= check_wide(c, early);
+    good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
+    good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
+    good &= check_grouped(c, 5, 64, 768, {0}, false, false);
+    good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
+    good &= check_gather<Fast>(c, 1000, 4096, 0);
+    good &= check_gather<Fast>(c, 77, 1000, 3);
+    good &= check_gather<Fast>(c, 77, 250, 5);
+    // Every pattern: packed and unpacked.
+    for (u32 rows : {256u, 37u}) {
+        u16* w = make_weights(rows, 512, 5, 2);
+        Fast f = pack(w, rows, 512);
+        u16* back;
+        CUDA(cudaMalloc(&back, rows * 1024));
+        CUDA(cudaMemset(back, 0xA5, rows * 1024));
+        unpack(f, back, 512, c.status);
+        const bool same = same_bits(w, back, rows * 512);
+        printf("all patterns, %u rows: %.2f bits%s\n", rows, f.bytes() * 8.0 / (rows * 512),
+               same ? "" : "  WRONG");
+        good &= same;
+        CUDA(cudaFree(w));
+        CUDA(cudaFree(back));
+        f.free();
+    }
+    printf("check: %s\n", good ? "all right" : "WRONG");
+    return !good;
+}
+
+// Heads, entries and data that say anything, and indices; every array is an allocation of its exact
+// size. Under compute-sanitizer.
+static int hostile(Context& c, int count, u64 seed) {
+    std::vector<u32> shapes[] = {{100, 520}, {33, 264}, {64, 1000}, {5, 40}};
+    auto next = [&] {
+        return seed = seed * 6364136223846793005ull + 1442695040888963407ull, seed >> 33;
+    };
+    u64 refused = 0;
+    for (int i = 0; i < count; i++) {
+        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
+                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : WIDE_ROWS);
+        u16* w = make_weights(rows, columns, next(), i % 3);
+        Fast f = pack(w, rows, columns);
+        std::vector<u8> heads = from_device((const u8*)f.heads, f.tiles * 8),
+                        entries = from_device((const u8*)f.entries, u64(f.count) * 4);
+        std::vector<u8> data = from_device(f.data, f.data_bytes);
+        for (auto* bytes : {&heads, &entries, &data})
+            for (u64 k = 0; k < 1 + bytes->size() / 16 && !bytes->empty(); k++)
+                if (next() % 2) (*bytes)[next() % bytes->size()] = u8(next());
+        CUDA(cudaMemcpy(f.heads, heads.data(), heads.size(), cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(f.entries, entries.data(), entries.size(), cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(f.data, data.data(), data.size(), cudaMemcpyHostToDevice));
+        u16 *x = make_weights(x_rows, columns, 3, 4), *y, *back;
+        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
+        CUDA(cudaMalloc(&back, u64(rows) * columns * 2));
+        LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+        add_matrix(l, f, y, rows, nullptr);
+        const Workspace room(l);
+        if (x_rows <= LINEAR_ROWS) l.counters = c.counters, l.partials = c.partials;
+        launch_product(l, early, c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        room.free();
+        unpack(f, back, columns, c.status);
+        LinearMatrix m = {};
+        m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count,
+        m.whole_columns = columns;
+        LinearMatrix* on_device = upload(std::vector<LinearMatrix>{m, m, m});
+        u32* offsets = upload(std::vector<u32>{0, u32(next() % 9), u32(next() % 40), u32(next())});
+        u32* index = upload(std::vector<u32>{0, 1, 2, u32(next()), 0, 1, 2, 0});
+        u16* out;
+        CUDA(cudaMalloc(&out, 8 * u64(std::max(rows, columns)) * 2));
+        launch_grouped({x,
+                        columns,
+                        index,
+                        offsets,
+                        on_device,
+                        out,
+                        rows,
+                        c.status,
+                        x_rows,
+                        columns,
+                        rows,
+                        8,
+                        3,
+                        {}},
+                       sm_count(), c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        launch_gather(gather_of(f, index, 8, 0, out, columns, c.status), c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        refused += c.take_status() != 0;
+        f.free();
+        for (void* p : {(void*)w, (void*)x, (void*)y, (void*)back, (void*)on_device, (void*)offsets,
+                        (void*)index, (void*)out})
+            CUDA(cudaFree(p));
+    }
+    printf("hostile: %d streams, %llu with a status\n", count, (unsigned long long)refused);
+    return 0;
+}
+
+// --- bench
 
 // Experts and gathered rows, without peers: those are measured by linear_peers.py.
 static void bench_others(Context& c, int rounds) {
@@ -890,13 +680,13 @@ static void bench_others(Context& c, int rounds) {
     f.free();
 }
 
-static bool only_tiled = false;
-static int bench(Context& c, int rounds, bool with_variants) {
+static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = with_variants
-                                         ? only_tiled ? std::vector<u32>{1, 8, 16} : std::vector<u32>{1, 8, 16, 32, 64}
-                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 24, 32, 64};
+    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
+                                     : with_variants
+                                         ? std::vector<u32>{1, 8, 16}
+                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128};
     struct Row {
         u32 x_rows;
         std::string name;
@@ -911,9 +701,7 @@ static int bench(Context& c, int rounds, bool with_variants) {
         Fast f = pack(w, rows, columns);
         std::vector<u16*> ws = {w};
         std::vector<Fast> fs = {f};
-        std::vector<Tiles> ts = {store_tiles(w, rows, columns)};
-        for (int i = 1; i < copies; i++)
-            ws.push_back(copy_of(w, n * 2)), fs.push_back(f.copy()), ts.push_back(ts[0].copy());
+        for (int i = 1; i < copies; i++) ws.push_back(copy_of(w, n * 2)), fs.push_back(f.copy());
         u16* x = make_weights(128, columns, 9, 4);
         u16* y;
         CUDA(cudaMalloc(&y, u64(128) * rows * 2));
@@ -931,32 +719,26 @@ static int bench(Context& c, int rounds, bool with_variants) {
                                    launch_fast(v, l, c.stream);
                                }});
             };
-            auto add_tiled = [&](const TiledVariant& v, bool early_too) {
-                all.push_back({std::string(v.name) + (early_too ? "" : ", plain"), double(ts[0].bytes()),
-                               [&, v, early_too](int k) {
+            auto add_wide = [&](const char* name, bool begins_early) {
+                all.push_back({name, double(f.bytes()), [&, begins_early](int k) {
                                    LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-                                   add_matrix(l, ts[k], y, rows, nullptr);
-                                   const bool before = early_tiled;
-                                   early_tiled = early_too;
-                                   launch_tiled(v, l, ts[k].staged, c.stream);
-                                   early_tiled = before;
+                                   add_matrix(l, fs[k], y, rows, nullptr);
+                                   launch_wide(l, begins_early, c.stream);
                                }});
             };
-            if (x_rows <= 16) {
-                add_tiled(tiled(x_rows), true);
-                if (!only_tiled) add_tiled(tiled(x_rows), false);
-                if (with_variants)
-                    for (auto& v : tiled_variants)
-                        if (v.eights == (x_rows + 7) / 8) add_tiled(v, true);
+            if (x_rows > LINEAR_ROWS) {
+                if (ring) continue;
+                add_wide("df11_linear_fast_32 to _128", true);
+                add_wide("the same, launched plainly", false);
+            } else {
+                add(standard(x_rows));
             }
-            if (only_tiled && x_rows > 16) continue;
-            if (!only_tiled && (x_rows <= 16 || !ring)) add(standard(x_rows));
-            if (early && !ring && !only_tiled) {
+            if (early && !ring && x_rows <= LINEAR_ROWS) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
             }
-            if (with_variants && !only_tiled)
+            if (with_variants)
                 for (auto& v : variants)
                     if (x_rows <= v.eights * 8 && (x_rows > v.eights * 4 || v.eights == 1)) add(v);
             measure(c, all, copies, rounds);
@@ -965,7 +747,7 @@ static int bench(Context& c, int rounds, bool with_variants) {
             for (size_t i = peers; i < all.size(); i++) {
                 const double s = median_of(all[i].seconds);
                 printf(
-                    "%5ux%-5u x %2u %-40s %7.2f us %5.0f GB/s; cuBLASLt %7.2f us %5.0f GB/s; ratio "
+                    "%5ux%-5u x %2u %-28s %7.2f us %5.0f GB/s; cuBLASLt %7.2f us %5.0f GB/s; ratio "
                     "%.3f\n",
                     rows, columns, x_rows, all[i].name.c_str(), s * 1e6, all[i].bytes / s / 1e9,
                     best * 1e6, n * 2 / best / 1e9, best / s);
@@ -981,14 +763,13 @@ static int bench(Context& c, int rounds, bool with_variants) {
         }
         for (auto p : ws) CUDA(cudaFree(p));
         for (auto& one : fs) one.free();
-        for (auto& one : ts) one.free();
         CUDA(cudaFree(x));
         CUDA(cudaFree(y));
     }
-    if (!only_tiled) bench_others(c, rounds);
+    if (!wide_only) bench_others(c, rounds);
     printf("== sums of four\n");
     for (auto& r : sums)
-        printf("x %2u %-40s %.3f (%.1f / %.1f us)\n", r.x_rows, r.name.c_str(),
+        printf("x %2u %-28s %.3f (%.1f / %.1f us)\n", r.x_rows, r.name.c_str(),
                r.sum_cublas / r.sum_ours, r.sum_cublas * 1e6, r.sum_ours * 1e6);
     return 0;
 }
@@ -1007,44 +788,28 @@ int main(int argc, char** argv) {
     Context c;
     if (mode == "check") {
         if (argc > 2) forced = argv[2];
-        int bad = check(c);
+        const bool wide_only = forced && !strcmp(forced, "wide");
+        if (wide_only) forced = nullptr;
+        int bad = check(c, wide_only);
         early = false;
-        return bad | check(c);
+        return bad | check(c, wide_only);
     }
     if (mode == "stored") {
-        const bool few = argc > 2 && !strcmp(argv[2], "few");
-        bool good = true;
-        if (argc > 2 && !few) {
-            for (auto& v : tiled_variants) {
-                forced_tiled = v.name;
-                printf("%s\n", v.name);
-                good &= check_one<Tiles>(c, 1000, 4096, 0, v.eights * 8 - 2, 5);
-            }
-            return !good;
+        const std::string of = argc > 2 ? argv[2] : "";
+        if (of == "check") {
+            const bool good = check_stored(c);
+            early = false;
+            return !(check_stored(c) && good);
         }
-        good = check_stored(c, few);
-        if (!few) early_tiled = false, good &= check_stored(c, true);
-        printf("stored: %s\n", good ? "all right" : "WRONG");
-        return !good;
-    }
-    if (mode == "profile") {
-        const u32 rows = 28672, columns = 4096, x_rows = atoi(argv[2]);
-        if (argc > 3) forced_tiled = argv[3];
-        u16 *w = make_weights(rows, columns, 3, 0), *x = make_weights(16, columns, 9, 4), *y;
-        CUDA(cudaMalloc(&y, u64(16) * rows * 2));
-        Tiles t = store_tiles(w, rows, columns);
-        for (int i = 0; i < 2; i++) {
-            LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-            add_matrix(l, t, y, rows, nullptr);
-            launch_form(t, l, c.stream);
-        }
-        CUDA(cudaDeviceSynchronize());
-        return 0;
+        if (of == "hostile")
+            return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
+        if (of == "bench") return bench_stored(c, atoi(argv[3]));
     }
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
-    only_tiled = mode == "tiled";
-    if (only_tiled) return bench(c, atoi(argv[2]), true);
-    if (mode == "bench" || mode == "variants") return bench(c, atoi(argv[2]), mode == "variants");
+    if (mode == "bench" || mode == "variants" || mode == "wide")
+        return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
+    if (mode == "crossover")
+        return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : WIDE_ROWS, early);
     fprintf(stderr, "see the head of linear_bench.cu\n");
     return 2;
 }

@@ -23,6 +23,7 @@ Examples:
   df11 estimate Llama-3.1-405B --gpus 8x80GB     which block would lie on which GPU
   df11 estimate Llama-3.1-405B --gpus 8x80GB --exponent-bits 2.67    at once
   df11 estimate Llama-3.1-70B.df11 --gpus 24GB,2x16GB    of a container
+  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it may lie in the fast layout
 
 --exponent-bits reads the headers of the files and no weight: files that are as long as they should be but empty will do.";
 
@@ -42,6 +43,10 @@ pub(super) struct Estimate {
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
     gpus: Option<super::gpus::Gpus>,
+    /// With --gpus: how matrices lie on them
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
+    residence: super::gpus::ResidenceArg,
     /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to 2.7
     #[arg(long, value_name = "BITS")]
     exponent_bits: Option<f64>,
@@ -111,7 +116,7 @@ impl Estimate {
     #[cfg(feature = "cuda")]
     fn place(&self, model: impl FnOnce() -> df11::Result<Model>, answer: &mut Answer) -> Result<(), Failure> {
         let Some(gpus) = &self.gpus else { return Ok(()) };
-        let placed = gpus.place(&model()?)?;
+        let placed = gpus.place(&model()?, self.residence.into())?;
         answer.text = format!("{}\n{}", answer.text, placed.text);
         answer.json["placement"] = placed.json;
         Ok(())
@@ -137,6 +142,8 @@ pub(super) fn estimate(
         layout,
         #[cfg(feature = "cuda")]
         gpus: None,
+        #[cfg(feature = "cuda")]
+        residence: super::gpus::ResidenceArg::Stored,
         exponent_bits: None,
         threads,
     };

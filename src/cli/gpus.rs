@@ -4,11 +4,33 @@ use std::{ops::Range, str::FromStr};
 
 use df11::{
     Model,
-    gpu::{Placement, Plan},
+    gpu::{Placement, Plan, Preference, Residence},
 };
 use serde_json::{Value, json};
 
 use super::{Answer, Failure, text};
+
+/// How matrices lie in a GPU's memory.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+pub(super) enum ResidenceArg {
+    /// As stored: the least memory
+    #[default]
+    Stored,
+    /// In the fast layout, to multiply by without decoding
+    Fast,
+    /// Fast as far as memory allows
+    Auto,
+}
+
+impl From<ResidenceArg> for Preference {
+    fn from(residence: ResidenceArg) -> Self {
+        match residence {
+            ResidenceArg::Stored => Self::Stored,
+            ResidenceArg::Fast => Self::Fast,
+            ResidenceArg::Auto => Self::Auto,
+        }
+    }
+}
 
 /// Bytes of memory of each GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,15 +74,18 @@ fn bytes(text: &str) -> Option<u64> {
 
 impl Gpus {
     /// Where the blocks of a model would lie, as a table and for programs.
-    pub(super) fn place(&self, model: &Model) -> Result<Answer, Failure> {
-        let plan = Plan::fit(model, &self.0)?;
+    pub(super) fn place(&self, model: &Model, preference: Preference) -> Result<Answer, Failure> {
+        let plan = Plan::fit_preferring(model, &self.0, preference)?;
         let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
-        let mut table = text::Table::new(["GPU", "memory", "taken", "blocks", "streamed", "from", "to"]);
+        let mut table =
+            text::Table::new(["GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to"]);
         let mut rows = Vec::new();
         for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
             let blocks = run(plan.placements(), device);
             let streamed =
                 plan.placements()[blocks.clone()].iter().flatten().filter(|place| place.streamed).count();
+            let fast = |at: &usize| plan.residences()[*at] == Residence::Fast;
+            let fast: Vec<&str> = blocks.clone().filter(fast).map(|at| names[at]).collect();
             let name = |at: Option<usize>| at.map_or("", |at| names[at]);
             let (first, last) = (name(blocks.clone().next()), name(blocks.clone().last()));
             table.row([
@@ -68,12 +93,14 @@ impl Gpus {
                 text::bytes(memory),
                 text::bytes(taken),
                 blocks.len().to_string(),
+                fast.len().to_string(),
                 streamed.to_string(),
                 text::printable(first),
                 text::printable(last),
             ]);
             rows.push(json!({
                 "gpu": device, "memory_bytes": memory, "taken_bytes": taken, "blocks": names[blocks.clone()],
+                "fast": fast,
                 "streamed": blocks.filter(|&at| plan.placements()[at].is_some_and(|place| place.streamed)).map(|at| names[at]).collect::<Vec<_>>(),
             }));
         }

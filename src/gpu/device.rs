@@ -171,7 +171,8 @@ impl Device {
             return Ok(kernels);
         }
         // Of two threads that load them at once, one drops its own.
-        let kernels = LinearKernels::load(&self.inner.copies, &self.inner.kernels)?;
+        let Inner { copies, kernels, info, .. } = &*self.inner;
+        let kernels = LinearKernels::load(copies, kernels, info.driver)?;
         Ok(self.inner.linear.get_or_init(|| kernels))
     }
 

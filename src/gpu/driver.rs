@@ -50,6 +50,7 @@ const FUNCTIONS: &[&str] = &[
     "cuFuncSetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
     "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuMemGetInfo_v2",
     "cuMemAlloc_v2",
     "cuMemAllocAsync",

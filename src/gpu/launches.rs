@@ -1,6 +1,9 @@
 //! What decodes a set of tensors or rows of them: tasks in device memory, made once, launched any number of times.
 
-use std::ptr::{null, null_mut};
+use std::{
+    ptr::{null, null_mut},
+    sync::Arc,
+};
 
 use cudarc::driver::{
     CudaStream,
@@ -11,6 +14,7 @@ use super::{
     Device, Status,
     coding::KERNELS,
     fault::OrFault,
+    linear::FastArrays,
     module::Launch,
     stored::{Addresses, Coded, Stored},
     task::Task,
@@ -29,7 +33,16 @@ pub(super) struct Draft {
     /// For each decode kernel.
     parts: [DraftLaunch; KERNELS],
     copies: Vec<Copy>,
+    unpacks: Vec<Unpack>,
     bytes: u64,
+}
+
+/// A part of a matrix in the fast layout, which a launch of its own decodes.
+#[derive(Debug)]
+struct Unpack {
+    arrays: Arc<FastArrays>,
+    part: Rect,
+    to: u64,
 }
 
 /// What one launch decodes.
@@ -64,10 +77,15 @@ impl Draft {
     ) -> Result<()> {
         self.bytes = self.bytes.max(to + slice.bytes());
         let mut to = to;
-        for part in slice.rects().flat_map(|rect| rect.split(|rect| tensor.takes(rect))) {
+        let fast = tensor.coded().and_then(Coded::as_tile).and_then(|tile| addresses.fast(tile.id()));
+        let takes = |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
+        for part in slice.rects().flat_map(|rect| rect.split(takes)) {
             match tensor {
+                _ if let Some(arrays) = fast => {
+                    self.unpacks.push(Unpack { arrays: Arc::clone(arrays), part: part.clone(), to });
+                }
                 Stored::Empty => {}
-                Stored::Raw(array) => self.copy(array.address(addresses), &part, to),
+                Stored::Raw(array) => self.copy(addresses.array(*array), &part, to),
                 Stored::Coded(coded) => self.decode(&**coded, &part, to, addresses)?,
             }
             to += part.bytes();
@@ -104,7 +122,7 @@ impl Draft {
             });
             tasks.extend(part.tasks);
         }
-        Ok(Launches { kernels, copies: self.copies, bytes: self.bytes })
+        Ok(Launches { kernels, copies: self.copies, unpacks: self.unpacks, bytes: self.bytes })
     }
 }
 
@@ -113,6 +131,7 @@ impl Draft {
 pub(super) struct Launches {
     kernels: Vec<Launch>,
     copies: Vec<Copy>,
+    unpacks: Vec<Unpack>,
     bytes: u64,
 }
 
@@ -152,6 +171,11 @@ impl Launches {
             // SAFETY: the source, device memory or mapped host memory, holds the rows (the directory's validation compared the sizes), and
             // the output as many bytes.
             unsafe { copy.run(output, stream) }.result().or_fault("copying on the GPU")?;
+        }
+        for Unpack { arrays, part, to } in &self.unpacks {
+            // SAFETY: the output has room for each part; what is alive is the caller's promise, and `self` keeps
+            // the arrays.
+            unsafe { arrays.decode(part, output + to, stream, status) }?;
         }
         Ok(())
     }
@@ -214,16 +238,16 @@ mod tests {
     use super::{Addresses, Draft, Slice, Stored};
     use crate::gpu::{
         coding::TILE_KERNEL,
-        needs::{SectionId, TensorId},
-        stored::{StoredGap, StoredTile},
+        needs::TensorId,
+        stored::{ArrayPlace, StoredGap, StoredTile},
         task::{GapTask, TileTask},
     };
 
     struct Flat;
 
     impl Addresses for Flat {
-        fn section(&self, (_, section): SectionId) -> CUdeviceptr {
-            section as u64 * 4096
+        fn array(&self, ArrayPlace { section: (_, section), offset }: ArrayPlace) -> CUdeviceptr {
+            section as u64 * 4096 + offset
         }
 
         fn table(&self, _: TensorId) -> CUdeviceptr {

@@ -1,4 +1,5 @@
-//! Loading: `directories → plan → device memory → sections through pinned buffers, beside validation → tables and tasks`.
+//! Loading: `directories → plan → device memory → sections through pinned buffers, beside validation → tables and tasks`. Matrices that
+//! are to be in the fast layout come last, once they are validated.
 
 use std::{
     collections::HashMap,
@@ -13,14 +14,15 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    Device, GpuModel, Placement, Plan,
+    Device, GpuModel, Placement, Plan, Preference,
     host_section::HostSection,
+    linear::FastLoad,
     memory::Buffer,
     model::{BlockEntry, Inner, Names, TensorEntry},
-    needs::{self, Needs, SectionId, TensorId, target_of},
+    needs::{self, Needs, SectionId, target_of},
     part::Part,
     route::{Cut, Route},
-    stored::{self, Stored},
+    stored::{self, Tensors},
     task::Task,
     upload::{self, default_readers, first_cause},
 };
@@ -33,7 +35,6 @@ use crate::{
 /// Of the free memory of several GPUs, what a model may take unless a plan says otherwise; the rest is for what runs it.
 const SHARE_PERCENT: u64 = 90;
 
-type Tensors = HashMap<TensorId, Arc<Stored>>;
 type HostSections = HashMap<SectionId, Arc<HostSection>>;
 
 /// How a model is loaded onto GPUs.
@@ -41,6 +42,7 @@ type HostSections = HashMap<SectionId, Arc<HostSection>>;
 pub struct LoadOptions {
     readers: Option<NonZero<usize>>,
     plan: Option<Plan>,
+    preference: Preference,
     validate: bool,
 }
 
@@ -52,9 +54,9 @@ impl Default for LoadOptions {
 
 impl LoadOptions {
     /// A reader for each core, up to 12; all blocks resident where there is one GPU, and what [`Plan::fit`] makes of 90 % of the free
-    /// memory where there are several.
+    /// memory where there are several; matrices as they are stored.
     pub const fn new() -> Self {
-        Self { readers: None, plan: None, validate: true }
+        Self { readers: None, plan: None, preference: Preference::Stored, validate: true }
     }
 
     /// How many threads read the containers, each with 8 MiB of pinned memory that the [`Device`] keeps for the next load.
@@ -71,6 +73,15 @@ impl LoadOptions {
         self
     }
 
+    /// How the matrices of resident blocks shall lie on the GPU, for [`Linear`](super::Linear). With
+    /// [`Preference::Auto`] 90 % of the free memory is made use of. Not with [`LoadOptions::plan`]: a plan says
+    /// it itself ([`Plan::prefer`]).
+    #[must_use]
+    pub const fn residence(mut self, preference: Preference) -> Self {
+        self.preference = preference;
+        self
+    }
+
     /// Leaves out the host's validation of codebooks, output offsets and offsets of tiles, so that tests bring hostile streams to the kernels, which
     /// must bear them.
     #[doc(hidden)]
@@ -81,13 +92,13 @@ impl LoadOptions {
     }
 
     fn plan_for(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
-        let plan = match (&self.plan, devices) {
-            (Some(plan), _) => plan.clone(),
-            (None, [_]) => Plan::uniform(needs, false),
-            (None, _) => {
-                let free = devices.iter().map(|device| Ok(device.free_memory()? / 100 * SHARE_PERCENT));
-                Plan::fit_needs(needs, &free.collect::<Result<Vec<_>>>()?, &vec![true; needs.len()])?
+        let plan = match &self.plan {
+            Some(_) if self.preference != Preference::Stored => {
+                let problem = "a plan and a preference of residence are given";
+                return Err(Error::parameter(problem, "give the plan alone, as Plan::prefer makes it"));
             }
+            Some(plan) => plan.clone(),
+            None => self.make_plan(needs, devices)?,
         };
         if plan.placements().len() != needs.len() {
             let problem = "the plan was made for another model";
@@ -99,6 +110,16 @@ impl LoadOptions {
             return Err(Error::parameter(problem, "give as many devices as it was made for"));
         }
         Ok(plan)
+    }
+
+    fn make_plan(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
+        let is_asked = devices.len() > 1 || self.preference == Preference::Auto;
+        let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
+        let free = if is_asked { devices.iter().map(share).collect::<Result<_>>()? } else { Vec::new() };
+        match devices {
+            [_] => Plan::uniform(needs, false).prefer_needs(needs, self.preference, &free),
+            _ => Plan::fit_needs(needs, &free, &vec![true; needs.len()], self.preference),
+        }
     }
 }
 
@@ -136,9 +157,8 @@ impl Model {
     ) -> Result<GpuModel> {
         let needs = needs::of_blocks(self)?;
         let plan = options.plan_for(&needs, devices)?;
-        let loaded = needs.iter().zip(plan.placements()).filter(|(_, place)| place.is_some());
-        let sections = loaded.flat_map(|(block, _)| &block.sections);
-        observer.begin(sections.map(|&section| needs::section_length(self, section)).sum());
+        let loaded = (0..needs.len()).filter(|&block| plan.placements()[block].is_some());
+        observer.begin(loaded.map(|block| needs[block].loaded_bytes(self, plan.residences()[block])).sum());
         observer.enter(Stage::Load);
         Loader::new(self, plan, needs, devices, observer)?.load(options)
     }
@@ -173,14 +193,31 @@ impl<'m> Loader<'m> {
             part.build_tables(&tensors)?;
             part.stream(&host)?;
         }
+        self.make_fast(options, &tensors)?;
         self.finish(&tensors, &host)
+    }
+
+    fn readers(&self, options: &LoadOptions) -> NonZero<usize> {
+        let readers = options.readers.unwrap_or_else(default_readers).get() / self.parts.len().max(1);
+        NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN)
+    }
+
+    /// Loads the matrices that are to be in the fast layout, on all GPUs at once.
+    fn make_fast(&mut self, options: &LoadOptions, stored: &Tensors) -> Result<()> {
+        let load =
+            FastLoad { model: self.model, stored, readers: self.readers(options), observer: self.observer };
+        thread::scope(|scope| {
+            let load = &load;
+            let parts = self.parts.iter_mut();
+            let threads: Vec<_> = parts.map(|part| scope.spawn(|| part.make_fast(load))).collect();
+            first_cause(threads.into_iter().map(|thread| thread.join().expect("a load does not panic")))
+        })
     }
 
     /// Uploads what becomes resident; beside that, validates what the host can and pins what stays there.
     fn fetch(&self, options: &LoadOptions) -> Result<(Tensors, HostSections)> {
         let stop = AtomicBool::new(false);
-        let readers = options.readers.unwrap_or_else(default_readers).get() / self.parts.len().max(1);
-        let readers = NonZero::new(readers).unwrap_or(NonZero::<usize>::MIN);
+        let readers = self.readers(options);
         thread::scope(|scope| {
             let upload = |part: &Part| {
                 let deliveries = part.deliveries(self.model);

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys::CUdeviceptr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::fault::OrFault;
-use crate::Result;
+use crate::{Result, constants::ARRAY_ALIGNMENT};
 
 /// An allocation on the device.
 ///
@@ -83,6 +83,63 @@ impl Buffer {
             unsafe { result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream()) };
         cleared.or_fault(action)?;
         stream.synchronize().or_fault(action)
+    }
+}
+
+/// Part of an allocation, which it keeps.
+#[derive(Clone, Debug)]
+pub(super) struct Region {
+    buffer: Arc<Buffer>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl From<Buffer> for Region {
+    /// All of it.
+    fn from(buffer: Buffer) -> Self {
+        let bytes = buffer.bytes();
+        Self { buffer: Arc::new(buffer), offset: 0, bytes }
+    }
+}
+
+impl Region {
+    /// # Panics
+    /// Where the allocation has not so many bytes from there on.
+    pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
+        assert!(offset + bytes <= buffer.bytes(), "a part of the allocation");
+        Self { buffer: Arc::clone(buffer), offset, bytes }
+    }
+
+    /// Cuts bytes off its front, rounded up to where the next region may begin.
+    ///
+    /// # Panics
+    /// Where it has not so many.
+    pub(super) fn take(&mut self, bytes: u64) -> Self {
+        let taken = self.first(bytes);
+        let whole = bytes.next_multiple_of(ARRAY_ALIGNMENT).min(self.bytes);
+        (self.offset, self.bytes) = (self.offset + whole, self.bytes - whole);
+        taken
+    }
+
+    /// Copies its first values to the host, after what is on the stream, and waits.
+    pub(super) fn read<T: FromBytes + IntoBytes>(&self, stream: &CudaStream, values: &mut [T]) -> Result<()> {
+        assert!(size_of_val(values) as u64 <= self.bytes, "no more than there is");
+        self.buffer.read_at(self.offset, stream, values.as_mut_bytes())
+    }
+
+    /// Its first bytes.
+    pub(super) fn first(&self, bytes: u64) -> Self {
+        assert!(bytes <= self.bytes, "a part of the region");
+        Self { bytes, ..self.clone() }
+    }
+
+    /// The device address of its first byte.
+    pub(super) fn pointer(&self) -> CUdeviceptr {
+        self.buffer.pointer() + self.offset
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 

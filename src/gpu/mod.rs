@@ -64,11 +64,13 @@ pub use device::{Device, DeviceInfo, devices};
 pub use driver::has_driver;
 pub use host::GpuDecoder;
 pub use limits::{seconds_between, timestamp};
-pub use linear::{Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Transcoded};
+pub use linear::{
+    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing, Transcoded,
+};
 pub use load::LoadOptions;
 pub use model::GpuModel;
 pub use options::DeviceOptions;
-pub use placement::{Placement, Plan};
+pub use placement::{Placement, Plan, Preference};
 pub use prefetch::{Decoded, Prefetch};
 pub use program::{GpuProgram, Piece};
 pub use status::Status;

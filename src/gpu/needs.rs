@@ -1,15 +1,20 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
-use super::coding::Coding;
+use super::{
+    coding::Coding,
+    linear::{self, FastArrays, Residence},
+};
 use crate::{
-    Block, Model, Result, Tensor,
-    constants::{SECTION_ALIGNMENT, align},
+    Block, Encoding, Model, Result, Tensor,
+    constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align},
 };
 
 /// A section: the index of its shard, and its own.
 pub(super) type SectionId = (usize, usize);
 /// A tensor: the index of its shard, and its own.
 pub(super) type TensorId = (usize, usize);
+/// An array: the index of its shard, and its own.
+pub(super) type ArrayId = (usize, usize);
 
 /// What decoding one block takes.
 #[derive(Debug)]
@@ -24,6 +29,31 @@ pub(super) struct Needs {
     pub(super) tensors: u64,
     /// Bytes of the block when it is decoded.
     pub(super) decoded_bytes: u64,
+    /// What it takes instead of sections and tables if its matrices lie in the fast layout; none if it has
+    /// no such matrix.
+    pub(super) fast: Option<FastNeeds>,
+}
+
+/// What a block takes whose matrices lie in the fast layout.
+#[derive(Debug, Default)]
+pub(super) struct FastNeeds {
+    pub(super) matrices: Vec<FastMatrix>,
+    /// The arrays of all other tensors.
+    pub(super) arrays: Vec<ArrayId>,
+    /// The coded ones of these.
+    pub(super) coded: Vec<(TensorId, Coding)>,
+    /// Device memory of matrices and arrays, at most: a matrix with too many exceptions stays as it is stored.
+    pub(super) bytes: u64,
+}
+
+/// A matrix that can lie in the fast layout.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FastMatrix {
+    pub(super) id: TensorId,
+    /// Device memory of its strips.
+    pub(super) strips_bytes: u64,
+    /// Device memory that holds its strips, or all of it as it is stored if it has too many exceptions.
+    pub(super) place_bytes: u64,
 }
 
 /// The tensor that holds a tensor's bytes.
@@ -41,6 +71,16 @@ pub(super) fn section_bytes(model: &Model, section: SectionId) -> u64 {
     let length = section_length(model, section);
     // No overflow: the sections of a file lie below 2^63.
     align(length, SECTION_ALIGNMENT).unwrap_or(length)
+}
+
+/// Bytes of an array in its container.
+pub(super) fn array_length(model: &Model, (shard, array): ArrayId) -> u64 {
+    model.shards()[shard].directory().arrays[array].length.get()
+}
+
+/// Bytes that arrays take in device memory, each on a multiple of [`ARRAY_ALIGNMENT`].
+pub(super) fn arrays_bytes(model: &Model, arrays: impl Iterator<Item = ArrayId>) -> u64 {
+    arrays.map(|array| array_length(model, array).next_multiple_of(ARRAY_ALIGNMENT)).sum()
 }
 
 /// The needs of all blocks, in the model's order.
@@ -70,8 +110,59 @@ impl Needs {
             coded: ids.iter().filter_map(coded).collect(),
             tensors: ids.len() as u64,
             decoded_bytes: block.layout()?.bytes,
+            fast: FastNeeds::of(model, ids)?,
         })
     }
+}
+
+impl Needs {
+    /// Bytes of the containers that loading the block reads, if its matrices lie so.
+    pub(super) fn loaded_bytes(&self, model: &Model, residence: Residence) -> u64 {
+        let lengths = |arrays: &mut dyn Iterator<Item = ArrayId>| -> u64 {
+            arrays.map(|array| array_length(model, array)).sum()
+        };
+        match &self.fast {
+            Some(fast) if residence == Residence::Fast => {
+                let matrices = fast.matrices.iter().flat_map(|matrix| arrays_of_id(model, matrix.id));
+                lengths(&mut fast.arrays.iter().copied().chain(matrices))
+            }
+            _ => self.sections.iter().map(|&section| section_length(model, section)).sum(),
+        }
+    }
+}
+
+impl FastNeeds {
+    /// Of the tensors of a block.
+    fn of(model: &Model, ids: &[TensorId]) -> Result<Option<Self>> {
+        let mut needs = Self::default();
+        for &id in ids {
+            let tensor = model.tensor_at(id);
+            if tensor.encoding() == Encoding::Alias {
+                continue;
+            }
+            let arrays = arrays_of_id(model, id);
+            let stored = arrays_bytes(model, arrays.clone());
+            let coding = Coding::of(tensor.encoding());
+            if let Some(sizes) = linear::fast_sizes(&tensor)? {
+                let table = coding.map_or(0, Coding::table_bytes);
+                let (rows, columns) = (sizes.geometry().rows(), sizes.geometry().columns());
+                let strips_bytes = FastArrays::strips_bytes(rows, columns);
+                let place_bytes = strips_bytes.max(stored + table).next_multiple_of(ARRAY_ALIGNMENT);
+                needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
+                needs.bytes += place_bytes + linear::most_exceptions_bytes(&sizes);
+            } else {
+                needs.arrays.extend(arrays);
+                needs.coded.extend(coding.map(|coding| (id, coding)));
+                needs.bytes += stored;
+            }
+        }
+        Ok((!needs.matrices.is_empty()).then_some(needs))
+    }
+}
+
+/// The arrays of a tensor that a GPU reads.
+pub(super) fn arrays_of_id(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
+    arrays_of(&model.tensor_at(id)).map(move |array| (id.0, array))
 }
 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block (spec/format.md, section 6).

@@ -1,6 +1,10 @@
 //! What one GPU holds of a model.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    iter,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -8,15 +12,16 @@ use super::{
     Device,
     coding::{CODINGS, Coding},
     host_section::HostSection,
-    memory::Buffer,
-    needs::{Needs, SectionId, TensorId, section_bytes},
+    linear::{self, FastArrays, FastLoad, Outcome, Residence, Wanted},
+    memory::{Buffer, Region},
+    needs::{self, ArrayId, FastMatrix, FastNeeds, Needs, SectionId, TensorId, arrays_bytes, section_bytes},
     placement::{Plan, SLOTS},
-    stored::{Addresses, Stored},
+    stored::{Addresses, ArrayPlace, Coded, Tensors},
     streamer::{Streamer, Transfer},
     task::TableTask,
-    upload::Delivery,
+    upload::{self, Delivery, Origin},
 };
-use crate::{Model, Result};
+use crate::{Model, Result, progress::Observer};
 
 /// Where a codebook begins, while tables are made.
 const CODEBOOK_ALIGNMENT: usize = 16;
@@ -30,8 +35,10 @@ pub(super) struct Part {
     /// For each turn, where the sections of its block lie in a slot, in bytes from the slot's start.
     places: Vec<Vec<(SectionId, u64)>>,
     pub(super) streamer: Option<Streamer>,
-    sections: Buffer,
-    tables: Buffer,
+    /// Sections, arrays, decode tables, and what matrices in the fast layout take.
+    memory: Vec<Arc<Buffer>>,
+    /// Where matrices go that are to be in the fast layout.
+    wanted: Vec<(FastMatrix, Region)>,
     addresses: Map,
 }
 
@@ -39,8 +46,23 @@ pub(super) struct Part {
 #[derive(Debug, Default)]
 struct Map {
     sections: HashMap<SectionId, CUdeviceptr>,
-    tables: HashMap<TensorId, CUdeviceptr>,
+    /// Arrays whose sections are not there.
+    arrays: HashMap<ArrayPlace, HeldArray>,
+    tables: Tables,
+    /// Matrices of which nothing else is there.
+    fast: HashMap<TensorId, Arc<FastArrays>>,
 }
+
+/// An array in device memory.
+#[derive(Clone, Copy, Debug)]
+struct HeldArray {
+    /// Its index in its shard.
+    index: usize,
+    address: CUdeviceptr,
+}
+
+/// Device addresses of decode tables.
+type Tables = HashMap<TensorId, CUdeviceptr>;
 
 /// The same, but for what lies in a slot.
 pub(super) struct SlotMap<'p> {
@@ -49,18 +71,24 @@ pub(super) struct SlotMap<'p> {
 }
 
 impl Addresses for Part {
-    fn section(&self, section: SectionId) -> CUdeviceptr {
-        self.addresses.sections[&section]
+    fn array(&self, place: ArrayPlace) -> CUdeviceptr {
+        let alone = self.addresses.arrays.get(&place).map(|array| array.address);
+        alone.unwrap_or_else(|| self.addresses.sections[&place.section] + place.offset)
     }
 
     fn table(&self, tensor: TensorId) -> CUdeviceptr {
         self.addresses.tables[&tensor]
     }
+
+    fn fast(&self, tensor: TensorId) -> Option<&Arc<FastArrays>> {
+        self.addresses.fast.get(&tensor)
+    }
 }
 
 impl Addresses for SlotMap<'_> {
-    fn section(&self, section: SectionId) -> CUdeviceptr {
-        self.sections.get(&section).copied().unwrap_or_else(|| self.part.section(section))
+    fn array(&self, place: ArrayPlace) -> CUdeviceptr {
+        let section = self.sections.get(&place.section);
+        section.map_or_else(|| self.part.array(place), |address| address + place.offset)
     }
 
     fn table(&self, tensor: TensorId) -> CUdeviceptr {
@@ -81,30 +109,85 @@ impl Part {
             [false, true].map(|streamed| plan.blocks_on(index, streamed).collect::<Vec<_>>());
         let places = streamed.iter().map(|&block| slot_places(model, &needs[block])).collect();
         let turns = streamed.iter().enumerate().map(|(turn, &block)| (block, turn)).collect();
-        let mine = resident.iter().chain(&streamed);
-        let coded: Vec<(TensorId, Coding)> =
-            mine.flat_map(|&block| needs[block].coded.iter().copied()).collect();
-        let resident = resident.iter().flat_map(|&block| needs[block].sections.iter().copied());
-        let resident: Vec<SectionId> = resident.collect();
-        let bytes = resident.iter().map(|&section| section_bytes(model, section)).sum();
-        let sections = device.allocate(bytes, "the model")?;
-        let tables = device.allocate(
-            coded.iter().map(|(_, coding)| coding.table_bytes()).sum(),
-            "the model's decode tables",
-        )?;
+        let (fast, stored): (Vec<usize>, Vec<usize>) =
+            resident.into_iter().partition(|&block| plan.residences()[block] == Residence::Fast);
+        let sections = stored.iter().flat_map(|&block| needs[block].sections.iter().copied());
+        let sections: Vec<SectionId> = sections.collect();
+        let bytes = sections.iter().map(|&section| section_bytes(model, section)).sum();
+        let memory = device.allocate(bytes, "the model")?;
+        let mut next = memory.pointer();
         let mut addresses = Map::default();
-        let mut next = sections.pointer();
-        for section in resident {
+        for section in sections {
             addresses.sections.insert(section, next);
             next += section_bytes(model, section);
         }
-        let mut next = tables.pointer();
-        for (tensor, coding) in coded {
-            addresses.tables.insert(tensor, next);
-            next += coding.table_bytes();
+        let mut part = Self {
+            device: device.clone(),
+            turns,
+            places,
+            streamer: None,
+            memory: vec![Arc::new(memory)],
+            wanted: Vec::new(),
+            addresses,
+        };
+        let coded = stored.iter().chain(&streamed).flat_map(|&block| needs[block].coded.iter().copied());
+        part.hold_tables(coded)?;
+        let fast: Vec<&FastNeeds> = fast.iter().filter_map(|&block| needs[block].fast.as_ref()).collect();
+        part.hold_arrays(model, fast.iter().flat_map(|fast| fast.arrays.iter().copied()))?;
+        part.hold_tables(fast.iter().flat_map(|fast| fast.coded.iter().copied()))?;
+        part.hold_matrices(fast.iter().flat_map(|fast| fast.matrices.iter().copied()))?;
+        Ok(part)
+    }
+
+    /// Device memory for matrices that are to be in the fast layout, of any content yet.
+    fn hold_matrices(&mut self, matrices: impl Iterator<Item = FastMatrix> + Clone) -> Result<()> {
+        let bytes = matrices.clone().map(|matrix| matrix.place_bytes).sum();
+        if bytes == 0 {
+            return Ok(());
         }
-        let device = device.clone();
-        Ok(Self { device, turns, places, streamer: None, sections, tables, addresses })
+        let (memory, mut next) = (Arc::new(self.device.allocate(bytes, "the model in the fast layout")?), 0);
+        for matrix in matrices {
+            self.wanted.push((matrix, Region::within(&memory, next, matrix.place_bytes)));
+            next += matrix.place_bytes;
+        }
+        self.memory.push(memory);
+        Ok(())
+    }
+
+    /// Device memory for arrays whose sections are not there, of any content yet.
+    fn hold_arrays(&mut self, model: &Model, arrays: impl Iterator<Item = ArrayId> + Clone) -> Result<()> {
+        let bytes = arrays_bytes(model, arrays.clone());
+        if bytes == 0 {
+            return Ok(());
+        }
+        let memory = Arc::new(self.device.allocate(bytes, "the model")?);
+        self.place_arrays(model, memory.pointer(), arrays);
+        self.memory.push(memory);
+        Ok(())
+    }
+
+    /// Puts arrays to a device address; the end of the last one.
+    fn place_arrays(
+        &mut self,
+        model: &Model,
+        mut next: CUdeviceptr,
+        arrays: impl Iterator<Item = ArrayId>,
+    ) -> CUdeviceptr {
+        for array in arrays {
+            let place = ArrayPlace::of_array(&model.shards()[array.0], array);
+            self.addresses.arrays.insert(place, HeldArray { index: array.1, address: next });
+            next += arrays_bytes(model, iter::once(array));
+        }
+        next
+    }
+
+    /// Device memory for decode tables, likewise.
+    fn hold_tables(&mut self, coded: impl Iterator<Item = (TensorId, Coding)>) -> Result<()> {
+        if let Some((memory, tables)) = allocate_tables(&self.device, coded)? {
+            self.addresses.tables.extend(tables);
+            self.memory.push(Arc::new(memory));
+        }
+        Ok(())
     }
 
     /// When a block has its turn, by its index in the model; `None` for one that is resident.
@@ -114,44 +197,79 @@ impl Part {
 
     /// Device memory that it holds, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.sections.bytes() + self.tables.bytes() + self.streamer.as_ref().map_or(0, Streamer::bytes)
+        let memory: u64 = self.memory.iter().map(|buffer| buffer.bytes()).sum();
+        memory + self.streamer.as_ref().map_or(0, Streamer::bytes)
     }
 
     /// What is to be copied to its device memory.
     pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
-        let all = self.addresses.sections.iter();
-        let deliver = |(&(shard, section), &to)| Delivery { shard: &model.shards()[shard], section, to };
-        let mut deliveries: Vec<_> = all.map(deliver).collect();
-        // In the order of the addresses, which is that of the files.
+        let deliver = |shard: usize, from, to| Delivery { shard: &model.shards()[shard], from, to };
+        let sections = self.addresses.sections.iter();
+        let sections = sections.map(|(&(shard, section), &to)| deliver(shard, Origin::Section(section), to));
+        let arrays = self.addresses.arrays.iter();
+        let arrays =
+            arrays.map(|(place, array)| deliver(place.section.0, Origin::Array(array.index), array.address));
+        let mut deliveries: Vec<_> = sections.chain(arrays).collect();
+        // In the order of the addresses, which is mostly that of the files.
         deliveries.sort_by_key(|delivery| delivery.to);
         deliveries
     }
 
     /// Builds the decode tables, and waits.
-    pub(super) fn build_tables(&self, stored: &HashMap<TensorId, Arc<Stored>>) -> Result<()> {
-        let stream = self.device.copies();
-        for coding in CODINGS {
-            let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
-            for (tensor, &table) in &self.addresses.tables {
-                let coded = stored[tensor].coded().expect("coded tensors have tables");
-                if coded.coding() != coding {
-                    continue;
-                }
-                let (codebook, bytes) = (codebooks.len() as u64, coded.codebook().len() as u64);
-                tasks.push(TableTask { codebook, table, codebook_bytes: bytes });
-                codebooks.extend(coded.codebook());
-                codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
+    pub(super) fn build_tables(&self, stored: &Tensors) -> Result<()> {
+        build_tables(&self.device, &self.addresses.tables, stored)
+    }
+
+    /// Loads the matrices of blocks that a plan wants in the fast layout. One with too many exceptions is loaded
+    /// as it is stored.
+    pub(super) fn make_fast(&mut self, load: &FastLoad<'_>) -> Result<()> {
+        let matrices = std::mem::take(&mut self.wanted);
+        let coded = matrices.iter().map(|(matrix, _)| (matrix.id, Coding::Tile));
+        let Some((memory, tables)) = allocate_tables(&self.device, coded)? else { return Ok(()) };
+        build_tables(&self.device, &tables, load.stored)?;
+        let wanted = matrices.iter().map(|(matrix, place)| Wanted {
+            tensor: load.model.tensor_at(matrix.id),
+            stored: load.stored[&matrix.id].coded().and_then(Coded::as_tile).expect("a matrix has tiles"),
+            table: tables[&matrix.id],
+            strips: place.first(matrix.strips_bytes),
+        });
+        let (outcomes, kept) = linear::upload(&self.device, &wanted.collect::<Vec<_>>(), load)?;
+        drop(memory);
+        self.memory.extend(kept);
+        let mut left = Vec::new();
+        for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
+            match outcome {
+                Outcome::Fast(arrays) => drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays))),
+                Outcome::TooMany(_) | Outcome::TooWide => left.push((matrix.id, place)),
             }
-            if tasks.is_empty() {
-                continue;
-            }
-            let codebooks = Buffer::of(stream, &codebooks)?;
-            for task in &mut tasks {
-                task.codebook += codebooks.pointer();
-            }
-            let tasks = Buffer::of(stream, &tasks)?;
-            self.device.kernels().build_tables(coding, stream, &tasks)?;
         }
+        self.load_stored(load, &left)
+    }
+
+    /// Loads matrices as they are stored, where they were to be in the fast layout.
+    fn load_stored(&mut self, load: &FastLoad<'_>, matrices: &[(TensorId, &Region)]) -> Result<()> {
+        if matrices.is_empty() {
+            return Ok(());
+        }
+        let (mut tables, mut deliveries) = (Tables::new(), Vec::new());
+        for &(id, place) in matrices {
+            let arrays: Vec<ArrayId> = needs::arrays_of_id(load.model, id).collect();
+            let table = self.place_arrays(load.model, place.pointer(), arrays.iter().copied());
+            tables.insert(id, table);
+            for (shard, array) in arrays {
+                let shard = &load.model.shards()[shard];
+                let held = self.addresses.arrays[&ArrayPlace::of_array(shard, (id.0, array))];
+                deliveries.push(Delivery { shard, from: Origin::Array(array), to: held.address });
+            }
+        }
+        // Their bytes were counted when they came the first time.
+        let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
+        // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all of a matrix as
+        // it is stored.
+        #[expect(unsafe_code, reason = "device addresses")]
+        unsafe { upload::upload(&self.device, &deliveries, load.readers, &stop, &observer) }?;
+        build_tables(&self.device, &tables, load.stored)?;
+        self.addresses.tables.extend(tables);
         Ok(())
     }
 
@@ -181,6 +299,64 @@ impl Part {
             SlotMap { part: self, sections: self.places[turn].iter().map(address).collect() }
         };
         (0..SLOTS.min(self.turns.len())).map(map).collect()
+    }
+}
+
+/// Device memory for decode tables, of any content yet; none for no tensor.
+fn allocate_tables(
+    device: &Device,
+    coded: impl Iterator<Item = (TensorId, Coding)>,
+) -> Result<Option<(Buffer, Tables)>> {
+    let coded: Vec<(TensorId, Coding)> = coded.collect();
+    if coded.is_empty() {
+        return Ok(None);
+    }
+    let bytes = coded.iter().map(|(_, coding)| coding.table_bytes()).sum();
+    let memory = device.allocate(bytes, "the model's decode tables")?;
+    let mut next = memory.pointer();
+    let place = |(tensor, coding): (TensorId, Coding)| {
+        let at = next;
+        next += coding.table_bytes();
+        (tensor, at)
+    };
+    let tables = coded.into_iter().map(place).collect();
+    Ok(Some((memory, tables)))
+}
+
+/// Builds decode tables, and waits.
+fn build_tables(device: &Device, tables: &Tables, stored: &Tensors) -> Result<()> {
+    let stream = device.copies();
+    for coding in CODINGS {
+        let (mut codebooks, mut tasks) = (Vec::new(), Vec::new());
+        for (tensor, &table) in tables {
+            let coded = stored[tensor].coded().expect("coded tensors have tables");
+            if coded.coding() != coding {
+                continue;
+            }
+            let (codebook, bytes) = (codebooks.len() as u64, coded.codebook().len() as u64);
+            tasks.push(TableTask { codebook, table, codebook_bytes: bytes });
+            codebooks.extend(coded.codebook());
+            codebooks.resize(codebooks.len().next_multiple_of(CODEBOOK_ALIGNMENT), 0);
+        }
+        if tasks.is_empty() {
+            continue;
+        }
+        let codebooks = Buffer::of(stream, &codebooks)?;
+        for task in &mut tasks {
+            task.codebook += codebooks.pointer();
+        }
+        let tasks = Buffer::of(stream, &tasks)?;
+        device.kernels().build_tables(coding, stream, &tasks)?;
+    }
+    Ok(())
+}
+
+/// Cancels as another observer, and does not count.
+struct Uncounted<'o>(&'o dyn Observer);
+
+impl Observer for Uncounted<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled()
     }
 }
 

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    needs::{self, Needs},
+    coding::Coding,
+    linear::Residence,
+    needs::{self, Needs, TensorId},
     task::Task,
 };
 use crate::{Block, Error, Model, Result};
@@ -42,6 +44,8 @@ pub struct Placement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     placements: Vec<Option<Placement>>,
+    /// For each block.
+    residences: Vec<Residence>,
     device_bytes: Vec<u64>,
     host_bytes: u64,
 }
@@ -73,7 +77,32 @@ impl Plan {
     /// [`Error::Parameter`] where a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
-        Self::fit_some(model, memory, |_| true)
+        Self::fit_preferring(model, memory, Preference::Stored)
+    }
+
+    /// As [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with [`Preference::Fast`] no block
+    /// is streamed; with [`Preference::Auto`] all are fast if they fit, else as many as fit beside what [`Plan::fit`]
+    /// places.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// use df11::gpu::{Plan, Preference};
+    ///
+    /// let model = df11::open(&path)?;
+    /// let memory = [24_000_000_000];
+    /// let plan = Plan::fit_preferring(&model, &memory, Preference::Auto)?;
+    /// assert!(plan.device_bytes()[0] <= memory[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Plan::fit`]; [`Error::Parameter`] if the model does not fit in the fast layout, with [`Preference::Fast`].
+    pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
+        let needs = needs::of_blocks(model)?;
+        Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
     }
 
     /// As [`Plan::fit`], for a model of which only some blocks are loaded; the others take no memory.
@@ -86,7 +115,7 @@ impl Plan {
         mut is_loaded: impl FnMut(Block<'_>) -> bool,
     ) -> Result<Self> {
         let loaded: Vec<bool> = model.blocks().map(&mut is_loaded).collect();
-        Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded)
+        Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded, Preference::Stored)
     }
 
     /// Places each block as the caller says: on which of so many GPUs, resident or streamed. `None` leaves a block out: it is not loaded,
@@ -132,32 +161,110 @@ impl Plan {
     }
 
     /// [`Plan::fit`] for blocks of these needs, of which these are loaded.
-    pub(super) fn fit_needs(blocks: &[Needs], memory: &[u64], loaded: &[bool]) -> Result<Self> {
+    pub(super) fn fit_needs(
+        blocks: &[Needs],
+        memory: &[u64],
+        loaded: &[bool],
+        preference: Preference,
+    ) -> Result<Self> {
         if memory.is_empty() {
             return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
         }
         let needs = blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
         let needs: Vec<&Needs> = needs.collect();
-        let places = match fill(&needs, memory) {
-            Some(places) => places,
-            None => stream(&needs, memory)?,
+        let all_fast =
+            if preference == Preference::Stored { None } else { fill(&needs, memory, Residence::Fast) };
+        let (places, preference) = match (all_fast, preference) {
+            (Some(places), _) => (places, Preference::Fast),
+            (None, Preference::Fast) => return Err(too_large_to_be_fast(&needs, memory)),
+            (None, _) => match fill(&needs, memory, Residence::Stored) {
+                Some(places) => (places, preference),
+                None => (stream(&needs, memory)?, preference),
+            },
         };
         let mut places = places.into_iter();
         let placements = loaded.iter().map(|loaded| if *loaded { places.next() } else { None }).collect();
-        Ok(Self::new(blocks, placements, memory.len()))
+        Self::new(blocks, placements, memory.len()).prefer_needs(blocks, preference, memory)
     }
 
+    /// All as stored.
     fn new(blocks: &[Needs], placements: Vec<Option<Placement>>, devices: usize) -> Self {
+        let residences = vec![Residence::Stored; blocks.len()];
+        let host =
+            placements.iter().zip(blocks).filter(|(place, _)| place.is_some_and(|place| place.streamed));
+        let host_bytes = host.map(|(_, block)| block.section_bytes).sum();
+        let mut plan = Self { placements, residences, device_bytes: Vec::new(), host_bytes };
+        plan.device_bytes = plan.tallies(blocks, devices).iter().map(Tally::bytes).collect();
+        plan
+    }
+
+    fn tallies(&self, blocks: &[Needs], devices: usize) -> Vec<Tally> {
         let mut tallies: Vec<Tally> = Vec::new();
         tallies.resize_with(devices, Tally::default);
-        let mut host_bytes = 0;
-        for (place, block) in placements.iter().zip(blocks) {
-            let Some(place) = place else { continue };
-            tallies[place.device].add(block, place.streamed);
-            host_bytes += if place.streamed { block.section_bytes } else { 0 };
+        for (at, block) in blocks.iter().enumerate() {
+            let Some(place) = self.placements[at] else { continue };
+            tallies[place.device].add(block, place.streamed, self.residences[at]);
         }
-        let device_bytes = tallies.iter().map(Tally::bytes).collect();
-        Self { placements, device_bytes, host_bytes }
+        tallies
+    }
+
+    /// With the matrices of resident blocks as the caller prefers; what this plan said of them counts no more.
+    /// `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast layout for as many blocks as
+    /// fit into it, blocks with several matrices first, in the model's order. [`Preference::Fast`] takes it for
+    /// all, and `memory` is of no interest.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for another model than that of the plan, or another number of GPUs;
+    /// [`Error::Unsupported`] for a tensor of a newer version.
+    pub fn prefer(self, model: &Model, preference: Preference, memory: &[u64]) -> Result<Self> {
+        self.prefer_needs(&needs::of_blocks(model)?, preference, memory)
+    }
+
+    /// [`Plan::prefer`] for blocks of these needs.
+    pub(super) fn prefer_needs(
+        mut self,
+        blocks: &[Needs],
+        preference: Preference,
+        memory: &[u64],
+    ) -> Result<Self> {
+        let devices = self.device_bytes.len();
+        if self.placements.len() != blocks.len()
+            || (preference == Preference::Auto && memory.len() != devices)
+        {
+            let problem = "the plan was made for another model or number of GPUs";
+            return Err(Error::parameter(problem, "give the model and the memory that it was made for"));
+        }
+        self.residences.fill(Residence::Stored);
+        let mut tallies = self.tallies(blocks, devices);
+        for (at, device) in self.by_gain(blocks) {
+            let (before, block) = (tallies[device].clone(), &blocks[at]);
+            tallies[device].make_fast(block);
+            match preference {
+                Preference::Stored => tallies[device] = before,
+                Preference::Auto if tallies[device].bytes() > memory[device] => tallies[device] = before,
+                _ => self.residences[at] = Residence::Fast,
+            }
+        }
+        self.device_bytes = tallies.iter().map(Tally::bytes).collect();
+        Ok(self)
+    }
+
+    /// Resident blocks with matrices that can be fast, and their GPUs: those with several first. (One alone is an
+    /// embedding, of which rows are read, or a head.)
+    fn by_gain(&self, blocks: &[Needs]) -> Vec<(usize, usize)> {
+        let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
+        let resident = self.placements.iter().enumerate().filter_map(|(at, place)| {
+            place.filter(|place| !place.streamed && matrices(at) > 0).map(|place| (at, place.device))
+        });
+        let mut resident: Vec<_> = resident.collect();
+        resident.sort_by_key(|&(at, _)| matrices(at) < 2);
+        resident
+    }
+
+    /// For each block, in the model's order, how its matrices lie; as stored, if it is not resident or has none
+    /// that can be fast.
+    pub fn residences(&self) -> &[Residence] {
+        &self.residences
     }
 
     /// For each block, in the model's order, where it lies; `None` for one that is not loaded.
@@ -172,7 +279,9 @@ impl Plan {
     }
 
     /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two outputs of its largest block, which
-    /// are the caller's to allocate. What the driver adds (a few hundred MB a process) is not counted.
+    /// are the caller's to allocate. Of matrices in the fast layout the most that they take, exceptions included, which is about
+    /// 1 % more than usual ones do. What the driver adds (a few hundred MB a process) is not counted, nor the up to 256 MB that
+    /// making the fast layout takes until a load is done.
     pub fn device_bytes(&self) -> &[u64] {
         &self.device_bytes
     }
@@ -183,10 +292,24 @@ impl Plan {
     }
 }
 
+/// How the matrices of resident blocks shall lie in device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Preference {
+    /// As they are stored, about 10.6 bits a weight: the least memory.
+    #[default]
+    Stored,
+    /// In the fast layout, about 12.1 bits a weight: the least time. A matrix with too many exceptions stays as
+    /// it is stored.
+    Fast,
+    /// In the fast layout as far as memory allows, else as stored, block by block.
+    Auto,
+}
+
 /// What one GPU holds, as it is added up.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Tally {
-    /// Of resident blocks.
+    /// Of resident blocks, sections or what lies there in their place.
     section_bytes: u64,
     /// Of the largest streamed block.
     slot_bytes: u64,
@@ -197,7 +320,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, block: &Needs, streamed: bool) {
+    fn add(&mut self, block: &Needs, streamed: bool, residence: Residence) {
         if streamed {
             self.slot_bytes = self.slot_bytes.max(block.section_bytes);
             self.streamed += 1;
@@ -206,8 +329,18 @@ impl Tally {
         }
         // A streamed block is decoded from each slot, or in place.
         self.tasks += block.tensors * if streamed { SLOTS as u64 + 1 } else { 1 };
-        self.table_bytes += block.coded.iter().map(|(_, coding)| coding.table_bytes()).sum::<u64>();
+        self.table_bytes += table_bytes(&block.coded);
         self.output_bytes = self.output_bytes.max(block.decoded_bytes);
+        if residence == Residence::Fast {
+            self.make_fast(block);
+        }
+    }
+
+    /// Exchanges what a resident block takes as it is stored.
+    fn make_fast(&mut self, block: &Needs) {
+        let Some(fast) = &block.fast else { return };
+        self.section_bytes = self.section_bytes - block.section_bytes + fast.bytes;
+        self.table_bytes = self.table_bytes - table_bytes(&block.coded) + table_bytes(&fast.coded);
     }
 
     fn bytes(&self) -> u64 {
@@ -218,13 +351,17 @@ impl Tally {
     }
 }
 
+fn table_bytes(coded: &[(TensorId, Coding)]) -> u64 {
+    coded.iter().map(|(_, coding)| coding.table_bytes()).sum()
+}
+
 /// All blocks resident, each GPU filled before the next one; `None` where that is too much.
-fn fill(blocks: &[&Needs], memory: &[u64]) -> Option<Vec<Placement>> {
+fn fill(blocks: &[&Needs], memory: &[u64], residence: Residence) -> Option<Vec<Placement>> {
     let mut placements = Vec::with_capacity(blocks.len());
     for (device, &memory) in memory.iter().enumerate() {
         let mut tally = Tally::default();
         for block in &blocks[placements.len()..] {
-            tally.add(block, false);
+            tally.add(block, false, residence);
             if tally.bytes() > memory {
                 break;
             }
@@ -232,6 +369,17 @@ fn fill(blocks: &[&Needs], memory: &[u64]) -> Option<Vec<Placement>> {
         }
     }
     (placements.len() == blocks.len()).then_some(placements)
+}
+
+fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
+    let mut tally = Tally::default();
+    for block in blocks {
+        tally.add(block, false, Residence::Fast);
+    }
+    let (needed, there) = (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
+    let problem =
+        format!("in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}");
+    Error::parameter(problem, "prefer auto, which keeps as stored what does not fit, or plan for more memory")
 }
 
 /// A run of blocks for each GPU, some of them streamed.
@@ -271,7 +419,7 @@ fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
 
 fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
     let mut tally = Tally::default();
-    run.iter().zip(streamed).for_each(|(block, &streamed)| tally.add(block, streamed));
+    run.iter().zip(streamed).for_each(|(block, &streamed)| tally.add(block, streamed, Residence::Stored));
     tally.bytes()
 }
 

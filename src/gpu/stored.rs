@@ -7,7 +7,8 @@ use rayon::prelude::*;
 
 use super::{
     coding::{Coding, TILE_KERNEL},
-    needs::{SectionId, TensorId},
+    linear::FastArrays,
+    needs::{ArrayId, SectionId, TensorId},
     task::{GapTask, Task, TileTask},
 };
 use crate::{
@@ -18,37 +19,42 @@ use crate::{
         tile::{self, Codebook, Sizes},
     },
     huffman,
-    open::Rect,
+    open::{Rect, Shard},
 };
 
 /// The widest rows of which columns are copied at once, in bytes: the driver bears no longer pitch.
 const MOST_PITCH: u64 = i32::MAX as u64;
 
-/// Device addresses of sections, and of decode tables, on one GPU.
+/// Device addresses of arrays, and of decode tables, on one GPU.
 pub(super) trait Addresses {
-    /// The device address of a section.
-    fn section(&self, section: SectionId) -> CUdeviceptr;
+    /// The device address of the array at this place.
+    fn array(&self, place: ArrayPlace) -> CUdeviceptr;
     /// The device address of a coded tensor's decode table.
     fn table(&self, tensor: TensorId) -> CUdeviceptr;
+    /// The arrays of a tensor that lies in the fast layout there.
+    fn fast(&self, _: TensorId) -> Option<&Arc<FastArrays>> {
+        None
+    }
 }
 
-/// Where an array lies.
-#[derive(Clone, Copy, Debug)]
+/// Where an array lies in its container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ArrayPlace {
-    section: SectionId,
-    offset: u64,
+    pub(super) section: SectionId,
+    /// From the section's start.
+    pub(super) offset: u64,
 }
 
 impl ArrayPlace {
     /// Of a tensor's array, counted from its first one.
     fn of(tensor: &Tensor<'_>, shard: usize, array: usize) -> Self {
-        let directory = tensor.shard().directory();
-        let record = &directory.arrays[tensor.record().array_range().start + array];
-        Self { section: (shard, record.section.get() as usize), offset: record.offset.get() }
+        Self::of_array(tensor.shard(), (shard, tensor.record().array_range().start + array))
     }
 
-    pub(super) fn address(self, addresses: &dyn Addresses) -> CUdeviceptr {
-        addresses.section(self.section) + self.offset
+    /// Of an array of this shard.
+    pub(super) fn of_array(shard: &Shard, (number, array): ArrayId) -> Self {
+        let record = &shard.directory().arrays[array];
+        Self { section: (number, record.section.get() as usize), offset: record.offset.get() }
     }
 }
 
@@ -122,6 +128,9 @@ pub(super) struct StoredTile {
     staged_bytes: u32,
 }
 
+/// Tensors that are no aliases.
+pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
+
 /// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are validated, unless a test wants none
 /// of that.
 ///
@@ -131,7 +140,7 @@ pub(super) fn read_all(
     model: &Model,
     tensors: impl Iterator<Item = TensorId>,
     validate: bool,
-) -> Result<HashMap<TensorId, Arc<Stored>>> {
+) -> Result<Tensors> {
     let all: Vec<TensorId> =
         tensors.filter(|&id| model.tensor_at(id).encoding() != Encoding::Alias).collect();
     let stored = all.into_par_iter().map(|id| Ok((id, Arc::new(Stored::read(model, id, validate)?))));
@@ -242,10 +251,10 @@ impl Coded for StoredGap {
         }
         let units = thread_blocks.end - thread_blocks.start;
         let task = GapTask {
-            gaps: self.gaps.address(addresses),
-            output_offsets: self.output_offsets.address(addresses),
-            bitstream: self.bitstream.address(addresses),
-            plane: self.plane.address(addresses),
+            gaps: addresses.array(self.gaps),
+            output_offsets: addresses.array(self.output_offsets),
+            bitstream: addresses.array(self.bitstream),
+            plane: addresses.array(self.plane),
             table: addresses.table(self.id),
             output,
             elements: self.layout.elements(),
@@ -304,7 +313,28 @@ impl StoredTile {
     }
 }
 
+/// Device addresses of the arrays of a tensor in tiles, and of its decode table.
+pub(super) struct TileArrays {
+    pub(super) records: CUdeviceptr,
+    pub(super) bitstream: CUdeviceptr,
+    pub(super) plane: CUdeviceptr,
+    pub(super) table: CUdeviceptr,
+}
+
 impl StoredTile {
+    pub(super) fn arrays(&self, addresses: &dyn Addresses) -> TileArrays {
+        TileArrays {
+            records: addresses.array(self.records),
+            bitstream: addresses.array(self.bitstream),
+            plane: addresses.array(self.plane),
+            table: addresses.table(self.id),
+        }
+    }
+
+    pub(super) fn id(&self) -> TensorId {
+        self.id
+    }
+
     /// Its tiles, and the sizes of its arrays.
     pub(super) fn sizes(&self) -> &Sizes {
         &self.sizes
@@ -358,12 +388,13 @@ impl Coded for StoredTile {
         }
         let pitch = wanted.end - wanted.start;
         let place = elements.start / columns * pitch + elements.start % columns;
+        let TileArrays { records, bitstream, plane, table } = self.arrays(addresses);
         // No truncation: a tensor has fewer than 2^32 tiles.
         let task = TileTask {
-            bits: self.bitstream.address(addresses),
-            records: self.records.address(addresses),
-            plane: self.plane.address(addresses),
-            table: addresses.table(self.id),
+            bits: bitstream,
+            records,
+            plane,
+            table,
             output: output.wrapping_sub(2 * place),
             bits_bytes: self.sizes.bitstream_bytes(),
             rows: geometry.elements() / columns,

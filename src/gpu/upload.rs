@@ -18,23 +18,30 @@ use crate::{
 };
 
 /// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB (benches/record/2026-11-20-loader-h200.md).
-const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
+pub(super) const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
 /// Buffers of each reader: one is filled while the other one travels.
-const BUFFERS: usize = 2;
+pub(super) const BUFFERS: usize = 2;
 /// More readers than these slow each other down.
 const MAX_READERS: usize = 12;
 
-/// A section, and the device address where it goes.
+/// What goes to the device as it is, by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Section(usize),
+    Array(usize),
+}
+
+/// A section or an array, and the device address where it goes.
 pub(super) struct Delivery<'m> {
     pub(super) shard: &'m Shard,
-    pub(super) section: usize,
+    pub(super) from: Origin,
     pub(super) to: CUdeviceptr,
 }
 
-/// Part of a section, and its device address.
+/// Part of one, and its device address.
 struct Piece<'m> {
     shard: &'m Shard,
-    section: usize,
+    from: Origin,
     range: Range<u64>,
     to: CUdeviceptr,
 }
@@ -47,11 +54,15 @@ pub(super) fn default_readers() -> NonZero<usize> {
 
 fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
     let cut = |delivery: &Delivery<'m>| {
-        let &Delivery { shard, section, to } = delivery;
-        let length = shard.directory().sections[section].length.get();
+        let &Delivery { shard, from, to } = delivery;
+        let directory = shard.directory();
+        let length = match from {
+            Origin::Section(section) => directory.sections[section].length.get(),
+            Origin::Array(array) => directory.arrays[array].length.get(),
+        };
         (0..length).step_by(PIECE_BYTES as usize).map(move |start| Piece {
             shard,
-            section,
+            from,
             range: start..length.min(start + PIECE_BYTES),
             to: to + start,
         })
@@ -59,10 +70,20 @@ fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
     deliveries.iter().flat_map(cut).collect()
 }
 
-/// Copies sections to the device, checking checksums on the way, and waits. `stop` ends it early, and is set where it fails; so does the observer.
+impl Piece<'_> {
+    /// Reads it, checking its checksums.
+    fn read(&self, out: &mut [u8]) -> Result<()> {
+        match self.from {
+            Origin::Section(section) => self.shard.read_chunks(section, self.range.clone(), out),
+            Origin::Array(array) => self.shard.read_array_into(array, self.range.clone(), out),
+        }
+    }
+}
+
+/// Copies sections and arrays to the device, checking checksums on the way, and waits. `stop` ends it early, and is set where it fails; so does the observer.
 ///
 /// # Safety
-/// Each delivery goes to device memory with room for its section.
+/// Each delivery goes to device memory with room for it.
 #[expect(unsafe_code, reason = "device addresses")]
 pub(super) unsafe fn upload(
     device: &Device,
@@ -110,10 +131,10 @@ pub(super) fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<(
 }
 
 /// The buffers of one reader.
-type Ring = [Pinned; BUFFERS];
+pub(super) type Ring = [Pinned; BUFFERS];
 
 /// A ring for each reader: what is kept from loads before, and what is missing.
-fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
+pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
     let mut buffers: Vec<Pinned> = {
         let mut kept = device.staging();
         let from = kept.len().saturating_sub(readers * BUFFERS);
@@ -143,7 +164,7 @@ fn carry(
         let buffer = &mut ring[at];
         at = (at + 1) % BUFFERS;
         let count = (piece.range.end - piece.range.start) as usize;
-        piece.shard.read_chunks(piece.section, piece.range.clone(), &mut buffer.bytes()?[..count])?;
+        piece.read(&mut buffer.bytes()?[..count])?;
         // SAFETY: `to` lies in the memory that the caller of `upload` promises, which is not freed before `upload` returns, and it
         // synchronises the stream first.
         #[expect(unsafe_code, reason = "a device address")]
@@ -158,7 +179,7 @@ fn carry(
 mod tests {
     use std::path::PathBuf;
 
-    use super::{Delivery, PIECE_BYTES, first_cause, pieces};
+    use super::{Delivery, Origin, PIECE_BYTES, first_cause, pieces};
     use crate::{Error, OpenOptions};
 
     #[test]
@@ -169,14 +190,16 @@ mod tests {
         let model = OpenOptions::new().open_readers(vec![(PathBuf::from("tiny"), Box::new(bytes))]).unwrap();
         let shard = &model.shards()[0];
         let count = shard.directory().sections.len();
-        let deliveries: Vec<Delivery<'_>> =
-            (0..count).map(|section| Delivery { shard, section, to: (section as u64) << 40 }).collect();
+        let deliveries: Vec<Delivery<'_>> = (0..count)
+            .map(|section| Delivery { shard, from: Origin::Section(section), to: (section as u64) << 40 })
+            .collect();
         let mut ends = vec![0; count];
         for piece in pieces(&deliveries) {
-            assert_eq!(piece.range.start, ends[piece.section]);
+            let Origin::Section(section) = piece.from else { unreachable!() };
+            assert_eq!(piece.range.start, ends[section]);
             assert!(piece.range.start.is_multiple_of(PIECE_BYTES) && !piece.range.is_empty());
-            assert_eq!(piece.to, ((piece.section as u64) << 40) + piece.range.start);
-            ends[piece.section] = piece.range.end;
+            assert_eq!(piece.to, ((section as u64) << 40) + piece.range.start);
+            ends[section] = piece.range.end;
         }
         for (end, section) in ends.iter().zip(&shard.directory().sections) {
             assert_eq!(*end, section.length.get());

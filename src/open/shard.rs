@@ -291,22 +291,63 @@ impl Shard {
     /// ends at one, or at the section's end.
     #[cfg(feature = "cuda")]
     pub(crate) fn read_chunks(&self, section: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let mut offset = self.directory.sections[section].offset.get() + range.start;
-        let first = range.start / CHECKSUM_CHUNK_BYTES;
-        for (chunk, out) in (first..).zip(out.chunks_mut(CHECKSUM_CHUNK_BYTES as usize)) {
+        self.copy_section(section, range, out, |_| true)
+    }
+
+    /// Copies bytes of an array, `range` counted from its start. As [`Shard::read_array_with`], but what lies in a mapping is read,
+    /// too, which is faster for much of it: no page is mapped.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn read_array_into(&self, array: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let record = &self.directory.arrays[array];
+        assert!(range.start <= range.end && range.end <= record.length.get(), "range within the array");
+        let (section, start) = (record.section.get() as usize, record.offset.get());
+        let range = start + range.start..start + range.end;
+        if self.check_checksums {
+            // Those at the ends have bytes outside.
+            let is_whole = |chunk: &u64| {
+                let chunk = self.chunk_range(section, *chunk);
+                range.start <= chunk.start && chunk.end <= range.end
+            };
+            for chunk in self.unchecked_chunks(section, &range).filter(|chunk| !is_whole(chunk)) {
+                self.check_chunk(section, chunk)?;
+            }
+        }
+        self.copy_section(section, range, out, |chunk| {
+            !self.is_checked(self.first_chunks[section] + chunk as usize)
+        })
+    }
+
+    /// Copies bytes of a section, checking on the way whole chunks that are to be checked.
+    #[cfg(feature = "cuda")]
+    fn copy_section(
+        &self,
+        section: usize,
+        range: Range<u64>,
+        mut out: &mut [u8],
+        is_wanted: impl Fn(u64) -> bool,
+    ) -> Result<()> {
+        let base = self.directory.sections[section].offset.get();
+        let mut at = range.start;
+        while at < range.end {
+            let chunk = at / CHECKSUM_CHUNK_BYTES;
+            let whole = self.chunk_range(section, chunk);
+            let end = whole.end.min(range.end);
+            let check = self.check_checksums && (at..end) == whole && is_wanted(chunk);
+            let (now, rest) = out.split_at_mut((end - at) as usize);
             let mut hasher = crc32fast::Hasher::new();
-            for part in out.chunks_mut(CACHED_BYTES) {
+            for part in now.chunks_mut(CACHED_BYTES) {
                 self.reader
-                    .read_exact_at(offset, part)
+                    .read_exact_at(base + at, part)
                     .map_err(|error| Error::io("reading", &self.path, error))?;
-                offset += part.len() as u64;
-                if self.check_checksums {
+                at += part.len() as u64;
+                if check {
                     hasher.update(part);
                 }
             }
-            if self.check_checksums {
+            if check {
                 self.accept_checksum(section, chunk, hasher.finalize())?;
             }
+            out = rest;
         }
         Ok(())
     }

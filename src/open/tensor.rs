@@ -361,6 +361,12 @@ impl<'m> Tensor<'m> {
         super::reader::tile_index(self).map_err(|error| self.locate(error))
     }
 
+    /// What the record of a `tile` tensor says of its sizes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tile_sizes(&self) -> Result<crate::encoding::tile::Sizes> {
+        super::reader::tile_sizes(self).map_err(|error| self.locate(error))
+    }
+
     fn slice(&self, ranges: &[Range<u64>]) -> Result<Slice> {
         self.byte_length()?;
         let dtype = self.dtype().expect("its size is known");

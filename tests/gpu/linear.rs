@@ -9,7 +9,8 @@ use df11::{
         Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Residence, Status,
         Transcoded,
         cudarc::driver::{
-            CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
+            CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
+            result::memset_d8_async,
             sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
     },
@@ -22,14 +23,14 @@ use super::{
     gpu, load, mutate, open, random,
 };
 
-const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
+pub(super) const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
 
 /// A matrix on the CPU.
 #[derive(Clone)]
-struct Host {
-    rows: usize,
-    columns: usize,
-    bits: Vec<u16>,
+pub(super) struct Host {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) bits: Vec<u16>,
 }
 
 impl Host {
@@ -38,7 +39,7 @@ impl Host {
         Self { rows, columns, bits }
     }
 
-    fn normal(rows: usize, columns: usize, seed: u64) -> Self {
+    pub(super) fn normal(rows: usize, columns: usize, seed: u64) -> Self {
         Self::new(rows, columns, &normal_weights(rows * columns, seed))
     }
 
@@ -62,11 +63,11 @@ impl Host {
         Item::tile(name, &[rows, columns], self.bytes(), (256, columns))
     }
 
-    fn row(&self, row: usize) -> impl Iterator<Item = f64> {
+    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f64> {
         self.bits[row * self.columns..][..self.columns].iter().map(|&bits| bf16::from_bits(bits).to_f64())
     }
 
-    fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+    pub(super) fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let cut = |row: usize| &self.bits[row * self.columns..][columns.clone()];
         let bits = rows.clone().flat_map(|row| cut(row).iter().copied()).collect();
         Self { rows: rows.len(), columns: columns.len(), bits }
@@ -93,13 +94,13 @@ impl Host {
     }
 }
 
-fn model(device: &Device, matrices: &[(&str, &Host)]) -> GpuModel {
+pub(super) fn model(device: &Device, matrices: &[(&str, &Host)]) -> GpuModel {
     let items: Vec<Item> = matrices.iter().map(|(name, host)| host.item(name)).collect();
     load(device, Model::new(&items, &[]).build())
 }
 
 /// In the fast layout, with as many exceptions as it takes; as many as the CPU counts.
-fn fast(matrix: &Matrix, host: &Host) -> Matrix {
+pub(super) fn fast(matrix: &Matrix, host: &Host) -> Matrix {
     let most = (host.rows * host.columns) as u64;
     let Transcoded::Fast(fast) = matrix.to_fast(most).unwrap() else { panic!("{most} are all weights") };
     assert_eq!((fast.residence(), fast.exceptions()), (Residence::Fast, Some(host.exceptions())));
@@ -177,8 +178,8 @@ impl Places {
 }
 
 /// A workspace that never lies on the heap of the test before.
-fn workspace(stream: &Arc<CudaStream>, linear: &Linear) -> CudaSlice<u8> {
-    stream.alloc_zeros::<u8>(linear.workspace_bytes() as usize + 256).unwrap()
+fn workspace(stream: &Arc<CudaStream>, linear: &Linear, rows: usize) -> CudaSlice<u8> {
+    stream.alloc_zeros::<u8>(linear.workspace_bytes(rows as u64) as usize + 256).unwrap()
 }
 
 #[expect(unsafe_code, reason = "raw pointers")]
@@ -225,7 +226,7 @@ fn multiply_in(
 }
 
 fn multiply(stream: &Arc<CudaStream>, linear: &Linear, call: &Call<'_>) -> Vec<Vec<u16>> {
-    multiply_in(stream, linear, call, &mut workspace(stream, linear))
+    multiply_in(stream, linear, call, &mut workspace(stream, linear, call.x.rows))
 }
 
 /// A product against sums in f64: rounding to BF16, and what sums in f32 in any order may lose.
@@ -268,7 +269,7 @@ fn products_are_those_of_the_cpu() {
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         for form in forms(&matrix, &weights) {
             let linear = Linear::new(slice::from_ref(&form)).unwrap();
-            for x_rows in [0, 1, 2, 7, 8, 9, 16] {
+            for x_rows in [0, 1, 2, 7, 8, 9, 16, 17, 50, 131] {
                 let x = Host::normal(x_rows, columns, 77);
                 let what = format!("{rows} x {columns}, {x_rows} rows, {:?}", form.residence());
                 let aligned = Call::new(&x);
@@ -353,14 +354,33 @@ fn several_matrices_share_x_and_no_bits() {
         // The last ones in the other form, if there is one.
         let pick = |at: usize| forms[at][if at < 7 { form } else { 0 }].clone();
         let linear = Linear::new(&(0..sizes.len()).map(pick).collect::<Vec<_>>()).unwrap();
-        let mut shared = workspace(&stream, &linear);
+        let mut shared = workspace(&stream, &linear, 16);
         let products = multiply_in(&stream, &linear, &all, &mut shared);
         for (at, product) in products.iter().enumerate() {
             check(&all, &hosts[at], product, &names[at]);
             // Alone, in a workspace that others have used.
             let alone = Linear::new(&[pick(at)]).unwrap();
-            assert!(alone.workspace_bytes() <= linear.workspace_bytes());
+            assert!(alone.workspace_bytes(16) <= linear.workspace_bytes(16));
             assert!(multiply_in(&stream, &alone, &all, &mut shared)[0] == *product, "{} alone", names[at]);
+        }
+        // Of more rows, too: the same bits in every run, whatever other matrices there are.
+        for rows in [17, 40, 130] {
+            let x = Host::normal(rows, 2056, 9);
+            let call = Call { bias: true, ..Call::new(&x) };
+            let mut shared = workspace(&stream, &linear, rows);
+            let products = multiply_in(&stream, &linear, &call, &mut shared);
+            check(&call, &hosts[2], &products[2], "3000");
+            for (at, product) in products.iter().enumerate() {
+                let alone = Linear::new(&[pick(at)]).unwrap();
+                assert!(
+                    multiply_in(&stream, &alone, &call, &mut shared)[0] == *product,
+                    "{} alone",
+                    names[at]
+                );
+            }
+            for _ in 0..3 {
+                assert!(multiply_in(&stream, &linear, &call, &mut shared) == products);
+            }
         }
         // The same bits in every run, and of each row without the others.
         for _ in 0..20 {
@@ -384,6 +404,7 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
     let (rows, columns) = (3 * 1024 + 70, 1304);
     let whole = Host::normal(rows, columns, 8);
     let matrix = model(device, &[("w", &whole)]).matrix("w").unwrap();
+    let whole_fast = fast(&matrix, &whole);
     let cuts = [
         (0..rows, 0..columns),
         (32..96, 0..columns),
@@ -405,13 +426,20 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
             let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
             check(&Call::new(&x), &host, &product, &what);
         }
-        // Rows of what is fast.
-        if host.rows > 64 {
-            let part = made.rows(32..host.rows as u64).unwrap();
-            let host = host.slice(32..host.rows, 0..host.columns);
+        // A slice of what is fast.
+        let part = whole_fast.columns(wide(&column_range)).unwrap().rows(wide(&row_range)).unwrap();
+        assert!(decode(&stream, &part) == host.bytes(), "{what}");
+        let linear = |matrix| Linear::new(&[matrix]).unwrap();
+        let product = multiply(&stream, &linear(part.clone()), &Call::new(&x)).remove(0);
+        assert!(multiply(&stream, &linear(made), &Call::new(&x))[0] == product, "{what}: the same bits");
+        check(&Call::new(&x), &host, &product, &what);
+        // And of that one.
+        if host.rows > 64 && host.columns > 256 {
+            let part = part.rows(32..64).unwrap().columns(256..host.columns as u64).unwrap();
+            let host = host.slice(32..64, 256..host.columns);
+            let x = x.slice(0..3, 256..x.columns);
             assert!(decode(&stream, &part) == host.bytes(), "{what}");
-            let product = multiply(&stream, &Linear::new(&[part]).unwrap(), &Call::new(&x)).remove(0);
-            check(&Call::new(&x), &host, &product, &what);
+            check(&Call::new(&x), &host, &multiply(&stream, &linear(part), &Call::new(&x))[0], &what);
         }
     }
 }
@@ -444,9 +472,13 @@ fn rows_are_gathered_by_their_indices() {
     let stream = device.context().new_stream().unwrap();
     let bits: Vec<u16> = (0..=u16::MAX).map(|at| at.wrapping_mul(40_503)).collect();
     let hosts = [Host::normal(1000, 1032, 3), Host { rows: 128, columns: 512, bits }];
-    for (host, first) in hosts.iter().zip([0, 32]) {
-        let matrix = model(device, &[("w", host)]).matrix("w").unwrap();
-        let rows = fast(&matrix, host).rows(first..host.rows as u64).unwrap();
+    for (whole, first, columns) in
+        [(&hosts[0], 0, 0..1032), (&hosts[1], 32, 0..512), (&hosts[0], 64, 256..1032)]
+    {
+        let matrix = model(device, &[("w", whole)]).matrix("w").unwrap();
+        let rows = fast(&matrix, whole).rows(first..whole.rows as u64).unwrap();
+        let rows = rows.columns(columns.start as u64..columns.end as u64).unwrap();
+        let host = &whole.slice(0..whole.rows, columns);
         let mut state = 5;
         for (count, pitch) in [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)] {
             let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % rows.row_count()).collect();
@@ -496,6 +528,19 @@ fn a_large_matrix_is_small_in_the_fast_layout() {
     assert!(decode(&stream, &fast) == host.bytes());
 }
 
+/// Captures what is launched. Tests on other threads free memory, which spoils what is being
+/// captured: then again.
+pub(super) fn capture(stream: &Arc<CudaStream>, launch: impl Fn() -> df11::Result<()>) -> CudaGraph {
+    let attempt = |_| {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        let launched = launch();
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let captured = stream.end_capture(flags);
+        launched.is_ok().then_some(captured.ok()??)
+    };
+    (0..1000).find_map(attempt).unwrap()
+}
+
 #[test]
 #[expect(unsafe_code, reason = "capture of raw pointers")]
 fn products_are_captured_in_graphs() {
@@ -509,24 +554,18 @@ fn products_are_captured_in_graphs() {
     let call = Call::new(&x);
     let expected = multiply(&stream, &linear, &call);
     let (device_x, status) = (call.upload(&stream), Status::new(device).unwrap());
-    let mut space = workspace(&stream, &linear);
+    let mut space = workspace(&stream, &linear, 4);
     let mut y = stream.alloc_zeros::<u16>(4 * 1040).unwrap();
     let (x_pointer, _) = device_x.device_ptr(&stream);
     let (y_pointer, _) = y.device_ptr_mut(&stream);
     let (space_pointer, _) = space.device_ptr_mut(&stream);
     stream.synchronize().unwrap();
     let outputs = [LinearOutput::new(y_pointer, 1040), LinearOutput::new(y_pointer + 80, 1040)];
-    let capture = |_| {
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let graph = capture(&stream, || {
         let x = LinearInput::new(x_pointer, 4, call.pitch as u64);
         // SAFETY: all of it lives to the end of the test, which waits.
-        let launched = unsafe { linear.multiply(x, &outputs, space_pointer, &stream, &status) };
-        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let captured = stream.end_capture(flags);
-        launched.is_ok().then_some(captured.ok()??)
-    };
-    // Tests on other threads free memory, which spoils what is being captured: then again.
-    let graph = (0..1000).find_map(capture).unwrap();
+        unsafe { linear.multiply(x, &outputs, space_pointer, &stream, &status) }
+    });
     for _ in 0..3 {
         stream.memcpy_htod(&vec![POISON_HALF; 4 * 1040], &mut y).unwrap();
         graph.launch().unwrap();
@@ -536,6 +575,82 @@ fn products_are_captured_in_graphs() {
             assert!(found[row * 1040..][..40] == expected[0][row * 40..][..40]);
             assert!(found[row * 1040 + 40..][..1000] == expected[1][row * 1000..][..1000]);
         }
+    }
+}
+
+/// Each product reads what the one before it has written, and all use one workspace: none may begin
+/// so early that it reads or writes too early.
+#[test]
+fn products_that_follow_each_other_wait_for_each_other() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    // Sums that meet in memory, and none; from one block to all of them.
+    let sizes = [(2056, 4104), (40, 2056), (9000, 40), (4104, 9000)];
+    let hosts: Vec<Host> = sizes.iter().map(|&(rows, columns)| Host::normal(rows, columns, 5)).collect();
+    let matrices: Vec<(&str, &Host)> = ["a", "b", "c", "d"].into_iter().zip(&hosts).collect();
+    let model = model(device, &matrices);
+    for form in 0..2 {
+        let linears = matrices.iter().filter_map(|(name, host)| {
+            let form = forms(&model.matrix(name).unwrap(), host).into_iter().nth(form)?;
+            Some(Linear::new(&[form]).unwrap())
+        });
+        let linears: Vec<Linear> = linears.collect();
+        if !linears.is_empty() {
+            [1, 16, 40, 200].into_iter().for_each(|rows| run_chain(&stream, &linears, rows));
+        }
+    }
+}
+
+/// x through all products, three times around: one after the other, and captured in a graph.
+#[expect(unsafe_code, reason = "raw pointers")]
+fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
+    let status = Status::new(linears[0].device()).unwrap();
+    let calls: Vec<&Linear> = linears.iter().cycle().take(3 * linears.len()).collect();
+    let size = |linear: &&Linear| (rows * linear.matrices()[0].row_count()) as usize;
+    let columns = |linear: &Linear| linear.matrices()[0].column_count();
+    // Weights are about 0.02: sums neither grow nor vanish by much.
+    let x = Host::normal(rows as usize, columns(calls[0]) as usize, 3);
+    let mut buffers = vec![stream.clone_htod(&x.bits).unwrap()];
+    buffers.extend(calls.iter().map(|call| stream.alloc_zeros::<u16>(size(call)).unwrap()));
+    let most = linears.iter().map(|linear| linear.workspace_bytes(rows)).max().unwrap();
+    let mut space = stream.alloc_zeros::<u8>(most as usize + 256).unwrap();
+    let places: Vec<u64> = buffers.iter_mut().map(|buffer| buffer.device_ptr_mut(stream).0).collect();
+    let space = space.device_ptr_mut(stream).0;
+    stream.synchronize().unwrap();
+    let multiply = |at: usize| {
+        let x = LinearInput::new(places[at], rows, columns(calls[at]));
+        let y = LinearOutput::new(places[at + 1], calls[at].matrices()[0].row_count());
+        // SAFETY: all of it has these rows and lives to the end of the test, which waits.
+        unsafe { calls[at].multiply(x, &[y], space, stream, &status) }
+    };
+    for at in 0..calls.len() {
+        multiply(at).unwrap();
+        stream.synchronize().unwrap();
+    }
+    let read = || -> Vec<Vec<u16>> {
+        buffers[1..].iter().map(|buffer| stream.clone_dtoh(buffer).unwrap()).collect()
+    };
+    let expected = read();
+    assert!(expected.iter().all(|y| y.iter().any(|&bits| bits & 0x7FFF != 0)), "no product vanishes");
+    let clear = || {
+        for (&place, y) in places[1..].iter().zip(&expected) {
+            // SAFETY: the buffer has as many bytes, and lives to the end of the test.
+            unsafe { memset_d8_async(place, POISON, 2 * y.len(), stream.cu_stream()) }.unwrap();
+        }
+    };
+    // Without waiting, and captured.
+    for _ in 0..10 {
+        clear();
+        (0..calls.len()).for_each(|at| multiply(at).unwrap());
+        status.check(stream).unwrap();
+        assert!(read() == expected, "{rows} rows");
+    }
+    let graph = capture(stream, || (0..calls.len()).try_for_each(multiply));
+    for _ in 0..10 {
+        clear();
+        (0..5).for_each(|_| graph.launch().unwrap());
+        status.check(stream).unwrap();
+        assert!(read() == expected, "{rows} rows in a graph");
     }
 }
 

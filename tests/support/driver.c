@@ -306,13 +306,37 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *to, Handle functio
     return 0;
 }
 
-int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared_bytes, Handle stream, void **parameters, void **extra) {
-    FAIL_IF_TOLD;
+static int launch(Handle function, void **parameters) {
     uint32_t *to = *(uint32_t **)parameters[0];
     for (const char *next = text_setting(function); next; next = strchr(next, ',')) {
         next += *next == ',';
         *to++ = strtoul(next, NULL, 10);
     }
     return 0;
+}
+
+int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared_bytes, Handle stream, void **parameters, void **extra) {
+    FAIL_IF_TOLD;
+    return launch(function, parameters);
+}
+
+// As cuda.h has them.
+struct Attribute {
+    int id, pad, value[16];
+};
+struct Config {
+    unsigned grid[3], block[3], shared_bytes;
+    Handle stream;
+    const struct Attribute *attributes;
+    unsigned count;
+};
+
+// With the one attribute that the crate uses: programmatic stream serialization, allowed.
+int cuLaunchKernelEx(const struct Config *config, Handle function, void **parameters, void **extra) {
+    FAIL_IF_TOLD;
+    const struct Attribute *attribute = config->attributes;
+    if (config->count != 1 || attribute->id != 6 || attribute->value[0] != 1) return INVALID_VALUE;
+    if (!config->block[0] || !config->grid[0]) return INVALID_VALUE;
+    return launch(function, parameters);
 }

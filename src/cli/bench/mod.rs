@@ -102,8 +102,10 @@ impl Bench {
         let source = Source::open(&source).map_err(Failure::Other)?;
         #[cfg(feature = "cuda")]
         if self.gpu {
-            let series = gpu::measure(&source, temporary.path(), self.repetitions, session)?;
-            return Ok(self.answer(&source, &series));
+            let (series, resident) = gpu::measure(&source, temporary.path(), self.repetitions, session)?;
+            let mut answer = self.answer(&source, &series);
+            resident.add_to(&mut answer, size(&source).1);
+            return Ok(answer);
         }
         let series = self.measure(&source, temporary.path(), session)?;
         Ok(self.answer(&source, &series))

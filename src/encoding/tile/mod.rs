@@ -41,6 +41,8 @@ pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
 #[cfg(feature = "cuda")]
+#[cfg(feature = "cuda")]
+pub(crate) use staging::rebase;
 pub(crate) use staging::{check_offsets, staged_bytes};
 pub use whole::{EncodedTensor, encode_tensor};
 

@@ -1,38 +1,38 @@
-//! The arrays of a matrix in the fast layout, in device memory.
+//! The arrays of a matrix in the fast layout, in device memory, and slices of them.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::kernels::gather_blocks;
 use super::task::{
-    ENTRY_BYTES, GatherTask, LinearMatrix, STRIP_ROWS, UnpackTask, strip_bytes, strip_head_bytes,
+    ENTRY_BYTES, HEAD_BYTES, LinearMatrix, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask, strip_bytes,
+    strip_head_bytes,
 };
 use crate::{
-    Error, Result,
-    gpu::{Device, Status, memory::Buffer},
+    Result,
+    gpu::{Device, Status, memory::Region},
+    open::Rect,
 };
 
 /// A whole matrix in the fast layout. It keeps nothing of the model.
 #[derive(Debug)]
-pub(super) struct FastArrays {
+pub(in crate::gpu) struct FastArrays {
     pub(super) device: Device,
     pub(super) rows: u64,
     pub(super) columns: u64,
     /// Data of all strips, then their heads.
-    pub(super) strips: Buffer,
-    pub(super) entries: Buffer,
+    pub(super) strips: Region,
+    pub(super) entries: Region,
 }
 
 impl FastArrays {
-    /// Device memory for strips, of any content yet.
-    pub(super) fn allocate(device: &Device, rows: u64, columns: u64) -> Result<Buffer> {
-        let bytes = rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns));
-        device.allocate(bytes, "a matrix in the fast layout")
+    /// Device memory of the strips of a matrix, in bytes.
+    pub(in crate::gpu) const fn strips_bytes(rows: u64, columns: u64) -> u64 {
+        rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns))
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::gpu) fn bytes(&self) -> u64 {
         self.strips.bytes() + self.entries.bytes()
     }
 
@@ -41,49 +41,53 @@ impl FastArrays {
         self.entries.bytes() / ENTRY_BYTES
     }
 
-    fn places(&self, strip: u64) -> Places {
-        Places::new(self.strips.pointer(), self.rows, self.columns, strip)
+    /// Whether one launch decodes a part of the matrix's bytes.
+    pub(in crate::gpu) fn takes(&self, part: &Rect) -> bool {
+        part.is_run() || part.width == 2 * self.columns
     }
 
-    /// Rows from a multiple of 32 on, for a launch.
-    pub(super) fn matrix(&self, rows: &Range<u64>) -> LinearMatrix {
-        let Places { data, heads } = self.places(rows.start / STRIP_ROWS);
-        LinearMatrix {
-            data,
-            index: heads,
-            rest: self.entries.pointer(),
-            rest_count: self.exceptions(),
-            rows: (rows.end - rows.start) as u32,
-            whole_columns: self.columns as u32,
-            ..LinearMatrix::default()
-        }
-    }
-
-    /// Puts the decoding of rows from a multiple of 32 on the stream.
+    /// Puts the decoding of a part that it [takes](Self::takes) on the stream, dense.
     ///
     /// # Safety
-    /// `output` is device memory with room for the rows, and nobody else uses it until the stream
+    /// `output` is device memory with room for the part, and nobody else uses it until the stream
     /// has done this; `self` and the status live as long. The stream belongs to the device's
     /// context.
-    pub(super) unsafe fn decode(
+    pub(in crate::gpu) unsafe fn decode(
         &self,
-        rows: &Range<u64>,
+        part: &Rect,
         output: CUdeviceptr,
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Places { data, heads } = self.places(rows.start / STRIP_ROWS);
+        let columns = self.columns;
+        let elements = part.elements();
+        let wanted =
+            if part.width == 2 * columns { part.columns.start / 2..part.columns.end / 2 } else { 0..columns };
+        let pitch = wanted.end - wanted.start;
+        let place = elements.start / columns * pitch + elements.start % columns;
+        let strip_elements = STRIP_ROWS * columns;
+        let strips = elements.start / strip_elements..elements.end.div_ceil(strip_elements);
+        let tiles = wanted.start / TILE_COLUMNS..wanted.end.div_ceil(TILE_COLUMNS);
+        let across = tiles.end - tiles.start;
+        let Places { data, heads } = Places::new(self.strips.pointer(), self.rows, columns, 0);
+        // No truncation: a matrix in the fast layout has fewer than 2^32 weights.
         let task = UnpackTask {
             data,
             heads,
             entries: self.entries.pointer(),
             entry_count: self.exceptions(),
-            output,
-            pitch: self.columns,
-            rows: (rows.end - rows.start) as u32,
-            columns: self.columns as u32,
-            whole_columns: self.columns as u32,
-            reserved: [0; 3],
+            output: output.wrapping_sub(2 * place),
+            pitch,
+            element_begin: elements.start,
+            element_end: elements.end,
+            rows: self.rows as u32,
+            columns: columns as u32,
+            column_begin: wanted.start as u32,
+            column_end: wanted.end as u32,
+            first_strip: strips.start as u32,
+            first_tile: tiles.start as u32,
+            across: across as u32,
+            tiles: ((strips.end - strips.start) * across) as u32,
             status: status.device_pointer(),
         };
         // SAFETY: the arrays were made for as many strips and columns; the output is the caller's
@@ -92,71 +96,85 @@ impl FastArrays {
     }
 }
 
-/// Where the indices of rows lie in device memory.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Indices {
-    /// Unsigned, of 32 bits each, from this device address on, a multiple of 4.
-    U32(CUdeviceptr),
-    /// Of 64 bits each, from this device address on, a multiple of 8.
-    I64(CUdeviceptr),
+/// Some of its rows, from a multiple of 32 on, and of its columns, from a multiple of 256 on.
+#[derive(Clone, Debug)]
+pub(super) struct FastSlice {
+    pub(super) arrays: Arc<FastArrays>,
+    pub(super) rows: Range<u64>,
+    pub(super) columns: Range<u64>,
 }
 
-impl FastArrays {
-    /// Puts the decoding of some of these rows on the stream.
+impl FastSlice {
+    /// All of them.
+    pub(super) fn of(arrays: Arc<FastArrays>) -> Self {
+        let (rows, columns) = (0..arrays.rows, 0..arrays.columns);
+        Self { arrays, rows, columns }
+    }
+
+    pub(super) fn row_count(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+
+    pub(super) fn column_count(&self) -> u64 {
+        self.columns.end - self.columns.start
+    }
+
+    fn places(&self) -> Places {
+        let FastArrays { strips, rows, columns, .. } = &*self.arrays;
+        let strip = Places::new(strips.pointer(), *rows, *columns, self.rows.start / STRIP_ROWS);
+        strip.at_tile(self.columns.start / TILE_COLUMNS)
+    }
+
+    /// For a launch.
+    pub(super) fn matrix(&self) -> LinearMatrix {
+        let Places { data, heads } = self.places();
+        LinearMatrix {
+            data,
+            index: heads,
+            rest: self.arrays.entries.pointer(),
+            rest_count: self.arrays.exceptions(),
+            rows: self.row_count() as u32,
+            whole_columns: self.arrays.columns as u32,
+            first_column: self.columns.start as u32,
+            ..LinearMatrix::default()
+        }
+    }
+
+    /// As a part of the whole matrix.
+    fn part(&self) -> Rect {
+        let bytes = 2 * self.columns.start..2 * self.columns.end;
+        Rect { rows: self.rows.clone(), columns: bytes, width: 2 * self.arrays.columns }
+    }
+
+    /// Puts its decoding on the stream, dense.
     ///
     /// # Safety
-    /// As [`Matrix::gather`](super::Matrix::gather), which has checked the arguments.
-    pub(super) unsafe fn gather(
+    /// As [`FastArrays::decode`].
+    pub(super) unsafe fn decode(
         &self,
-        rows: &Range<u64>,
-        (indices, count): (Indices, u64),
-        (output, pitch): (CUdeviceptr, u64),
+        output: CUdeviceptr,
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        let Some(blocks) = gather_blocks(count, self.columns) else {
-            let problem = format!("{count} indices are more than one launch decodes");
-            return Err(Error::parameter(problem, "gather fewer rows at once"));
-        };
-        let Places { data, heads } = self.places(rows.start / STRIP_ROWS);
-        let (indices, wide) = match indices {
-            Indices::U32(address) => (address, 0),
-            Indices::I64(address) => (address, 1),
-        };
-        let task = GatherTask {
-            data,
-            index: heads,
-            rest: self.entries.pointer(),
-            table: 0,
-            rest_count: self.exceptions(),
-            indices,
-            output,
-            pitch,
-            rows: (rows.end - rows.start) as u32,
-            columns: self.columns as u32,
-            count: count as u32,
-            wide,
-            whole_columns: self.columns as u32,
-            first_column: 0,
-            status: status.device_pointer(),
-        };
-        // SAFETY: the arrays were made for as many strips and columns; indices of other rows are
-        // not followed; the rest is the caller's promise.
-        unsafe { self.device.linear_kernels()?.gather(stream, &task, blocks) }
+        // SAFETY: the caller's promise.
+        unsafe { self.arrays.decode(&self.part(), output, stream, status) }
     }
 }
 
-/// Device addresses of data and heads from a strip on.
+/// Device addresses of data and heads, from a tile of a strip on.
 pub(super) struct Places {
     pub(super) data: CUdeviceptr,
     pub(super) heads: CUdeviceptr,
 }
 
 impl Places {
-    /// In the memory of [`FastArrays::allocate`].
+    /// From a strip on, in memory of [`FastArrays::strips_bytes`].
     pub(super) fn new(strips: CUdeviceptr, rows: u64, columns: u64, strip: u64) -> Self {
         let heads = strips + rows.div_ceil(STRIP_ROWS) * strip_bytes(columns);
         Self { data: strips + strip * strip_bytes(columns), heads: heads + strip * strip_head_bytes(columns) }
+    }
+
+    fn at_tile(self, tile: u64) -> Self {
+        Self { data: self.data + tile * TILE_BYTES, heads: self.heads + tile * HEAD_BYTES }
     }
 }

@@ -3,16 +3,20 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys::CUfunction_attribute as Attribute,
-};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
 
-use super::task::{
-    GROUP, GatherTask, LinearLaunch, MATRICES, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
-    SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
+use super::{
+    Matrix, Residence,
+    multiply::{Multiply, run},
+    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT, Wide},
+    task::{
+        GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
+        PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
+        tiles_across,
+    },
 };
 use crate::{
-    Result,
+    Error, Result,
     gpu::{
         fault::{OrFault, gpu},
         fit::LANES,
@@ -23,19 +27,32 @@ use crate::{
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// How many numbers the kernel of constants writes.
-const CONSTANTS: usize = SHARED_AT + ROWS as usize + MORE_ROWS;
+const CONSTANTS: usize = STORED_AT + STORED_CONSTANTS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
-/// As many follow, of kernels for more rows.
-const MORE_ROWS: usize = 3;
+/// From where on they are that of the kernels for more rows, then threads of these, and of the kernel
+/// that arranges x for them; zeros if there are none.
+const WIDE_AT: usize = SHARED_AT + ROWS as usize;
+/// From where on they say how matrices are shared out for more rows.
+const WIDE_SPLIT_AT: usize = WIDE_AT + WIDE_CLASSES.len() + 2;
+/// From where on they are those of products with tiles as stored.
+const STORED_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
+const STORED_CONSTANTS: usize = 5;
+/// Bytes of x that a thread arranges.
+const ARRANGED_PIECE: u64 = 16;
 /// Rows of x that the smaller one of two kernels multiplies.
 const FEW_ROWS: u64 = 8;
+/// The version of CUDA from which on drivers capture launches that begin early.
+const EARLY_DRIVER: (i32, i32) = (12, 3);
 
 /// All of them in one context.
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
     /// For each number of rows of x from 1 on.
     fast: Vec<Multiply>,
+    /// For more rows, if there are such kernels for this GPU.
+    wide: Option<WideKernels>,
+    grouped: Multiply,
     count: CudaFunction,
     scan: CudaFunction,
     pack: CudaFunction,
@@ -43,22 +60,48 @@ pub(in crate::gpu) struct LinearKernels {
     gather: CudaFunction,
     /// Shared memory of a block that counts.
     count_bytes: u32,
+    /// Whether a kernel that multiplies may begin while the one before it ends.
+    early: bool,
 }
 
-/// A kernel that multiplies some number of rows.
+/// Kernels for more than [`ROWS`] rows of x.
 #[derive(Debug)]
-struct Multiply {
-    function: CudaFunction,
-    threads: u32,
-    /// Dynamic shared memory of a block.
-    shared: u32,
-    /// Blocks that the GPU runs at once, in groups; of a kernel that does not fit it none.
-    blocks: u32,
+struct WideKernels {
+    /// Writes x to the workspace, in the order in which the others want it.
+    arrange: Multiply,
+    /// For each of [`WIDE_CLASSES`].
+    fast: Vec<Multiply>,
+}
+
+impl WideKernels {
+    /// None if this GPU's code has none, or its blocks have too little shared memory.
+    fn load(
+        function: impl Fn(&str) -> Result<CudaFunction>,
+        constants: &[u32],
+        others: &Kernels,
+    ) -> Result<Option<Self>> {
+        let (shared, threads) = constants.split_at(WIDE_CLASSES.len());
+        let [threads, arrange_threads] = [threads[0], threads[1]];
+        if threads == 0 {
+            return Ok(None);
+        }
+        let prepare = |(class, &shared): (u64, &u32)| {
+            Multiply::prepare(function(&format!("fast_{class}"))?, threads, shared, others)
+        };
+        let fast = WIDE_CLASSES.into_iter().zip(shared).map(prepare).collect::<Result<Vec<_>>>()?;
+        let arrange = Multiply::prepare(function("arrange")?, arrange_threads, 0, others)?;
+        let fit = fast.iter().all(|kernel| kernel.blocks > 0);
+        Ok(fit.then_some(Self { arrange, fast }))
+    }
 }
 
 impl LinearKernels {
-    /// Loads them beside those that decode.
-    pub(in crate::gpu) fn load(stream: &Arc<CudaStream>, others: &Kernels) -> Result<Self> {
+    /// Loads them beside those that decode. `driver`: the version of CUDA that it knows.
+    pub(in crate::gpu) fn load(
+        stream: &Arc<CudaStream>,
+        others: &Kernels,
+        driver: (i32, i32),
+    ) -> Result<Self> {
         let module = load_module(stream.context(), PTX, SM_90)?;
         let function = |name: &str| {
             let name = format!("df11_linear_{name}");
@@ -66,7 +109,7 @@ impl LinearKernels {
         };
         let constants = read_constants(stream, &function("constants")?, CONSTANTS, &SIZES)?;
         check_constants(&constants)?;
-        let [threads, count_bytes] = [6, 9].map(|at| constants[at]);
+        let [threads, early, count_bytes, grouped_bytes] = [6, 7, 9, 15].map(|at| constants[at]);
         let [few, most] = [function("fast_8")?, function("fast_16")?];
         // The most rows last, which need the most shared memory.
         let multiply = |(rows, &shared): (u64, &u32)| {
@@ -74,41 +117,91 @@ impl LinearKernels {
             Multiply::prepare(function.clone(), threads, shared, others)
         };
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
+        let wide = WideKernels::load(function, &constants[WIDE_AT..], others)?;
+        let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
         let [scan, pack] = [function("scan")?, function("pack")?];
         let [unpack, gather] = [function("unpack")?, function("gather")?];
-        Ok(Self { fast, count, scan, pack, unpack, gather, count_bytes })
+        let early = early == 1 && driver >= EARLY_DRIVER;
+        Ok(Self { fast, wide, grouped, count, scan, pack, unpack, gather, count_bytes, early })
     }
 
-    /// That the kernels that multiply run on this GPU.
+    /// That there are kernels that multiply by this matrix, and run on this GPU.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) if its blocks have too little shared memory.
-    pub(super) fn check(&self) -> Result<()> {
-        let Some(kernel) = self.fast.iter().find(|kernel| kernel.blocks == 0) else { return Ok(()) };
+    /// [`Error::Parameter`] if there are none; [`Error::Gpu`] if its blocks have too little shared
+    /// memory.
+    pub(super) fn check(&self, matrix: &Matrix) -> Result<()> {
+        if matrix.residence() == Residence::Stored {
+            let problem = format!("no kernel multiplies by {:?} as it is stored", matrix.name());
+            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
+        }
+        let mut all = self.fast.iter().chain([&self.grouped]);
+        let Some(kernel) = all.find(|kernel| kernel.blocks == 0) else { return Ok(()) };
         let problem =
             format!("a kernel that multiplies needs {} bytes of shared memory a block", kernel.shared);
         Err(gpu(problem, "decode the matrix and multiply then, or take another GPU"))
     }
 
+    /// The most rows of x that one launch multiplies by matrices of a residence.
+    pub(super) fn most_rows(&self, residence: Residence) -> u64 {
+        match residence {
+            Residence::Fast if self.wide.is_some() => WIDE_CLASSES[WIDE_CLASSES.len() - 1],
+            Residence::Fast | Residence::Stored => ROWS,
+        }
+    }
+
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks with 1 to
-    /// [`ROWS`] rows of x; all that it points to lives until the kernel is done.
-    /// [`check`](Self::check) said yes.
+    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`ROWS`] rows of x, of matrices of this
+    /// residence; all that it points to lives until the kernel is done. [`check`](Self::check) said
+    /// yes.
     pub(super) unsafe fn multiply(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
         let kernel = &self.fast[launch.x_rows as usize - 1];
-        let config = LaunchConfig {
-            grid_dim: (launch.items.min(kernel.blocks), 1, 1),
-            block_dim: (kernel.threads, 1, 1),
-            shared_mem_bytes: kernel.shared,
-        };
-        // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
-        // say.
-        unsafe { run(&kernel.function, stream, config, launch) }
+        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+        unsafe { kernel.run(self.early, stream, launch.items, launch) }
+    }
+
+    /// Puts a product of more rows on the stream, by matrices in the fast layout: one kernel that
+    /// arranges x, one that multiplies.
+    ///
+    /// # Safety
+    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than
+    /// [`most_rows`](Self::most_rows); the ranges are those of [`Wide`].
+    pub(super) unsafe fn multiply_wide(
+        &self,
+        stream: &CudaStream,
+        ranges: u64,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
+        let kernels = self.wide.as_ref().expect("most_rows says whether there are such kernels");
+        let rows = u64::from(launch.x_rows);
+        let pieces = Wide::arranged_bytes(launch.columns.into(), rows) / ARRANGED_PIECE;
+        let blocks = pieces.div_ceil(u64::from(kernels.arrange.threads));
+        // SAFETY: the caller's promise; it waits for the kernel before it at once.
+        unsafe { kernels.arrange.run(self.early, stream, blocks as u32, launch) }?;
+        let kernel = WIDE_CLASSES.iter().zip(&kernels.fast).find(|&(&class, _)| rows <= class);
+        let (_, kernel) = kernel.expect("no more rows than the last class has");
+        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+        unsafe { kernel.run(self.early, stream, (ranges * WIDE_CLUSTER) as u32, launch) }
+    }
+
+    /// Puts a product with experts on the stream.
+    ///
+    /// # Safety
+    /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points to
+    /// lives until the kernel is done. [`check`](Self::check) said yes.
+    pub(super) unsafe fn multiply_grouped(&self, stream: &CudaStream, launch: &GroupedLaunch) -> Result<()> {
+        let GroupedLaunch { places, experts, rows, .. } = *launch;
+        // Items, if each expert begins a chunk of its own.
+        let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
+        let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
+        let items = u32::try_from(items).unwrap_or(u32::MAX);
+        // SAFETY: the caller's promise; it waits for the kernel before it at once.
+        unsafe { self.grouped.run(self.early, stream, items, launch) }
     }
 
     /// Puts the transcoding of a range of strips on the stream.
@@ -132,13 +225,13 @@ impl LinearKernels {
         unsafe { run(&self.pack, stream, each_tile(0), task) }
     }
 
-    /// Puts the decoding of a matrix in the fast layout on the stream.
+    /// Puts the decoding of a part of a matrix in the fast layout on the stream.
     ///
     /// # Safety
     /// As [`pack`](Self::pack).
     pub(super) unsafe fn unpack(&self, stream: &CudaStream, task: &UnpackTask) -> Result<()> {
         let config = LaunchConfig {
-            grid_dim: (blocks(task.rows, task.columns, UNPACK_WARPS), 1, 1),
+            grid_dim: (task.tiles.div_ceil(UNPACK_WARPS as u32), 1, 1),
             block_dim: (UNPACK_WARPS as u32 * LANES, 1, 1),
             shared_mem_bytes: 0,
         };
@@ -174,49 +267,18 @@ fn blocks(rows: u32, columns: u32, warps: u64) -> u32 {
     (u64::from(rows).div_ceil(STRIP_ROWS) * tiles_across(columns.into())).div_ceil(warps) as u32
 }
 
-/// # Safety
-/// The argument and the configuration are those of the kernel, and all that the argument points to
-/// lives until it is done.
-unsafe fn run<T: DeviceRepr>(
-    function: &CudaFunction,
-    stream: &CudaStream,
-    config: LaunchConfig,
-    argument: &T,
-) -> Result<()> {
-    let mut launch = stream.launch_builder(function);
-    launch.arg(argument);
-    // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
-    let launched = unsafe { launch.launch(config) };
-    launched.map(drop).or_fault("launching a kernel")
-}
-
 /// That both sides mean the same by what is no size of a structure.
 fn check_constants(constants: &[u32]) -> Result<()> {
-    let ours = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP];
-    let theirs = [8, 10, 11, 12, 13].map(|at| u64::from(constants[at]));
+    let few = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
+    let ours = [&few[..], &WIDE_SPLIT].concat();
+    let few = [8, 10, 11, 12, 13, 14].into_iter();
+    let theirs = few.chain(WIDE_SPLIT_AT..STORED_AT).map(|at| u64::from(constants[at]));
+    let theirs: Vec<u64> = theirs.collect();
     if ours == theirs {
         return Ok(());
     }
     let problem = format!("the kernels that multiply count by {theirs:?}, this crate by {ours:?}");
     Err(gpu(problem, "build df11 again with the kernels of its own version"))
-}
-
-impl Multiply {
-    /// Lets the kernel have its shared memory, and counts its blocks.
-    fn prepare(function: CudaFunction, threads: u32, shared: u32, others: &Kernels) -> Result<Self> {
-        let action = "preparing a kernel that multiplies";
-        let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs() + shared;
-        let mut blocks = 0;
-        if block <= others.room() {
-            let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
-            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared.cast_signed())?;
-            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-            let each =
-                function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
-            blocks = each.or_fault(action)? * others.processors() / GROUP as u32 * GROUP as u32;
-        }
-        Ok(Self { function, threads, shared, blocks })
-    }
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@ use std::{fmt::Display, ops::Range, sync::Arc};
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    fast::{FastArrays, Indices},
-    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS},
+    fast::{FastArrays, FastSlice},
+    packer::Outcome,
+    task::{LinearMatrix, STRIP_ROWS, TILE_COLUMNS, good_exceptions, tiles_across},
     transcode,
 };
 use crate::{
     Dtype, Error, Result,
+    encoding::tile::RECORD_BYTES,
     gpu::{
         Device, Status,
         launches::OUTPUT_ALIGNMENT,
@@ -19,7 +21,7 @@ use crate::{
         model::Inner,
         part::Part,
         route::{Cut, Ready, Route, check_contexts},
-        stored::{Coded, Stored, StoredTile},
+        stored::{Addresses as _, Coded, Stored, StoredTile, TileArrays},
     },
     open::Slice,
 };
@@ -56,6 +58,43 @@ pub enum Transcoded {
 /// x Wᵀ`, so that x has as many columns and y as many columns as W has rows. It keeps what it
 /// reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`; clones are cheap
 /// and the same matrix.
+///
+/// # The transposed product
+///
+/// Gradients need `g W`, and many rows of x are multiplied faster by a library of BLAS: both decode
+/// W to a temporary, row by row, and multiply then. One temporary is enough for all matrices, as
+/// large as the largest; what is on a stream comes after what was there before. For less memory,
+/// decode [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
+///
+/// ```no_run
+/// use df11::gpu::cudarc::driver::{DevicePtrMut, sys::CUdeviceptr};
+/// use df11::gpu::{Device, LoadOptions, Matrix, Status};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn gemm(_: CUdeviceptr, _: &Matrix) {}
+/// let device = Device::open(0)?;
+/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
+/// let names = ["gate", "up"].map(|part| format!("model.layers.0.mlp.{part}_proj.weight"));
+/// let matrices = [model.matrix(&names[0])?, model.matrix(&names[1])?];
+///
+/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
+/// let bytes = matrices.iter().map(Matrix::decoded_bytes).max().unwrap_or(0);
+/// let mut temporary = stream.alloc_zeros::<u8>(bytes as usize)?;
+/// {
+///     let (weights, _written) = temporary.device_ptr_mut(&stream);
+///     for matrix in &matrices {
+///         // SAFETY: the temporary is as large as the largest; all live until the check.
+///         unsafe { matrix.decode_into_raw(weights, &stream, &status) }?;
+///         // On the same stream. g (m x rows) and W (rows x columns) are row-major, which BLAS
+///         // takes for their transposes: cublasGemmEx(N, N, columns, m, rows, W, columns, g, rows,
+///         // product, columns).
+///         gemm(weights, matrix);
+///     }
+/// }
+/// status.check(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Matrix {
     name: Arc<str>,
@@ -65,7 +104,14 @@ pub struct Matrix {
 #[derive(Clone, Debug)]
 enum Form {
     Stored(Arc<StoredMatrix>),
-    Fast { arrays: Arc<FastArrays>, rows: Range<u64> },
+    Fast(FastSlice),
+}
+
+impl Form {
+    /// All of a matrix in the fast layout.
+    fn fast(arrays: &Arc<FastArrays>) -> Self {
+        Self::Fast(FastSlice::of(Arc::clone(arrays)))
+    }
 }
 
 /// Rows and columns of a tensor in tiles of 32 x 256.
@@ -87,6 +133,10 @@ impl Matrix {
     pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
         let entry = model.entry(name)?;
         let block = model.block(entry.block);
+        let tile = entry.stored.coded().and_then(Coded::as_tile);
+        if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
+            return Ok(Self { name: name.into(), form: Form::fast(arrays) });
+        }
         let refuse =
             |problem: &str, remedy: &str| Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy));
         if entry.dtype != Dtype::BF16 {
@@ -95,7 +145,6 @@ impl Matrix {
         if block.route.turn().is_some() {
             return refuse("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let tile = entry.stored.coded().and_then(Coded::as_tile);
         let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
             return refuse("is not stored in tiles", "convert the container to the tile layout");
         };
@@ -123,7 +172,7 @@ impl Matrix {
     pub fn row_count(&self) -> u64 {
         match &self.form {
             Form::Stored(stored) => stored.row_count(),
-            Form::Fast { rows, .. } => rows.end - rows.start,
+            Form::Fast(fast) => fast.row_count(),
         }
     }
 
@@ -131,7 +180,7 @@ impl Matrix {
     pub fn column_count(&self) -> u64 {
         match &self.form {
             Form::Stored(stored) => stored.column_count(),
-            Form::Fast { arrays, .. } => arrays.columns,
+            Form::Fast(fast) => fast.column_count(),
         }
     }
 
@@ -139,7 +188,7 @@ impl Matrix {
     pub fn residence(&self) -> Residence {
         match self.form {
             Form::Stored(_) => Residence::Stored,
-            Form::Fast { .. } => Residence::Fast,
+            Form::Fast(_) => Residence::Fast,
         }
     }
 
@@ -147,7 +196,7 @@ impl Matrix {
     pub fn device(&self) -> &Device {
         match &self.form {
             Form::Stored(stored) => &stored.part().device,
-            Form::Fast { arrays, .. } => &arrays.device,
+            Form::Fast(fast) => &fast.arrays.device,
         }
     }
 
@@ -158,7 +207,7 @@ impl Matrix {
     pub fn device_bytes(&self) -> u64 {
         match &self.form {
             Form::Stored(stored) => stored.bytes(),
-            Form::Fast { arrays, .. } => arrays.bytes(),
+            Form::Fast(fast) => fast.arrays.bytes(),
         }
     }
 
@@ -167,7 +216,7 @@ impl Matrix {
     pub fn exceptions(&self) -> Option<u64> {
         match &self.form {
             Form::Stored(_) => None,
-            Form::Fast { arrays, .. } => Some(arrays.exceptions()),
+            Form::Fast(fast) => Some(fast.arrays.exceptions()),
         }
     }
 
@@ -184,29 +233,48 @@ impl Matrix {
                 let rows = shift(&inner, stored.rows.start);
                 Form::Stored(Arc::new(stored.cut(rows, stored.columns.clone())?))
             }
-            Form::Fast { arrays, rows } => {
-                Form::Fast { arrays: Arc::clone(arrays), rows: shift(&inner, rows.start) }
+            Form::Fast(fast) => {
+                Form::Fast(FastSlice { rows: shift(&inner, fast.rows.start), ..fast.clone() })
             }
         };
         Ok(Self { name: Arc::clone(&self.name), form })
     }
 
-    /// Some of its columns, as a matrix of its own: from a multiple of 256 to one, or to the last
-    /// column. Costs as [`Matrix::rows`]. Only as stored: take columns first, then
-    /// [`Matrix::to_fast`].
+    /// All its rows in so many equal parts, in order, each a matrix of its own as of
+    /// [`Matrix::rows`]: the experts of a tensor that holds all, for
+    /// [`GroupedLinear`](super::GroupedLinear), or a GPU's share each.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for other columns, or none, and in the fast layout; [`Error::Gpu`].
+    /// [`Error::Parameter`] if parts of equal size would not begin on multiples of 32;
+    /// [`Error::Gpu`].
+    pub fn split_rows(&self, parts: u64) -> Result<Vec<Self>> {
+        let rows = self.row_count();
+        let each = rows.checked_div(parts).filter(|each| each * parts == rows && *each > 0);
+        let Some(each) = each else {
+            let problem = format!("{rows} rows of {:?} are not {parts} parts of equal size", self.name);
+            return Err(Error::parameter(problem, "take as many parts as divide the rows"));
+        };
+        (0..parts).map(|part| self.rows(part * each..(part + 1) * each)).collect()
+    }
+
+    /// Some of its columns, as a matrix of its own: from a multiple of 256 to one, or to the last
+    /// column. Costs as [`Matrix::rows`].
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for other columns, or none; [`Error::Gpu`].
     pub fn columns(&self, columns: Range<u64>) -> Result<Self> {
         let what = format_args!("columns of {:?}", self.name);
         let inner = within(&columns, self.column_count(), TILE_COLUMNS, what)?;
-        let Form::Stored(stored) = &self.form else {
-            let problem = format!("{what} in the fast layout are no matrix");
-            return Err(Error::parameter(problem, "take them of the stored matrix, and make that fast"));
+        let form = match &self.form {
+            Form::Stored(stored) => {
+                let columns = shift(&inner, stored.columns.start);
+                Form::Stored(Arc::new(stored.cut(stored.rows.clone(), columns)?))
+            }
+            Form::Fast(fast) => {
+                Form::Fast(FastSlice { columns: shift(&inner, fast.columns.start), ..fast.clone() })
+            }
         };
-        let columns = shift(&inner, stored.columns.start);
-        let cut = stored.cut(stored.rows.clone(), columns)?;
-        Ok(Self { name: Arc::clone(&self.name), form: Form::Stored(Arc::new(cut)) })
+        Ok(Self { name: Arc::clone(&self.name), form })
     }
 
     /// The same weights in the fast layout, in device memory of their own: made on the GPU, the
@@ -221,13 +289,19 @@ impl Matrix {
     /// [`Error::Corrupt`] if the stored weights contradict themselves; [`Error::Gpu`].
     pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
         let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
-        Ok(match transcode::transcode(stored, &self.name, most_exceptions)? {
-            transcode::Outcome::Fast(arrays) => {
-                let form = Form::Fast { arrays: Arc::new(arrays), rows: 0..self.row_count() };
-                Transcoded::Fast(Self { name: Arc::clone(&self.name), form })
+        Ok(match transcode::transcode(stored, most_exceptions)? {
+            Outcome::Fast(arrays) => {
+                Transcoded::Fast(Self { name: Arc::clone(&self.name), form: Form::fast(&Arc::new(arrays)) })
             }
-            transcode::Outcome::TooMany(exceptions) => {
+            Outcome::TooMany(exceptions) => {
                 Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
+            }
+            Outcome::TooWide => {
+                let (name, rows, columns) = (&self.name, self.row_count(), self.column_count());
+                let problem =
+                    format!("{name:?} has {rows} x {columns} weights, too many to be transcoded at once");
+                let remedy = "take fewer of its rows or columns, or multiply as stored";
+                return Err(Error::parameter(problem, remedy));
             }
         })
     }
@@ -248,7 +322,7 @@ impl Matrix {
     /// of a bit a weight.
     pub fn good_exceptions(&self) -> u64 {
         // No overflow: a tensor has less than 2^45 weights.
-        self.row_count() * self.column_count() / 256
+        good_exceptions(self.row_count() * self.column_count())
     }
 
     /// Bytes that it has when it is decoded.
@@ -257,9 +331,8 @@ impl Matrix {
     }
 
     /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
-    /// waits, and can be captured in a graph. For more rows of x than
-    /// [`Linear::most_rows`](super::Linear::most_rows): decode, then multiply with a library of
-    /// BLAS.
+    /// waits, and can be captured in a graph. For the transposed product, and from
+    /// [`Linear::crossover_rows`](super::Linear::crossover_rows) rows of x on.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the output is no multiple of 16, or the stream or the status is not
@@ -278,80 +351,29 @@ impl Matrix {
         match &self.form {
             // SAFETY: the caller's promise; the matrix keeps tasks and model.
             Form::Stored(stored) => unsafe { stored.decode(output, stream, status) },
-            Form::Fast { arrays, rows } => {
-                check_contexts(&arrays.device, stream, status)?;
+            Form::Fast(fast) => {
+                check_contexts(&fast.arrays.device, stream, status)?;
                 if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
                     let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
                     return Err(Error::parameter(problem, "start it on 256 bytes"));
                 }
                 // SAFETY: the caller's promise; the matrix keeps the arrays.
-                unsafe { arrays.decode(rows, output, stream, status) }
+                unsafe { fast.decode(output, stream, status) }
             }
         }
     }
 
-    /// Puts the decoding of `count` rows on a stream, by their indices in device memory: an
-    /// embedding's. Row i of the output is row `indices[i]`, with `pitch` elements from one to the
-    /// next; of an index that names no row it is zeros, and the status is set. Only tiles' parts of
-    /// these rows are read. Neither allocates nor waits, and can be captured in a graph. Only in
-    /// the fast layout.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] as stored, for rows that overlap, a misaligned address, more indices
-    /// than 2^32 - 1 indices or 2^34 tiles that rows cross, and a stream or status of
-    /// another device; [`Error::Gpu`].
-    ///
-    /// # Safety
-    /// In memory of the device: `indices` has `count` of them, and `output` room for as many rows.
-    /// Until the work is done nobody else uses the output or changes the indices; until then, and
-    /// until the last replay of a graph that captured it, all that, this matrix and the status
-    /// live.
-    pub unsafe fn gather(
-        &self,
-        indices: Indices,
-        count: u64,
-        (output, pitch): (CUdeviceptr, u64),
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        let Form::Fast { arrays, rows } = &self.form else {
-            let problem = format!("no kernel gathers rows of {:?} as it is stored", self.name);
-            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast)"));
-        };
-        check_contexts(&arrays.device, stream, status)?;
-        let (address, bytes) = match indices {
-            Indices::U32(address) => (address, 4),
-            Indices::I64(address) => (address, 8),
-        };
-        if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
-            let problem = "the indices or the output are misaligned";
-            return Err(Error::parameter(problem, "begin each on a multiple of an element's bytes"));
-        }
-        if count > 1 && pitch < arrays.columns {
-            let problem = "rows of the output would overlap";
-            return Err(Error::parameter(problem, "pitches count elements, not bytes"));
-        }
-        if count == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise, and the checks above; the matrix keeps the arrays.
-        unsafe { arrays.gather(rows, (indices, count), (output, pitch), stream, status) }
-    }
-
-    /// Its arrays for a launch; none as stored, for which there are no kernels.
-    pub(super) fn task(&self) -> Result<LinearMatrix> {
+    /// Its arrays for a launch.
+    pub(super) fn task(&self) -> LinearMatrix {
         match &self.form {
-            Form::Fast { arrays, rows } => Ok(arrays.matrix(rows)),
-            Form::Stored(_) => {
-                let problem = format!("no kernel multiplies by {:?} as it is stored", self.name);
-                Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"))
-            }
+            Form::Stored(stored) => stored.matrix(),
+            Form::Fast(fast) => fast.matrix(),
         }
     }
 }
 
 /// Whether rows of so many elements are one or more of the innermost dimensions.
-fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+pub(super) fn has_rows_of(shape: &[u64], columns: u64) -> bool {
     let mut product = 1;
     shape.iter().rev().any(|size| {
         product *= size;
@@ -418,6 +440,24 @@ impl StoredMatrix {
             + sizes.elements()
             + self.tile().coding().table_bytes()
             + self.tasks.bytes()
+    }
+
+    /// For a launch.
+    fn matrix(&self) -> LinearMatrix {
+        let (sizes, arrays) = (self.tile().sizes(), self.tile().arrays(self.part()));
+        let (TileArrays { records, bitstream, plane, table }, columns) = (arrays, sizes.geometry().columns());
+        let strips = self.rows.start / STRIP_ROWS;
+        LinearMatrix {
+            data: plane + self.rows.start * columns,
+            index: records + strips * tiles_across(columns) * RECORD_BYTES as u64,
+            rest: bitstream,
+            table,
+            rest_count: sizes.bitstream_bytes(),
+            rows: self.row_count() as u32,
+            whole_columns: columns as u32,
+            first_column: self.columns.start as u32,
+            ..LinearMatrix::default()
+        }
     }
 
     /// The part of a decoding of some of its rows, counted from its first one, dense.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! GpuModel::matrix → Matrix (as stored) → to_fast → Matrix (fast) → Linear::new → Linear::multiply
-//!                    rows, columns                  rows            workspace     on the caller's stream
+//!                    rows, columns                  rows, columns   workspace     on the caller's stream
 //! ```
 //!
 //! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout
@@ -11,13 +11,24 @@
 //! [`transcode`] makes it on the GPU from what is stored.
 
 mod fast;
+mod gather;
+mod grouped;
 mod kernels;
+mod launch;
 mod matrix;
+mod multiply;
+mod packer;
 mod product;
+mod split;
 mod task;
 mod transcode;
+mod upload;
 
-pub use fast::Indices;
+pub(super) use fast::FastArrays;
+pub use gather::Indices;
+pub use grouped::{GroupedLinear, Routing};
 pub(super) use kernels::LinearKernels;
 pub use matrix::{Matrix, Residence, Transcoded};
+pub(super) use packer::Outcome;
 pub use product::{Linear, LinearInput, LinearOutput};
+pub(super) use upload::{FastLoad, Wanted, fast_sizes, most_exceptions_bytes, upload};

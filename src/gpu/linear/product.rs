@@ -3,27 +3,21 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{
-    Matrix,
-    task::{COUNTERS, LinearLaunch, MATRICES, MATRIX_COUNTERS, PARTIAL_BYTES, ROWS, Split},
-};
+use super::{Matrix, launch::Launch};
 use crate::{
     Error, Result,
     gpu::{Device, Status, route::check_contexts},
 };
 
-/// Bytes of counters, with which a workspace begins: the same for all products, so that they can
-/// share one.
-const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 /// Of the workspace, as kernels need it.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
 /// Rows of x: BF16, row-major, in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearInput {
-    pointer: CUdeviceptr,
-    rows: u64,
-    pitch: u64,
+    pub(super) pointer: CUdeviceptr,
+    pub(super) rows: u64,
+    pub(super) pitch: u64,
 }
 
 impl LinearInput {
@@ -38,9 +32,9 @@ impl LinearInput {
 /// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearOutput {
-    pointer: CUdeviceptr,
-    pitch: u64,
-    bias: CUdeviceptr,
+    pub(super) pointer: CUdeviceptr,
+    pub(super) pitch: u64,
+    pub(super) bias: CUdeviceptr,
 }
 
 impl LinearOutput {
@@ -61,9 +55,15 @@ impl LinearOutput {
 /// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
 /// run any number of times, on any streams.
 ///
-/// Sums are f32 and each is rounded once. On one GPU the bits of y depend on the matrix, its
-/// residence and the row of x: the same in every run, whatever other rows or matrices there are.
-/// Keeps its matrices alive.
+/// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
+/// x is multiplied, several launches if need be: 16 rows at once, or 128 of matrices in the fast
+/// layout with compute capability 9.0. From [`Linear::crossover_rows`] on it is faster to decode
+/// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
+///
+/// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
+/// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
+/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64 or 128.
+/// They never depend on other matrices. Keeps its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
@@ -79,7 +79,7 @@ impl LinearOutput {
 /// let (columns, rows) = (up.column_count(), up.row_count());
 /// let x = stream.alloc_zeros::<u16>(columns as usize)?;
 /// let mut y = stream.alloc_zeros::<u16>(rows as usize)?;
-/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes() as usize)?;
+/// let mut workspace = stream.alloc_zeros::<u8>(linear.workspace_bytes(1) as usize)?;
 /// {
 ///     let (x, _read) = x.device_ptr(&stream);
 ///     let (y, _written) = y.device_ptr_mut(&stream);
@@ -97,41 +97,27 @@ pub struct Linear {
     matrices: Vec<Matrix>,
     launches: Vec<Launch>,
     columns: u64,
-    workspace_bytes: u64,
-}
-
-/// What one kernel multiplies by.
-#[derive(Debug)]
-struct Launch {
-    /// Which of the matrices, in the order of the launch.
-    order: Vec<usize>,
-    /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
-    arguments: LinearLaunch,
-    /// Items whose sums meet in the workspace.
-    partials: u64,
 }
 
 impl Linear {
-    /// Prepares the product with these matrices, in the fast layout: one launch for up to eight. Takes no
+    /// Prepares the product with these matrices: one launch for up to eight of a residence. Takes no
     /// device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, one is [as stored](super::Residence::Stored), or they
-    /// differ in columns or GPU; [`Error::Gpu`] if the GPU has too little shared memory for the kernels.
+    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU, or one cannot be
+    /// multiplied by as it lies there; [`Error::Gpu`] if the GPU has too little shared memory for the
+    /// kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
         };
+        let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
             check_pair(first, matrix)?;
+            kernels.check(matrix)?;
         }
-        first.device().linear_kernels()?.check()?;
-        let all: Vec<usize> = (0..matrices.len()).collect();
-        let launches = all.chunks(MATRICES).map(|order| Launch::new(order, matrices));
-        let launches = launches.collect::<Result<Vec<_>>>()?;
-        let columns = first.column_count();
-        let workspace_bytes = launches.iter().map(Launch::workspace_bytes).max().unwrap_or(0);
-        Ok(Self { matrices: matrices.to_vec(), launches, columns, workspace_bytes })
+        let launches = Launch::all(kernels, matrices);
+        Ok(Self { matrices: matrices.to_vec(), launches, columns: first.column_count() })
     }
 
     /// Its matrices, in the order of the outputs.
@@ -144,30 +130,32 @@ impl Linear {
         self.matrices[0].device()
     }
 
-    /// The most rows of x that it multiplies. For more, [`Matrix::decode_into_raw`] and a library
-    /// of BLAS are faster.
-    pub fn most_rows(&self) -> u64 {
-        ROWS
-    }
-
-    /// Device memory that a call needs besides x and y, in bytes; 0 is none. At most 2.4 MB.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace_bytes
+    /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
+    /// none. Up to 16 rows at most 2.4 MB; of more, which other kernels multiply with compute
+    /// capability 9.0, at most 17 MB a matrix.
+    pub fn workspace_bytes(&self, rows: u64) -> u64 {
+        self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
     /// and can be captured in a graph. No rows are no work. Contradictions in what is stored set
     /// `status`, and outputs then hold anything.
     ///
+    /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
+    /// kernel before it on the stream ends (programmatic stream serialization): it reads the
+    /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
+    /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or writes. It lets
+    /// the next launch begin likewise: a kernel of the caller that has the attribute must wait
+    /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
+    ///
     /// # Errors
-    /// [`Error::Parameter`] for more rows than [`Linear::most_rows`], another number of outputs
-    /// than of matrices, rows that overlap, a misaligned address, and a stream or status of another
+    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a misaligned address, and a stream or status of another
     /// device; [`Error::Gpu`] where the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// each output has room for as many rows of as many elements as its matrix has rows, and its
-    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`]; it was filled with zeros
+    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was filled with zeros
     /// once, and since then only calls of [`Linear::multiply`] have written to it, of any `Linear`,
     /// one after the other (on one stream, or ordered by events). Until the work is done nobody
     /// else uses outputs and workspace or changes the rest; until then, and until the last replay
@@ -187,30 +175,20 @@ impl Linear {
         }
         let kernels = self.device().linear_kernels()?;
         for launch in &self.launches {
-            let mut arguments = launch.arguments;
-            (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
-            arguments.counters = arguments.counters.wrapping_add(workspace);
-            arguments.partials = workspace + COUNTER_BYTES;
-            arguments.status = status.device_pointer();
-            for (matrix, &at) in arguments.matrices.iter_mut().zip(&launch.order) {
-                let LinearOutput { pointer, pitch, bias } = outputs[at];
-                (matrix.y, matrix.y_pitch, matrix.bias) = (pointer, pitch, bias);
+            let most = launch.most_rows();
+            for first in (0..x.rows).step_by(most as usize) {
+                let pointer = x.pointer + 2 * first * x.pitch;
+                let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
+                // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the rest
+                // is the caller's promise.
+                unsafe { launch.run(kernels, x, (outputs, first), workspace, stream, status) }?;
             }
-            // SAFETY: arrays, columns and items are those of matrices that `self` keeps, rows are
-            // at most as many as the kernels take, which `check` saw; counters are zero, since
-            // kernels leave them so; the rest is the caller's promise.
-            unsafe { kernels.multiply(stream, &arguments) }?;
         }
         Ok(())
     }
 
     fn check(&self, x: &LinearInput, outputs: &[LinearOutput], workspace: CUdeviceptr) -> Result<()> {
         let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
-        let most = self.most_rows();
-        if x.rows > most {
-            let problem = format!("x has {} rows, of which the kernels multiply {most}", x.rows);
-            return refuse(problem, "decode the matrices (Matrix::decode_into_raw) and multiply with a BLAS");
-        }
         if outputs.len() != self.matrices.len() {
             let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
             return refuse(problem, "give one for each matrix, in their order");
@@ -229,7 +207,8 @@ impl Linear {
     }
 }
 
-fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
+/// That two matrices can be multiplied by the same x.
+pub(super) fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
     let (name, columns) = (other.name(), other.column_count());
     if columns != first.column_count() {
         let problem =
@@ -241,48 +220,4 @@ fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
         return Err(Error::parameter(problem, "prepare a product for each GPU"));
     }
     Ok(())
-}
-
-impl Launch {
-    /// Of up to eight matrices.
-    fn new(order: &[usize], matrices: &[Matrix]) -> Result<Self> {
-        let split = |at: usize| Split::new(matrices[at].row_count(), matrices[at].column_count());
-        // Kernels number the counters by strips, and use those of tails alone: numbers start so far
-        // before the workspace that the tail of each matrix has its counters there.
-        let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
-        let mut arguments = LinearLaunch {
-            columns: matrices[order[0]].column_count() as u32,
-            matrix_count: order.len() as u32,
-            counters: (4 * before).wrapping_neg(),
-            ..LinearLaunch::default()
-        };
-        let mut partials = 0;
-        for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
-            let split = split(at);
-            *task = matrices[at].task()?;
-            // No overflow: a matrix has at most 2^27 strips, and few more items.
-            task.whole_strips = split.whole_strips as u32;
-            task.slices = split.slices as u32;
-            task.first_item = arguments.items;
-            task.first_strip = (before - split.whole_strips + number * MATRIX_COUNTERS) as u32;
-            task.first_partial = partials as u32;
-            arguments.items += split.items() as u32;
-            partials += split.partials();
-        }
-        Ok(Self { order: order.to_vec(), arguments, partials })
-    }
-
-    fn workspace_bytes(&self) -> u64 {
-        if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{COUNTER_BYTES, COUNTERS};
-
-    #[test]
-    fn all_counters_lie_before_the_sums() {
-        assert!(COUNTER_BYTES >= 4 * COUNTERS && COUNTER_BYTES.is_multiple_of(256));
-    }
 }

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "arguments of kernels, by value")]
 
 use cudarc::driver::DeviceRepr;
+use zerocopy::{Immutable, IntoBytes};
 
 /// Rows of a strip.
 pub(super) const STRIP_ROWS: u64 = 32;
@@ -12,8 +13,10 @@ pub(super) const TILE_COLUMNS: u64 = 256;
 const STEP_COLUMNS: u64 = 32;
 /// Bytes of a step of a strip: plane and codes.
 const STEP_BYTES: u64 = 1536;
+/// Bytes of a whole tile's data in the fast layout.
+pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 /// Bytes of a tile's head in the fast layout.
-const HEAD_BYTES: u64 = 8;
+pub(super) const HEAD_BYTES: u64 = 8;
 /// Bytes of an exception of the fast layout.
 pub(super) const ENTRY_BYTES: u64 = 4;
 
@@ -30,17 +33,6 @@ pub(super) const SCAN_THREADS: u32 = 1024;
 /// Warps of a block of the kernel that unpacks, a tile each.
 pub(super) const UNPACK_WARPS: u64 = 8;
 
-/// Items come in groups, and blocks too.
-pub(super) const GROUP: u64 = 4;
-/// The most strips that are shared out in slices, and one: the multiprocessors of an H100 or H200.
-const BLOCKS: u64 = 132;
-const MOST_SLICES: u64 = 16;
-/// Fewer cost more than they save: their sums meet late.
-const LEAST_SLICES: u64 = 4;
-const LEAST_TILES_A_SLICE: u64 = 4;
-/// The tail has no more items than these: `BLOCKS` and some.
-const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
-
 /// Tiles of a strip.
 pub(super) const fn tiles_across(columns: u64) -> u64 {
     columns.div_ceil(TILE_COLUMNS)
@@ -56,51 +48,14 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
 
-/// How the strips of a matrix are shared out among blocks, by its shape alone: `linear_split` of
-/// the kernels.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
-    /// Strips that are an item each.
-    pub(super) whole_strips: u64,
-    /// Strips after them, rounded up to a group, of which each is several items: slices of its
-    /// columns.
-    tail: u64,
-    pub(super) slices: u64,
+/// As many exceptions as the fast layout bears well, of so many weights: one of 256, which takes an
+/// eighth of a bit a weight.
+pub(super) const fn good_exceptions(weights: u64) -> u64 {
+    weights / 256
 }
-
-impl Split {
-    pub(super) const fn new(rows: u64, columns: u64) -> Self {
-        let (strips, tiles) = (rows.div_ceil(STRIP_ROWS), tiles_across(columns));
-        let (tail, mut slices) = ((strips % BLOCKS).next_multiple_of(GROUP), 1);
-        while slices < MOST_SLICES
-            && tail * slices * 2 <= MOST_TAIL_ITEMS
-            && tiles >= slices * LEAST_TILES_A_SLICE
-        {
-            slices *= 2;
-        }
-        if slices < LEAST_SLICES {
-            slices = 1;
-        }
-        Self { whole_strips: strips - strips % BLOCKS, tail, slices }
-    }
-
-    pub(super) const fn items(self) -> u64 {
-        self.whole_strips + self.tail * self.slices
-    }
-
-    /// Items whose sums meet in memory.
-    pub(super) const fn partials(self) -> u64 {
-        if self.slices > 1 { self.tail * self.slices } else { 0 }
-    }
-}
-
-/// Counters that a launch needs: of each matrix for the strips of its tail.
-pub(super) const COUNTERS: u64 = MATRICES as u64 * BLOCKS;
-/// Counters of a matrix.
-pub(super) const MATRIX_COUNTERS: u64 = BLOCKS;
 
 /// One matrix of a launch, and where its product goes. Pointers are device addresses.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, align(16))]
 pub(super) struct LinearMatrix {
     pub(super) data: u64,
@@ -140,8 +95,36 @@ pub(super) struct LinearLaunch {
     pub(super) counters: u64,
     pub(super) partials: u64,
     pub(super) status: u64,
-    pub(super) reserved: u64,
+    /// x as kernels for more than [`ROWS`] rows want it.
+    pub(super) arranged: u64,
     pub(super) matrices: [LinearMatrix; MATRICES],
+}
+
+/// Experts of a mixture, at most.
+pub(super) const MOST_EXPERTS: usize = 1024;
+/// Places of one expert that a block multiplies at once, at least.
+pub(super) const LEAST_CHUNK: u64 = 8;
+
+/// A launch of the kernel that multiplies by experts. Pointers are device addresses.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(16))]
+pub(super) struct GroupedLaunch {
+    pub(super) x: u64,
+    /// In elements.
+    pub(super) x_pitch: u64,
+    pub(super) x_index: u64,
+    pub(super) offsets: u64,
+    pub(super) matrices: u64,
+    pub(super) y: u64,
+    /// In elements.
+    pub(super) y_pitch: u64,
+    pub(super) status: u64,
+    pub(super) x_rows: u32,
+    pub(super) columns: u32,
+    pub(super) rows: u32,
+    pub(super) places: u32,
+    pub(super) experts: u32,
+    pub(super) reserved: [u32; 3],
 }
 
 /// A range of whole strips to transcode from BF16. Pointers are device addresses.
@@ -161,7 +144,7 @@ pub(super) struct PackTask {
     pub(super) reserved: u64,
 }
 
-/// A matrix in the fast layout to decode. Pointers are device addresses.
+/// A part of a matrix in the fast layout to decode. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub(super) struct UnpackTask {
@@ -169,13 +152,20 @@ pub(super) struct UnpackTask {
     pub(super) heads: u64,
     pub(super) entries: u64,
     pub(super) entry_count: u64,
+    /// Of row 0, column 0, wanted or not; modulo 2^64.
     pub(super) output: u64,
     /// In elements.
     pub(super) pitch: u64,
+    pub(super) element_begin: u64,
+    pub(super) element_end: u64,
     pub(super) rows: u32,
     pub(super) columns: u32,
-    pub(super) whole_columns: u32,
-    pub(super) reserved: [u32; 3],
+    pub(super) column_begin: u32,
+    pub(super) column_end: u32,
+    pub(super) first_strip: u32,
+    pub(super) first_tile: u32,
+    pub(super) across: u32,
+    pub(super) tiles: u32,
     pub(super) status: u64,
 }
 
@@ -206,6 +196,8 @@ pub(super) struct GatherTask {
 // numbers.
 unsafe impl DeviceRepr for LinearLaunch {}
 // SAFETY: as above.
+unsafe impl DeviceRepr for GroupedLaunch {}
+// SAFETY: as above.
 unsafe impl DeviceRepr for PackTask {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for UnpackTask {}
@@ -213,33 +205,11 @@ unsafe impl DeviceRepr for UnpackTask {}
 unsafe impl DeviceRepr for GatherTask {}
 
 /// The first of the kernels' constants.
-pub(super) const SIZES: [u64; 4] = [
+pub(super) const SIZES: [u64; 6] = [
     size_of::<LinearLaunch>() as u64,
     size_of::<LinearMatrix>() as u64,
     size_of::<PackTask>() as u64,
     size_of::<UnpackTask>() as u64,
+    size_of::<GroupedLaunch>() as u64,
+    size_of::<GatherTask>() as u64,
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split};
-
-    #[test]
-    fn strips_are_shared_out_in_groups() {
-        for rows in (1..20_000).step_by(31) {
-            for columns in (8..40_000).step_by(1016) {
-                let split = Split::new(rows, columns);
-                let tail = rows.div_ceil(32) - split.whole_strips;
-                assert!(tail < MATRIX_COUNTERS && split.tail.abs_diff(tail) < GROUP, "{rows} x {columns}");
-                assert!(split.items().is_multiple_of(GROUP) && split.items() > 0, "{rows} x {columns}");
-                assert!(split.partials() <= MOST_TAIL_ITEMS, "{rows} x {columns}");
-            }
-        }
-        let of = |rows, columns| {
-            let split = Split::new(rows, columns);
-            [split.whole_strips, split.items(), split.partials()]
-        };
-        assert_eq!([of(4224, 4096), of(4096, 4096), of(32, 4096)], [[132, 132, 0], [0, 128, 0], [0, 32, 32]]);
-        assert_eq!([of(28_672, 4096), of(32, 520)], [[792, 792 + 104, 0], [0, 4, 0]]);
-    }
-}

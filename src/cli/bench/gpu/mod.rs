@@ -6,11 +6,12 @@ use std::path::Path;
 
 use df11::{
     Error, Model, Source,
-    gpu::{Device, GpuModel, LoadOptions, Plan, cudarc::driver::CudaStream},
+    gpu::{Device, GpuModel, LoadOptions, Plan, Preference, cudarc::driver::CudaStream},
 };
+use serde_json::json;
 
 use super::{Series, jobs::without_verification};
-use crate::cli::{Failure, Session, measure::timed};
+use crate::cli::{Answer, Failure, Session, measure::timed};
 use decode::Decoder;
 
 /// Bytes read and written.
@@ -23,7 +24,7 @@ pub(super) fn measure(
     folder: &Path,
     repetitions: u16,
     session: &Session,
-) -> Result<Vec<Series>, Failure> {
+) -> Result<(Vec<Series>, Resident), Failure> {
     let device = Device::open(0)?;
     let container = folder.join("model.df11");
     df11::compress(source, &container, &without_verification(), &session.progress())?;
@@ -39,13 +40,41 @@ pub(super) fn measure(
         session.check()?;
         all.decode_once(&resident, &shapes, &stream, repetition > 0)?;
     }
+    let stored = resident.device_bytes();
     drop((shapes, resident));
+    let resident = model.load(&device, &fast())?;
+    check(&model, &resident, &stream)?;
+    let bytes = Resident { stored, fast: resident.device_bytes() };
+    drop(resident);
     for repetition in 0..=repetitions {
         session.check()?;
         all.load_once(&model, &device, repetition > 0)?;
     }
     all.stream(&model, &device, &stream, repetitions, session)?;
-    Ok(all.into_series())
+    Ok((all.into_series(), bytes))
+}
+
+/// Device memory that the model takes, in bytes.
+pub(super) struct Resident {
+    stored: u64,
+    fast: u64,
+}
+
+impl Resident {
+    /// Of a model with so many BF16 weights.
+    pub(super) fn add_to(&self, answer: &mut Answer, weights: u64) {
+        let bits = |bytes: u64| 8.0 * bytes as f64 / weights.max(1) as f64;
+        let (stored, fast) = (bits(self.stored), bits(self.fast));
+        answer.text = format!(
+            "{}\nOn the GPU it takes {stored:.3} bits a weight as it is stored, and {fast:.3} in the fast layout.",
+            answer.text.trim_end()
+        );
+        answer.json["resident_bytes"] = json!({ "stored": self.stored, "fast": self.fast });
+    }
+}
+
+fn fast() -> LoadOptions {
+    LoadOptions::new().residence(Preference::Fast)
 }
 
 fn new_stream(device: &Device) -> Result<std::sync::Arc<CudaStream>, Failure> {
@@ -81,6 +110,7 @@ struct All {
     upload: Series,
     first_load: Series,
     load: Series,
+    load_fast: Series,
     streamed: Series,
 }
 
@@ -105,6 +135,7 @@ impl All {
             upload: series(UPLOAD, stored, None),
             first_load: series("first load", stored, Some(UPLOAD)),
             load: series("load", stored, Some(UPLOAD)),
+            load_fast: series("load, fast layout", stored, Some(UPLOAD)),
             streamed: series("decode, streamed", 0, Some(UPLOAD)),
         };
         all.first_load.seconds.push(first_load);
@@ -137,10 +168,13 @@ impl All {
     fn load_once(&mut self, model: &Model, device: &Device, counts: bool) -> Result<(), Failure> {
         let upload = device.measure_upload(self.upload.bytes)?;
         let (loaded, load) = timed(|| model.load(device, &LoadOptions::new()));
-        loaded?;
+        drop(loaded?);
+        let (loaded, load_fast) = timed(|| model.load(device, &fast()));
+        drop(loaded?);
         if counts {
             self.upload.seconds.push(upload);
             self.load.seconds.push(load);
+            self.load_fast.seconds.push(load_fast);
         }
         Ok(())
     }
@@ -172,7 +206,7 @@ impl All {
         let mut all = vec![self.copy];
         all.extend(self.shapes);
         all.extend([self.decode_block, self.decode]);
-        all.extend([self.upload, self.first_load, self.load, self.streamed]);
+        all.extend([self.upload, self.first_load, self.load, self.load_fast, self.streamed]);
         all
     }
 }

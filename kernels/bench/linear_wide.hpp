@@ -1,0 +1,203 @@
+// Host side of linear_bench.cu: launches of any number of rows of x, and checks of those of 17 to
+// 128. Loaded after Context.
+#pragma once
+
+static u32 most_blocks = 0;  // of a product, for checks; 0: what fits the GPU
+
+static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared, bool early,
+                        LinearLaunch l, cudaStream_t stream) {
+    void* arguments[] = {&l};
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared,
+    config.stream = stream, config.attrs = &attribute, config.numAttrs = early;
+    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
+}
+
+static const void* wide_kernel(u32 n) {
+    return n == 32   ? kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32)
+           : n == 64 ? kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64)
+                     : kernel_of("df11_linear_fast_128", (const void*)df11_linear_fast_128);
+}
+static void launch_wide(const LinearLaunch& l, bool early, cudaStream_t stream) {
+    const u32 n = wide_class(l.x_rows);
+    u32 ranges = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        ranges += wide_split(l.matrices[i].rows, l.columns).ranges;
+    const u32 pieces = (l.columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS * n * 8;
+    const u32 room = most_blocks ? most_blocks : sm_count() / 2 * 2;
+    launch_with(kernel_of("df11_linear_arrange", (const void*)df11_linear_arrange),
+                std::min<u32>((pieces + ARRANGE_THREADS - 1) / ARRANGE_THREADS, sm_count()),
+                ARRANGE_THREADS, 0, early, l, stream);
+    launch_with(wide_kernel(n), std::min(2 * ranges, room), WIDE_THREADS, wide_shared_bytes(n),
+                early, l, stream);
+}
+
+// Room of exactly what launches of these matrices need.
+struct Workspace {
+    u32* counters;
+    float* partials;
+    u16* arranged;
+    explicit Workspace(LinearLaunch& l) {
+        u64 partial_bytes = 0, ranges = 0;
+        for (u32 i = 0; i < l.matrix_count; i++) {
+            ranges += wide_split(l.matrices[i].rows, l.columns).ranges;
+            partial_bytes += wide_partial_bytes(l.matrices[i].rows, l.columns, l.x_rows);
+        }
+        const u64 arranged_bytes = wide_arranged_bytes(l.columns, l.x_rows);
+        CUDA(cudaMalloc(&counters, ranges * 8));
+        CUDA(cudaMalloc(&partials, partial_bytes));
+        CUDA(cudaMalloc(&arranged, arranged_bytes));
+        CUDA(cudaMemset(counters, 0, ranges * 8));
+        CUDA(cudaMemset(partials, 0xFF, partial_bytes));
+        CUDA(cudaMemset(arranged, 0xFF, arranged_bytes));
+        l.counters = counters, l.partials = partials, l.arranged = arranged;
+    }
+    void free() const {
+        for (void* p : {(void*)counters, (void*)partials, (void*)arranged}) CUDA(cudaFree(p));
+    }
+};
+
+// Some matrices in one launch, slices of columns and of rows of one: the bits of each alone, packed
+// from its own weights, in any grid.
+static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first, u32 columns,
+                              u32 x_rows, bool early) {
+    u16 *w = make_weights(rows, whole_columns, 17, 3), *own, *y, *one;
+    const Fast whole = pack(w, rows, whole_columns);
+    CUDA(cudaMalloc(&own, u64(rows) * columns * 2));
+    CUDA(cudaMemcpy2D(own, columns * 2, w + first, whole_columns * 2, columns * 2, rows,
+                      cudaMemcpyDeviceToDevice));
+    u16 *x = make_weights(x_rows, columns, 5, 4), *bias = make_weights(1, rows, 6, 0);
+    const u32 begins[] = {0, 32, rows / 64 * 32}, ends[] = {rows, std::max(64u, rows / 32 * 32), rows};
+    u64 y_pitch = 3;
+    for (u32 i = 0; i < 3; i++) y_pitch += ends[i] - begins[i];
+    CUDA(cudaMalloc(&y, x_rows * y_pitch * 2));
+    CUDA(cudaMalloc(&one, u64(x_rows) * rows * 2));
+    LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+    u64 offset = 0;
+    for (u32 i = 0; i < 3; i++) {
+        Fast slice = whole;
+        slice.rows = ends[i] - begins[i], slice.columns = columns;
+        slice.data += u64(begins[i] / 32) * steps_of(whole_columns) * STEP_BYTES +
+                      first / 32 * STEP_BYTES;
+        slice.heads += u64(begins[i] / 32) * tiles_across(whole_columns) + first / 256;
+        add_matrix(l, slice, y + offset, y_pitch, i ? nullptr : bias);
+        l.matrices[i].whole_columns = whole_columns, l.matrices[i].first_column = first;
+        offset += slice.rows;
+    }
+    const Workspace room(l);
+    bool good = true;
+    for (u32 blocks : {0u, 2u, 38u, 0u}) {
+        most_blocks = blocks;
+        CUDA(cudaMemset(y, 0xA5, x_rows * y_pitch * 2));
+        launch_wide(l, early, c.stream);
+        CUDA(cudaStreamSynchronize(c.stream));
+        offset = 0;
+        for (u32 i = 0; i < 3; i++) {
+            const u32 count = ends[i] - begins[i];
+            const Fast alone = pack(own + u64(begins[i]) * columns, count, columns);
+            LinearLaunch single = launch_of(c, x, columns, x_rows, columns);
+            add_matrix(single, alone, one, count, i ? nullptr : bias);
+            const Workspace own_room(single);
+            most_blocks = 0;
+            launch_wide(single, early, c.stream);
+            CUDA(cudaStreamSynchronize(c.stream));
+            for (u32 k = 0; k < x_rows; k++)
+                good &= same_bits(y + k * y_pitch + offset, one + u64(k) * count, count);
+            offset += count;
+            own_room.free(), alone.free();
+        }
+        for (u32 k = 0; k < x_rows; k++)
+            good &= from_device(y + k * y_pitch + offset, 1)[0] == 0xA5A5;
+    }
+    good &= c.take_status() == 0;
+    printf("slices of %ux%u, columns %u to %u, %u rows of x%s\n", rows, whole_columns, first,
+           first + columns, x_rows, good ? "" : "  WRONG");
+    room.free(), whole.free();
+    for (void* p : {(void*)w, (void*)own, (void*)x, (void*)bias, (void*)y, (void*)one})
+        CUDA(cudaFree(p));
+    return good;
+}
+
+static bool check_wide(Context& c, bool early) {
+    bool good = true;
+    u32 seed = 500;
+    const u32 shapes[][2] = {{32, 256},   {1, 8},      {5, 7},     {33, 264},    {100, 1000},
+                             {257, 384},  {1024, 4096}, {31, 33},  {1000, 5120}, {2048, 96},
+                             {512, 2048}, {768, 2080}, {300, 4096}};
+    for (auto& s : shapes)
+        for (u32 x_rows : {17u, 24u, 31u, 32u, 33u, 47u, 64u, 65u, 100u, 127u, 128u})
+            good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
+    for (int mode : {1, 2, 3, 5, 7})
+        for (u32 x_rows : {32u, 64u, 128u}) good &= check_one<Fast>(c, 500, 2056, mode, x_rows, seed++);
+    for (u32 x_rows : {32u, 64u, 128u})
+        good &= check_one<Fast>(c, 4096, 14336, 0, x_rows, seed++),
+            good &= check_one<Fast>(c, 6144, 4096, 1, x_rows, seed++);
+    good &= check_one<Fast>(c, 28672, 4096, 0, 48, seed++);
+    for (u32 x_rows : {17u, 64u, 128u})
+        good &= check_wide_launch(c, 1000, 2100, 512, 1588, x_rows, early),
+            good &= check_wide_launch(c, 320, 4096, 256, 1024, x_rows, early);
+    return good;
+}
+
+// From how many rows of x on decoding to memory and cuBLASLt are faster than fused products, in
+// parts of `most` rows.
+static int crossover(Context& c, int rounds, u32 most, bool early) {
+    const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
+    const u32 batches[] = {1, 8, 16, 32, 64, 128, 256, 512};
+    std::vector<double> fused(8), decoded(8), alone(8);
+    for (auto& shape : shapes) {
+        const u32 rows = shape[0], columns = shape[1];
+        const u64 n = u64(rows) * columns;
+        const int copies = std::max<int>(4, int(500e6 / (n * 1.5)));
+        std::vector<u16*> ws = {make_weights(rows, columns, 3, 0)};
+        std::vector<Fast> fs = {pack(ws[0], rows, columns)};
+        for (int i = 1; i < copies; i++)
+            ws.push_back(copy_of(ws[0], n * 2)), fs.push_back(fs[0].copy());
+        u16 *x = make_weights(512, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(512) * rows * 2));
+        for (u32 b = 0; b < 8; b++) {
+            const u32 x_rows = batches[b];
+            std::vector<Contender> all;
+            Lt lt(c.lt, c.room, rows, x_rows, columns, columns);
+            for (int i = 0; i < lt.count; i++)
+                all.push_back({"cublasLt", 0, [&, i](int k) { lt.run(i, ws[k], x, y, c.stream); }});
+            measure(c, all, copies, 3);
+            int best = 0;
+            for (int i = 1; i < lt.count; i++)
+                if (median_of(all[i].seconds) < median_of(all[best].seconds)) best = i;
+            std::vector<Contender> two;
+            two.push_back({"fused", 0, [&](int k) {
+                               for (u32 from = 0; from < x_rows; from += most) {
+                                   const u32 count = std::min(most, x_rows - from);
+                                   LinearLaunch l = launch_of(c, x + u64(from) * columns, columns,
+                                                              count, columns);
+                                   add_matrix(l, fs[k], y + u64(from) * rows, rows, nullptr);
+                                   launch_product(l, early, c.stream);
+                               }
+                           }});
+            two.push_back({"decoded", 0, [&](int k) {
+                               // To where cuBLASLt reads: the weights of this copy, as they are.
+                               unpack_on(fs[k], ws[k], columns, c.status, c.stream);
+                               lt.run(best, ws[k], x, y, c.stream);
+                           }});
+            two.push_back({"cublasLt", 0, [&](int k) { lt.run(best, ws[k], x, y, c.stream); }});
+            measure(c, two, copies, rounds);
+            fused[b] += median_of(two[0].seconds), decoded[b] += median_of(two[1].seconds),
+                alone[b] += median_of(two[2].seconds);
+        }
+        for (auto p : ws) CUDA(cudaFree(p));
+        for (auto& one : fs) one.free();
+        CUDA(cudaFree(x));
+        CUDA(cudaFree(y));
+    }
+    printf("sums of four; fused in parts of %u rows\n", most);
+    for (u32 b = 0; b < 8; b++)
+        printf("x %3u: fused %8.1f us, decoded %8.1f us (cuBLASLt alone %8.1f us): %s\n",
+               batches[b], fused[b] * 1e6, decoded[b] * 1e6, alone[b] * 1e6,
+               fused[b] <= decoded[b] ? "fused" : "decode");
+    return 0;
+}

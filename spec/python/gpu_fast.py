@@ -1,0 +1,305 @@
+"""Parts 6 and 7 of spec/gpu.md, written from that text: the fast layout, and products by the
+fragments of mma.m16n8k16. See spec/gpu_check.py.
+"""
+
+import random
+import struct
+from typing import NamedTuple
+
+from gpu_tile import EXCEPTIONS, LANES, Tensor, ceil, require, words
+
+WORD = 0xFFFFFFFF
+
+# --- part 6: the fast layout
+
+M, K = 0x807F807F, 0x07800780
+
+
+def rotl(x: int, n: int) -> int:
+    return (x << n | x >> 32 - n) & WORD
+
+
+def rotr(x: int, n: int) -> int:
+    return rotl(x, 32 - n)
+
+
+class Fast(NamedTuple):
+    rows: int
+    columns: int
+    data: bytes
+    heads: bytes
+    exceptions: bytes
+
+    @property
+    def steps(self) -> int:
+        return ceil(self.columns, 32)
+
+    @property
+    def tiles(self) -> int:
+        return ceil(self.columns, 256)
+
+    def bits_a_weight(self) -> float:
+        stored = len(self.data) + len(self.heads) + len(self.exceptions)
+        return 8 * stored / (self.rows * self.columns)
+
+
+def encode_row(pairs: list[int], codes: list[int]) -> tuple[int, int, int]:
+    """Word 0, word 1 and codes of eight weights."""
+    f = [codes[2 * i] << 7 | codes[2 * i + 1] << 23 for i in range(4)]
+    word0 = pairs[0] & M | rotr(pairs[1] & M, 8)
+    word1 = pairs[2] & M | rotr(pairs[3] & M, 8)
+    return word0, word1, f[0] | f[1] >> 4 | rotl(f[2], 8) | rotl(f[3] >> 4, 8)
+
+
+def exponents_of(codes: int, base: int) -> list[int]:
+    """Those of four pairs, in their places; elsewhere anything."""
+    b, o, low = base * 0x00800080, rotr(codes, 8), K >> 4
+    x = [b - (codes & K), b - ((codes & low) << 4), b - (o & K), b - ((o & low) << 4)]
+    return [word & WORD for word in x]
+
+
+def decode_row(word0: int, word1: int, codes: int, base: int) -> list[int]:
+    """Four pairs."""
+    others = [word0, rotl(word0, 8), word1, rotl(word1, 8)]
+    return [s & M | e & (M ^ WORD) for s, e in zip(others, exponents_of(codes, base))]
+
+
+def best_base(exponents: list[int]) -> int:
+    counts = [0] * 256
+    for exponent in exponents:
+        counts[exponent] += 1
+    return max((sum(counts[b - 15 : b + 1]), b) for b in range(15, 256))[1]
+
+
+def pack_step(rows: list[list[list[int]]], base: int) -> tuple[bytes, list[int]]:
+    """Data of a step, and its exceptions: weight, and place in the step. rows[lane][r]: as many of
+    eight weights as exist."""
+    words0, words1, words2, outside = [], [], [], []
+    for lane in range(LANES):
+        packed = []
+        for r, w in enumerate(rows[lane]):
+            codes = [15] * 8
+            for k, weight in enumerate(w):
+                codes[k] = base - (weight >> 7 & 255)
+                if not 0 <= codes[k] <= 15:
+                    codes[k] = 0
+                    outside.append((lane << 5 | r << 3 | k) << 16 | weight)
+            eight = w + [0] * (8 - len(w))
+            pairs = [eight[i] | eight[i + 1] << 16 for i in (0, 2, 4, 6)]
+            packed.append(encode_row(pairs, codes))
+        words0 += [*packed[0][:2], *packed[1][:2]]
+        words1 += [*packed[2][:2], *packed[3][:2]]
+        words2 += [p[2] for p in packed]
+    return struct.pack("<384I", *words0, *words1, *words2), outside
+
+
+def rows_of_step(
+    weights: list[int], rows: int, columns: int, s: int, t: int
+) -> list[list[list[int]]]:
+    def eight(row: int, column: int) -> list[int]:
+        begin = row * columns
+        return weights[begin + column : begin + min(column + 8, columns)] if row < rows else []
+
+    return [
+        [eight(32 * s + lane // 4 + 8 * r, 32 * t + lane % 4 * 8) for r in range(4)]
+        for lane in range(LANES)
+    ]
+
+
+def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
+    data: list[bytes] = []
+    heads: list[bytes] = []
+    exceptions: list[int] = []
+    for s in range(ceil(rows, 32)):
+        for tile in range(ceil(columns, 256)):
+            steps = range(8 * tile, min(8 * tile + 8, ceil(columns, 32)))
+            each = [rows_of_step(weights, rows, columns, s, t) for t in steps]
+            exist = [w >> 7 & 255 for step in each for lane in step for row in lane for w in row]
+            base, first, mask = best_base(exist), len(exceptions), 0
+            for t, step in enumerate(each):
+                packed, outside = pack_step(step, base)
+                data.append(packed)
+                mask |= bool(outside) << t
+                exceptions += [t << 26 | e for e in outside]
+            heads.append(struct.pack("<IHBB", first, len(exceptions) - first, mask, base))
+    tail = struct.pack(f"<{len(exceptions)}I", *exceptions)
+    return Fast(rows, columns, b"".join(data), b"".join(heads), tail)
+
+
+def unpack_step(f: Fast, s: int, t: int) -> tuple[list[list[list[int]]], int]:
+    """Pairs by lane and r, and the status."""
+    at = 8 * (s * f.tiles + t // 8)
+    first, count, mask, base = struct.unpack("<IHBB", f.heads[at : at + 8])
+    words_of = words(f.data[1536 * (s * f.steps + t) :][:1536], "I")
+    lanes, status = [], 0
+    for lane in range(LANES):
+        w = words_of[4 * lane : 4 * lane + 4] + words_of[128 + 4 * lane : 132 + 4 * lane]
+        codes = words_of[256 + 4 * lane : 260 + 4 * lane]
+        lanes.append([decode_row(w[2 * r], w[2 * r + 1], codes[r], base) for r in range(4)])
+    if mask >> t % 8 & 1:
+        exceptions = words(f.exceptions, "I")
+        for i in range(first, first + count):
+            if i >= len(exceptions):
+                return lanes, EXCEPTIONS
+            e = exceptions[i]
+            if e >> 26 != t % 8:
+                continue
+            lane, r, k = e >> 21 & 31, e >> 19 & 3, e >> 16 & 7
+            other = lanes[lane][r][k // 2] & 0xFFFF << 16 * (1 - k % 2)
+            lanes[lane][r][k // 2] = other | (e & 0xFFFF) << 16 * (k % 2)
+    return lanes, status
+
+
+def decode_fast(f: Fast) -> tuple[list[int], int]:
+    out, problems = [-1] * (f.rows * f.columns), 0
+    for s in range(ceil(f.rows, 32)):
+        for t in range(f.steps):
+            lanes, status = unpack_step(f, s, t)
+            problems |= status
+            for lane, rows in enumerate(lanes):
+                column = 32 * t + lane % 4 * 8
+                for r, pairs in enumerate(rows):
+                    row = 32 * s + lane // 4 + 8 * r
+                    w = [half for p in pairs for half in (p & 0xFFFF, p >> 16)]
+                    count = min(8, f.columns - column) if row < f.rows else 0
+                    exist = max(count, 0)
+                    for absent in w[exist:]:
+                        require(absent >> 7 & 255 != 255, "what does not exist is finite")
+                    begin = row * f.columns + column
+                    out[begin : begin + exist] = w[:exist]
+    return out, problems
+
+
+def check_cut(f: Fast, weights: list[int]) -> None:
+    """The last strip, and the columns from the second tile on."""
+    strips, (rows, columns) = ceil(f.rows, 32), (f.rows, f.columns)
+    if strips > 1:
+        s = strips - 1
+        data, heads = f.data[1536 * f.steps * s :], f.heads[8 * f.tiles * s :]
+        part = Fast(rows - 32 * s, columns, data, heads, f.exceptions)
+        require(decode_fast(part) == (weights[32 * s * columns :], 0), "rows of the fast layout")
+    if columns > 256:
+        data, heads = b"", b""
+        for s in range(strips):
+            data += f.data[1536 * (s * f.steps + 8) : 1536 * (s + 1) * f.steps]
+            heads += f.heads[8 * (s * f.tiles + 1) : 8 * (s + 1) * f.tiles]
+        part = Fast(rows, columns - 256, data, heads, f.exceptions)
+        wanted = [w for r in range(rows) for w in weights[r * columns + 256 : (r + 1) * columns]]
+        require(decode_fast(part) == (wanted, 0), "columns of the fast layout")
+
+
+def check_fast(weights: list[int], rows: int, columns: int) -> Fast:
+    f = make_fast(weights, rows, columns)
+    back, status = decode_fast(f)
+    require(status == 0 and back == weights, f"fast layout, {rows} x {columns}")
+    count = len(f.exceptions) // 4
+    strips = ceil(rows, 32)
+    size = 1536 * strips * f.steps + 8 * strips * f.tiles + 4 * count
+    require(f.bits_a_weight() == 8 * size / (rows * columns), "bits a weight")
+    if rows % 32 == columns % 256 == 0:
+        near = 12 + 1 / 128 + 32 * count / (rows * columns)
+        require(abs(f.bits_a_weight() - near) < 1e-9, "bits a weight of whole tiles")
+    check_cut(f, weights)
+    return f
+
+
+# --- parts 3 and 7: fragments of mma.m16n8k16
+
+
+def number(bits: int) -> float:
+    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
+    return float(value)
+
+
+def halves(register: int) -> tuple[float, float]:
+    return number(register & 0xFFFF), number(register >> 16)
+
+
+def mma(sums: list[list[float]], a: list[list[int]], b: list[list[int]]) -> None:
+    """sums[lane] += a (16 x 16) b (16 x 8), in the fragments of PTX's documentation."""
+    left, right = [[0.0] * 16 for _ in range(16)], [[0.0] * 8 for _ in range(16)]
+    for lane in range(LANES):
+        g, q = lane // 4, lane % 4
+        for i in range(4):
+            row, k = g + 8 * (i % 2), 2 * q + 8 * (i // 2)
+            left[row][k], left[row][k + 1] = halves(a[lane][i])
+        for i in range(2):
+            right[2 * q + 8 * i][g], right[2 * q + 8 * i + 1][g] = halves(b[lane][i])
+    for lane in range(LANES):
+        for i in range(4):
+            row, n = lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2
+            sums[lane][i] += sum(left[row][k] * right[k][n] for k in range(16))
+
+
+def pair_of(row: list[int], column: int) -> int:
+    return row[column] | row[column + 1] << 16
+
+
+def multiply_tile(matrix: list[list[int]], x: list[list[int]]) -> list[list[float]]:
+    """32 x 256 weights, 16 rows of x, with units as B: y[x row][weight row]."""
+    y = [[0.0] * 32 for _ in range(16)]
+    for band in range(4):
+        sums = [[0.0] * 4 for _ in range(LANES)]
+        for j in range(8):
+            for n in range(2):
+                a, b = [], []
+                for lane in range(LANES):
+                    g, column = lane // 4, 32 * j + lane % 4 * 8 + 4 * n
+                    unit = matrix[8 * band + g]
+                    b.append([pair_of(unit, column), pair_of(unit, column + 2)])
+                    a.append([pair_of(x[g + 8 * (i % 2)], column + i // 2 * 2) for i in range(4)])
+                mma(sums, a, b)
+        for lane in range(LANES):
+            for i in range(4):
+                y[lane // 4 + 8 * (i // 2)][8 * band + lane % 4 * 2 + i % 2] = sums[lane][i]
+    return y
+
+
+def column_of(n: int, k: int) -> int:
+    """The column of a step that product n has at k."""
+    q, i = k % 8 // 2, k % 2
+    return 8 * q + 4 * n + i + (2 if k >= 8 else 0)
+
+
+def multiply_fast(f: Fast, s: int, tile: int, x: list[list[int]]) -> list[list[float]]:
+    """A tile of the fast layout as A, eight rows of x."""
+    y = [[0.0] * 32 for _ in range(8)]
+    sums = [[[0.0] * 4 for _ in range(LANES)] for _ in range(2)]
+    for t in range(8):
+        lanes, _ = unpack_step(f, s, 8 * tile + t)
+        for n in range(2):
+            b = []
+            for lane in range(LANES):
+                k = lane % 4 * 2
+                columns = [32 * t + column_of(n, k), 32 * t + column_of(n, k + 8)]
+                b.append([pair_of(x[lane // 4], column) for column in columns])
+            for half in range(2):
+                mma(
+                    sums[half],
+                    [[p[2 * half + i % 2][2 * n + i // 2] for i in range(4)] for p in lanes],
+                    b,
+                )
+    for half in range(2):
+        for lane in range(LANES):
+            for i in range(4):
+                row = 16 * half + lane // 4 + 8 * (i // 2)
+                y[lane % 4 * 2 + i % 2][row] = sums[half][lane][i]
+    return y
+
+
+def check_products(t: Tensor, weights: list[int], f: Fast) -> None:
+    """Tile 1, times 16 rows of x of both signs."""
+    made, (r0, c0) = random.Random(7), t.corner(1)
+    matrix = [weights[(r0 + r) * t.columns + c0 :][:256] for r in range(32)]
+    signs = (0, 0x8000)
+    x = [
+        [made.choice(signs) | made.randrange(0x3C00, 0x4100) for _ in range(256)] for _ in range(16)
+    ]
+    wide = [[number(w) for w in row] for row in matrix]
+    wide_x = [[number(v) for v in row] for row in x]
+    for y in (multiply_tile(matrix, x), multiply_fast(f, r0 // 32, c0 // 256, x)):
+        for sums, row in zip(y, wide_x):
+            for found, w in zip(sums, wide):
+                products = [a * b for a, b in zip(w, row)]
+                scale = sum(map(abs, products))
+                require(abs(found - sum(products)) < 1e-12 * scale, "a product of fragments")

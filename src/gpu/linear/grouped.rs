@@ -1,0 +1,218 @@
+//! Products with the matrices of a mixture's experts, as the router says on the device.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+
+use super::{
+    LinearInput, LinearOutput, Matrix, Residence,
+    product::check_pair,
+    task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS},
+};
+use crate::{
+    Error, Result,
+    gpu::{Device, Status, memory::Buffer, route::check_contexts},
+};
+
+/// Which rows of x go to which expert, as a router leaves it in device memory.
+///
+/// There are `places`, sorted by expert: expert e has the places from `offsets[e]` to before
+/// `offsets[e + 1]`. Each is a row of x to multiply, and a row of the product.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing {
+    offsets: CUdeviceptr,
+    places: u64,
+    rows: CUdeviceptr,
+}
+
+impl Routing {
+    /// `offsets`: the device address, a multiple of 4, of a `u32` for each expert and one more,
+    /// ascending, the last at most `places`. Place i has row i of x, unless [`Routing::rows`] tells.
+    pub const fn new(offsets: CUdeviceptr, places: u64) -> Self {
+        Self { offsets, places, rows: 0 }
+    }
+
+    /// Place i has the row of x that the i-th `u32` from this device address on names, a multiple
+    /// of 4; one for each place. 0 is none.
+    #[must_use]
+    pub const fn rows(self, indices: CUdeviceptr) -> Self {
+        Self { rows: indices, ..self }
+    }
+}
+
+/// Products `y[i] = x[rows[i]] Wᵀ` with the matrices of a mixture's experts, each place i with that
+/// of its expert (a *grouped* product), prepared once and run any number of times, on any streams.
+///
+/// What is routed where lies on the device: nothing waits for it, and only matrices of experts that
+/// have places are read. Sums are f32 and each is rounded once. On one GPU the bits of y depend on
+/// the matrix and the row of x: the same in every run, whatever other places there are. Keeps its
+/// matrices alive.
+///
+/// ```no_run
+/// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
+/// use df11::gpu::{Device, GroupedLinear, LinearInput, LinearOutput, LoadOptions, Routing, Status};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(0)?;
+/// let model = df11::open("model.df11")?.load(&device, &LoadOptions::default())?;
+/// // [128, 768, 2048]: checkpoints store all experts as one tensor.
+/// let all = model.matrix("model.layers.0.mlp.experts.up_proj")?.to_fast_or_stored()?;
+/// let experts = GroupedLinear::new(&all.split_rows(128)?)?;
+///
+/// let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
+/// // Two rows of x, four experts each: eight places, here of experts 0 to 7.
+/// let x = stream.alloc_zeros::<u16>(2 * 2048)?;
+/// let offsets: Vec<u32> = (0..=128).map(|expert: u32| expert.min(8)).collect();
+/// let (offsets, rows) = (stream.clone_htod(&offsets)?, stream.clone_htod(&[0u32, 1, 0, 1, 0, 1, 0, 1])?);
+/// let mut y = stream.alloc_zeros::<u16>(8 * 768)?;
+/// {
+///     let (x, _read) = x.device_ptr(&stream);
+///     let (offsets, _read) = offsets.device_ptr(&stream);
+///     let (rows, _read) = rows.device_ptr(&stream);
+///     let (y, _written) = y.device_ptr_mut(&stream);
+///     let routing = Routing::new(offsets, 8).rows(rows);
+///     let (x, y) = (LinearInput::new(x, 2, 2048), LinearOutput::new(y, 768));
+///     // SAFETY: there are as many rows, offsets and places; all live until the check.
+///     unsafe { experts.multiply(x, routing, y, &stream, &status) }?;
+/// }
+/// status.check(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GroupedLinear {
+    experts: Vec<Matrix>,
+    /// One for each of them.
+    table: Buffer,
+}
+
+impl GroupedLinear {
+    /// Prepares the product with these matrices, in the fast layout and of one shape, in the order
+    /// of the offsets: expert 0 first. Takes 96 bytes of device memory for each, and waits for their
+    /// upload. [`Matrix::split_rows`] makes them of one tensor that holds all.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if there is none or more than 1,024, one is
+    /// [as stored](super::Residence::Stored), or they differ in shape or GPU; [`Error::Gpu`] if the
+    /// GPU has too little shared memory for the kernel, or where the driver refuses.
+    pub fn new(experts: &[Matrix]) -> Result<Self> {
+        let Some(first) = experts.first().filter(|_| experts.len() <= MOST_EXPERTS) else {
+            let problem = format!("{} experts to multiply by", experts.len());
+            return Err(Error::parameter(problem, format!("name 1 to {MOST_EXPERTS}")));
+        };
+        let device = first.device();
+        let kernels = device.linear_kernels()?;
+        for expert in experts {
+            check_pair(first, expert)?;
+            check_rows(first, expert)?;
+            if expert.residence() != Residence::Fast {
+                let problem = format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
+                return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
+            }
+            kernels.check(expert)?;
+        }
+        let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
+        Ok(Self { experts: experts.to_vec(), table: Buffer::of(device.copies(), &table)? })
+    }
+
+    /// The matrices of its experts.
+    pub fn experts(&self) -> &[Matrix] {
+        &self.experts
+    }
+
+    /// The GPU on which they lie.
+    pub fn device(&self) -> &Device {
+        self.experts[0].device()
+    }
+
+    /// Puts the products on a stream: y has a row for each place. Neither allocates nor waits, and
+    /// can be captured in a graph: a replay multiplies as offsets and rows are then. An expert's
+    /// matrix is read once for each 16 of its places (8 except with compute capability 9.0); experts
+    /// without places cost nothing. Rows of y before the first offset and from the last one on stay
+    /// as they are. Begins and lets begin as [`Linear::multiply`](super::Linear::multiply), and waits
+    /// before it reads anything.
+    ///
+    /// Offsets that descend or exceed the places, rows that x does not have, and contradictions in
+    /// what is stored set `status`; rows of y then hold anything.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if places are without rows of x, rows would overlap, an address is
+    /// misaligned, y has a bias, the stream or the status is of another device, or there are 2^31 /
+    /// (experts × rows of a matrix / 256) places or more; [`Error::Gpu`] where the driver refuses.
+    ///
+    /// # Safety
+    /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
+    /// `y` has room for as many rows as there are places, of as many elements as a matrix has rows;
+    /// `routing` has an offset for each expert and one more, and a row for each place if it names
+    /// any. Until the work is done nobody else uses y or changes the rest; until then, and until the
+    /// last replay of a graph that captured it, all that and this value live.
+    pub unsafe fn multiply(
+        &self,
+        x: LinearInput,
+        routing: Routing,
+        y: LinearOutput,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        self.check(&x, &routing, &y)?;
+        check_contexts(self.device(), stream, status)?;
+        if routing.places == 0 {
+            return Ok(());
+        }
+        let first = &self.experts[0];
+        let launch = GroupedLaunch {
+            x: x.pointer,
+            x_pitch: x.pitch,
+            x_index: routing.rows,
+            offsets: routing.offsets,
+            matrices: self.table.pointer(),
+            y: y.pointer,
+            y_pitch: y.pitch,
+            status: status.device_pointer(),
+            x_rows: x.rows as u32,
+            columns: first.column_count() as u32,
+            rows: first.row_count() as u32,
+            places: routing.places as u32,
+            experts: self.experts.len() as u32,
+            reserved: [0; 3],
+        };
+        // SAFETY: the table has the arrays of as many matrices, all of these rows and columns, which
+        // `self` keeps; counts are at most what `check` allows; the kernel follows neither offsets
+        // nor indices out of x and y; the rest is the caller's promise.
+        unsafe { self.device().linear_kernels()?.multiply_grouped(stream, &launch) }
+    }
+
+    fn check(&self, x: &LinearInput, routing: &Routing, y: &LinearOutput) -> Result<()> {
+        let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
+        let Routing { offsets, places, rows } = *routing;
+        let (first, count) = (&self.experts[0], self.experts.len() as u64);
+        // Whatever the offsets say, the kernel counts its items in 32 bits.
+        let each = count * first.row_count().div_ceil(STRIP_ROWS);
+        if places.div_ceil(LEAST_CHUNK).saturating_mul(each) >= 1 << 31 || u32::try_from(x.rows).is_err() {
+            return refuse(format!("{places} places, {} rows of x", x.rows), "multiply fewer at once");
+        }
+        if places > 0 && x.rows == 0 || rows == 0 && places > x.rows {
+            let problem = format!("{places} places have rows of x, which has {}", x.rows);
+            return refuse(problem, "name a row of x for each place (Routing::rows)");
+        }
+        if x.rows > 1 && x.pitch < first.column_count() || places > 1 && y.pitch < first.row_count() {
+            return refuse("rows of x or y would overlap".into(), "pitches count elements, not bytes");
+        }
+        if !(x.pointer | y.pointer).is_multiple_of(2) || !(offsets | rows).is_multiple_of(4) {
+            let problem = "x, y, offsets or rows are misaligned";
+            return refuse(problem.into(), "BF16 needs multiples of 2 bytes, u32 of 4");
+        }
+        if y.bias != 0 {
+            return refuse("grouped products add no bias".into(), "add it to y");
+        }
+        Ok(())
+    }
+}
+
+fn check_rows(first: &Matrix, other: &Matrix) -> Result<()> {
+    let (rows, others) = (first.row_count(), other.row_count());
+    if rows == others {
+        return Ok(());
+    }
+    let problem = format!("{:?} has {rows} rows and {:?} {others}", first.name(), other.name());
+    Err(Error::parameter(problem, "group only matrices of one shape"))
+}

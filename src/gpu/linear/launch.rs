@@ -1,0 +1,136 @@
+//! What one kernel multiplies by: up to eight matrices of one residence.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+
+use super::{
+    LinearInput, LinearOutput, Matrix, Residence,
+    kernels::LinearKernels,
+    split::{COUNTERS, MATRIX_COUNTERS, Split, Wide},
+    task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
+};
+use crate::{Result, gpu::Status};
+
+/// Bytes of counters, with which a workspace begins: the same for all products, so that they can
+/// share one.
+const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
+
+#[derive(Debug)]
+pub(super) struct Launch {
+    /// The most rows of x at once.
+    most_rows: u64,
+    /// Which of the matrices, in the order of the launch.
+    order: Vec<usize>,
+    /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
+    arguments: LinearLaunch,
+    /// Items whose sums meet in the workspace.
+    partials: u64,
+    /// For more than [`ROWS`] rows of x.
+    wide: Wide,
+}
+
+impl Launch {
+    /// As many as these matrices need.
+    pub(super) fn all(kernels: &LinearKernels, matrices: &[Matrix]) -> Vec<Self> {
+        let mut launches = Vec::new();
+        for residence in [Residence::Stored, Residence::Fast] {
+            let all = (0..matrices.len()).filter(|&at| matrices[at].residence() == residence);
+            for order in all.collect::<Vec<_>>().chunks(MATRICES) {
+                launches.push(Self::new(kernels.most_rows(residence), order, matrices));
+            }
+        }
+        launches
+    }
+
+    fn new(most_rows: u64, order: &[usize], matrices: &[Matrix]) -> Self {
+        let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
+        let split = |at: usize| Split::new(shape(at).0, shape(at).1);
+        // Kernels number the counters by strips, and use those of tails alone: numbers start so far
+        // before the workspace that the tail of each matrix has its counters there.
+        let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
+        let mut arguments = LinearLaunch {
+            columns: matrices[order[0]].column_count() as u32,
+            matrix_count: order.len() as u32,
+            counters: (4 * before).wrapping_neg(),
+            ..LinearLaunch::default()
+        };
+        let (mut partials, mut wide) = (0, Wide::default());
+        for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
+            let split = split(at);
+            // No overflow: a matrix has at most 2^27 strips, and few more items.
+            *task = LinearMatrix {
+                whole_strips: split.whole_strips as u32,
+                slices: split.slices as u32,
+                first_item: arguments.items,
+                first_strip: (before - split.whole_strips + number * MATRIX_COUNTERS) as u32,
+                first_partial: partials as u32,
+                ..matrices[at].task()
+            };
+            arguments.items += split.items() as u32;
+            partials += split.partials();
+            wide = wide.and(shape(at).0, shape(at).1);
+        }
+        Self { most_rows, order: order.to_vec(), arguments, partials, wide }
+    }
+
+    /// The most rows of x at once.
+    pub(super) fn most_rows(&self) -> u64 {
+        self.most_rows
+    }
+
+    /// Of a workspace for up to so many rows of x.
+    pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
+        let (rows, columns) = (rows.min(self.most_rows), self.arguments.columns.into());
+        let narrow = if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES };
+        if rows <= ROWS {
+            return narrow;
+        }
+        let wide = self.wide.partial_bytes(rows) + Wide::arranged_bytes(columns, rows);
+        narrow.max(COUNTER_BYTES + wide)
+    }
+
+    /// Puts it on the stream, for no more rows than [`Launch::most_rows`]; the product of the
+    /// first one is row `first` of the outputs.
+    ///
+    /// # Safety
+    /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps the
+    /// matrices.
+    pub(super) unsafe fn run(
+        &self,
+        kernels: &LinearKernels,
+        x: LinearInput,
+        (outputs, first): (&[LinearOutput], u64),
+        workspace: CUdeviceptr,
+        stream: &CudaStream,
+        status: &Status,
+    ) -> Result<()> {
+        let mut arguments = self.arguments;
+        (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
+        arguments.partials = workspace + COUNTER_BYTES;
+        arguments.status = status.device_pointer();
+        for (matrix, &at) in arguments.matrices.iter_mut().zip(&self.order) {
+            let LinearOutput { pointer, pitch, bias } = outputs[at];
+            (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
+        }
+        if x.rows <= ROWS {
+            arguments.counters = arguments.counters.wrapping_add(workspace);
+            // SAFETY: arrays, columns and items are those of matrices that the caller keeps; counters
+            // are zero, since kernels leave them so; the rest is the caller's promise.
+            return unsafe { kernels.multiply(stream, &arguments) };
+        }
+        arguments.counters = workspace;
+        arguments.arranged = arguments.partials + self.wide.partial_bytes(x.rows);
+        // SAFETY: as above; the workspace has room for x as the kernel wants it.
+        unsafe { kernels.multiply_wide(stream, self.wide.ranges, &arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COUNTER_BYTES, COUNTERS};
+
+    #[test]
+    fn all_counters_lie_before_the_sums() {
+        assert!(COUNTER_BYTES >= 4 * COUNTERS && COUNTER_BYTES.is_multiple_of(256));
+    }
+}

@@ -1,0 +1,126 @@
+//! A kernel that multiplies: how its blocks fill the GPU, and its launch.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use std::ptr::{from_ref, null_mut};
+
+use cudarc::driver::{
+    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+    sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID, CUlaunchAttributeValue},
+};
+
+use super::split::GROUP;
+use crate::{
+    Result,
+    gpu::{fault::OrFault, module::Kernels},
+};
+
+/// A kernel that multiplies some number of rows.
+#[derive(Debug)]
+pub(super) struct Multiply {
+    function: CudaFunction,
+    pub(super) threads: u32,
+    /// Dynamic shared memory of a block.
+    pub(super) shared: u32,
+    /// Blocks that the GPU runs at once, in groups; of a kernel that does not fit it none.
+    pub(super) blocks: u32,
+}
+
+impl Multiply {
+    /// Puts it on the stream: no more blocks than items; `early`, if it may begin while the kernel
+    /// before it ends.
+    ///
+    /// # Safety
+    /// As [`run_early`].
+    pub(super) unsafe fn run<T: DeviceRepr>(
+        &self,
+        early: bool,
+        stream: &CudaStream,
+        items: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let config = LaunchConfig {
+            grid_dim: (items.min(self.blocks), 1, 1),
+            block_dim: (self.threads, 1, 1),
+            shared_mem_bytes: self.shared,
+        };
+        let run = if early { run_early } else { run };
+        // SAFETY: the caller's promise; threads and shared memory are what the kernels' constants
+        // say.
+        unsafe { run(&self.function, stream, config, argument) }
+    }
+
+    /// Lets the kernel have its shared memory, and counts its blocks.
+    pub(super) fn prepare(
+        function: CudaFunction,
+        threads: u32,
+        shared: u32,
+        others: &Kernels,
+    ) -> Result<Self> {
+        let action = "preparing a kernel that multiplies";
+        let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs() + shared;
+        let mut blocks = 0;
+        if block <= others.room() {
+            let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
+            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared.cast_signed())?;
+            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+            let each =
+                function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
+            blocks = each.or_fault(action)? * others.processors() / GROUP as u32 * GROUP as u32;
+        }
+        Ok(Self { function, threads, shared, blocks })
+    }
+}
+
+/// # Safety
+/// The argument and the configuration are those of the kernel, and all that the argument points to
+/// lives until it is done.
+pub(super) unsafe fn run<T: DeviceRepr>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    config: LaunchConfig,
+    argument: &T,
+) -> Result<()> {
+    let mut launch = stream.launch_builder(function);
+    launch.arg(argument);
+    // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
+    let launched = unsafe { launch.launch(config) };
+    launched.map(drop).or_fault("launching a kernel")
+}
+
+/// As [`run`], and the kernel may begin while the one before it on the stream ends: programmatic
+/// stream serialization.
+///
+/// # Safety
+/// As [`run`]; before it waits for the kernel before it, it touches only what was there before that
+/// one began.
+pub(super) unsafe fn run_early<T: DeviceRepr>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    config: LaunchConfig,
+    argument: &T,
+) -> Result<()> {
+    let action = "launching a kernel";
+    stream.context().bind_to_thread().or_fault(action)?;
+    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+    value.programmaticStreamSerializationAllowed = 1;
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let config = sys::CUlaunchConfig {
+        gridDimX: config.grid_dim.0,
+        gridDimY: config.grid_dim.1,
+        gridDimZ: config.grid_dim.2,
+        blockDimX: config.block_dim.0,
+        blockDimY: config.block_dim.1,
+        blockDimZ: config.block_dim.2,
+        sharedMemBytes: config.shared_mem_bytes,
+        hStream: stream.cu_stream(),
+        attrs: &raw mut attribute,
+        numAttrs: 1,
+    };
+    let mut arguments = [from_ref(argument).cast_mut().cast()];
+    let (function, arguments) = (function.cu_function(), arguments.as_mut_ptr());
+    // SAFETY: the caller's promise. The driver has copied the argument and read the configuration
+    // when the call returns, and writes to neither.
+    let launched = unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, null_mut()) };
+    launched.result().or_fault(action)
+}

@@ -1,0 +1,240 @@
+//! Products with a mixture's experts, against sums in f64 on the CPU.
+
+use std::sync::Arc;
+
+use df11::gpu::{
+    GroupedLinear, LinearInput, LinearOutput, Matrix, Routing, Status,
+    cudarc::driver::{CudaStream, DevicePtr as _, DevicePtrMut as _},
+};
+use half::bf16;
+
+use super::{
+    GUARD, gpu,
+    linear::{Host, POISON_HALF, capture, fast, model},
+    random,
+};
+
+/// A mixture: a matrix for each expert, and rows of x.
+struct Mixture {
+    hosts: Vec<Host>,
+    linear: GroupedLinear,
+    x: Host,
+}
+
+impl Mixture {
+    /// Experts are slices of one tensor, as most checkpoints have them; or tensors of their own.
+    fn new(experts: usize, rows: usize, columns: usize, stacked: bool) -> Self {
+        let device = gpu().unwrap();
+        let all = Host::normal(experts * rows, columns, 11);
+        let hosts: Vec<Host> =
+            (0..experts).map(|at| all.slice(at * rows..(at + 1) * rows, 0..columns)).collect();
+        let matrices: Vec<Matrix> = if stacked {
+            let model = model(device, &[("all", &all)]);
+            fast(&model.matrix("all").unwrap(), &all).split_rows(experts as u64).unwrap()
+        } else {
+            let names: Vec<String> = (0..experts).map(|at| at.to_string()).collect();
+            let pairs: Vec<(&str, &Host)> = names.iter().map(String::as_str).zip(&hosts).collect();
+            let model = model(device, &pairs);
+            pairs.iter().map(|(name, host)| fast(&model.matrix(name).unwrap(), host)).collect()
+        };
+        Self { hosts, linear: GroupedLinear::new(&matrices).unwrap(), x: Host::normal(9, columns, 5) }
+    }
+
+    fn rows(&self) -> usize {
+        self.hosts[0].rows
+    }
+
+    /// Multiplies into poisoned memory; y with rows of `pitch`, and the status.
+    #[expect(unsafe_code, reason = "raw pointers")]
+    fn run(&self, stream: &Arc<CudaStream>, call: &Call) -> (Vec<u16>, u32) {
+        let status = Status::new(self.linear.device()).unwrap();
+        // x at an address and with a pitch that copies of 16 bytes do not like, or do.
+        let x_pitch = self.x.columns.next_multiple_of(8) + call.shift;
+        let mut x = vec![POISON_HALF; call.shift + 9 * x_pitch + 64];
+        for (row, bits) in self.x.bits.chunks(self.x.columns).enumerate() {
+            x[call.shift + row * x_pitch..][..self.x.columns].copy_from_slice(bits);
+        }
+        let x = stream.clone_htod(&x).unwrap();
+        let offsets = stream.clone_htod(&call.offsets).unwrap();
+        let rows = call.rows.as_ref().map(|rows| stream.clone_htod(rows).unwrap());
+        let mut y = stream.clone_htod(&vec![POISON_HALF; call.places * call.pitch + GUARD]).unwrap();
+        {
+            let (x, _read) = x.device_ptr(stream);
+            let (offsets, _read) = offsets.device_ptr(stream);
+            let (y, _written) = y.device_ptr_mut(stream);
+            let index = rows.as_ref().map_or(0, |rows| rows.device_ptr(stream).0);
+            let routing = Routing::new(offsets, call.places as u64).rows(index);
+            let x = LinearInput::new(x + 2 * call.shift as u64, 9, x_pitch as u64);
+            let y = LinearOutput::new(y, call.pitch as u64);
+            // SAFETY: there are as many rows, offsets and places; all live until the status is read.
+            unsafe { self.linear.multiply(x, routing, y, stream, &status) }.unwrap();
+        }
+        let word = status.read(stream).unwrap();
+        (stream.clone_dtoh(&y).unwrap(), word)
+    }
+
+    /// Each place against sums in f64, and poison everywhere else.
+    fn check(&self, call: &Call, y: &[u16]) {
+        let expert_of = |place: usize| {
+            let offsets = call.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize);
+            offsets.enumerate().find(|(_, places)| places.contains(&place)).map(|(expert, _)| expert)
+        };
+        for (place, row) in y.chunks(call.pitch).enumerate() {
+            let expert = if place < call.places { expert_of(place) } else { None };
+            let written = if expert.is_some() { self.rows() } else { 0 };
+            assert!(row[written..].iter().all(|&half| half == POISON_HALF), "after place {place}");
+            let Some(weights) = expert.map(|expert| &self.hosts[expert]) else { continue };
+            let x = call.rows.as_ref().map_or(place, |rows| rows[place] as usize);
+            for (at, &bits) in row[..written].iter().enumerate() {
+                let terms = self.x.row(x).zip(weights.row(at)).map(|(x, w)| x * w);
+                let (sum, size) =
+                    terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
+                let (found, allowed) =
+                    (bf16::from_bits(bits).to_f64(), sum.abs() / 256.0 + size / f64::from(1 << 18));
+                assert!((found - sum).abs() <= allowed, "place {place}, column {at}: {found}, not {sum}");
+            }
+        }
+    }
+}
+
+struct Call {
+    offsets: Vec<u32>,
+    rows: Option<Vec<u32>>,
+    places: usize,
+    pitch: usize,
+    /// Of x in its buffer and of its pitch, in elements.
+    shift: usize,
+}
+
+impl Call {
+    /// So many places for each expert; their rows of x at random.
+    fn new(mixture: &Mixture, counts: &[u32], seed: u64) -> Self {
+        let mut offsets = vec![0];
+        for count in counts {
+            offsets.push(offsets[offsets.len() - 1] + count);
+        }
+        let (places, mut state) = (offsets[counts.len()] as usize, seed);
+        let rows = (0..places).map(|_| (random(&mut state) % 9) as u32).collect();
+        Self { offsets, rows: Some(rows), places, pitch: mixture.rows() + 3, shift: 0 }
+    }
+}
+
+/// Shapes of a mixture: experts, rows, columns, and whether all are one tensor.
+const SHAPES: [(usize, usize, usize, bool); 4] =
+    [(5, 96, 520, true), (3, 40, 264, false), (1, 7, 8, false), (20, 64, 1032, true)];
+
+#[test]
+fn each_place_is_multiplied_by_its_expert() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    for (experts, rows, columns, stacked) in SHAPES {
+        let mixture = Mixture::new(experts, rows, columns, stacked);
+        let only =
+            |expert: usize, places| (0..experts).map(|at| if at == expert { places } else { 0 }).collect();
+        let mut state = 7;
+        let some = (0..experts).map(|_| (random(&mut state) % 4) as u32 * 3).collect();
+        let counts: [Vec<u32>; 5] =
+            [vec![0; experts], only(experts - 1, 1), only(experts / 2, 50), vec![17; experts], some];
+        for (seed, counts) in counts.iter().enumerate() {
+            let call = Call::new(&mixture, counts, seed as u64);
+            let (y, word) = mixture.run(&stream, &call);
+            assert_eq!(word, 0);
+            mixture.check(&call, &y);
+            // Anywhere in memory, and in every run: the same bits.
+            for shift in [1, 8, 0] {
+                let call = Call { shift, offsets: call.offsets.clone(), rows: call.rows.clone(), ..call };
+                assert!(
+                    mixture.run(&stream, &call) == (y.clone(), 0),
+                    "{experts} x {rows} x {columns}, {shift}"
+                );
+            }
+            // Each place without the others: the same bits.
+            for place in (0..call.places).step_by(5) {
+                let offsets = call.offsets.iter().map(|&offset| u32::from(offset as usize > place)).collect();
+                let row = call.rows.as_ref().map(|rows| vec![rows[place]]);
+                let alone = Call { offsets, rows: row, places: 1, ..call };
+                let (alone, _) = mixture.run(&stream, &alone);
+                assert!(alone[..rows] == y[place * call.pitch..][..rows], "place {place}");
+            }
+        }
+    }
+}
+
+/// Places may have the rows of x in their order, and some places no expert.
+#[test]
+fn places_without_an_expert_stay_as_they_are() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let mixture = Mixture::new(5, 96, 520, true);
+    for offsets in [vec![2, 2, 4, 4, 5, 7], vec![9; 6], vec![0; 6], vec![0, 9, 9, 9, 9, 9]] {
+        let call = Call { offsets, rows: None, places: 9, pitch: 96, shift: 0 };
+        let (y, word) = mixture.run(&stream, &call);
+        assert_eq!(word, 0);
+        mixture.check(&call, &y);
+    }
+}
+
+#[test]
+fn hostile_offsets_and_rows_stay_inside() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let mixture = Mixture::new(5, 96, 520, true);
+    let good = Call::new(&mixture, &[3; 5], 1);
+    let (expected, _) = mixture.run(&stream, &good);
+    let mut state = 3;
+    for round in 0..60 {
+        let (mut offsets, mut rows) = (good.offsets.clone(), good.rows.clone().unwrap());
+        match round % 4 {
+            0 => offsets[1 + random(&mut state) as usize % 5] = u32::MAX - (random(&mut state) % 5) as u32,
+            1 => offsets[random(&mut state) as usize % 4] = 14,
+            2 => rows[random(&mut state) as usize % 15] = 9 + random(&mut state) as u32 % 1000,
+            _ => offsets.iter_mut().for_each(|offset| *offset = random(&mut state) as u32),
+        }
+        let call = Call { offsets, rows: Some(rows), ..good };
+        let (y, word) = mixture.run(&stream, &call);
+        assert_eq!(word, 256, "round {round}: {:?}", call.offsets);
+        assert!(y[15 * call.pitch..].iter().all(|&half| half == POISON_HALF), "the guard stands");
+        let between = y[..15 * call.pitch]
+            .chunks(call.pitch)
+            .all(|row| row[96..].iter().all(|&half| half == POISON_HALF));
+        assert!(between, "nothing else is written");
+    }
+    assert!(mixture.run(&stream, &good) == (expected, 0));
+}
+
+/// A replay follows the router as it is then; and the product after it waits for it.
+#[test]
+#[expect(unsafe_code, reason = "capture of raw pointers")]
+fn a_graph_follows_the_router() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let mixture = Mixture::new(20, 64, 1032, true);
+    let status = Status::new(device).unwrap();
+    let x = stream.clone_htod(&mixture.x.bits).unwrap();
+    let mut offsets = stream.clone_htod(&[0u32; 21]).unwrap();
+    let mut rows = stream.clone_htod(&[0u32; 24]).unwrap();
+    let mut y = stream.clone_htod(&vec![POISON_HALF; 24 * 67]).unwrap();
+    let places = [x.device_ptr(&stream).0, offsets.device_ptr(&stream).0, rows.device_ptr(&stream).0];
+    let to = y.device_ptr_mut(&stream).0;
+    stream.synchronize().unwrap();
+    let graph = capture(&stream, || {
+        let routing = Routing::new(places[1], 24).rows(places[2]);
+        let (x, y) = (LinearInput::new(places[0], 9, 1032), LinearOutput::new(to, 67));
+        // SAFETY: all of it lives to the end of the test, which waits. Twice gives the same.
+        unsafe { mixture.linear.multiply(x, routing, y, &stream, &status) }?;
+        // SAFETY: as above.
+        unsafe { mixture.linear.multiply(x, routing, y, &stream, &status) }
+    });
+    for seed in 0..5 {
+        let mut counts = vec![0; 20];
+        let mut state = seed;
+        (0..24).for_each(|_| counts[random(&mut state) as usize % 20] += 1);
+        let call = Call::new(&mixture, &counts, seed);
+        stream.memcpy_htod(&call.offsets, &mut offsets).unwrap();
+        stream.memcpy_htod(call.rows.as_ref().unwrap(), &mut rows).unwrap();
+        stream.memcpy_htod(&vec![POISON_HALF; 24 * 67], &mut y).unwrap();
+        graph.launch().unwrap();
+        status.check(&stream).unwrap();
+        mixture.check(&call, &stream.clone_dtoh(&y).unwrap());
+    }
+}

@@ -1,0 +1,289 @@
+//! Matrices that are loaded in the fast layout: the same bits, whatever is decoded; no more memory than
+//! promised.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use df11::{
+    Dtype, Error,
+    gpu::{
+        Device, GpuModel, LoadOptions, Piece, Placement, Plan, Preference, Residence, Status,
+        cudarc::driver::DevicePtrMut as _,
+    },
+    progress::Observer,
+};
+
+use super::{
+    POISON, check_block,
+    container::{self, Item, Model, normal_weights, parse, weights},
+    gpu, mutate, open, random,
+};
+
+/// Small matrices and large ones, which come in several parts; such as cannot be fast, and what is none.
+fn mixed() -> Vec<u8> {
+    let tile = |name: &str, rows: u64, columns: u64| {
+        let weights = normal_weights((rows * columns) as usize, rows + columns);
+        Item::tile(name, &[rows, columns], weights, (256, columns))
+    };
+    let all: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
+    let mut state = 9;
+    let spread: Vec<u8> = weights((0..96 * 512).map(|_| random(&mut state) as u8));
+    let first = [
+        tile("a", 100, 520),
+        Item::raw("norm", Dtype::BF16, &[333], normal_weights(333, 3)),
+        tile("large", 3000, 2056),
+        Item::tile("spread", &[96, 512], spread, (256, 512)),
+        Item::tile("vector", &[96, 520], normal_weights(49_920, 6), (8192, 49_920)),
+        tile("b", 16, 128),
+    ];
+    let second = [
+        Item::tile("stack", &[3, 40, 520], normal_weights(62_400, 4), (256, 520)),
+        Item::gap("gap", &[96, 520], normal_weights(49_920, 7), (32, 128)),
+        Item::tile("patterns", &[256, 256], all, (256, 256)),
+        Item::raw("floats", Dtype::F32, &[4, 4], vec![7; 64]),
+    ];
+    let plain = [Item::raw("only", Dtype::U8, &[77], vec![5; 77])];
+    let tied = first[2].alias("tied");
+    let mut items: Vec<Item> = first.map(|item| item.in_block("first")).into();
+    items.extend(second.map(|item| item.in_block("second")));
+    items.extend(plain.map(|item| item.in_block("third")));
+    items.push(tied.in_block("first"));
+    Model::new(&items, &[]).build()
+}
+
+fn fast() -> LoadOptions {
+    LoadOptions::new().residence(Preference::Fast)
+}
+
+/// What a slice of a tensor is, by a program.
+fn slice(device: &Device, model: &GpuModel, tensor: &str, ranges: &[std::ops::Range<u64>]) -> Vec<u8> {
+    let program = model.program(&[Piece::new(tensor, 0).slice(ranges)]).unwrap();
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+    let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize]).unwrap();
+    program.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
+    status.check(&stream).unwrap();
+    stream.clone_dtoh(&output).unwrap()
+}
+
+#[test]
+fn fast_models_decode_the_same_bits() {
+    let Some(device) = gpu() else { return };
+    for room in [u32::MAX, 99 << 10] {
+        let device =
+            if room == u32::MAX { device.clone() } else { Device::open_with_shared_memory(0, room).unwrap() };
+        let (original, bytes) = (open(mixed()), mixed());
+        let model = open(bytes).load(&device, &fast()).unwrap();
+        let stream = device.context().new_stream().unwrap();
+        for block in original.blocks() {
+            check_block(&device, &stream, &model, &original, block.name());
+        }
+        for (name, residence) in [
+            ("a", Residence::Fast),
+            ("large", Residence::Fast),
+            ("tied", Residence::Fast),
+            ("spread", Residence::Stored),
+            ("stack", Residence::Fast),
+            ("patterns", Residence::Stored),
+        ] {
+            let matrix = model.matrix(name).unwrap();
+            assert_eq!(matrix.residence(), residence, "{name}");
+            if residence == Residence::Fast {
+                // The same exceptions as of a matrix that is made fast on the GPU.
+                let stored = super::load(&device, mixed()).matrix(name).unwrap().to_fast_or_stored().unwrap();
+                assert_eq!(matrix.exceptions(), stored.exceptions(), "{name}");
+                assert_eq!(matrix.device_bytes(), stored.device_bytes(), "{name}");
+            }
+        }
+        let residences = [Residence::Fast, Residence::Fast, Residence::Stored];
+        assert_eq!(model.plan().residences(), residences);
+        assert!(model.device_bytes() <= model.plan().device_bytes()[0]);
+    }
+}
+
+#[test]
+fn slices_of_fast_models_are_those_of_tensors() {
+    let Some(device) = gpu() else { return };
+    let original = open(mixed());
+    let model = open(mixed()).load(device, &fast()).unwrap();
+    let mut state = 77;
+    for (name, shape) in [("a", vec![100, 520]), ("large", vec![3000, 2056]), ("stack", vec![3, 40, 520])] {
+        for round in 0..40 {
+            let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
+            for &size in &shape[..=(round % shape.len())] {
+                let start = random(&mut state) % size;
+                ranges.push(start..start + 1 + random(&mut state) % (size - start));
+            }
+            // Rows of a slice begin on multiples of 16 bytes, as those of tiles as stored.
+            if let Some(last) = ranges.get_mut(shape.len() - 1) {
+                *last = last.start / 8 * 8..last.end.next_multiple_of(8);
+            }
+            let tensor = original.tensor(name).unwrap();
+            let mut expected = vec![0; slice(device, &model, name, &ranges).len()];
+            tensor.decode_slice_bytes(&ranges, &mut expected).unwrap();
+            assert!(slice(device, &model, name, &ranges) == expected, "{name} {ranges:?}");
+        }
+    }
+}
+
+#[test]
+fn fast_matrices_keep_the_model_and_multiply() {
+    let Some(device) = gpu() else { return };
+    let matrix = {
+        let model = open(mixed()).load(device, &fast()).unwrap();
+        model.matrix("large").unwrap()
+    };
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+    let mut output = stream.clone_htod(&vec![POISON; matrix.decoded_bytes() as usize]).unwrap();
+    {
+        let (pointer, _written) = output.device_ptr_mut(&stream);
+        // SAFETY: the output has the bytes; everything lives until the status has been read.
+        #[expect(unsafe_code, reason = "a raw pointer")]
+        unsafe { matrix.decode_into_raw(pointer, &stream, &status) }.unwrap();
+    }
+    status.check(&stream).unwrap();
+    assert!(
+        stream.clone_dtoh(&output).unwrap() == open(mixed()).tensor("large").unwrap().decode_bytes().unwrap()
+    );
+    df11::gpu::Linear::new(&[matrix]).unwrap();
+}
+
+/// Counts bytes, and cancels after some.
+#[derive(Default)]
+struct Counter {
+    all: Mutex<u64>,
+    done: AtomicU64,
+    most: Option<u64>,
+}
+
+impl Observer for Counter {
+    fn begin(&self, bytes: u64) {
+        *self.all.lock().unwrap() = bytes;
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.most.is_some_and(|most| self.done.load(Ordering::Relaxed) > most)
+    }
+}
+
+#[test]
+fn loading_counts_all_bytes_and_can_be_cancelled() {
+    let Some(device) = gpu() else { return };
+    let devices = std::slice::from_ref(device);
+    let counter = Counter::default();
+    open(mixed()).load_watched(devices, &fast(), &counter).unwrap();
+    assert_eq!(counter.done.into_inner(), counter.all.into_inner().unwrap());
+    for most in [0, 100_000, 5_000_000] {
+        let counter = Counter { most: Some(most), ..Counter::default() };
+        let result = open(mixed()).load_watched(devices, &fast(), &counter);
+        assert!(matches!(result, Err(Error::Cancelled)), "{most}");
+    }
+    // The device is as good as before.
+    open(mixed()).load(device, &fast()).unwrap();
+}
+
+#[test]
+fn auto_takes_what_memory_allows() {
+    let Some(device) = gpu() else { return };
+    let model = open(mixed());
+    let [stored, all] = [Preference::Stored, Preference::Fast].map(|preference| {
+        let plan = Plan::resident(&model).unwrap().prefer(&model, preference, &[]).unwrap();
+        plan.device_bytes()[0]
+    });
+    for (memory, residences) in [
+        (all, [Residence::Fast, Residence::Fast, Residence::Stored]),
+        (all - 1, [Residence::Fast, Residence::Stored, Residence::Stored]),
+        (stored, [Residence::Stored; 3]),
+    ] {
+        let plan = Plan::resident(&model).unwrap().prefer(&model, Preference::Auto, &[memory]).unwrap();
+        assert_eq!(plan.residences(), residences);
+        assert!(plan.device_bytes()[0] <= memory);
+        let loaded = model.load(device, &LoadOptions::new().plan(plan)).unwrap();
+        assert!(loaded.device_bytes() <= memory);
+        let stream = device.context().new_stream().unwrap();
+        for block in model.blocks() {
+            check_block(device, &stream, &loaded, &model, block.name());
+        }
+    }
+    let loaded = model.load(device, &LoadOptions::new().residence(Preference::Auto)).unwrap();
+    assert_eq!(loaded.matrix("a").unwrap().residence(), Residence::Fast);
+}
+
+#[test]
+fn fast_and_streamed_blocks_live_side_by_side() {
+    let Some(device) = gpu() else { return };
+    let model = open(mixed());
+    let plan = Plan::of(&model, 1, |block| Some(Placement { device: 0, streamed: block.name() == "second" }));
+    let plan = plan.unwrap().prefer(&model, Preference::Fast, &[]).unwrap();
+    let loaded = model.load(device, &LoadOptions::new().plan(plan)).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    for _ in 0..3 {
+        for block in model.blocks() {
+            check_block(device, &stream, &loaded, &model, block.name());
+        }
+    }
+    assert_eq!(loaded.matrix("a").unwrap().residence(), Residence::Fast);
+    assert!(loaded.matrix("stack").is_err());
+}
+
+/// What is loaded in the fast layout, and what that takes meanwhile.
+#[test]
+fn loading_takes_no_more_than_promised() {
+    let Some(device) = gpu() else { return };
+    let (rows, columns) = (28_672, 4096);
+    let item =
+        Item::tile("w", &[rows, columns], normal_weights((rows * columns) as usize, 1), (256, columns));
+    let model = open(container::Model::new(&[item], &[]).build());
+    // Kernels, pinned memory and what the driver keeps are there afterwards.
+    drop(open(mixed()).load(device, &fast()).unwrap());
+    let before = device.free_memory().unwrap();
+    let (stop, least) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
+    let loaded = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                least.fetch_min(device.free_memory().unwrap(), Ordering::Relaxed);
+            }
+        });
+        let loaded = model.load(device, &fast()).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        loaded
+    });
+    let (result, peak) = (loaded.device_bytes(), before - least.into_inner());
+    let bits = result as f64 * 8.0 / (rows * columns) as f64;
+    super::say(&format!(
+        "fast: {result} bytes, {bits:.3} bits a weight; {} more while loading",
+        peak - result
+    ));
+    assert!(bits <= 12.15 && peak <= result + 256_000_000, "{result} bytes, {peak} while loading");
+}
+
+/// Hostile streams become an error, or another matrix.
+#[test]
+fn hostile_streams_are_refused_or_decoded() {
+    let Some(device) = gpu() else { return };
+    let (mut state, mut refused) = (5, 0);
+    let items: Vec<Item> = [(40, 520), (100, 264), (3000, 2056)]
+        .iter()
+        .map(|&(rows, columns)| {
+            let weights = normal_weights((rows * columns) as usize, rows);
+            Item::tile(&format!("{rows}"), &[rows, columns], weights, (256, columns))
+        })
+        .collect();
+    let valid = Model::new(&items, &[]).build();
+    for round in 0..21 {
+        let mut draft = parse(&valid);
+        (0..items.len()).for_each(|tensor| mutate(&mut draft, tensor, round % 7, &mut state));
+        draft.repair_checksums();
+        match open(draft.pack()).load(device, &fast().without_validation()) {
+            Ok(_) => {}
+            Err(Error::Corrupt { .. }) => refused += 1,
+            Err(other) => panic!("round {round}: {other}"),
+        }
+    }
+    assert!(refused > 10, "{refused} of 21");
+}
