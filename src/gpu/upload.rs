@@ -8,6 +8,7 @@ use std::{
 };
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
+use rayon::prelude::*;
 
 use super::{Device, fault::OrFault, pinned::Pinned};
 use crate::{
@@ -75,7 +76,7 @@ impl Piece<'_> {
     fn read(&self, out: &mut [u8]) -> Result<()> {
         match self.from {
             Origin::Section(section) => self.shard.read_chunks(section, self.range.clone(), out),
-            Origin::Array(array) => self.shard.read_array_into(array, self.range.clone(), out),
+            Origin::Array(array) => self.shard.read_array_part(array, &self.range, &self.range, out),
         }
     }
 }
@@ -116,7 +117,17 @@ pub(super) unsafe fn upload(
     });
     // Also after a failure: nothing may be on its way to memory that is freed.
     stream.synchronize().or_fault("copying to the GPU")?;
-    result
+    result?;
+    let arrays = deliveries.iter().filter_map(|delivery| match delivery.from {
+        Origin::Array(array) => Some((delivery.shard, array)),
+        Origin::Section(_) => None,
+    });
+    check_arrays(&arrays.collect::<Vec<_>>())
+}
+
+/// Checks what reading arrays in parts has not checked: chunks of which other bytes were not read.
+pub(super) fn check_arrays(arrays: &[(&Shard, usize)]) -> Result<()> {
+    arrays.par_iter().try_for_each(|(shard, array)| shard.check_array(*array))
 }
 
 /// The first failure that is not merely the consequence of another one.

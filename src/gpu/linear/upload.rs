@@ -42,7 +42,7 @@ use crate::{
         pinned::Pinned,
         stored::{Coded, StoredTile, Tensors},
         task::{Task, TileTask},
-        upload::{BUFFERS, PIECE_BYTES, Ring, rings},
+        upload::{BUFFERS, PIECE_BYTES, Ring, check_arrays, rings},
     },
     progress::{Observer, advance},
 };
@@ -128,11 +128,16 @@ impl Job {
         Layout { records, plane, bits, first_bits }
     }
 
-    /// Bytes of the container, of which the next job counts the record that both have.
+    /// Its records, without the one that the next job has, too.
+    fn counted_records(&self) -> Range<u64> {
+        let both = if self.is_last { 0 } else { tile::RECORD_BYTES as u64 };
+        self.records.start..self.records.end - both
+    }
+
+    /// Bytes of the container.
     fn bytes(&self) -> u64 {
-        let all = [&self.records, &self.plane, &self.bits].into_iter();
-        let all: u64 = all.map(|range| range.end - range.start).sum();
-        if self.is_last { all } else { all - tile::RECORD_BYTES as u64 }
+        let all = [self.counted_records(), self.plane.clone(), self.bits.clone()];
+        all.into_iter().map(|range| range.end - range.start).sum()
     }
 
     fn rows(&self, sizes: &Sizes) -> Range<u64> {
@@ -178,14 +183,16 @@ impl Wanted<'_> {
         let layout = job.layout();
         let array = self.tensor.record().array_range().start;
         let place = |range: &Range<u64>| range.start as usize..range.end as usize;
-        let read = |array, range, to: &mut [u8]| self.tensor.shard().read_array_into(array, range, to);
+        let read = |array, range: &Range<u64>, counted: &Range<u64>, to: &mut [u8]| {
+            self.tensor.shard().read_array_part(array, range, counted, to)
+        };
         out[..size_of::<Task>()].copy_from_slice(self.task(job, &layout, slot).as_bytes());
         let records = &mut out[place(&layout.records)];
-        read(array + 1, job.records.clone(), records)?;
+        read(array + 1, &job.records, &job.counted_records(), records)?;
         tile::rebase(records, 8 * layout.first_bits);
         let bits = layout.first_bits..layout.first_bits + (layout.bits.end - layout.bits.start);
-        read(array + 2, bits, &mut out[place(&layout.bits)])?;
-        read(array + 3, job.plane.clone(), &mut out[place(&layout.plane)])?;
+        read(array + 2, &bits, &job.bits, &mut out[place(&layout.bits)])?;
+        read(array + 3, &job.plane, &job.plane, &mut out[place(&layout.plane)])?;
         Ok(layout.bits.end as usize)
     }
 
@@ -428,6 +435,11 @@ pub(in crate::gpu) fn upload(
     let done = device.copies().synchronize().and(packing.stream.synchronize());
     let packed = result?;
     done.or_fault(action)?;
+    let arrays = matrices.iter().flat_map(|wanted| {
+        let shard = wanted.tensor.shard();
+        wanted.tensor.record().array_range().map(move |array| (shard, array))
+    });
+    check_arrays(&arrays.collect::<Vec<_>>())?;
     let mut outcomes: Vec<Outcome> = matrices.iter().map(|_| Outcome::TooWide).collect();
     for (matrix, outcome) in packed {
         outcomes[matrix] = outcome;
