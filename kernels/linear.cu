@@ -92,11 +92,11 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // 17 to 128 rows of x, in this order.
-extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS)
+extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS, 32)
     df11_linear_arrange(const __grid_constant__ LinearLaunch launch) {
     arrange_x(launch);
 }
-extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
+extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS + 128, 1)
     df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
     linear_wide<32>(launch);
 }

@@ -138,39 +138,44 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 // rows.
 constexpr u32 WIDE_ROWS = 128;       // of x, at most
 constexpr u32 WIDE_ITEM_ROWS = 256;  // of a matrix: an item of a cluster of two blocks
-constexpr u32 WIDE_COLUMNS = 64;     // a stage
+constexpr u32 WIDE_COLUMNS = 128;    // a stage
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
     return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
 }
 
-// How a matrix is shared out among clusters: all stages of all items, one after another, are cut
-// into ranges as equal as can be. An item that several ranges have a part of is the sum of theirs,
-// which meet in memory. By shape alone.
+// How a matrix is shared out among clusters, in ranges of equal length. Each range has the same
+// number of whole items. The stages of the items that are left, one after another, are cut into
+// shares as equal as can be, each the begin of a range: an item that several ranges have a part of
+// is the sum of theirs, which meet in memory. By shape alone. Whole items come last, since whoever
+// multiplies a part waits for memory at its end.
 constexpr u32 WIDE_RANGES = LINEAR_BLOCKS / 2;  // at most
-constexpr u32 WIDE_LEAST_STAGES = 8;            // of a range, if the matrix has so many
+constexpr u32 WIDE_LEAST_STAGES = 4;            // of a share, if there are so many
 struct WideSplit {
-    u32 items, stages, ranges;  // stages: of an item
-    __host__ __device__ constexpr u32 total() const { return items * stages; }
-    __host__ __device__ constexpr u32 begin(u32 range) const {
-        return u32(u64(total()) * range / ranges);
+    u32 stages, ranges;  // stages: of an item
+    u32 shared, whole;   // items: first those in shares; then as many whole ones for each range
+    u32 shares;          // the first ranges have one each
+    u32 least, longer;   // stages of a share; how many shares, the first ones, have one more
+    __host__ __device__ constexpr u32 share_begin(u32 range) const {
+        const u32 before = range < shares ? range : shares;
+        return before * least + (before < longer ? before : longer);
     }
-    // The range that has a stage.
+    // The range whose share has a stage.
     __host__ __device__ constexpr u32 range_of(u32 stage) const {
-        return u32(((u64(stage) + 1) * ranges - 1) / total());
+        const u32 in_longer = longer * (least + 1);
+        return stage < in_longer ? stage / (least + 1) : longer + (stage - in_longer) / least;
     }
-    // Sums of a part of an item: how many have a place in memory at most, and where.
-    __host__ __device__ constexpr u32 partials() const {
-        return items < ranges ? items + ranges : 2 * ranges;
-    }
-    __host__ __device__ constexpr u32 partial(u32 range, u32 item) const {
-        return items < ranges ? range + item : 2 * range + (item != begin(range) / stages);
-    }
+    // Places of sums of parts: that of an item's in a range is range + item.
+    __host__ __device__ constexpr u32 partials() const { return shared ? shared + shares : 0; }
 };
 __host__ __device__ constexpr WideSplit wide_split(u32 rows, u32 columns) {
-    WideSplit split = {(rows + WIDE_ITEM_ROWS - 1) / WIDE_ITEM_ROWS,
-                       (columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS, WIDE_RANGES};
-    const u32 most = (split.total() + WIDE_LEAST_STAGES - 1) / WIDE_LEAST_STAGES;
-    if (most < split.ranges) split.ranges = most;
+    const u32 items = (rows + WIDE_ITEM_ROWS - 1) / WIDE_ITEM_ROWS,
+              stages = (columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS;
+    WideSplit split = {stages, WIDE_RANGES, items % WIDE_RANGES, items / WIDE_RANGES, 0, 0, 0};
+    const u32 total = split.shared * stages,
+              most = (total + WIDE_LEAST_STAGES - 1) / WIDE_LEAST_STAGES;
+    split.shares = most < split.ranges ? most : split.ranges;
+    if (!split.whole) split.ranges = split.shares;
+    if (split.shares) split.least = total / split.shares, split.longer = total % split.shares;
     return split;
 }
 __host__ __device__ constexpr u64 wide_partial_bytes(u32 rows, u32 columns, u32 x_rows) {

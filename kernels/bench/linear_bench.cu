@@ -805,6 +805,38 @@ int main(int argc, char** argv) {
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
     if (mode == "bench" || mode == "variants" || mode == "wide")
         return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
+#ifdef STAMPS
+    if (mode == "stamps") {
+        const u32 rows = atoi(argv[2]), columns = atoi(argv[3]), x_rows = atoi(argv[4]);
+        u16* w = make_weights(rows, columns, 3, 0);
+        Fast f = pack(w, rows, columns);
+        std::vector<Fast> fs = {f};
+        for (int i = 1; i < 8; i++) fs.push_back(f.copy());
+        u16 *x = make_weights(128, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(128) * rows * 2));
+        std::vector<Contender> all;
+        all.push_back({"wide", 0, [&](int k) {
+                           LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+                           add_matrix(l, fs[k], y, rows, nullptr);
+                           launch_wide(l, true, c.stream);
+                       }});
+        measure(c, all, 8, 3);
+        printf("%u x %u, %u rows: %.2f us\n", rows, columns, x_rows, median_of(all[0].seconds) * 1e6);
+        std::vector<u64> s(132 * 32);
+        std::vector<u32> n(132);
+        CUDA(cudaMemcpyFromSymbol(s.data(), stamps, s.size() * 8));
+        CUDA(cudaMemcpyFromSymbol(n.data(), stamp_count, n.size() * 4));
+        u64 first = ~0ull;
+        for (u32 b = 0; b < 132; b++) first = std::min(first, s[b * 32] >> 8);
+        for (u32 b = 0; b < 132; b += b < 8 ? 1 : 11) {
+            printf("block %3u:", b);
+            for (u32 i = 0; i < n[b] && i < 32; i++)
+                printf(" %u:%llu", u32(s[b * 32 + i] & 255), (s[b * 32 + i] >> 8) - first);
+            printf("\n");
+        }
+        return 0;
+    }
+#endif
     if (mode == "crossover")
         return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : WIDE_ROWS, early);
     fprintf(stderr, "see the head of linear_bench.cu\n");
