@@ -220,6 +220,8 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, WideS
 struct WideTiles {
     Head head, next_head;
     uint2 after_next;
+    u32 base;  // of the tile
+    u32 rare;  // bit i: the step i from the warpgroup's next one on has entries, or does not exist
 
     __device__ static uint2 load_head(const LinearMatrix& m, u32 strip, u32 tile, u32 tiles) {
         if (strip * STRIP_ROWS >= m.rows || tile >= tiles) return make_uint2(0, 0);
@@ -235,10 +237,14 @@ struct WideTiles {
         next_head.words = load_head(m, strip, tile, tiles);
         after_next = load_head(m, strip, tile + 1, tiles);
     }
-    __device__ void next(const LinearMatrix& m, u32 strip, u32 tile, u32 tiles) {
+    __device__ void next(const LinearMatrix& m, u32 strip, u32 tile, u32 tiles, u32 step,
+                         u32 columns) {
         head = next_head, next_head.words = after_next;
         prefetch_entries(m, next_head);
         after_next = load_head(m, strip, tile + 2, tiles);
+        base = kept(head.base());
+        const u32 left = min(steps_of(columns) - tile * TILE_STEPS, TILE_STEPS);
+        rare = kept(((head.words.y >> 16 & 0xFF) | 0xFFu << left) >> step);
     }
 };
 // As place_entries, for the half of the rows of a strip that a warpgroup has.
@@ -284,7 +290,8 @@ __device__ inline void release(u32 empty, u32 lane) {
 struct WideShare {
     u32 strip, rows, columns;  // of the block's four; the half of its rows; the half of the columns
     __device__ WideShare() {
-        const u32 warp = threadIdx.x / LANES;
+        // By lane 0, so that the compiler takes it for the same in all lanes.
+        const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
         strip = warp % 4, rows = warp / 4 % 2, columns = warp / 8;
     }
 };
@@ -306,12 +313,19 @@ __device__ __forceinline__ void multiply_part(const LinearLaunch& launch, const 
     const u32 strip = part.strip + share.strip, tile_count = tiles_across(launch.columns);
     WideTiles tiles(m, strip, part.begin * OF_SPLIT / TILE_STAGES, tile_count);
     u32 to_release = 0;
+    auto repair = [&](u32 (&weights)[2][4], u32 of_tile, u32 step) {
+        place_entries_wide(weights, tiles.head, of_tile, m, share.rows, lane, launch.status);
+        // What is there where no step is may be infinite.
+        if (step > last_step)
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) weights[i / 4][i % 4] = 0;
+    };
 #pragma unroll 1
     for (u32 stage = part.begin * OF_SPLIT; stage < part.end * OF_SPLIT; stage++) {
         const u32 step = stage % TILE_STAGES * STEPS + first;
         if (stage % TILE_STAGES == 0 || stage == part.begin * OF_SPLIT)
-            tiles.next(m, strip, stage / TILE_STAGES, tile_count);
-        const u32 base = tiles.head.base();
+            tiles.next(m, strip, stage / TILE_STAGES, tile_count, step, launch.columns);
+        const u32 base = tiles.base;
         wait_for(ring.full, ring.phase);
         if (stage == part.begin * OF_SPLIT) stamp(2);
         const uint4 p0 = load_shared_16(ring.place + planes);
@@ -325,15 +339,11 @@ __device__ __forceinline__ void multiply_part(const LinearLaunch& launch, const 
         u32 even[2][4], odd[2][4];
         decode_codes(even[0], p0.x, p0.y, c0.x, base);
         decode_codes(even[1], p0.z, p0.w, c0.y, base);
-        if (tiles.head.has_entries(step))
-            place_entries_wide(even, tiles.head, step, m, share.rows, lane, launch.status);
-        // What is there where no step is may be infinite.
-        if (stage * STEPS + first > last_step)
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) even[i / 4][i % 4] = 0;
+        if (tiles.rare & 1) repair(even, step, stage * STEPS + first);
         multiply_step_wide(sums, even, x);
         if (STEPS == 2) {
             // The other warpgroups use the time.
+            tiles.rare = kept(tiles.rare >> STEPS);
             wait_for_products<0>();
             release(ring.empty(), lane);
             ring.next();
@@ -343,13 +353,10 @@ __device__ __forceinline__ void multiply_part(const LinearLaunch& launch, const 
         release(to_release, lane);
         decode_codes(odd[0], p1.x, p1.y, c1.x, base);
         decode_codes(odd[1], p1.z, p1.w, c1.y, base);
-        if (tiles.head.has_entries(step + 1))
-            place_entries_wide(odd, tiles.head, step + 1, m, share.rows, lane, launch.status);
-        if (stage * STEPS + first >= last_step)
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) odd[i / 4][i % 4] = 0;
+        if (tiles.rare & 2) repair(odd, step + 1, stage * STEPS + first + 1);
         multiply_step_wide(sums, odd, x + 4);
         wait_for_products<1>();
+        tiles.rare = kept(tiles.rare >> STEPS);
         to_release = ring.empty();
         ring.next();
     }
@@ -433,7 +440,7 @@ __device__ __forceinline__ bool add_parts(const LinearLaunch& launch, const Wide
     if (load_shared(word) != part.last - part.first) return false;
     if (threadIdx.x == 0) *counter = 0;
     // Loads of some parts at once, as many as registers hold.
-    constexpr u32 AT_ONCE = N == 32 ? 4 : 2;
+    constexpr u32 AT_ONCE = N == 32 ? 4 : N == 64 ? 2 : 1;
 #pragma unroll
     for (u32 i = 0; i < N / 4; i++) sums[i] = 0;
 #pragma unroll 1
@@ -532,11 +539,11 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     arrive_at_cluster();
     let_next_launch_begin();
     if (warp >= WIDE_WARPS) {
-        if (N > 32) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(64));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N == 32 ? 48 : 64));
         ask_for_stages<N>(launch, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
     } else {
-        if (N > 32) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(104));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N == 32 ? 88 : 104));
         wait_for_cluster();
         wait_for_launch_before();
         multiply_ranges<N>(launch, ring, word);
