@@ -60,7 +60,7 @@ static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
-constexpr u32 HAS_WIDE = 1;
+constexpr u32 HAS_WIDE = 1, SHARED_32 = bulk_shared_bytes(LINEAR_WARPS, 4, 3);
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ void linear(const Work& work) {
 #else
 #define CLUSTERS
 constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
-constexpr u32 HAS_WIDE = 0;
+constexpr u32 HAS_WIDE = 0, SHARED_32 = 0;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
 }
@@ -91,14 +91,15 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     linear<2, LINEAR_CLUSTER>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// 17 to 128 rows of x, in this order.
+// 17 to 32 rows of x.
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+    linear<4, LINEAR_CLUSTER>(Shared{launch});
+}
+// 33 to 128 rows of x: df11_linear_arrange, then the one that multiplies (linear_wide.cuh).
 extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS, 32)
     df11_linear_arrange(const __grid_constant__ LinearLaunch launch) {
     arrange_x(launch);
-}
-extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS + 128, 1)
-    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
-    linear_wide<32>(launch);
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
     df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
@@ -183,9 +184,9 @@ __constant__ u32 linear_constants[] = {
     shared_for(14),
     shared_for(15),
     shared_for(16),
-    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of those, and of
-    // df11_linear_arrange. 0 where there are none.
-    HAS_WIDE * wide_shared_bytes(32),
+    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of the last two, and
+    // of df11_linear_arrange. 0 where there are none.
+    SHARED_32,
     HAS_WIDE * wide_shared_bytes(64),
     HAS_WIDE * wide_shared_bytes(128),
     HAS_WIDE * WIDE_THREADS,

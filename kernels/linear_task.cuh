@@ -72,10 +72,10 @@ struct alignas(16) LinearMatrix {
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}: one argument, by value. At most so many rows of x, at least
-// 1. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more
-// than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
-// df11_linear_fast_{32,64,128} take it too: see below.
+// A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0 _32:
+// one argument, by value. At most so many rows of x, at least 1. Any multiple of LINEAR_GROUP
+// blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
+// shared memory: df11_linear_constants tells them. df11_linear_fast_{64,128} take it too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -96,7 +96,7 @@ struct alignas(16) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u16* arranged;     // for 17 rows of x and more: see below; else of no use
+    u16* arranged;     // for 33 rows of x and more: see below; else of no use
     LinearMatrix matrices[LINEAR_MATRICES];
 };
 static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
@@ -124,23 +124,25 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     return split;
 }
 
-// 17 to 128 rows of x: machine code for compute capability 9.0 has df11_linear_fast_{32,64,128},
+// 33 to 128 rows of x: the machine code for compute capability 9.0 has df11_linear_fast_{64,128},
 // for at most so many rows. Two launches with the same argument: df11_linear_arrange, any number of
-// blocks of ARRANGE_THREADS, writes x to `arranged`; the kernel that multiplies, any multiple of two
-// blocks of WIDE_THREADS, good is what fits the GPU at once, no more than twice the sum of
-// wide_split(..).ranges. Both may have the attribute of programmatic stream serialization.
+// blocks of ARRANGE_THREADS, good is two a multiprocessor at most, writes x to `arranged`; the
+// kernel that multiplies, any multiple of two blocks of WIDE_THREADS, good is what fits the GPU at
+// once, no more than twice the sum of wide_split(..).ranges. Both may have the attribute of
+// programmatic stream serialization.
 //
-// Of a matrix whole_strips, slices, first_item and first_partial are not read. What differs:
-//   counters   as above, also without partials
+// Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not read. What
+// differs from above:
+//   counters   twice the sum of wide_split(..).ranges, 0 before and after
 //   partials   the sum of wide_partial_bytes of all matrices, aligned to 16
 //   arranged   wide_arranged_bytes, aligned to 16
-// Bits of y depend on the matrix, on the row of x, and on whether there are up to 32, 64 or 128
-// rows.
+// Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
+// rows; no other row, no other matrix, no grid changes them.
 constexpr u32 WIDE_ROWS = 128;       // of x, at most
 constexpr u32 WIDE_ITEM_ROWS = 256;  // of a matrix: an item of a cluster of two blocks
 constexpr u32 WIDE_COLUMNS = 128;    // a stage
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
-    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
+    return x_rows <= 64 ? 64 : 128;
 }
 
 // How a matrix is shared out among clusters, in ranges of equal length. Each range has the same

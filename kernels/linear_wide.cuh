@@ -1,4 +1,4 @@
-// Products of 17 to 128 rows of x, for compute capability 9.0.
+// Products of 33 to 128 rows of x, for compute capability 9.0.
 #pragma once
 #include "linear_bulk.cuh"
 #include "linear_wgmma.cuh"
@@ -24,7 +24,7 @@ __host__ __device__ constexpr u32 wide_weights(u32 n) {
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n) {
     return wide_weights(n) + n * wide_steps(n) * STEP_COLUMNS * 2;
 }
-__host__ __device__ constexpr u32 wide_stages(u32 n) { return n == 32 ? 6 : n == 64 ? 5 : 7; }
+__host__ __device__ constexpr u32 wide_stages(u32 n) { return n == 64 ? 5 : 7; }
 __host__ __device__ constexpr u32 wide_shared_bytes(u32 n) {
     return WIDE_SLACK + wide_stages(n) * wide_stage_bytes(n);
 }
@@ -123,20 +123,6 @@ struct WideStages {
     }
 };
 
-#ifdef STAMPS
-__device__ u64 stamps[132][32];
-__device__ u32 stamp_count[132];
-__device__ inline void stamp(u32 what) {
-    if (threadIdx.x) return;
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    u32& n = stamp_count[blockIdx.x];
-    if (what == 0) n = 0;
-    if (n < 32) stamps[blockIdx.x][n++] = now << 8 | what;
-}
-#else
-#define stamp(what)
-#endif
 // Parts of items, one after another; all threads alike. Until one says that it is the last.
 template <class Do>
 __device__ __forceinline__ void for_each_part(const LinearLaunch& launch, Do each) {
@@ -327,7 +313,6 @@ __device__ __forceinline__ void multiply_part(const LinearLaunch& launch, const 
             tiles.next(m, strip, stage / TILE_STAGES, tile_count, step, launch.columns);
         const u32 base = tiles.base;
         wait_for(ring.full, ring.phase);
-        if (stage == part.begin * OF_SPLIT) stamp(2);
         const uint4 p0 = load_shared_16(ring.place + planes);
         const uint2 c0 = load_shared_8(ring.place + codes);
         const u32 x = describe_x(ring.place + x_place) + x_first;
@@ -436,11 +421,10 @@ __device__ __forceinline__ bool add_parts(const LinearLaunch& launch, const Wide
     group_barrier(0, WIDE_WARPS * LANES);
     if (threadIdx.x == 0) store_shared(word, count_arrival(counter));
     group_barrier(0, WIDE_WARPS * LANES);
-    stamp(5);
     if (load_shared(word) != part.last - part.first) return false;
     if (threadIdx.x == 0) *counter = 0;
     // Loads of some parts at once, as many as registers hold.
-    constexpr u32 AT_ONCE = N == 32 ? 4 : N == 64 ? 2 : 1;
+    constexpr u32 AT_ONCE = N == 64 ? 2 : 1;
 #pragma unroll
     for (u32 i = 0; i < N / 4; i++) sums[i] = 0;
 #pragma unroll 1
@@ -491,7 +475,6 @@ template <u32 N>
 __device__ __forceinline__ void multiply_ranges(const LinearLaunch& launch, WideStages<N> ring,
                                                 u32 word) {
     u32 number = blockIdx.x / WIDE_CLUSTER, done = 0;  // stages of the range
-    stamp(1);
     for (;;) {
         float sums[N / 2] = {}, mine[N / 4];
         {
@@ -500,7 +483,6 @@ __device__ __forceinline__ void multiply_ranges(const LinearLaunch& launch, Wide
             range.at += done;
             multiply_part<N>(launch, launch.matrices[range.matrix], WidePart(range), ring, sums);
         }
-        stamp(3);
         // Found again: meanwhile the registers had other use.
         number = kept(number), done = kept(done);
         WideRange range;
@@ -514,16 +496,13 @@ __device__ __forceinline__ void multiply_ranges(const LinearLaunch& launch, Wide
         if (part.strip * STRIP_ROWS >= m.rows) continue;
         const WideShare share;
         exchange_sums<N>(word + 16, sums, mine, share);
-        stamp(4);
         if (add_parts<N>(launch, range, part, word, mine))
             store_sums<N>(launch, m, part.strip, mine, share);
-        stamp(6);
     }
 }
 
 template <u32 N>
 __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
-    stamp(0);
     const u32 lane = kept(threadIdx.x % LANES), warp = kept(threadIdx.x / LANES);
     const u32 barriers = kept(shared_address(linear_shared)), word = barriers + 2 * MOST_STAGES * 8,
               first = kept((barriers + WIDE_FIRST_BYTES + 1023) / 1024 * 1024);
@@ -539,16 +518,15 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     arrive_at_cluster();
     let_next_launch_begin();
     if (warp >= WIDE_WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N == 32 ? 48 : 64));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         ask_for_stages<N>(launch, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N == 32 ? 88 : 104));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
         wait_for_cluster();
         wait_for_launch_before();
         multiply_ranges<N>(launch, ring, word);
     }
-    stamp(7);
     // Until the other block neither writes nor arrives here any more.
     arrive_at_cluster();
     wait_for_cluster();

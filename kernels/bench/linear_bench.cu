@@ -79,6 +79,16 @@ static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
             if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
+    if (x_rows > LINEAR_ROWS)
+        return {"df11_linear_fast_32",
+                kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32),
+                4,
+                3,
+                LINEAR_WARPS,
+                1,
+                true,
+                early,
+                2};
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
@@ -172,6 +182,11 @@ static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u
 }
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream);
+// Rows of x up to which the kernels are those of linear_bulk.cuh, and which of them.
+constexpr u32 MOST_BY_SHARED = 32;
+static u32 class_of(u32 x_rows) {
+    return x_rows <= MOST_BY_SHARED ? (x_rows > LINEAR_ROWS) : wide_class(x_rows);
+}
 
 // --- check
 
@@ -246,7 +261,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         run(y2, x + one * x_pitch, x_pitch, 1, nullptr);
         expect(same_bits(y + one * y_pitch, y2, rows), "a row alone has other bits");
     }
-    if (x_rows > LINEAR_ROWS + 1 && wide_class(x_rows - 1) == wide_class(x_rows)) {
+    if (x_rows > LINEAR_ROWS + 1 && class_of(x_rows - 1) == class_of(x_rows)) {
         run(y2, x + x_pitch, x_pitch, x_rows - 1, nullptr);
         expect(same_bits(y + y_pitch, y2, (x_rows - 1) * y_pitch), "other rows change bits");
     }
@@ -472,7 +487,7 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
 #include "linear_wide.hpp"
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream) {
-    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, early, stream);
+    if (l.x_rows > MOST_BY_SHARED) return launch_wide(l, early, stream);
     Variant v = standard(l.x_rows);
     v.early &= early;
     launch_fast(v, l, stream);
@@ -547,7 +562,7 @@ static int hostile(Context& c, int count, u64 seed) {
         LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
         add_matrix(l, f, y, rows, nullptr);
         const Workspace room(l);
-        if (x_rows <= LINEAR_ROWS) l.counters = c.counters, l.partials = c.partials;
+        if (x_rows <= MOST_BY_SHARED) l.counters = c.counters, l.partials = c.partials;
         launch_product(l, early, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
         room.free();
@@ -734,14 +749,14 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
                                    launch_wide(l, begins_early, c.stream);
                                }});
             };
-            if (x_rows > LINEAR_ROWS) {
-                if (ring) continue;
-                add_wide("df11_linear_fast_32 to _128", true);
+            if (x_rows > LINEAR_ROWS && ring) continue;
+            if (x_rows > MOST_BY_SHARED) {
+                add_wide(x_rows > 64 ? "df11_linear_fast_128" : "df11_linear_fast_64", true);
                 add_wide("the same, launched plainly", false);
             } else {
                 add(standard(x_rows));
             }
-            if (early && !ring && x_rows <= LINEAR_ROWS) {
+            if (early && !ring && x_rows <= MOST_BY_SHARED) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
@@ -805,38 +820,6 @@ int main(int argc, char** argv) {
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
     if (mode == "bench" || mode == "variants" || mode == "wide")
         return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
-#ifdef STAMPS
-    if (mode == "stamps") {
-        const u32 rows = atoi(argv[2]), columns = atoi(argv[3]), x_rows = atoi(argv[4]);
-        u16* w = make_weights(rows, columns, 3, 0);
-        Fast f = pack(w, rows, columns);
-        std::vector<Fast> fs = {f};
-        for (int i = 1; i < 8; i++) fs.push_back(f.copy());
-        u16 *x = make_weights(128, columns, 9, 4), *y;
-        CUDA(cudaMalloc(&y, u64(128) * rows * 2));
-        std::vector<Contender> all;
-        all.push_back({"wide", 0, [&](int k) {
-                           LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-                           add_matrix(l, fs[k], y, rows, nullptr);
-                           launch_wide(l, true, c.stream);
-                       }});
-        measure(c, all, 8, 3);
-        printf("%u x %u, %u rows: %.2f us\n", rows, columns, x_rows, median_of(all[0].seconds) * 1e6);
-        std::vector<u64> s(132 * 32);
-        std::vector<u32> n(132);
-        CUDA(cudaMemcpyFromSymbol(s.data(), stamps, s.size() * 8));
-        CUDA(cudaMemcpyFromSymbol(n.data(), stamp_count, n.size() * 4));
-        u64 first = ~0ull;
-        for (u32 b = 0; b < 132; b++) first = std::min(first, s[b * 32] >> 8);
-        for (u32 b = 0; b < 132; b += b < 8 ? 1 : 11) {
-            printf("block %3u:", b);
-            for (u32 i = 0; i < n[b] && i < 32; i++)
-                printf(" %u:%llu", u32(s[b * 32 + i] & 255), (s[b * 32 + i] >> 8) - first);
-            printf("\n");
-        }
-        return 0;
-    }
-#endif
     if (mode == "crossover")
         return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : WIDE_ROWS, early);
     fprintf(stderr, "see the head of linear_bench.cu\n");
