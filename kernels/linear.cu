@@ -1,6 +1,7 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
-// y = x W^T (+ bias), up to 64 rows of x. Nothing is decoded to memory: 12.02 bits are read for
-// each weight where a BF16 product reads 16.
+// y = x W^T (+ bias), up to 128 rows of x. Nothing is decoded to memory: 12.02 bits are read for
+// each weight where a BF16 product reads 16. Here are those up to 32 rows; linear_wide.cuh has the
+// others and a head of its own.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
@@ -26,16 +27,16 @@
 // 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
 // instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
-//   rows of x             1       8       16      32      64
-//   H100                  1.41    1.40    1.35    1.22    0.65
-//   H100, plain launches  1.31    1.31    1.28    1.16    0.65
-//   H200                  1.31    1.32    1.21    0.96    0.46
-//   H200, plain launches  1.23    1.25    1.16    0.91    0.46
+//   rows of x             1       8       16      32
+//   H100                  1.41    1.40    1.35    1.22
+//   H100, plain launches  1.31    1.31    1.28    1.16
+//   H200                  1.31    1.32    1.21    0.96
+//   H200, plain launches  1.23    1.25    1.16    0.91
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
 // and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
 // on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. At 64 rows each 32 rows of weights read all of x from shared memory,
-// where wgmma would read it once for 64.
+// cluster of two spares half. With 64 rows it took twice cuBLASLt's time: each 32 rows of weights
+// read all of x from shared memory.
 //
 // Rejected, in the record with their figures:
 //   cp.async in warps' own rings; 8 warps; 2 or 3 blocks a multiprocessor; 3 or 6 stages; no
@@ -184,8 +185,8 @@ __constant__ u32 linear_constants[] = {
     shared_for(14),
     shared_for(15),
     shared_for(16),
-    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of the last two, and
-    // of df11_linear_arrange. 0 where there are none.
+    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of the last two,
+    // and of df11_linear_arrange. 0 where there are none.
     SHARED_32,
     HAS_WIDE * wide_shared_bytes(64),
     HAS_WIDE * wide_shared_bytes(128),

@@ -1,4 +1,37 @@
-// Products of 33 to 128 rows of x, for compute capability 9.0.
+// Products of 33 to 128 rows of x, for compute capability 9.0: wgmma, with decoded weights as the A
+// operand from registers, x as B from shared memory.
+//
+//   arrange   a kernel of its own before: x in wgmma's order, once, rather than in each block
+//   item      256 rows of a matrix: two blocks of a cluster, four strips each, which share x
+//   split     ranges of stages (128 columns) as long as each other, one a cluster (linear_task.cuh)
+//   block     16 warps that multiply, 4 that ask for stages, one a strip, without waiting for the
+//             launch before; x comes by a copy to both blocks, of which each asks for half
+//
+//      a stage of a strip   | step 0 | step 1 | step 2 | step 3 |
+//        rows g, g + 8        warpgroup 0       warpgroup 2
+//        rows g + 16, g + 24  warpgroup 1       warpgroup 3      warp i of each: strip i
+//
+//   At the end of a part two warpgroups exchange halves of their sums in shared memory; parts of an
+//   item meet in memory, and the block that comes last adds them, in order.
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin; benches/record/2026-11-22-linear-wide.md): 96 registers
+// (104 for those that multiply, 64 for those that ask), 80 bytes of spills with 128 rows of x; 20
+// warps, a block a multiprocessor, 218 KiB of shared memory with 64 rows of x, 214 KiB with 128.
+// About 155 instructions of a warp for 1,024 weights, of them 64 to load and decode.
+// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
+//   rows of x        48      64      96      128
+//   H200             0.87    0.86    0.71    0.70
+// What limits it. With 64 rows those that multiply take 0.75 to 0.80 us for a stage, as DRAM does:
+// so they never catch up after the end of a part, where they stand still for 3 to 5 us (exchange 1,
+// sums to memory 1.2, those of others 2, next part 1). Schedulers issue in 55 % of the cycles; a
+// warp waits for its group's others before a product (15 %), for the barrier of a stage (11 %), for
+// branches (9 %). Between two launches are 1.6 us, and 4.5 us with arrange there.
+//
+// Rejected, in the record with their figures:
+//   two warpgroups with 16 rows of each strip; stages of 64 columns for 64 rows of x; one warp for
+//   all copies; 17 to 32 rows of x by this kernel
+//
+// Safety: as linear.cu has it. No block waits for another cluster.
 #pragma once
 #include "linear_bulk.cuh"
 #include "linear_wgmma.cuh"
@@ -12,8 +45,8 @@ constexpr u32 ARRANGE_THREADS = 64;
 static_assert(WIDE_STRIPS == 4 && WIDE_STEPS == 4, "a warpgroup has four warps, a strip each");
 
 // A stage of the ring: the weights, strip by strip, and x as `arranged` has it; with 128 rows of x
-// half of a stage of the split, so that enough are on their way. First the barriers, full and empty,
-// and a word; then room for sums that warpgroups exchange. Stages are aligned to 1024.
+// half of a stage of the split, so that enough are on their way. First the barriers, full and
+// empty, and a word; then room for sums that warpgroups exchange. Stages are aligned to 1024.
 constexpr u32 WIDE_EXCHANGE = WIDE_WARPS * LANES * 32;
 constexpr u32 WIDE_FIRST_BYTES = 2 * MOST_STAGES * 8 + 16 + WIDE_EXCHANGE,
               WIDE_SLACK = WIDE_FIRST_BYTES + 1008;
@@ -201,8 +234,8 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, WideS
     if (asked < wide_stages(N)) ask_for_first_x();
 }
 
-// The heads of a strip: loaded two tiles before they are needed, and their entries brought to L1 one
-// tile before.
+// The heads of a strip: loaded two tiles before they are needed, and their entries brought to L1
+// one tile before.
 struct WideTiles {
     Head head, next_head;
     uint2 after_next;
@@ -424,7 +457,7 @@ __device__ __forceinline__ bool add_parts(const LinearLaunch& launch, const Wide
     if (load_shared(word) != part.last - part.first) return false;
     if (threadIdx.x == 0) *counter = 0;
     // Loads of some parts at once, as many as registers hold.
-    constexpr u32 AT_ONCE = N == 64 ? 2 : 1;
+    constexpr u32 AT_ONCE = 2;
 #pragma unroll
     for (u32 i = 0; i < N / 4; i++) sums[i] = 0;
 #pragma unroll 1

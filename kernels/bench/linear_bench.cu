@@ -709,7 +709,8 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
                                      : with_variants
                                          ? std::vector<u32>{1, 8, 16}
-                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128};
+                                         : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
+                                                            24, 32, 48, 64, 96, 128};
     struct Row {
         u32 x_rows;
         std::string name;

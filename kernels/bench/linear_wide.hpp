@@ -1,4 +1,4 @@
-// Host side of linear_bench.cu: launches of 33 to 128 rows of x, checks of those of 17 to 128, and the
+// Host side of linear_bench.cu: launches of 33 to 128 rows of x, checks of 17 to 128, and the
 // crossover. Loaded after Context.
 #pragma once
 
@@ -70,7 +70,8 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
     CUDA(cudaMemcpy2D(own, columns * 2, w + first, whole_columns * 2, columns * 2, rows,
                       cudaMemcpyDeviceToDevice));
     u16 *x = make_weights(x_rows, columns, 5, 4), *bias = make_weights(1, rows, 6, 0);
-    const u32 begins[] = {0, 32, rows / 64 * 32}, ends[] = {rows, std::max(64u, rows / 32 * 32), rows};
+    const u32 begins[] = {0, 32, rows / 64 * 32},
+              ends[] = {rows, std::max(64u, rows / 32 * 32), rows};
     u64 y_pitch = 3;
     for (u32 i = 0; i < 3; i++) y_pitch += ends[i] - begins[i];
     CUDA(cudaMalloc(&y, x_rows * y_pitch * 2));

@@ -27,7 +27,7 @@ const CONSTANTS: usize = SHARED_AT + ROWS as usize + MORE_ROWS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
 /// As many follow, of kernels for more rows.
-const MORE_ROWS: usize = 3;
+const MORE_ROWS: usize = 5;
 /// Rows of x that the smaller one of two kernels multiplies.
 const FEW_ROWS: u64 = 8;
 
