@@ -83,6 +83,16 @@ static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
             if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
+    if (x_rows > LINEAR_ROWS)
+        return {"df11_linear_fast_32",
+                kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32),
+                4,
+                3,
+                LINEAR_WARPS,
+                1,
+                true,
+                early,
+                2};
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
@@ -161,6 +171,11 @@ static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream);
 #include "stored_host.hpp"
+// Rows of x up to which the kernels are those of linear_bulk.cuh, and which of them.
+constexpr u32 MOST_BY_SHARED = 32;
+static u32 class_of(u32 x_rows) {
+    return x_rows <= MOST_BY_SHARED ? (x_rows > LINEAR_ROWS) : wide_class(x_rows);
+}
 
 // --- check
 
@@ -231,7 +246,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         run(y2, x + one * x_pitch, x_pitch, 1, nullptr);
         expect(same_bits(y + one * y_pitch, y2, rows), "a row alone has other bits");
     }
-    if (x_rows > LINEAR_ROWS + 1 && wide_class(x_rows - 1) == wide_class(x_rows)) {
+    if (x_rows > LINEAR_ROWS + 1 && class_of(x_rows - 1) == class_of(x_rows)) {
         run(y2, x + x_pitch, x_pitch, x_rows - 1, nullptr);
         expect(same_bits(y + y_pitch, y2, (x_rows - 1) * y_pitch), "other rows change bits");
     }
@@ -464,7 +479,7 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
 #include "stored_bench.hpp"
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream) {
-    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, early, stream);
+    if (l.x_rows > MOST_BY_SHARED) return launch_wide(l, early, stream);
     Variant v = standard(l.x_rows);
     v.early &= early;
     launch_fast(v, l, stream);
@@ -539,7 +554,7 @@ static int hostile(Context& c, int count, u64 seed) {
         LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
         add_matrix(l, f, y, rows, nullptr);
         const Workspace room(l);
-        if (x_rows <= LINEAR_ROWS) l.counters = c.counters, l.partials = c.partials;
+        if (x_rows <= MOST_BY_SHARED) l.counters = c.counters, l.partials = c.partials;
         launch_product(l, early, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
         room.free();
@@ -686,7 +701,8 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
                                      : with_variants
                                          ? std::vector<u32>{1, 8, 16}
-                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128};
+                                         : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
+                                                            24, 32, 48, 64, 96, 128};
     struct Row {
         u32 x_rows;
         std::string name;
@@ -726,14 +742,14 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
                                    launch_wide(l, begins_early, c.stream);
                                }});
             };
-            if (x_rows > LINEAR_ROWS) {
-                if (ring) continue;
-                add_wide("df11_linear_fast_32 to _128", true);
+            if (x_rows > LINEAR_ROWS && ring) continue;
+            if (x_rows > MOST_BY_SHARED) {
+                add_wide(x_rows > 64 ? "df11_linear_fast_128" : "df11_linear_fast_64", true);
                 add_wide("the same, launched plainly", false);
             } else {
                 add(standard(x_rows));
             }
-            if (early && !ring && x_rows <= LINEAR_ROWS) {
+            if (early && !ring && x_rows <= MOST_BY_SHARED) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
