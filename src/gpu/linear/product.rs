@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{Matrix, launch::Launch};
+use super::{Matrix, kernels::too_little_shared_memory, launch::Launch};
 use crate::{
     Error, Result,
     gpu::{Device, Status, route::check_contexts},
@@ -97,6 +97,7 @@ pub struct Linear {
     matrices: Vec<Matrix>,
     launches: Vec<Launch>,
     columns: u64,
+    crossover_rows: u64,
 }
 
 impl Linear {
@@ -114,10 +115,14 @@ impl Linear {
         let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
             check_pair(first, matrix)?;
-            kernels.check(matrix)?;
         }
         let launches = Launch::all(kernels, matrices);
-        Ok(Self { matrices: matrices.to_vec(), launches, columns: first.column_count() })
+        if launches.iter().any(|launch| launch.most_rows() == 0) {
+            return Err(too_little_shared_memory());
+        }
+        let crossover_rows = matrices.iter().map(|matrix| kernels.crossover_rows(matrix)).min().unwrap_or(1);
+        let columns = first.column_count();
+        Ok(Self { matrices: matrices.to_vec(), launches, columns, crossover_rows })
     }
 
     /// Its matrices, in the order of the outputs.
@@ -128,6 +133,14 @@ impl Linear {
     /// The GPU on which they lie.
     pub fn device(&self) -> &Device {
         self.matrices[0].device()
+    }
+
+    /// From about so many rows of x on it is faster to decode the matrices
+    /// ([`Matrix::decode_into_raw`]) and to multiply with a library of BLAS. A table by GPU and
+    /// residence, from times on an H100 and an H200; estimated for other GPUs. Of several matrices the
+    /// least. `linear_bench crossover` in `kernels/bench` measures it.
+    pub fn crossover_rows(&self) -> u64 {
+        self.crossover_rows
     }
 
     /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
