@@ -1,0 +1,119 @@
+//! Models whose matrices are loaded in the fast layout, on the stand-in for the GPU's driver (see
+//! `tests/driver.rs`), which runs no kernels. What is decoded of them, `tests/gpu/residence.rs` tests. Each test
+//! runs itself again in a process of its own.
+#![cfg(all(target_os = "linux", feature = "cuda"))]
+
+#[path = "support/container.rs"]
+mod container;
+#[path = "support/driver.rs"]
+mod stand_in;
+
+use container::{Item, Model, normal_weights};
+use df11::{
+    Dtype, Error, OpenOptions,
+    gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
+};
+use stand_in::{child, compile, in_child, is_child, run_child};
+
+/// Matrices, one of which comes in several parts, and tensors that are none.
+fn bytes() -> Vec<u8> {
+    let tile = |name: &str, rows: u64, columns: u64| {
+        let weights = normal_weights((rows * columns) as usize, rows);
+        Item::tile(name, &[rows, columns], weights, (256, columns)).in_block("layer")
+    };
+    let items = [
+        tile("small", 100, 520),
+        tile("large", 2100, 2056),
+        Item::raw("norm", Dtype::BF16, &[520], normal_weights(520, 3)).in_block("layer"),
+        Item::gap("gap", &[96, 520], normal_weights(49_920, 7), (32, 128)).in_block("layer"),
+        Item::raw("rest", Dtype::U8, &[77], vec![5; 77]).in_block("rest"),
+    ];
+    Model::new(&items, &[]).build()
+}
+
+fn open(bytes: Vec<u8>) -> df11::Model {
+    OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
+}
+
+fn fast() -> LoadOptions {
+    LoadOptions::new().residence(Preference::Fast)
+}
+
+#[test]
+fn matrices_lie_in_the_fast_layout_alone() {
+    if !is_child("matrices_lie_in_the_fast_layout_alone", 2) {
+        return;
+    }
+    let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
+    let model = open(bytes());
+    let plan = Plan::of(&model, 2, |block| {
+        Some(Placement { device: usize::from(block.name() == "rest"), streamed: false })
+    });
+    let plan = plan.unwrap().prefer(&model, Preference::Fast, &[]).unwrap();
+    let loaded = model.load_on(&devices, &LoadOptions::new().plan(plan.clone())).unwrap();
+    for name in ["small", "large"] {
+        let matrix = loaded.matrix(name).unwrap();
+        // The stand-in counts no exceptions.
+        assert_eq!((matrix.residence(), matrix.exceptions()), (Residence::Fast, Some(0)));
+        let (strips, steps) = (matrix.row_count().div_ceil(32), matrix.column_count().div_ceil(32));
+        assert_eq!(matrix.device_bytes(), strips * (steps * 1536 + steps.div_ceil(8) * 8));
+    }
+    assert!(loaded.device_bytes() <= plan.device_bytes().iter().sum());
+    let stored = model.load_on(&devices, &LoadOptions::new()).unwrap();
+    assert_eq!(stored.matrix("small").unwrap().residence(), Residence::Stored);
+    assert!(loaded.device_bytes() > stored.device_bytes());
+}
+
+#[test]
+fn a_plan_says_itself_where_matrices_lie() {
+    if !is_child("a_plan_says_itself_where_matrices_lie", 1) {
+        return;
+    }
+    let (device, model) = (Device::open(0).unwrap(), open(bytes()));
+    let options = fast().plan(Plan::resident(&model).unwrap());
+    let refused = model.load(&device, &options).unwrap_err();
+    assert!(matches!(refused, Error::Parameter { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("Plan::prefer"), "{refused}");
+}
+
+#[test]
+fn damage_is_told_and_the_device_still_loads() {
+    if !is_child("damage_is_told_and_the_device_still_loads", 1) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let good = bytes();
+    let model = open(good.clone());
+    let sections = &model.shards()[0].directory().sections;
+    for section in sections {
+        let (start, length) = (section.offset.get(), section.length.get());
+        for at in [start, start + length / 2, start + length - 1] {
+            let mut damaged = good.clone();
+            damaged[at as usize] ^= 1;
+            let loaded = open(damaged).load(&device, &fast());
+            // A byte of a section that no GPU needs: the start of the weights file.
+            let is_needed = section.block_index().is_some();
+            assert_eq!(loaded.is_err(), is_needed, "byte {at}");
+            assert!(loaded.err().is_none_or(|error| matches!(error, Error::Corrupt { .. })), "byte {at}");
+        }
+    }
+    open(good).load(&device, &fast()).unwrap();
+}
+
+#[test]
+fn failures_of_the_driver_are_told() {
+    const NAME: &str = "failures_of_the_driver_are_told";
+    if in_child() {
+        let device = Device::open(0).unwrap();
+        let error = open(bytes()).load(&device, &fast()).unwrap_err();
+        assert!(matches!(error, Error::Gpu { .. }), "{error:?}");
+        return;
+    }
+    let Some(folder) = compile(&[]) else { return };
+    // Neither is called before matrices arrive.
+    for function in ["cuStreamWaitEvent", "cuMemsetD8Async"] {
+        let mut command = child(&folder, NAME, 1);
+        command.env(format!("DRIVER_{function}"), "700");
+        run_child(command);
+    }
+}
