@@ -276,7 +276,8 @@ fn calls_allocate_nothing_and_wait_for_nothing() {
     for function in
         ["cuMemAlloc_v2", "cuMemAllocAsync", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"]
     {
-        // SAFETY: this process runs this test alone, and no other thread of it asks for its environment.
+        // SAFETY: this process runs this test alone, and no other thread of it asks for its
+        // environment.
         unsafe { std::env::set_var(format!("DRIVER_{function}"), "2") };
     }
     assert!(stream.alloc_zeros::<u8>(1).is_err() && stream.synchronize().is_err());

@@ -526,7 +526,8 @@ fn rows_are_gathered_by_their_indices() {
                 let status = Status::new(device).unwrap();
                 let mut output = stream.clone_htod(&vec![POISON_HALF; expected.len()]).unwrap();
                 let place = (output.device_ptr_mut(&stream).0, pitch as u64);
-                // SAFETY: as many indices, and rows of output; all live until the status has been read.
+                // SAFETY: as many indices, and rows of output; all live until the status has been
+                // read.
                 unsafe { form.gather(indices, count as u64, place, &stream, &status) }.unwrap();
                 assert_eq!(status.read(&stream).unwrap() != 0, bad);
                 assert!(
@@ -679,8 +680,8 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
     }
 }
 
-/// Matrices of a model whose arrays were changed, so that nobody notices but the kernels; how, is told by
-/// the round.
+/// Matrices of a model whose arrays were changed, so that nobody notices but the kernels; how, is
+/// told by the round.
 fn hostile(device: &Device, hosts: &[Host], round: usize, state: &mut u64) -> Vec<Matrix> {
     let names: Vec<String> = hosts.iter().map(|host| host.rows.to_string()).collect();
     let items: Vec<Item> = names.iter().zip(hosts).map(|(name, host)| host.item(name)).collect();
@@ -696,7 +697,8 @@ fn hostile_rounds() -> usize {
     super::hostile_rounds().min(70)
 }
 
-/// Products and gathered rows stay inside their outputs, and what is wrong in an index sets the status.
+/// Products and gathered rows stay inside their outputs, and what is wrong in an index sets the
+/// status.
 #[test]
 fn hostile_streams_stay_inside_products() {
     let Some(device) = gpu() else { return };

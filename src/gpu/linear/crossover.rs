@@ -43,8 +43,8 @@ const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6144 };
 
 /// Put together from times in `benches/record/` (2026-11-22-linear-*, *tile-kernel*), for the four
-/// matrices there: those of our products and of cuBLASLt's, and of decoding `tile`; decoding the fast
-/// layout is taken to run at the rate of a copy. In microseconds, on the H200:
+/// matrices there: those of our products and of cuBLASLt's, and of decoding `tile`; decoding the
+/// fast layout is taken to run at the rate of a copy. In microseconds, on the H200:
 ///
 /// ```text
 /// rows of x              16     32     64    128    192          decode, then cuBLASLt
@@ -52,8 +52,8 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6144 };
 /// fast                   96    124    141    187    141 + 187    187 + 131, more from 128 rows on
 /// ```
 ///
-/// Stored, 17 to 24 rows take 418. On the H100 neither tiles as stored were measured nor more than 32
-/// rows; there decoding takes longer by a third.
+/// Stored, 17 to 24 rows take 418. On the H100 neither tiles as stored were measured nor more than
+/// 32 rows; there decoding takes longer by a third.
 const KNOWN: [(Gpu, Crossover); 2] =
     [(H100, Crossover { stored: 17, fast: 129 }), (H200, Crossover { stored: 17, fast: 193 })];
 

@@ -33,8 +33,8 @@ const CONSTANTS: usize = TILE_AT + TILE_CONSTANTS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
 /// From where on they are that of the kernels for more rows: of that for [`MORE_ROWS`], those for
-/// [`WIDE_CLASSES`]; then threads of these, and of the kernel that arranges x for them. Zeros if there
-/// are none.
+/// [`WIDE_CLASSES`]; then threads of these, and of the kernel that arranges x for them. Zeros if
+/// there are none.
 const WIDE_AT: usize = SHARED_AT + ROWS as usize;
 /// From where on they say how matrices are shared out for more rows.
 const WIDE_SPLIT_AT: usize = WIDE_AT + 1 + WIDE_CLASSES.len() + 2;
@@ -82,8 +82,8 @@ struct WideKernels {
 }
 
 impl WideKernels {
-    /// None if this GPU's code has none, or its blocks have too little shared memory. `threads`: of a
-    /// block of those for fewer rows.
+    /// None if this GPU's code has none, or its blocks have too little shared memory. `threads`: of
+    /// a block of those for fewer rows.
     fn load(
         function: impl Fn(&str) -> Result<CudaFunction>,
         constants: &[u32],
@@ -166,8 +166,8 @@ impl LinearKernels {
         self.crossover.rows(matrix.residence())
     }
 
-    /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such ones as
-    /// stored; 0 if the kernels do not fit this GPU.
+    /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
+    /// ones as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<Staged>) -> u64 {
         match staged {
             Some(staged) => self.tiles.most_rows(staged),
@@ -180,9 +180,9 @@ impl LinearKernels {
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`MORE_ROWS`] rows of x, and no more than
-    /// [`most_rows`](Self::most_rows) says of the same matrices; all that it points to lives until the
-    /// kernel is done.
+    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`MORE_ROWS`] rows of x, and no
+    /// more than [`most_rows`](Self::most_rows) says of the same matrices; all that it points to
+    /// lives until the kernel is done.
     pub(super) unsafe fn multiply(
         &self,
         staged: Option<Staged>,
@@ -229,8 +229,8 @@ impl LinearKernels {
     /// Puts a product with experts on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points to
-    /// lives until the kernel is done. [`has_grouped`](Self::has_grouped) said yes.
+    /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points
+    /// to lives until the kernel is done. [`has_grouped`](Self::has_grouped) said yes.
     pub(super) unsafe fn multiply_grouped(&self, stream: &CudaStream, launch: &GroupedLaunch) -> Result<()> {
         let GroupedLaunch { places, experts, rows, .. } = *launch;
         // Items, if each expert begins a chunk of its own.

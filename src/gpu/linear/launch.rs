@@ -100,8 +100,8 @@ impl Launch {
     /// first one is row `first` of the outputs.
     ///
     /// # Safety
-    /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps the
-    /// matrices.
+    /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps
+    /// the matrices.
     pub(super) unsafe fn run(
         &self,
         kernels: &LinearKernels,
@@ -121,8 +121,8 @@ impl Launch {
         }
         if x.rows <= MORE_ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
-            // SAFETY: arrays, columns and items are those of matrices that the caller keeps; counters
-            // are zero, since kernels leave them so; the rest is the caller's promise.
+            // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
+            // counters are zero, since kernels leave them so; the rest is the caller's promise.
             return unsafe { kernels.multiply(self.staged, stream, &arguments) };
         }
         arguments.counters = workspace;

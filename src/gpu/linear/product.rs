@@ -101,13 +101,13 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Prepares the product with these matrices: one launch for up to eight of a residence. Takes no
-    /// device memory.
+    /// Prepares the product with these matrices: one launch for up to eight of a residence. Takes
+    /// no device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU, or one cannot be
-    /// multiplied by as it lies there; [`Error::Gpu`] if the GPU has too little shared memory for the
-    /// kernels.
+    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU, or one cannot
+    /// be multiplied by as it lies there; [`Error::Gpu`] if the GPU has too little shared memory
+    /// for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
@@ -137,8 +137,8 @@ impl Linear {
 
     /// From about so many rows of x on it is faster to decode the matrices
     /// ([`Matrix::decode_into_raw`]) and to multiply with a library of BLAS. A table by GPU and
-    /// residence, from times on an H100 and an H200; estimated for other GPUs. Of several matrices the
-    /// least. `linear_bench crossover` in `kernels/bench` measures it.
+    /// residence, from times on an H100 and an H200; estimated for other GPUs. Of several matrices
+    /// the least. `linear_bench crossover` in `kernels/bench` measures it.
     pub fn crossover_rows(&self) -> u64 {
         self.crossover_rows
     }
@@ -162,17 +162,18 @@ impl Linear {
     /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a misaligned address, and a stream or status of another
-    /// device; [`Error::Gpu`] where the driver refuses.
+    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a
+    /// misaligned address, and a stream or status of another device; [`Error::Gpu`] where the
+    /// driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// each output has room for as many rows of as many elements as its matrix has rows, and its
-    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was filled with zeros
-    /// once, and since then only calls of [`Linear::multiply`] have written to it, of any `Linear`,
-    /// one after the other (on one stream, or ordered by events). Until the work is done nobody
-    /// else uses outputs and workspace or changes the rest; until then, and until the last replay
-    /// of a graph that captured it, all that and this value live.
+    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was
+    /// filled with zeros once, and since then only calls of [`Linear::multiply`] have written to
+    /// it, of any `Linear`, one after the other (on one stream, or ordered by events). Until the
+    /// work is done nobody else uses outputs and workspace or changes the rest; until then, and
+    /// until the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,
         x: LinearInput,
@@ -192,8 +193,8 @@ impl Linear {
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
-                // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the rest
-                // is the caller's promise.
+                // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the
+                // rest is the caller's promise.
                 unsafe { launch.run(kernels, x, (outputs, first), workspace, stream, status) }?;
             }
         }

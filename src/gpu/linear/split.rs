@@ -1,4 +1,5 @@
-//! How matrices are shared out among blocks, as `kernels/linear_task.cuh` has it: by their shapes alone.
+//! How matrices are shared out among blocks, as `kernels/linear_task.cuh` has it: by their shapes
+//! alone.
 
 use super::task::{MATRICES, STRIP_ROWS, tiles_across};
 
@@ -88,11 +89,11 @@ impl Wide {
     #[must_use]
     pub(super) const fn and(self, rows: u64, columns: u64) -> Self {
         let (items, stages) = (rows.div_ceil(WIDE_ITEM_ROWS), columns.div_ceil(WIDE_COLUMNS));
-        let shared = items % WIDE_RANGES;
-        let most = (shared * stages).div_ceil(WIDE_LEAST_STAGES);
+        let rest = items % WIDE_RANGES;
+        let most = (rest * stages).div_ceil(WIDE_LEAST_STAGES);
         let shares = if most < WIDE_RANGES { most } else { WIDE_RANGES };
         let ranges = if items < WIDE_RANGES { shares } else { WIDE_RANGES };
-        Self { ranges: self.ranges + ranges, partials: self.partials + shared + shares }
+        Self { ranges: self.ranges + ranges, partials: self.partials + rest + shares }
     }
 
     /// Of sums of parts, for so many rows of x.

@@ -61,9 +61,9 @@ impl Needs {
         Self { most_warps, table, row, warp, stages }
     }
 
-    /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do not
-    /// hold is read from where it lies, slowly. None if stages would be too small for common tiles as
-    /// well.
+    /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
+    /// not hold is read from where it lies, slowly. None if stages would be too small for common
+    /// tiles as well.
     fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
         let fixed = (2 + u32::from(staged.several)) * self.table + self.row * x_rows;
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
@@ -108,8 +108,8 @@ impl TileKernels {
         Ok(Self { few, most, gather, needs: Needs::new(constants), room, processors: others.processors() })
     }
 
-    /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and none if
-    /// they have too little.
+    /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
+    /// none if they have too little.
     pub(super) fn most_rows(&self, staged: Staged) -> u64 {
         let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, self.room).is_some();
         (1..=ROWS).rev().find(fits).unwrap_or(0)
@@ -119,7 +119,8 @@ impl TileKernels {
     ///
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with 1 to
-    /// [`most_rows`](Self::most_rows) rows of x; all that it points to lives until the kernel is done.
+    /// [`most_rows`](Self::most_rows) rows of x; all that it points to lives until the kernel is
+    /// done.
     pub(super) unsafe fn multiply(
         &self,
         early: bool,
@@ -136,7 +137,8 @@ impl TileKernels {
         };
         let function = if u64::from(launch.x_rows) <= FEW_ROWS { &self.few } else { &self.most };
         let run = if early { run_early } else { run };
-        // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants say.
+        // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
+        // say.
         unsafe { run(function, stream, config, launch) }
     }
 
