@@ -56,8 +56,9 @@ impl LinearOutput {
 /// run any number of times, on any streams.
 ///
 /// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
-/// x is multiplied, several launches if need be: 16 rows at once, or 128 of matrices in the fast
-/// layout with compute capability 9.0. From [`Linear::crossover_rows`] on it is faster to decode
+/// x is multiplied, by several launches if need be: 16 rows at once (fewer of matrices as stored if
+/// blocks have little shared memory), or 128 of matrices in the fast layout with compute capability
+/// 9.0. From [`Linear::crossover_rows`] on it is faster to decode
 /// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
 ///
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
@@ -105,9 +106,8 @@ impl Linear {
     /// no device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU, or one cannot
-    /// be multiplied by as it lies there; [`Error::Gpu`] if the GPU has too little shared memory
-    /// for the kernels.
+    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU; [`Error::Gpu`]
+    /// if the GPU has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
@@ -144,8 +144,8 @@ impl Linear {
     }
 
     /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
-    /// none. Up to 16 rows at most 2.4 MB; of more, which other kernels multiply with compute
-    /// capability 9.0, at most 17 MB a matrix.
+    /// none. Up to 16 rows at most 2.4 MB, up to 32 at most 4.7 MB. Of more rows, which other
+    /// kernels multiply with compute capability 9.0, up to 17.2 MB a matrix, and x again.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
@@ -159,7 +159,7 @@ impl Linear {
     /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
     /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or writes. It lets
     /// the next launch begin likewise: a kernel of the caller that has the attribute must wait
-    /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
+    /// (`griddepcontrol.wait`) before it reads y or writes x; any other waits by itself.
     ///
     /// # Errors
     /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a
