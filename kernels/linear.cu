@@ -1,6 +1,7 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
-// y = x W^T (+ bias), up to 64 rows of x. Nothing is decoded to memory: 12.02 bits are read for
-// each weight where a BF16 product reads 16.
+// y = x W^T (+ bias), up to 128 rows of x. Nothing is decoded to memory: 12.02 bits are read for
+// each weight where a BF16 product reads 16. Here are those up to 32 rows; linear_wide.cuh has the
+// others, linear_tile.cuh those by matrices in tiles as stored, and both have heads of their own.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
@@ -26,16 +27,16 @@
 // 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
 // instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
-//   rows of x             1       8       16      32      64
-//   H100                  1.41    1.40    1.35    1.22    0.65
-//   H100, plain launches  1.31    1.31    1.28    1.16    0.65
-//   H200                  1.31    1.32    1.21    0.96    0.46
-//   H200, plain launches  1.23    1.25    1.16    0.91    0.46
+//   rows of x             1       8       16      32
+//   H100                  1.41    1.40    1.35    1.22
+//   H100, plain launches  1.31    1.31    1.28    1.16
+//   H200                  1.31    1.32    1.21    0.96
+//   H200, plain launches  1.23    1.25    1.16    0.91
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
 // and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
 // on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. At 64 rows each 32 rows of weights read all of x from shared memory,
-// where wgmma would read it once for 64.
+// cluster of two spares half. With 64 rows it took twice cuBLASLt's time: each 32 rows of weights
+// read all of x from shared memory.
 //
 // Rejected, in the record with their figures:
 //   cp.async in warps' own rings; 8 warps; 2 or 3 blocks a multiprocessor; 3 or 6 stages; no
@@ -48,6 +49,7 @@
 #include "linear_bulk.cuh"
 #include "linear_fast.cuh"
 #include "linear_pack.cuh"
+#include "linear_tile_gather.cuh"
 #include "linear_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
@@ -60,7 +62,7 @@ static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
-constexpr u32 HAS_WIDE = 1;
+constexpr u32 HAS_WIDE = 1, SHARED_32 = bulk_shared_bytes(LINEAR_WARPS, 4, 3);
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
 }
@@ -72,7 +74,7 @@ __device__ __forceinline__ void linear(const Work& work) {
 #else
 #define CLUSTERS
 constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
-constexpr u32 HAS_WIDE = 0;
+constexpr u32 HAS_WIDE = 0, SHARED_32 = 0;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
 }
@@ -91,14 +93,15 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     linear<2, LINEAR_CLUSTER>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// 17 to 128 rows of x, in this order.
-extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS)
+// 17 to 32 rows of x.
+extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+    linear<4, LINEAR_CLUSTER>(Shared{launch});
+}
+// 33 to 128 rows of x: df11_linear_arrange, then the one that multiplies (linear_wide.cuh).
+extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS, 32)
     df11_linear_arrange(const __grid_constant__ LinearLaunch launch) {
     arrange_x(launch);
-}
-extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
-    linear_wide<32>(launch);
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
     df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
@@ -122,6 +125,23 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, 1)
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_gather(const __grid_constant__ GatherTask task) {
     gather_tile(task);
+}
+
+// Matrices in tiles as stored. Any number of blocks, persistent, of one warp and up to
+// LINEAR_TILE_WARPS more; bits of y depend on neither.
+constexpr u32 LINEAR_TILE_WARPS = 15;
+extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
+    df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<1, true>(Shared{launch});
+}
+extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
+    df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<2, true>(Shared{launch});
+}
+// A launch as that of df11_linear_gather.
+extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
+    df11_linear_tile_gather(const __grid_constant__ GatherTask task) {
+    gather_stored(task);
 }
 
 // With PACK_SHARED_BYTES of dynamic shared memory.
@@ -183,9 +203,9 @@ __constant__ u32 linear_constants[] = {
     shared_for(14),
     shared_for(15),
     shared_for(16),
-    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of those, and of
-    // df11_linear_arrange. 0 where there are none.
-    HAS_WIDE * wide_shared_bytes(32),
+    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of the last two,
+    // and of df11_linear_arrange. 0 where there are none.
+    SHARED_32,
     HAS_WIDE * wide_shared_bytes(64),
     HAS_WIDE * wide_shared_bytes(128),
     HAS_WIDE * WIDE_THREADS,
@@ -195,6 +215,15 @@ __constant__ u32 linear_constants[] = {
     WIDE_COLUMNS,
     WIDE_RANGES,
     WIDE_LEAST_STAGES,
+    // df11_linear_tile_{8,16}: the most warps of a block besides the first; of dynamic shared memory
+    // the bytes of a table, of which one more is needed than the block holds (two with several
+    // matrices), bytes for each row of x, for each warp, and how many times a warp needs a tile's
+    // bits (tile_shared_bytes).
+    LINEAR_TILE_WARPS,
+    sizeof(TileTable),
+    RUN_SETS * run_set_bytes(1),
+    PLANE_AHEAD * PLANE_PAIR + TILE_STAGES * (BITS_BEFORE + BITS_AFTER),
+    TILE_STAGES,
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

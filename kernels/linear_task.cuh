@@ -72,10 +72,11 @@ struct alignas(16) LinearMatrix {
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}: one argument, by value. At most so many rows of x, at least
-// 1. Any multiple of LINEAR_GROUP blocks, persistent; good is what fits the GPU at once, no more
-// than `items`. Threads and dynamic shared memory: df11_linear_constants tells them.
-// df11_linear_fast_{32,64,128} take it too: see below.
+// A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0 _32:
+// one argument, by value. At most so many rows of x, at least 1. Any multiple of LINEAR_GROUP
+// blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
+// shared memory: df11_linear_constants tells them. df11_linear_fast_{64,128} take it too: see
+// below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -96,7 +97,7 @@ struct alignas(16) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u16* arranged;     // for 17 rows of x and more: see below; else of no use
+    u16* arranged;     // for 33 rows of x and more: see below; else of no use
     LinearMatrix matrices[LINEAR_MATRICES];
 };
 static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
@@ -124,53 +125,60 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     return split;
 }
 
-// 17 to 128 rows of x: machine code for compute capability 9.0 has df11_linear_fast_{32,64,128},
+// 33 to 128 rows of x: the machine code for compute capability 9.0 has df11_linear_fast_{64,128},
 // for at most so many rows. Two launches with the same argument: df11_linear_arrange, any number of
-// blocks of ARRANGE_THREADS, writes x to `arranged`; the kernel that multiplies, any multiple of two
-// blocks of WIDE_THREADS, good is what fits the GPU at once, no more than twice the sum of
-// wide_split(..).ranges. Both may have the attribute of programmatic stream serialization.
+// blocks of ARRANGE_THREADS, good is two a multiprocessor at most, writes x to `arranged`; the
+// kernel that multiplies, any multiple of two blocks of WIDE_THREADS, good is what fits the GPU at
+// once, no more than twice the sum of wide_split(..).ranges. Both may have the attribute of
+// programmatic stream serialization.
 //
-// Of a matrix whole_strips, slices, first_item and first_partial are not read. What differs:
-//   counters   as above, also without partials
+// Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not read. What
+// differs from above:
+//   counters   twice the sum of wide_split(..).ranges, 0 before and after
 //   partials   the sum of wide_partial_bytes of all matrices, aligned to 16
 //   arranged   wide_arranged_bytes, aligned to 16
-// Bits of y depend on the matrix, on the row of x, and on whether there are up to 32, 64 or 128
-// rows.
+// Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
+// rows; no other row, no other matrix, no grid changes them.
 constexpr u32 WIDE_ROWS = 128;       // of x, at most
 constexpr u32 WIDE_ITEM_ROWS = 256;  // of a matrix: an item of a cluster of two blocks
-constexpr u32 WIDE_COLUMNS = 64;     // a stage
+constexpr u32 WIDE_COLUMNS = 128;    // a stage
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
-    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
+    return x_rows <= 64 ? 64 : 128;
 }
 
-// How a matrix is shared out among clusters: all stages of all items, one after another, are cut
-// into ranges as equal as can be. An item that several ranges have a part of is the sum of theirs,
-// which meet in memory. By shape alone.
+// How a matrix is shared out among clusters, in ranges of equal length. Each range has the same
+// number of whole items. The stages of the items that are left, one after another, are cut into
+// shares as equal as can be, each the begin of a range: an item that several ranges have a part of
+// is the sum of theirs, which meet in memory. By shape alone. Whole items come last, since whoever
+// multiplies a part waits for memory at its end.
 constexpr u32 WIDE_RANGES = LINEAR_BLOCKS / 2;  // at most
-constexpr u32 WIDE_LEAST_STAGES = 8;            // of a range, if the matrix has so many
+constexpr u32 WIDE_LEAST_STAGES = 4;            // of a share, if there are so many
 struct WideSplit {
-    u32 items, stages, ranges;  // stages: of an item
-    __host__ __device__ constexpr u32 total() const { return items * stages; }
-    __host__ __device__ constexpr u32 begin(u32 range) const {
-        return u32(u64(total()) * range / ranges);
+    u32 stages, ranges;  // stages: of an item
+    u32 shared, whole;   // items: first those in shares; then as many whole ones for each range
+    u32 shares;          // the first ranges have one each
+    u32 least, longer;   // stages of a share; how many shares, the first ones, have one more
+    __host__ __device__ constexpr u32 share_begin(u32 range) const {
+        const u32 before = range < shares ? range : shares;
+        return before * least + (before < longer ? before : longer);
     }
-    // The range that has a stage.
+    // The range whose share has a stage.
     __host__ __device__ constexpr u32 range_of(u32 stage) const {
-        return u32(((u64(stage) + 1) * ranges - 1) / total());
+        const u32 in_longer = longer * (least + 1);
+        return stage < in_longer ? stage / (least + 1) : longer + (stage - in_longer) / least;
     }
-    // Sums of a part of an item: how many have a place in memory at most, and where.
-    __host__ __device__ constexpr u32 partials() const {
-        return items < ranges ? items + ranges : 2 * ranges;
-    }
-    __host__ __device__ constexpr u32 partial(u32 range, u32 item) const {
-        return items < ranges ? range + item : 2 * range + (item != begin(range) / stages);
-    }
+    // Places of sums of parts: that of an item's in a range is range + item.
+    __host__ __device__ constexpr u32 partials() const { return shared ? shared + shares : 0; }
 };
 __host__ __device__ constexpr WideSplit wide_split(u32 rows, u32 columns) {
-    WideSplit split = {(rows + WIDE_ITEM_ROWS - 1) / WIDE_ITEM_ROWS,
-                       (columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS, WIDE_RANGES};
-    const u32 most = (split.total() + WIDE_LEAST_STAGES - 1) / WIDE_LEAST_STAGES;
-    if (most < split.ranges) split.ranges = most;
+    const u32 items = (rows + WIDE_ITEM_ROWS - 1) / WIDE_ITEM_ROWS,
+              stages = (columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS;
+    WideSplit split = {stages, WIDE_RANGES, items % WIDE_RANGES, items / WIDE_RANGES, 0, 0, 0};
+    const u32 total = split.shared * stages,
+              most = (total + WIDE_LEAST_STAGES - 1) / WIDE_LEAST_STAGES;
+    split.shares = most < split.ranges ? most : split.ranges;
+    if (!split.whole) split.ranges = split.shares;
+    if (split.shares) split.least = total / split.shares, split.longer = total % split.shares;
     return split;
 }
 __host__ __device__ constexpr u64 wide_partial_bytes(u32 rows, u32 columns, u32 x_rows) {
@@ -206,9 +214,16 @@ struct alignas(16) GroupedLaunch {
 };
 static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
 
-// Rows of a matrix in the fast layout by their indices on the device: df11_linear_gather, one
-// argument by value; count * ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or
-// past `rows` sets the status and gives zeros.
+// A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
+// a multiple of 8: the same argument, at most so many rows of x. Any number of blocks, persistent,
+// of one warp and some more, of which df11_linear_constants tells the most; good is one a
+// multiprocessor, no more than `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend
+// on the matrix and on the row of x, and on nothing else.
+
+// Rows of a matrix by their indices on the device: df11_linear_gather of one in the fast layout,
+// df11_linear_tile_gather of one in tiles as stored; one argument by value; count *
+// ceil(columns / 256) warps, UNPACK_WARPS in a block. An index at or past `rows` sets the status and
+// gives zeros.
 struct alignas(16) GatherTask {
     const u8* data;  // as in LinearMatrix, to rest_count
     const void* index;

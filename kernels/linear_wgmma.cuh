@@ -18,10 +18,9 @@ __device__ inline void wait_for_products() {
 }
 
 // Rows of x in shared memory: 128 bytes each, eight in 1024 bytes, the 16-byte pieces of a row in
-// the order of the 128-byte swizzle. 32 bytes further are the next 16 columns.
-__device__ inline u64 describe_x(u32 address) {
-    return u64(1) << 62 | u64(1024 >> 4) << 32 | u64(1) << 16 | (address & 0x3FFFF) >> 4;
-}
+// the order of the 128-byte swizzle. The lower word of the descriptor; 2 more are the next 16
+// columns.
+__device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
 
 #define SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
@@ -31,22 +30,19 @@ __device__ inline u64 describe_x(u32 address) {
 #define PLACES_64                                                                                 \
     PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
               " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PRODUCT(N, PLACES, WEIGHTS, X)                                                 \
-    "{ .reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" N \
-    "k16.f32.bf16.bf16 {" PLACES "}, {" WEIGHTS "}, " X ", add, 1, 1, 0; }"
-#define WEIGHTS_AND_X "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(x)
+// The upper word of the descriptor: 1024 bytes from eight rows to the next, 128-byte swizzle.
+#define PRODUCT(N, PLACES, WEIGHTS, X)                                                     \
+    "{ .reg .pred add;\n.reg .b64 x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 x, {" X                 \
+    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES "}, {" \
+    WEIGHTS "}, x, add, 1, 1, 0; }"
+#define WEIGHTS_AND_X "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(x)
 
-__device__ inline void multiply_wide(float (&d)[16], u32 a0, u32 a1, u32 a2, u32 a3, u64 x) {
-    asm volatile(PRODUCT("32", PLACES_16, "%16, %17, %18, %19", "%20")
-                 : SUMS_16(0)
-                 : WEIGHTS_AND_X);
-}
-__device__ inline void multiply_wide(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 x) {
+__device__ inline void multiply_wide(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("64", PLACES_32, "%32, %33, %34, %35", "%36")
                  : SUMS_16(0), SUMS_16(16)
                  : WEIGHTS_AND_X);
 }
-__device__ inline void multiply_wide(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 x) {
+__device__ inline void multiply_wide(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("128", PLACES_64, "%64, %65, %66, %67", "%68")
                  : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
                  : WEIGHTS_AND_X);

@@ -71,8 +71,6 @@ static_assert(8 / 2 % TILE_PREFETCH == 0, "a group has four pairs of units");
 
 constexpr u32 UNIT = 8, UNITS_A_GROUP = 8, GROUPS = 4, UNITS = UNITS_A_GROUP * GROUPS, TILE_WEIGHTS = LANES * UNITS * UNIT;
 constexpr u32 TILE_ROWS = 32, TILE_COLUMNS = 256, GROUP_ROWS = 8, CHUNK = LANES * 2 * UNIT;  // CHUNK: plane bytes of a pair of units
-constexpr u32 EXCESS_BITS = 6;
-constexpr u64 OFFSET_MASK = (1ull << 48) - 1;
 
 // A lane's units of a group, STEP bytes apart, one after the other: where other work comes between them, the rows' 512 bytes
 // reach L2 in pieces, and the kernel loses up to a third of its speed.
@@ -160,15 +158,9 @@ __device__ inline const u8* plane_of(const Tile& tile) {
     return t.plane + row_of(tile) * t.columns + column_of(tile) * min(u64(TILE_ROWS), t.rows - row_of(tile));
 }
 
-// What a lane needs of a tile's record and the next one's, as loaded.
-struct Record { u64 head, next_head; u32 low, high; };
 __device__ inline Record load_record(const Tile& tile, u32 lane) {
     const TileRecord* at = tile.from().records + (u64(tile.row) * tile.from().tiles_across + tile.column);
-    const u32 word = min(EXCESS_BITS * lane / 32, 4u);
-    return {__ldg(&at->head), __ldg(&at[1].head), __ldg(&at->excess[word]), __ldg(&at->excess[word + 1])};
-}
-__device__ inline u32 excess_of(const Record& r, u32 lane) {
-    return u32((u64(r.high) << 32 | r.low) >> (EXCESS_BITS * lane - 32 * min(EXCESS_BITS * lane / 32, 4u))) & 63;
+    return load_record(at, lane);
 }
 
 // Starts the copy of a tile's bits, and finds where the lane's begin and end.

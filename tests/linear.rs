@@ -150,7 +150,9 @@ fn products_are_prepared_and_checked() {
     assert!(refused(Linear::new(&[])).contains("name one matrix or more"));
     assert!(refused(Linear::new(&[a.clone(), narrow.clone()])).contains("520 columns and \"narrow\" 256"));
     assert!(refused(Linear::new(&[a.clone(), other])).contains("different GPUs"));
-    assert!(refused(Linear::new(&[model.matrix("a").unwrap()])).contains("Matrix::to_fast"));
+    // As stored too, and some so and some so.
+    let mixed = Linear::new(&[model.matrix("a").unwrap(), b.clone(), model.matrix("b").unwrap()]).unwrap();
+    assert_eq!(mixed.matrices().len(), 3);
 
     // Of 40 rows only slices of columns are work for a GPU; their sums need a workspace.
     let linear = Linear::new(&[wide]).unwrap();
@@ -194,7 +196,7 @@ fn products_are_prepared_and_checked() {
     gather(&fast, Indices::U32(4), 100, (2, 520)).unwrap();
     gather(&fast, Indices::U32(4), 0, (2, 520)).unwrap();
     gather(&fast, Indices::U32(4), 1, (2, 0)).unwrap();
-    assert!(refused(gather(&matrix, Indices::U32(4), 1, (2, 520))).contains("Matrix::to_fast"));
+    gather(&matrix, Indices::U32(4), 1, (2, 520)).unwrap();
     assert!(refused(gather(&fast, Indices::I64(4), 1, (2, 520))).contains("misaligned"));
     assert!(refused(gather(&fast, Indices::U32(4), 1, (1, 520))).contains("misaligned"));
     assert!(refused(gather(&fast, Indices::U32(4), 2, (2, 519))).contains("overlap"));
@@ -265,7 +267,7 @@ fn calls_allocate_nothing_and_wait_for_nothing() {
         .flat_map(|name| [model.matrix(name).unwrap(), fast(&model.matrix(name).unwrap())])
         .collect();
     let fast: Vec<Matrix> = matrices.iter().skip(1).step_by(2).cloned().collect();
-    let linear = Linear::new(&fast).unwrap();
+    let linear = Linear::new(&matrices).unwrap();
     let experts = GroupedLinear::new(&fast[2].split_rows(3).unwrap()).unwrap();
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
     let largest = matrices.iter().map(Matrix::decoded_bytes).max().unwrap();
@@ -274,7 +276,8 @@ fn calls_allocate_nothing_and_wait_for_nothing() {
     for function in
         ["cuMemAlloc_v2", "cuMemAllocAsync", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"]
     {
-        // SAFETY: this process runs this test alone, and no other thread of it asks for its environment.
+        // SAFETY: this process runs this test alone, and no other thread of it asks for its
+        // environment.
         unsafe { std::env::set_var(format!("DRIVER_{function}"), "2") };
     }
     assert!(stream.alloc_zeros::<u8>(1).is_err() && stream.synchronize().is_err());
@@ -282,16 +285,43 @@ fn calls_allocate_nothing_and_wait_for_nothing() {
         // SAFETY: the temporary is as large as the largest of them.
         unsafe { matrix.decode_into_raw(place, &stream, &status) }.unwrap();
     }
-    let (x, outputs) = (LinearInput::new(2, 100, 520), [LinearOutput::new(4096, 3200); 3]);
+    let (x, outputs) = (LinearInput::new(2, 100, 520), [LinearOutput::new(4096, 3200); 6]);
     // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
     unsafe { linear.multiply(x, &outputs, 0, &stream, &status) }.unwrap();
     // SAFETY: as above.
     unsafe { experts.multiply(x, Routing::new(4, 100), outputs[0], &stream, &status) }.unwrap();
     // SAFETY: as above.
     unsafe { fast[0].gather(Indices::U32(4), 100, (2, 520), &stream, &status) }.unwrap();
+    // SAFETY: as above.
+    unsafe { matrices[0].gather(Indices::U32(4), 100, (2, 520), &stream, &status) }.unwrap();
     for function in ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"] {
         // SAFETY: as above.
         unsafe { std::env::remove_var(format!("DRIVER_{function}")) };
+    }
+}
+
+/// From how many rows of x on decoding is faster depends on the GPU and on the residence.
+#[test]
+fn crossovers_are_those_of_the_gpu() {
+    const NAME: &str = "crossovers_are_those_of_the_gpu";
+    const EXPECTED: &str = "DF11_TEST_EXPECTED";
+    if in_child() {
+        let model = load(&Device::open(0).unwrap());
+        let stored = model.matrix("a").unwrap();
+        let crossover = |matrices: &[Matrix]| Linear::new(matrices).unwrap().crossover_rows();
+        let [of_stored, of_fast] = [stored.clone(), fast(&stored)].map(|matrix| crossover(&[matrix]));
+        assert_eq!(format!("{of_stored} {of_fast}"), std::env::var(EXPECTED).unwrap());
+        assert_eq!(crossover(&[fast(&stored), stored]), of_stored.min(of_fast));
+        return;
+    }
+    let Some(folder) = compile(&[]) else { return };
+    for (capability, bus_width, expected) in
+        [("90", "5120", "17 129"), ("90", "6144", "17 193"), ("90", "4096", "49 49"), ("80", "5120", "49 49")]
+    {
+        let mut command = child(&folder, NAME, 1);
+        command.env("DRIVER_capability", capability).env("DRIVER_bus_width", bus_width);
+        command.env(EXPECTED, expected);
+        run_child(command);
     }
 }
 
@@ -304,7 +334,7 @@ fn all_calls() -> Result<()> {
     let model = model.load(&device, &LoadOptions::new())?;
     let matrix = model.matrix("wide")?;
     let Transcoded::Fast(fast) = matrix.to_fast(5)? else { panic!("the stand-in counts no exceptions") };
-    let linear = Linear::new(&[fast.rows(32..40)?, fast.clone()])?;
+    let linear = Linear::new(&[fast.rows(32..40)?, matrix.clone()])?;
     let (stream, status) = (device.context().new_stream()?, Status::new(&device)?);
     let outputs = [LinearOutput::new(4096, 40); 2];
     // SAFETY: the stand-in runs no kernels.
@@ -367,7 +397,7 @@ fn failures_of_the_driver_are_errors() {
         run_child(command);
     }
     // And with kernels for more rows.
-    let wide = constants.replace(",9,0,0,0,0,0,", ",9,9,9,9,288,256,");
+    let wide = constants.replace(",9,0,0,0,0,0,", ",9,9,9,9,640,64,");
     run("df11_linear_constants", &wide, "");
     // Another size of a task, of a block of warps, and kernels that need more shared memory than
     // there is.
@@ -375,9 +405,11 @@ fn failures_of_the_driver_are_errors() {
     run(
         "df11_linear_constants",
         &constants.replace(",2048,8,", ",2048,4,"),
-        "count by [4, 8, 2048, 4, 4, 1024, 256, 64, 66, 8]",
+        "count by [4, 8, 2048, 4, 4, 1024, 256, 128, 66, 4]",
     );
     let large = constants.replace(",9,0,0,0,0,0,", ",232449,0,0,0,0,0,");
     run("df11_linear_constants", &large, "shared memory");
-    run("memory", "300000", "weights to transcode needs 327680 bytes");
+    let large = constants.replace(",15,16384,4096,", ",15,16384,400000,");
+    run("df11_linear_constants", &large, "shared memory");
+    run("memory", "300000", "a matrix in the fast layout needs 393472 bytes");
 }

@@ -5,6 +5,8 @@
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
 //                                      best; `wide`: 17 to 128 rows of x alone
 //   linear_bench variants ROUNDS       other depths and numbers of warps
+//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
+//                                      stored
 //   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
@@ -15,7 +17,9 @@
 #include <cublasLt.h>
 
 #include "../linear.cu"
+#include "../tile.cu"
 #include "bench.hpp"
+#include "tile_host.hpp"
 #include "linear_host.hpp"
 
 #define VARIANT(EIGHTS, DEPTH, WARPS, BLOCKS)               \
@@ -79,6 +83,16 @@ static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
             if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
+    if (x_rows > LINEAR_ROWS)
+        return {"df11_linear_fast_32",
+                kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32),
+                4,
+                3,
+                LINEAR_WARPS,
+                1,
+                true,
+                early,
+                2};
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
@@ -148,22 +162,6 @@ struct Context {
     }
 };
 
-static void add_matrix(LinearLaunch& l, const Fast& f, u16* y, u64 y_pitch, const u16* bias) {
-    LinearMatrix& m = l.matrices[l.matrix_count];
-    m = {};
-    m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count, m.bias = bias,
-    m.y = y, m.y_pitch = y_pitch;
-    const LinearSplit split = linear_split(f.rows, f.columns);
-    m.whole_columns = f.columns;
-    m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
-    m.first_item = l.items;
-    if (l.matrix_count) {
-        const LinearMatrix& last = l.matrices[l.matrix_count - 1];
-        m.first_strip = last.first_strip + (last.rows + 31) / 32;
-        m.first_partial = last.first_partial + linear_split(last.rows, f.columns).partials();
-    }
-    l.items += split.items(), l.matrix_count++;
-}
 static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u32 columns) {
     LinearLaunch l = {};
     l.x = x, l.x_pitch = pitch, l.x_rows = x_rows, l.columns = columns, l.counters = c.counters,
@@ -172,6 +170,12 @@ static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u
 }
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream);
+#include "stored_host.hpp"
+// Rows of x up to which the kernels are those of linear_bulk.cuh, and which of them.
+constexpr u32 MOST_BY_SHARED = 32;
+static u32 class_of(u32 x_rows) {
+    return x_rows <= MOST_BY_SHARED ? (x_rows > LINEAR_ROWS) : wide_class(x_rows);
+}
 
 // --- check
 
@@ -198,22 +202,18 @@ static Errors errors_of(const std::vector<u16>& y, const std::vector<double>& re
     return e;
 }
 
+template <class Form>
 static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u32 seed) {
     const u64 n = u64(rows) * columns, outputs = u64(x_rows) * rows;
     u16* w = make_weights(rows, columns, seed, mode);
-    Fast f = pack(w, rows, columns);
+    Form f = make_form((const Form*)nullptr, w, rows, columns);
     bool good = true;
     auto expect = [&](bool right, const char* what) {
         if (!right)
             printf("WRONG %ux%u mode %d, %u rows: %s\n", rows, columns, mode, x_rows, what),
                 good = false;
     };
-    u16* back;
-    CUDA(cudaMalloc(&back, n * 2 + 2));
-    CUDA(cudaMemset(back, 0xA5, n * 2 + 2));
-    unpack(f, back, columns, c.status);
-    expect(same_bits(w, back, n), "unpacked weights differ");
-    expect(from_device(back + n, 1)[0] == 0xA5A5, "unpack wrote past the end");
+    expect(right_weights(c, f, w), "unpacked weights differ, or more was written");
     const u64 x_pitch = (columns + 7) / 8 * 8 + 8;
     u16* x = make_weights(x_rows, u32(x_pitch), seed + 77, mode == 5 ? 6 : 4);
     const u64 y_pitch = rows + 5;
@@ -225,7 +225,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         CUDA(cudaMemset(to, 0xA5, x_rows * y_pitch * 2));
         LinearLaunch l = launch_of(c, from, pitch, count, columns);
         add_matrix(l, f, to, y_pitch, b);
-        launch_product(l, early, c.stream);
+        launch_form(f, l, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
     };
     run(y, x, x_pitch, x_rows, nullptr);
@@ -246,7 +246,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
         run(y2, x + one * x_pitch, x_pitch, 1, nullptr);
         expect(same_bits(y + one * y_pitch, y2, rows), "a row alone has other bits");
     }
-    if (x_rows > LINEAR_ROWS + 1 && wide_class(x_rows - 1) == wide_class(x_rows)) {
+    if (x_rows > LINEAR_ROWS + 1 && class_of(x_rows - 1) == class_of(x_rows)) {
         run(y2, x + x_pitch, x_pitch, x_rows - 1, nullptr);
         expect(same_bits(y + y_pitch, y2, (x_rows - 1) * y_pitch), "other rows change bits");
     }
@@ -283,12 +283,12 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
     expect(ours.rms < 0.02 && biased_error.rms < 0.02 + ours.rms * 4, "wrong product");
     expect(c.take_status() == 0, "status");
     printf(
-        "%6ux%-6u mode %d x %2u: %.3f bits, entries %.1e, rms %.3e (cuBLAS %.3e, Lt %d), worst "
+        "%6ux%-6u mode %d x %2u: %.3f bits, rms %.3e (cuBLAS %.3e, Lt %d), worst "
         "%.2e (%.2e), classes %llu %llu%s\n",
-        rows, columns, mode, x_rows, f.bytes() * 8.0 / n, double(f.count) / n, ours.rms, cublas.rms,
+        rows, columns, mode, x_rows, f.bytes() * 8.0 / n, ours.rms, cublas.rms,
         lt.count, ours.worst, cublas.worst, (unsigned long long)ours.classes,
         (unsigned long long)cublas.classes, good ? "" : "  WRONG");
-    for (void* p : {(void*)w, (void*)back, (void*)x, (void*)y, (void*)y2, (void*)yb, (void*)bias,
+    for (void* p : {(void*)w, (void*)x, (void*)y, (void*)y2, (void*)yb, (void*)bias,
                     (void*)shifted})
         CUDA(cudaFree(p));
     f.free();
@@ -377,22 +377,28 @@ static bool check_grouped(Context& c, u32 experts, u32 rows, u32 columns, std::v
     return good;
 }
 
-static GatherTask gather_of(const Fast& f, const void* indices, u32 count, u32 wide, u16* output,
+template <class Form>
+static GatherTask gather_of(const Form& f, const void* indices, u32 count, u32 wide, u16* output,
                             u64 pitch, u32* status) {
-    return {f.data, f.heads,   f.entries, nullptr, f.count,   indices, output, pitch,
-            f.rows, f.columns, count,     wide,    f.columns, 0,       status};
+    const LinearMatrix m = part_of(f, all_of(f));
+    return {m.data, m.index,   m.rest, m.table, m.rest_count,    indices,        output, pitch,
+            f.rows, f.columns, count,  wide,    m.whole_columns, m.first_column, status};
 }
 static void launch_gather(const GatherTask& task, cudaStream_t stream) {
     GatherTask copy = task;
     void* arguments[] = {&copy};
     const u64 warps = u64(task.count) * ((task.columns + 255) / 256);
-    CUDA(cudaLaunchKernel(kernel_of("df11_linear_gather", (const void*)df11_linear_gather),
+    const void* kernel =
+        task.table ? kernel_of("df11_linear_tile_gather", (const void*)df11_linear_tile_gather)
+                   : kernel_of("df11_linear_gather", (const void*)df11_linear_gather);
+    CUDA(cudaLaunchKernel(kernel,
                           u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES,
                           arguments, 0, stream));
 }
+template <class Form>
 static bool check_gather(Context& c, u32 rows, u32 columns, int mode) {
     u16* w = make_weights(rows, columns, 31, mode);
-    Fast f = pack(w, rows, columns);
+    Form f = make_form((const Form*)nullptr, w, rows, columns);
     bool good = true;
     for (u32 wide : {0u, 1u}) {
         const u32 count = 67;
@@ -470,9 +476,10 @@ static void measure(Context& c, std::vector<Contender>& all, int copies, int rou
 }
 
 #include "linear_wide.hpp"
+#include "stored_bench.hpp"
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream) {
-    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, early, stream);
+    if (l.x_rows > MOST_BY_SHARED) return launch_wide(l, early, stream);
     Variant v = standard(l.x_rows);
     v.early &= early;
     launch_fast(v, l, stream);
@@ -486,19 +493,19 @@ static int check(Context& c, bool wide_only) {
     u32 seed = 1;
     for (auto& s : shapes)
         for (u32 x_rows : {1u, 3u, 8u, 9u, 16u})
-            good &= check_one(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
+            good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
     for (int mode : {1, 3, 5, 7})
-        for (u32 x_rows : {1u, 16u}) good &= check_one(c, 512, 2048, mode, x_rows, seed++);
-    good &= check_one(c, 4096, 14336, 0, 4, seed++);
-    good &= check_one(c, 6144, 4096, 0, 16, seed++);
+        for (u32 x_rows : {1u, 16u}) good &= check_one<Fast>(c, 512, 2048, mode, x_rows, seed++);
+    good &= check_one<Fast>(c, 4096, 14336, 0, 4, seed++);
+    good &= check_one<Fast>(c, 6144, 4096, 0, 16, seed++);
     if (!ring) good &= check_wide(c, early);
     good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
     good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
     good &= check_grouped(c, 5, 64, 768, {0}, false, false);
     good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
-    good &= check_gather(c, 1000, 4096, 0);
-    good &= check_gather(c, 77, 1000, 3);
-    good &= check_gather(c, 77, 250, 5);
+    good &= check_gather<Fast>(c, 1000, 4096, 0);
+    good &= check_gather<Fast>(c, 77, 1000, 3);
+    good &= check_gather<Fast>(c, 77, 250, 5);
     // Every pattern: packed and unpacked.
     for (u32 rows : {256u, 37u}) {
         u16* w = make_weights(rows, 512, 5, 2);
@@ -547,7 +554,7 @@ static int hostile(Context& c, int count, u64 seed) {
         LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
         add_matrix(l, f, y, rows, nullptr);
         const Workspace room(l);
-        if (x_rows <= LINEAR_ROWS) l.counters = c.counters, l.partials = c.partials;
+        if (x_rows <= MOST_BY_SHARED) l.counters = c.counters, l.partials = c.partials;
         launch_product(l, early, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
         room.free();
@@ -694,7 +701,8 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
                                      : with_variants
                                          ? std::vector<u32>{1, 8, 16}
-                                         : std::vector<u32>{1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128};
+                                         : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
+                                                            24, 32, 48, 64, 96, 128};
     struct Row {
         u32 x_rows;
         std::string name;
@@ -734,14 +742,14 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
                                    launch_wide(l, begins_early, c.stream);
                                }});
             };
-            if (x_rows > LINEAR_ROWS) {
-                if (ring) continue;
-                add_wide("df11_linear_fast_32 to _128", true);
+            if (x_rows > LINEAR_ROWS && ring) continue;
+            if (x_rows > MOST_BY_SHARED) {
+                add_wide(x_rows > 64 ? "df11_linear_fast_128" : "df11_linear_fast_64", true);
                 add_wide("the same, launched plainly", false);
             } else {
                 add(standard(x_rows));
             }
-            if (early && !ring && x_rows <= LINEAR_ROWS) {
+            if (early && !ring && x_rows <= MOST_BY_SHARED) {
                 Variant plain = standard(x_rows);
                 plain.name = "the same, launched plainly", plain.early = false;
                 add(plain);
@@ -801,6 +809,17 @@ int main(int argc, char** argv) {
         int bad = check(c, wide_only);
         early = false;
         return bad | check(c, wide_only);
+    }
+    if (mode == "stored") {
+        const std::string of = argc > 2 ? argv[2] : "";
+        if (of == "check") {
+            const bool good = check_stored(c);
+            early = false;
+            return !(check_stored(c) && good);
+        }
+        if (of == "hostile")
+            return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
+        if (of == "bench") return bench_stored(c, atoi(argv[3]));
     }
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
     if (mode == "bench" || mode == "variants" || mode == "wide")

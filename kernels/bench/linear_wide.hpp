@@ -1,5 +1,5 @@
-// Host side of linear_bench.cu: launches of any number of rows of x, and checks of those of 17 to
-// 128. Loaded after Context.
+// Host side of linear_bench.cu: launches of 33 to 128 rows of x, checks of 17 to 128, and the
+// crossover. Loaded after Context.
 #pragma once
 
 static u32 most_blocks = 0;  // of a product, for checks; 0: what fits the GPU
@@ -18,19 +18,18 @@ static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared,
 }
 
 static const void* wide_kernel(u32 n) {
-    return n == 32   ? kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32)
-           : n == 64 ? kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64)
-                     : kernel_of("df11_linear_fast_128", (const void*)df11_linear_fast_128);
+    return n == 64 ? kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64)
+                   : kernel_of("df11_linear_fast_128", (const void*)df11_linear_fast_128);
 }
 static void launch_wide(const LinearLaunch& l, bool early, cudaStream_t stream) {
     const u32 n = wide_class(l.x_rows);
     u32 ranges = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
         ranges += wide_split(l.matrices[i].rows, l.columns).ranges;
-    const u32 pieces = (l.columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS * n * 8;
+    const u32 pieces = (l.columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS * WIDE_STEPS * n * 2;
     const u32 room = most_blocks ? most_blocks : sm_count() / 2 * 2;
     launch_with(kernel_of("df11_linear_arrange", (const void*)df11_linear_arrange),
-                std::min<u32>((pieces + ARRANGE_THREADS - 1) / ARRANGE_THREADS, sm_count()),
+                std::min<u32>((pieces + ARRANGE_THREADS - 1) / ARRANGE_THREADS, 2 * sm_count()),
                 ARRANGE_THREADS, 0, early, l, stream);
     launch_with(wide_kernel(n), std::min(2 * ranges, room), WIDE_THREADS, wide_shared_bytes(n),
                 early, l, stream);
@@ -71,7 +70,8 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
     CUDA(cudaMemcpy2D(own, columns * 2, w + first, whole_columns * 2, columns * 2, rows,
                       cudaMemcpyDeviceToDevice));
     u16 *x = make_weights(x_rows, columns, 5, 4), *bias = make_weights(1, rows, 6, 0);
-    const u32 begins[] = {0, 32, rows / 64 * 32}, ends[] = {rows, std::max(64u, rows / 32 * 32), rows};
+    const u32 begins[] = {0, 32, rows / 64 * 32},
+              ends[] = {rows, std::max(64u, rows / 32 * 32), rows};
     u64 y_pitch = 3;
     for (u32 i = 0; i < 3; i++) y_pitch += ends[i] - begins[i];
     CUDA(cudaMalloc(&y, x_rows * y_pitch * 2));
@@ -125,19 +125,19 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
 static bool check_wide(Context& c, bool early) {
     bool good = true;
     u32 seed = 500;
-    const u32 shapes[][2] = {{32, 256},   {1, 8},      {5, 7},     {33, 264},    {100, 1000},
-                             {257, 384},  {1024, 4096}, {31, 33},  {1000, 5120}, {2048, 96},
-                             {512, 2048}, {768, 2080}, {300, 4096}};
+    const u32 shapes[][2] = {{32, 256},   {1, 8},       {5, 7},      {33, 264},    {100, 1000},
+                             {257, 384},  {1024, 4096}, {31, 33},    {1000, 5120}, {2048, 96},
+                             {512, 2048}, {768, 2080},  {300, 4096}, {20000, 256}};
     for (auto& s : shapes)
         for (u32 x_rows : {17u, 24u, 31u, 32u, 33u, 47u, 64u, 65u, 100u, 127u, 128u})
-            good &= check_one(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
+            good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
     for (int mode : {1, 2, 3, 5, 7})
-        for (u32 x_rows : {32u, 64u, 128u}) good &= check_one(c, 500, 2056, mode, x_rows, seed++);
+        for (u32 x_rows : {32u, 64u, 128u}) good &= check_one<Fast>(c, 500, 2056, mode, x_rows, seed++);
     for (u32 x_rows : {32u, 64u, 128u})
-        good &= check_one(c, 4096, 14336, 0, x_rows, seed++),
-            good &= check_one(c, 6144, 4096, 1, x_rows, seed++);
-    good &= check_one(c, 28672, 4096, 0, 48, seed++);
-    for (u32 x_rows : {17u, 64u, 128u})
+        good &= check_one<Fast>(c, 4096, 14336, 0, x_rows, seed++),
+            good &= check_one<Fast>(c, 6144, 4096, 1, x_rows, seed++);
+    good &= check_one<Fast>(c, 28672, 4096, 0, 48, seed++);
+    for (u32 x_rows : {33u, 64u, 128u})
         good &= check_wide_launch(c, 1000, 2100, 512, 1588, x_rows, early),
             good &= check_wide_launch(c, 320, 4096, 256, 1024, x_rows, early);
     return good;

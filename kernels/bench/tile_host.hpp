@@ -140,8 +140,8 @@ struct Code {
     double bits_a_weight = 0;
 };
 
+inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit);
 inline Code make_code(const Matrix& m, int limit) {
-    Code c;
     std::vector<u64> counts(65536, 0);
     std::vector<std::vector<u64>> parts(cpu_threads(), counts);
     const size_t pairs = m.elements() / 2, per = (pairs + parts.size() - 1) / parts.size();
@@ -151,6 +151,11 @@ inline Code make_code(const Matrix& m, int limit) {
     });
     for (auto& part : parts)
         for (u32 i = 0; i < 65536; i++) counts[i] += part[i];
+    return code_of(counts, pairs, limit);
+}
+// Of so many pairs.
+inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
+    Code c;
     std::vector<u32> order;
     for (u32 i = 0; i < 65536; i++)
         if (counts[i]) order.push_back(i);
@@ -201,7 +206,7 @@ inline Code make_code(const Matrix& m, int limit) {
     for (u32 length = 1; length <= 12; length++)
         for (size_t i = 0; i < kept; i++)
             if (symbols[i].second == length) put(symbols[i].first);
-    c.bits_a_weight = best / double(m.elements());
+    c.bits_a_weight = best / double(2 * pairs);
     return c;
 }
 

@@ -66,7 +66,8 @@ impl Mixture {
             let routing = Routing::new(offsets, call.places as u64).rows(index);
             let x = LinearInput::new(x + 2 * call.shift as u64, 9, x_pitch as u64);
             let y = LinearOutput::new(y, call.pitch as u64);
-            // SAFETY: there are as many rows, offsets and places; all live until the status is read.
+            // SAFETY: there are as many rows, offsets and places; all live until the status is
+            // read.
             unsafe { self.linear.multiply(x, routing, y, stream, &status) }.unwrap();
         }
         let word = status.read(stream).unwrap();

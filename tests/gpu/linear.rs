@@ -20,7 +20,7 @@ use half::bf16;
 use super::{
     GUARD, POISON,
     container::{self, Item, Model, normal_weights, parse},
-    gpu, load, mutate, open, random,
+    gpu, load, mutate, open, random, say,
 };
 
 pub(super) const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
@@ -182,13 +182,25 @@ fn workspace(stream: &Arc<CudaStream>, linear: &Linear, rows: usize) -> CudaSlic
     stream.alloc_zeros::<u8>(linear.workspace_bytes(rows as u64) as usize + 256).unwrap()
 }
 
-#[expect(unsafe_code, reason = "raw pointers")]
 fn multiply_in(
     stream: &Arc<CudaStream>,
     linear: &Linear,
     call: &Call<'_>,
     workspace: &mut CudaSlice<u8>,
 ) -> Vec<Vec<u16>> {
+    let (products, word) = try_multiply(stream, linear, call, workspace);
+    assert_eq!(word, 0, "the status");
+    products
+}
+
+/// The products and the status; nothing else is written.
+#[expect(unsafe_code, reason = "raw pointers")]
+fn try_multiply(
+    stream: &Arc<CudaStream>,
+    linear: &Linear,
+    call: &Call<'_>,
+    workspace: &mut CudaSlice<u8>,
+) -> (Vec<Vec<u16>>, u32) {
     let (status, places) = (Status::new(linear.device()).unwrap(), Places::new(linear));
     let x = call.upload(stream);
     let most = linear.matrices().iter().map(|matrix| matrix.row_count() as usize).max().unwrap();
@@ -211,7 +223,7 @@ fn multiply_in(
         // has been read.
         unsafe { linear.multiply(x, &outputs, workspace, stream, &status) }.unwrap();
     }
-    status.check(stream).unwrap();
+    let word = status.read(stream).unwrap();
     let mut y = stream.clone_dtoh(&y).unwrap();
     let take = |(matrix, &start): (&Matrix, &usize)| {
         let count = matrix.row_count() as usize;
@@ -222,11 +234,15 @@ fn multiply_in(
     };
     let products = linear.matrices().iter().zip(&places.starts).map(take).collect();
     assert!(y.iter().all(|&half| half == POISON_HALF), "nothing else is written");
-    products
+    (products, word)
 }
 
 fn multiply(stream: &Arc<CudaStream>, linear: &Linear, call: &Call<'_>) -> Vec<Vec<u16>> {
-    multiply_in(stream, linear, call, &mut workspace(stream, linear, call.x.rows))
+    let mut workspace = workspace(stream, linear, call.x.rows);
+    let products = multiply_in(stream, linear, call, &mut workspace);
+    let after = workspace.slice(linear.workspace_bytes(call.x.rows as u64) as usize..);
+    assert!(stream.clone_dtoh(&after).unwrap().iter().all(|&byte| byte == 0), "after the workspace");
+    products
 }
 
 /// A product against sums in f64: rounding to BF16, and what sums in f32 in any order may lose.
@@ -476,16 +492,19 @@ fn rows_are_gathered_by_their_indices() {
         [(&hosts[0], 0, 0..1032), (&hosts[1], 32, 0..512), (&hosts[0], 64, 256..1032)]
     {
         let matrix = model(device, &[("w", whole)]).matrix("w").unwrap();
-        let rows = fast(&matrix, whole).rows(first..whole.rows as u64).unwrap();
-        let rows = rows.columns(columns.start as u64..columns.end as u64).unwrap();
-        let host = &whole.slice(0..whole.rows, columns);
-        let mut state = 5;
+        let cut = |form: &Matrix| {
+            let rows = form.rows(first..whole.rows as u64).unwrap();
+            rows.columns(columns.start as u64..columns.end as u64).unwrap()
+        };
+        let host = &whole.slice(0..whole.rows, columns.clone());
+        let forms = [cut(&matrix), cut(&fast(&matrix, whole))];
+        let (mut state, row_count) = (5, host.rows as u64 - first);
         for (count, pitch) in [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)] {
-            let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % rows.row_count()).collect();
+            let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % row_count).collect();
             // The last one names no row.
             let bad = count == 3;
             if bad {
-                wanted[2] = rows.row_count();
+                wanted[2] = row_count;
             }
             let narrow: Vec<u32> = wanted.iter().map(|&index| index as u32).collect();
             let (narrow, wide) = (stream.clone_htod(&narrow).unwrap(), stream.clone_htod(&wanted).unwrap());
@@ -495,20 +514,27 @@ fn rows_are_gathered_by_their_indices() {
             for (at, &index) in wanted.iter().enumerate() {
                 let row = &mut expected[at * pitch..][..host.columns];
                 row.fill(0);
-                if index < rows.row_count() {
+                if index < row_count {
                     row.copy_from_slice(
                         &host.bits[(first + index) as usize * host.columns..][..host.columns],
                     );
                 }
             }
-            for indices in indices {
+            for (indices, form) in
+                indices.iter().flat_map(|&indices| forms.iter().map(move |form| (indices, form)))
+            {
                 let status = Status::new(device).unwrap();
                 let mut output = stream.clone_htod(&vec![POISON_HALF; expected.len()]).unwrap();
                 let place = (output.device_ptr_mut(&stream).0, pitch as u64);
-                // SAFETY: as many indices, and rows of output; all live until the status has been read.
-                unsafe { rows.gather(indices, count as u64, place, &stream, &status) }.unwrap();
+                // SAFETY: as many indices, and rows of output; all live until the status has been
+                // read.
+                unsafe { form.gather(indices, count as u64, place, &stream, &status) }.unwrap();
                 assert_eq!(status.read(&stream).unwrap() != 0, bad);
-                assert!(stream.clone_dtoh(&output).unwrap() == expected, "{count} of {indices:?}");
+                assert!(
+                    stream.clone_dtoh(&output).unwrap() == expected,
+                    "{count} of {indices:?}, {:?}",
+                    form.residence()
+                );
             }
         }
     }
@@ -654,25 +680,80 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
     }
 }
 
+/// Matrices of a model whose arrays were changed, so that nobody notices but the kernels; how, is
+/// told by the round.
+fn hostile(device: &Device, hosts: &[Host], round: usize, state: &mut u64) -> Vec<Matrix> {
+    let names: Vec<String> = hosts.iter().map(|host| host.rows.to_string()).collect();
+    let items: Vec<Item> = names.iter().zip(hosts).map(|(name, host)| host.item(name)).collect();
+    let mut draft = parse(&container::Model::new(&items, &[]).build());
+    (0..items.len()).for_each(|tensor| mutate(&mut draft, tensor, round % 7, state));
+    draft.repair_checksums();
+    let model = open(draft.pack()).load(device, &LoadOptions::new().without_validation()).unwrap();
+    names.iter().map(|name| model.matrix(name).unwrap()).collect()
+}
+
+/// Fewer for tools that run kernels a hundred times slower.
+fn hostile_rounds() -> usize {
+    super::hostile_rounds().min(70)
+}
+
+/// Products and gathered rows stay inside their outputs, and what is wrong in an index sets the
+/// status.
+#[test]
+fn hostile_streams_stay_inside_products() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let hosts = [(40, 520), (100, 264), (301, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
+    let (mut state, mut noticed, mut all) = (9, 0, 0);
+    for round in 0..hostile_rounds() {
+        for (matrix, host) in hostile(device, &hosts, round, &mut state).iter().zip(&hosts) {
+            let linear = Linear::new(slice::from_ref(matrix)).unwrap();
+            let x = Host::normal([1, 8, 16, 20][round % 4], host.columns, 2);
+            let call = Call::new(&x);
+            let (product, word) =
+                try_multiply(&stream, &linear, &call, &mut workspace(&stream, &linear, x.rows));
+            if word == 0 {
+                // Other bits or codes may be another matrix, which is decoded likewise.
+                let decoded = Host::new(host.rows, host.columns, &decode(&stream, matrix));
+                if decoded.bits.iter().all(|&bits| bf16::from_bits(bits).to_f64().abs() < 1e30) {
+                    check(&call, &decoded, &product[0], &format!("round {round}"));
+                }
+            }
+            let (row, bad) = gather_one(&stream, matrix, host.rows as u64 - 1);
+            assert!(row[host.columns..].iter().all(|&half| half == POISON_HALF), "the guard stands");
+            assert!(word != 0 || bad == 0, "round {round}: rows of a matrix without a fault");
+            (noticed, all) = (noticed + usize::from(word != 0), all + 1);
+        }
+    }
+    say(&format!("{all} hostile matrices were multiplied by, {noticed} set the status"));
+    assert!(noticed > all / 3, "{noticed} of {all}");
+}
+
+/// A row and poison after it, and the status.
+#[expect(unsafe_code, reason = "raw pointers")]
+fn gather_one(stream: &Arc<CudaStream>, matrix: &Matrix, row: u64) -> (Vec<u16>, u32) {
+    let (columns, status) = (matrix.column_count(), Status::new(matrix.device()).unwrap());
+    let index = stream.clone_htod(&[row]).unwrap();
+    let mut output = stream.clone_htod(&vec![POISON_HALF; columns as usize + GUARD]).unwrap();
+    {
+        let indices = Indices::I64(index.device_ptr(stream).0);
+        let place = (output.device_ptr_mut(stream).0, columns);
+        // SAFETY: an index, and room for its row; all live until the status has been read.
+        unsafe { matrix.gather(indices, 1, place, stream, &status) }.unwrap();
+    }
+    let word = status.read(stream).unwrap();
+    (stream.clone_dtoh(&output).unwrap(), word)
+}
+
 /// Hostile streams become an error or another matrix, and nothing else; those that are refused say
 /// why.
 #[test]
 fn hostile_streams_do_not_become_fast() {
     let Some(device) = gpu() else { return };
     let (mut state, mut refused) = (3, 0);
-    let items: Vec<Item> = [(40, 520), (100, 264), (300, 1000)]
-        .iter()
-        .map(|&(rows, columns)| Host::normal(rows, columns, 4).item(&format!("{rows}")))
-        .collect();
-    let valid = container::Model::new(&items, &[]).build();
+    let hosts = [(40, 520), (100, 264), (300, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
     for round in 0..42 {
-        let mut draft = parse(&valid);
-        (0..items.len()).for_each(|tensor| mutate(&mut draft, tensor, round % 7, &mut state));
-        draft.repair_checksums();
-        let options = LoadOptions::new().without_validation();
-        let model = open(draft.pack()).load(device, &options).unwrap();
-        for name in ["40", "100", "300"] {
-            let matrix = model.matrix(name).unwrap();
+        for matrix in hostile(device, &hosts, round, &mut state) {
             match matrix.to_fast(matrix.row_count() * matrix.column_count()) {
                 Ok(_) => {}
                 Err(Error::Corrupt { .. }) => refused += 1,

@@ -4,7 +4,7 @@
 //   DRIVER_<function>    the CUresult with which this function of the driver fails
 //   DRIVER_<kernel>      numbers that the kernel stores where its first parameter points, with commas between them
 //   DRIVER_machine_code  the CUresult with which it refuses kernels that are not PTX
-//   DRIVER_version, DRIVER_devices, DRIVER_capability, DRIVER_memory
+//   DRIVER_version, DRIVER_devices, DRIVER_capability, DRIVER_memory, DRIVER_bus_width
 //
 // It has the functions that src/gpu/driver.rs lists. One that the crate calls anew is added to both.
 #define _GNU_SOURCE
@@ -14,7 +14,8 @@
 #include <string.h>
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, END_OF_KNOWN = 1000 };
-enum { PROCESSORS = 16, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MEMORY_OPTIN = 97, MEMORY_POOLS = 115 };
+enum { PROCESSORS = 16, BUS_WIDTH = 37, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+enum { SHARED_MEMORY_OPTIN = 97, MEMORY_POOLS = 115 };
 
 typedef uint64_t Address;
 typedef void *Handle;
@@ -112,6 +113,7 @@ int cuDeviceGetAttribute(int *to, int attribute, int device) {
         case CAPABILITY_MAJOR: *to = capability / 10; return 0;
         case CAPABILITY_MINOR: *to = capability % 10; return 0;
         case SHARED_MEMORY_OPTIN: *to = 227 << 10; return 0;
+        case BUS_WIDTH: *to = setting("bus_width", 384); return 0;
         case MEMORY_POOLS: *to = 1; return 0;
         default: return INVALID_VALUE;
     }

@@ -1,14 +1,17 @@
 //! From how many rows of x on it is faster to decode a matrix to memory and multiply then with a
-//! library of BLAS: measured, for each GPU that was at hand.
+//! library of BLAS, for each GPU that was at hand.
 //!
-//! The way to measure it on another one:
+//! The way to measure it, on these and others:
 //!
 //! ```text
 //! nvcc … kernels/bench/linear_bench.cu          # as kernels/bench/README.md says
 //! linear_bench crossover 5
 //! ```
 
+use cudarc::driver::{CudaContext, sys::CUdevice_attribute as Attribute};
+
 use super::Residence;
+use crate::{Result, gpu::fault::OrFault};
 
 /// What is known of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +20,16 @@ pub(super) struct Gpu {
     pub(super) capability: (i32, i32),
     /// Width of its memory's bus: GPUs of one chip differ by their memory.
     pub(super) bus_bits: i32,
+}
+
+impl Gpu {
+    /// What the driver says of it.
+    pub(super) fn of(context: &CudaContext) -> Result<Self> {
+        let action = "asking for a GPU's properties";
+        let capability = context.compute_capability().or_fault(action)?;
+        let bus = Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
+        Ok(Self { capability, bus_bits: context.attribute(bus).or_fault(action)? })
+    }
 }
 
 /// For matrices of each residence, the fewest rows for which decoding is faster.
@@ -29,19 +42,33 @@ pub(super) struct Crossover {
 const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6144 };
 
-const MEASURED: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 0, fast: 0 }), (H200, Crossover { stored: 0, fast: 0 })];
+/// Put together from times in `benches/record/` (2026-11-22-linear-*, *tile-kernel*), for the four
+/// matrices there: those of our products and of cuBLASLt's, and of decoding `tile`; decoding the
+/// fast layout is taken to run at the rate of a copy. In microseconds, on the H200:
+///
+/// ```text
+/// rows of x              16     32     64    128    192          decode, then cuBLASLt
+/// stored                239    478                               204 + 118
+/// fast                   96    124    141    187    141 + 187    187 + 131, more from 128 rows on
+/// ```
+///
+/// Stored, 17 to 24 rows take 418. On the H100 neither tiles as stored were measured nor more than
+/// 32 rows; there decoding takes longer by a third.
+const KNOWN: [(Gpu, Crossover); 2] =
+    [(H100, Crossover { stored: 17, fast: 129 }), (H200, Crossover { stored: 17, fast: 193 })];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
 const OTHERS: Crossover = Crossover { stored: 49, fast: 49 };
 
 impl Crossover {
+    /// Of this GPU.
     pub(super) fn of(gpu: Gpu) -> Self {
-        let known = MEASURED.iter().find(|&&(known, _)| known == gpu);
+        let known = KNOWN.iter().find(|&&(known, _)| known == gpu);
         known.map_or(OTHERS, |&(_, crossover)| crossover)
     }
 
+    /// The fewest rows of x.
     pub(super) fn rows(self, residence: Residence) -> u64 {
         match residence {
             Residence::Stored => self.stored,

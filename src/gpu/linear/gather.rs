@@ -87,9 +87,8 @@ impl Matrix {
             status: status.device_pointer(),
         };
         let kernels = self.device().linear_kernels()?;
-        kernels.check(self)?;
-        // SAFETY: the arrays are those of the matrix, which keeps them; indices of other rows are not
-        // followed; the rest is the caller's promise.
-        unsafe { kernels.gather(stream, &task, blocks) }
+        // SAFETY: the arrays are those of the matrix, which keeps them; indices of other rows are
+        // not followed; the rest is the caller's promise.
+        unsafe { kernels.gather(self.residence(), stream, &task, blocks) }
     }
 }

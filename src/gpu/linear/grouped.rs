@@ -5,6 +5,7 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
     LinearInput, LinearOutput, Matrix, Residence,
+    kernels::too_little_shared_memory,
     product::check_pair,
     task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS},
 };
@@ -26,7 +27,8 @@ pub struct Routing {
 
 impl Routing {
     /// `offsets`: the device address, a multiple of 4, of a `u32` for each expert and one more,
-    /// ascending, the last at most `places`. Place i has row i of x, unless [`Routing::rows`] tells.
+    /// ascending, the last at most `places`. Place i has row i of x, unless [`Routing::rows`]
+    /// tells.
     pub const fn new(offsets: CUdeviceptr, places: u64) -> Self {
         Self { offsets, places, rows: 0 }
     }
@@ -62,7 +64,8 @@ impl Routing {
 /// // Two rows of x, four experts each: eight places, here of experts 0 to 7.
 /// let x = stream.alloc_zeros::<u16>(2 * 2048)?;
 /// let offsets: Vec<u32> = (0..=128).map(|expert: u32| expert.min(8)).collect();
-/// let (offsets, rows) = (stream.clone_htod(&offsets)?, stream.clone_htod(&[0u32, 1, 0, 1, 0, 1, 0, 1])?);
+/// let offsets = stream.clone_htod(&offsets)?;
+/// let rows = stream.clone_htod(&[0u32, 1, 0, 1, 0, 1, 0, 1])?;
 /// let mut y = stream.alloc_zeros::<u16>(8 * 768)?;
 /// {
 ///     let (x, _read) = x.device_ptr(&stream);
@@ -87,8 +90,8 @@ pub struct GroupedLinear {
 
 impl GroupedLinear {
     /// Prepares the product with these matrices, in the fast layout and of one shape, in the order
-    /// of the offsets: expert 0 first. Takes 96 bytes of device memory for each, and waits for their
-    /// upload. [`Matrix::split_rows`] makes them of one tensor that holds all.
+    /// of the offsets: expert 0 first. Takes 96 bytes of device memory for each, and waits for
+    /// their upload. [`Matrix::split_rows`] makes them of one tensor that holds all.
     ///
     /// # Errors
     /// [`Error::Parameter`] if there is none or more than 1,024, one is
@@ -100,7 +103,9 @@ impl GroupedLinear {
             return Err(Error::parameter(problem, format!("name 1 to {MOST_EXPERTS}")));
         };
         let device = first.device();
-        let kernels = device.linear_kernels()?;
+        if !device.linear_kernels()?.has_grouped() {
+            return Err(too_little_shared_memory());
+        }
         for expert in experts {
             check_pair(first, expert)?;
             check_rows(first, expert)?;
@@ -108,7 +113,6 @@ impl GroupedLinear {
                 let problem = format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
                 return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
             }
-            kernels.check(expert)?;
         }
         let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
         Ok(Self { experts: experts.to_vec(), table: Buffer::of(device.copies(), &table)? })
@@ -126,10 +130,10 @@ impl GroupedLinear {
 
     /// Puts the products on a stream: y has a row for each place. Neither allocates nor waits, and
     /// can be captured in a graph: a replay multiplies as offsets and rows are then. An expert's
-    /// matrix is read once for each 16 of its places (8 except with compute capability 9.0); experts
-    /// without places cost nothing. Rows of y before the first offset and from the last one on stay
-    /// as they are. Begins and lets begin as [`Linear::multiply`](super::Linear::multiply), and waits
-    /// before it reads anything.
+    /// matrix is read once for each 16 of its places (8 except with compute capability 9.0);
+    /// experts without places cost nothing. Rows of y before the first offset and from the last one
+    /// on stay as they are. Begins and lets begin as [`Linear::multiply`](super::Linear::multiply),
+    /// and waits before it reads anything.
     ///
     /// Offsets that descend or exceed the places, rows that x does not have, and contradictions in
     /// what is stored set `status`; rows of y then hold anything.
@@ -143,8 +147,8 @@ impl GroupedLinear {
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// `y` has room for as many rows as there are places, of as many elements as a matrix has rows;
     /// `routing` has an offset for each expert and one more, and a row for each place if it names
-    /// any. Until the work is done nobody else uses y or changes the rest; until then, and until the
-    /// last replay of a graph that captured it, all that and this value live.
+    /// any. Until the work is done nobody else uses y or changes the rest; until then, and until
+    /// the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,
         x: LinearInput,
@@ -175,9 +179,9 @@ impl GroupedLinear {
             experts: self.experts.len() as u32,
             reserved: [0; 3],
         };
-        // SAFETY: the table has the arrays of as many matrices, all of these rows and columns, which
-        // `self` keeps; counts are at most what `check` allows; the kernel follows neither offsets
-        // nor indices out of x and y; the rest is the caller's promise.
+        // SAFETY: the table has the arrays of as many matrices, all of these rows and columns,
+        // which `self` keeps; counts are at most what `check` allows; the kernel follows neither
+        // offsets nor indices out of x and y; the rest is the caller's promise.
         unsafe { self.device().linear_kernels()?.multiply_grouped(stream, &launch) }
     }
 

@@ -7,13 +7,15 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_att
 
 use super::{
     Matrix, Residence,
+    crossover::{Crossover, Gpu},
     multiply::{Multiply, run},
     split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT, Wide},
     task::{
-        GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
-        PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
+        FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MORE_ROWS, MOST_EXPERTS,
+        PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
         tiles_across,
     },
+    tiles::{Staged, TILE_CONSTANTS, TileKernels},
 };
 use crate::{
     Error, Result,
@@ -27,18 +29,21 @@ use crate::{
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// How many numbers the kernel of constants writes.
-const CONSTANTS: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
+const CONSTANTS: usize = TILE_AT + TILE_CONSTANTS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
-/// From where on they are that of the kernels for more rows, then threads of these, and of the kernel
-/// that arranges x for them; zeros if there are none.
+/// From where on they are that of the kernels for more rows: of that for [`MORE_ROWS`], those for
+/// [`WIDE_CLASSES`]; then threads of these, and of the kernel that arranges x for them. Zeros if
+/// there are none.
 const WIDE_AT: usize = SHARED_AT + ROWS as usize;
 /// From where on they say how matrices are shared out for more rows.
-const WIDE_SPLIT_AT: usize = WIDE_AT + WIDE_CLASSES.len() + 2;
-/// Bytes of x that a thread arranges.
+const WIDE_SPLIT_AT: usize = WIDE_AT + 1 + WIDE_CLASSES.len() + 2;
+/// From where on they are of the kernels for matrices as stored.
+const TILE_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
+/// Blocks that arrange x, for each multiprocessor.
+const ARRANGE_BLOCKS: u32 = 2;
+/// Bytes of x that a thread arranges at once.
 const ARRANGED_PIECE: u64 = 16;
-/// Rows of x that the smaller one of two kernels multiplies.
-const FEW_ROWS: u64 = 8;
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -49,6 +54,7 @@ pub(in crate::gpu) struct LinearKernels {
     fast: Vec<Multiply>,
     /// For more rows, if there are such kernels for this GPU.
     wide: Option<WideKernels>,
+    tiles: TileKernels,
     grouped: Multiply,
     count: CudaFunction,
     scan: CudaFunction,
@@ -59,36 +65,45 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the one before it ends.
     early: bool,
+    crossover: Crossover,
+    /// Multiprocessors of this GPU.
+    processors: u32,
 }
 
-/// Kernels for more than [`ROWS`] rows of x.
+/// Kernels for more than [`ROWS`] rows of x by matrices in the fast layout.
 #[derive(Debug)]
 struct WideKernels {
-    /// Writes x to the workspace, in the order in which the others want it.
+    /// For [`MORE_ROWS`].
+    more: Multiply,
+    /// Writes x to the workspace, in the order in which the next ones want it.
     arrange: Multiply,
     /// For each of [`WIDE_CLASSES`].
-    fast: Vec<Multiply>,
+    most: Vec<Multiply>,
 }
 
 impl WideKernels {
-    /// None if this GPU's code has none, or its blocks have too little shared memory.
+    /// None if this GPU's code has none, or its blocks have too little shared memory. `threads`: of
+    /// a block of those for fewer rows.
     fn load(
         function: impl Fn(&str) -> Result<CudaFunction>,
         constants: &[u32],
+        threads: u32,
         others: &Kernels,
     ) -> Result<Option<Self>> {
-        let (shared, threads) = constants.split_at(WIDE_CLASSES.len());
-        let [threads, arrange_threads] = [threads[0], threads[1]];
-        if threads == 0 {
+        let (shared, wide_threads) = constants.split_at(1 + WIDE_CLASSES.len());
+        if wide_threads[0] == 0 {
             return Ok(None);
         }
-        let prepare = |(class, &shared): (u64, &u32)| {
-            Multiply::prepare(function(&format!("fast_{class}"))?, threads, shared, others)
+        let prepare = |rows: u64, threads, shared| {
+            Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others)
         };
-        let fast = WIDE_CLASSES.into_iter().zip(shared).map(prepare).collect::<Result<Vec<_>>>()?;
-        let arrange = Multiply::prepare(function("arrange")?, arrange_threads, 0, others)?;
-        let fit = fast.iter().all(|kernel| kernel.blocks > 0);
-        Ok(fit.then_some(Self { arrange, fast }))
+        let more = prepare(MORE_ROWS, threads, shared[0])?;
+        let most = WIDE_CLASSES.into_iter().zip(&shared[1..]);
+        let most = most.map(|(rows, &shared)| prepare(rows, wide_threads[0], shared));
+        let most = most.collect::<Result<Vec<_>>>()?;
+        let arrange = Multiply::prepare(function("arrange")?, wide_threads[1], 0, others)?;
+        let fit = most.iter().chain([&more]).all(|kernel| kernel.blocks > 0);
+        Ok(fit.then_some(Self { more, arrange, most }))
     }
 }
 
@@ -114,7 +129,8 @@ impl LinearKernels {
             Multiply::prepare(function.clone(), threads, shared, others)
         };
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
-        let wide = WideKernels::load(function, &constants[WIDE_AT..], others)?;
+        let wide = WideKernels::load(function, &constants[WIDE_AT..], threads, others)?;
+        let tiles = TileKernels::load(function, &constants[TILE_AT..], others)?;
         let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -122,43 +138,65 @@ impl LinearKernels {
         let [scan, pack] = [function("scan")?, function("pack")?];
         let [unpack, gather] = [function("unpack")?, function("gather")?];
         let early = early == 1 && driver >= EARLY_DRIVER;
-        Ok(Self { fast, wide, grouped, count, scan, pack, unpack, gather, count_bytes, early })
+        let (crossover, processors) = (Crossover::of(Gpu::of(stream.context())?), others.processors());
+        Ok(Self {
+            fast,
+            wide,
+            tiles,
+            grouped,
+            count,
+            scan,
+            pack,
+            unpack,
+            gather,
+            count_bytes,
+            early,
+            crossover,
+            processors,
+        })
     }
 
-    /// That there are kernels that multiply by this matrix, and run on this GPU.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] if there are none; [`Error::Gpu`] if its blocks have too little shared
-    /// memory.
-    pub(super) fn check(&self, matrix: &Matrix) -> Result<()> {
-        if matrix.residence() == Residence::Stored {
-            let problem = format!("no kernel multiplies by {:?} as it is stored", matrix.name());
-            return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
-        }
-        let mut all = self.fast.iter().chain([&self.grouped]);
-        let Some(kernel) = all.find(|kernel| kernel.blocks == 0) else { return Ok(()) };
-        let problem =
-            format!("a kernel that multiplies needs {} bytes of shared memory a block", kernel.shared);
-        Err(gpu(problem, "decode the matrix and multiply then, or take another GPU"))
+    /// Whether the kernel that multiplies by experts fits this GPU.
+    pub(super) fn has_grouped(&self) -> bool {
+        self.grouped.blocks > 0
     }
 
-    /// The most rows of x that one launch multiplies by matrices of a residence.
-    pub(super) fn most_rows(&self, residence: Residence) -> u64 {
-        match residence {
-            Residence::Fast if self.wide.is_some() => WIDE_CLASSES[WIDE_CLASSES.len() - 1],
-            Residence::Fast | Residence::Stored => ROWS,
+    /// From how many rows of x on decoding a matrix first is faster.
+    pub(super) fn crossover_rows(&self, matrix: &Matrix) -> u64 {
+        self.crossover.rows(matrix.residence())
+    }
+
+    /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
+    /// ones as stored; 0 if the kernels do not fit this GPU.
+    pub(super) fn most_rows(&self, staged: Option<Staged>) -> u64 {
+        match staged {
+            Some(staged) => self.tiles.most_rows(staged),
+            None if self.fast.iter().any(|kernel| kernel.blocks == 0) => 0,
+            None if self.wide.is_some() => WIDE_CLASSES[WIDE_CLASSES.len() - 1],
+            None => ROWS,
         }
     }
 
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`ROWS`] rows of x, of matrices of this
-    /// residence; all that it points to lives until the kernel is done. [`check`](Self::check) said
-    /// yes.
-    pub(super) unsafe fn multiply(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
-        let kernel = &self.fast[launch.x_rows as usize - 1];
-        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`MORE_ROWS`] rows of x, and no
+    /// more than [`most_rows`](Self::most_rows) says of the same matrices; all that it points to
+    /// lives until the kernel is done.
+    pub(super) unsafe fn multiply(
+        &self,
+        staged: Option<Staged>,
+        stream: &CudaStream,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
+        if let Some(staged) = staged {
+            // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+            return unsafe { self.tiles.multiply(self.early, staged, stream, launch) };
+        }
+        let few = self.fast.get(launch.x_rows as usize - 1);
+        let more = || self.wide.as_ref().map(|wide| &wide.more);
+        let kernel = few.or_else(more).expect("most_rows says whether there are kernels for so many");
+        // SAFETY: as above.
         unsafe { kernel.run(self.early, stream, launch.items, launch) }
     }
 
@@ -166,7 +204,7 @@ impl LinearKernels {
     /// arranges x, one that multiplies.
     ///
     /// # Safety
-    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than
+    /// As [`multiply`](Self::multiply), with more than [`MORE_ROWS`] rows of x and no more than
     /// [`most_rows`](Self::most_rows); the ranges are those of [`Wide`].
     pub(super) unsafe fn multiply_wide(
         &self,
@@ -174,13 +212,15 @@ impl LinearKernels {
         ranges: u64,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let kernels = self.wide.as_ref().expect("most_rows says whether there are such kernels");
+        let kernels = self.wide.as_ref().expect("most_rows says whether there are kernels for so many");
         let rows = u64::from(launch.x_rows);
         let pieces = Wide::arranged_bytes(launch.columns.into(), rows) / ARRANGED_PIECE;
         let blocks = pieces.div_ceil(u64::from(kernels.arrange.threads));
+        // More would leave no room for the blocks of the next kernel, which begin early.
+        let blocks = blocks.min(u64::from(ARRANGE_BLOCKS * self.processors));
         // SAFETY: the caller's promise; it waits for the kernel before it at once.
         unsafe { kernels.arrange.run(self.early, stream, blocks as u32, launch) }?;
-        let kernel = WIDE_CLASSES.iter().zip(&kernels.fast).find(|&(&class, _)| rows <= class);
+        let kernel = WIDE_CLASSES.iter().zip(&kernels.most).find(|&(&class, _)| rows <= class);
         let (_, kernel) = kernel.expect("no more rows than the last class has");
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
         unsafe { kernel.run(self.early, stream, (ranges * WIDE_CLUSTER) as u32, launch) }
@@ -189,8 +229,8 @@ impl LinearKernels {
     /// Puts a product with experts on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points to
-    /// lives until the kernel is done. [`check`](Self::check) said yes.
+    /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points
+    /// to lives until the kernel is done. [`has_grouped`](Self::has_grouped) said yes.
     pub(super) unsafe fn multiply_grouped(&self, stream: &CudaStream, launch: &GroupedLaunch) -> Result<()> {
         let GroupedLaunch { places, experts, rows, .. } = *launch;
         // Items, if each expert begins a chunk of its own.
@@ -239,16 +279,33 @@ impl LinearKernels {
     /// Puts the decoding of rows by their indices on the stream; this many blocks.
     ///
     /// # Safety
-    /// As [`pack`](Self::pack); the blocks are those of [`gather_blocks`].
-    pub(super) unsafe fn gather(&self, stream: &CudaStream, task: &GatherTask, blocks: u32) -> Result<()> {
+    /// As [`pack`](Self::pack), of a matrix of this residence; the blocks are those of
+    /// [`gather_blocks`].
+    pub(super) unsafe fn gather(
+        &self,
+        residence: Residence,
+        stream: &CudaStream,
+        task: &GatherTask,
+        blocks: u32,
+    ) -> Result<()> {
+        let kernel = match residence {
+            Residence::Stored => self.tiles.gather(),
+            Residence::Fast => &self.gather,
+        };
         let config = LaunchConfig {
             grid_dim: (blocks, 1, 1),
             block_dim: (UNPACK_WARPS as u32 * LANES, 1, 1),
             shared_mem_bytes: 0,
         };
         // SAFETY: the caller's promise; a warp for each tile that a row crosses.
-        unsafe { run(&self.gather, stream, config, task) }
+        unsafe { run(kernel, stream, config, task) }
     }
+}
+
+/// That kernels do not fit a GPU.
+pub(super) fn too_little_shared_memory() -> Error {
+    let problem = "blocks of this GPU have too little shared memory for the kernels that multiply";
+    gpu(problem, "decode the matrices and multiply then, or take another GPU")
 }
 
 /// Blocks that decode so many rows, a warp for each tile that a row crosses; none if they are too
@@ -269,7 +326,7 @@ fn check_constants(constants: &[u32]) -> Result<()> {
     let few = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
     let ours = [&few[..], &WIDE_SPLIT].concat();
     let few = [8, 10, 11, 12, 13, 14].into_iter();
-    let theirs = few.chain(WIDE_SPLIT_AT..CONSTANTS).map(|at| u64::from(constants[at]));
+    let theirs = few.chain(WIDE_SPLIT_AT..TILE_AT).map(|at| u64::from(constants[at]));
     let theirs: Vec<u64> = theirs.collect();
     if ours == theirs {
         return Ok(());

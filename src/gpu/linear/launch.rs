@@ -7,7 +7,8 @@ use super::{
     LinearInput, LinearOutput, Matrix, Residence,
     kernels::LinearKernels,
     split::{COUNTERS, MATRIX_COUNTERS, Split, Wide},
-    task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
+    task::{LinearLaunch, LinearMatrix, MATRICES, MORE_ROWS, PARTIAL_BYTES, ROWS},
+    tiles::Staged,
 };
 use crate::{Result, gpu::Status};
 
@@ -19,13 +20,15 @@ const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
 pub(super) struct Launch {
     /// The most rows of x at once.
     most_rows: u64,
+    /// Of matrices as stored.
+    staged: Option<Staged>,
     /// Which of the matrices, in the order of the launch.
     order: Vec<usize>,
     /// Without what a call brings; `counters` counts from the workspace, modulo 2^64.
     arguments: LinearLaunch,
     /// Items whose sums meet in the workspace.
     partials: u64,
-    /// For more than [`ROWS`] rows of x.
+    /// For more than [`MORE_ROWS`] rows of x.
     wide: Wide,
 }
 
@@ -36,13 +39,16 @@ impl Launch {
         for residence in [Residence::Stored, Residence::Fast] {
             let all = (0..matrices.len()).filter(|&at| matrices[at].residence() == residence);
             for order in all.collect::<Vec<_>>().chunks(MATRICES) {
-                launches.push(Self::new(kernels.most_rows(residence), order, matrices));
+                launches.push(Self::new(kernels, order, matrices));
             }
         }
         launches
     }
 
-    fn new(most_rows: u64, order: &[usize], matrices: &[Matrix]) -> Self {
+    fn new(kernels: &LinearKernels, order: &[usize], matrices: &[Matrix]) -> Self {
+        let largest = order.iter().filter_map(|&at| matrices[at].staged_bytes()).max();
+        let staged = largest.map(|bytes| Staged { bytes, several: order.len() > 1 });
+        let most_rows = kernels.most_rows(staged);
         let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
         let split = |at: usize| Split::new(shape(at).0, shape(at).1);
         // Kernels number the counters by strips, and use those of tails alone: numbers start so far
@@ -70,7 +76,7 @@ impl Launch {
             partials += split.partials();
             wide = wide.and(shape(at).0, shape(at).1);
         }
-        Self { most_rows, order: order.to_vec(), arguments, partials, wide }
+        Self { most_rows, staged, order: order.to_vec(), arguments, partials, wide }
     }
 
     /// The most rows of x at once.
@@ -81,8 +87,9 @@ impl Launch {
     /// Of a workspace for up to so many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         let (rows, columns) = (rows.min(self.most_rows), self.arguments.columns.into());
-        let narrow = if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES };
-        if rows <= ROWS {
+        let each = rows.clamp(1, MORE_ROWS).div_ceil(ROWS) * PARTIAL_BYTES;
+        let narrow = if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * each };
+        if rows <= MORE_ROWS {
             return narrow;
         }
         let wide = self.wide.partial_bytes(rows) + Wide::arranged_bytes(columns, rows);
@@ -93,8 +100,8 @@ impl Launch {
     /// first one is row `first` of the outputs.
     ///
     /// # Safety
-    /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps the
-    /// matrices.
+    /// As [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and keeps
+    /// the matrices.
     pub(super) unsafe fn run(
         &self,
         kernels: &LinearKernels,
@@ -112,11 +119,11 @@ impl Launch {
             let LinearOutput { pointer, pitch, bias } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
         }
-        if x.rows <= ROWS {
+        if x.rows <= MORE_ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
-            // SAFETY: arrays, columns and items are those of matrices that the caller keeps; counters
-            // are zero, since kernels leave them so; the rest is the caller's promise.
-            return unsafe { kernels.multiply(stream, &arguments) };
+            // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
+            // counters are zero, since kernels leave them so; the rest is the caller's promise.
+            return unsafe { kernels.multiply(self.staged, stream, &arguments) };
         }
         arguments.counters = workspace;
         arguments.arranged = arguments.partials + self.wide.partial_bytes(x.rows);

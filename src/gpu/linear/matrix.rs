@@ -363,6 +363,14 @@ impl Matrix {
         }
     }
 
+    /// As stored, what the largest tile of its tensor takes of the bitstream, in bytes.
+    pub(super) fn staged_bytes(&self) -> Option<u32> {
+        match &self.form {
+            Form::Stored(stored) => Some(stored.tile().staged_bytes()),
+            Form::Fast(_) => None,
+        }
+    }
+
     /// Its arrays for a launch.
     pub(super) fn task(&self) -> LinearMatrix {
         match &self.form {

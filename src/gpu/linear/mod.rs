@@ -10,6 +10,7 @@
 //! (`kernels/linear_task.cuh`) has about 12.1 bits a weight and is no part of the file format:
 //! [`transcode`] makes it on the GPU from what is stored.
 
+mod crossover;
 mod fast;
 mod gather;
 mod grouped;
@@ -21,6 +22,7 @@ mod packer;
 mod product;
 mod split;
 mod task;
+mod tiles;
 mod transcode;
 mod upload;
 

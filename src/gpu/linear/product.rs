@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::{Matrix, launch::Launch};
+use super::{Matrix, kernels::too_little_shared_memory, launch::Launch};
 use crate::{
     Error, Result,
     gpu::{Device, Status, route::check_contexts},
@@ -56,8 +56,9 @@ impl LinearOutput {
 /// run any number of times, on any streams.
 ///
 /// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
-/// x is multiplied, several launches if need be: 16 rows at once, or 128 of matrices in the fast
-/// layout with compute capability 9.0. From [`Linear::crossover_rows`] on it is faster to decode
+/// x is multiplied, by several launches if need be: 16 rows at once (fewer of matrices as stored if
+/// blocks have little shared memory), or 128 of matrices in the fast layout with compute capability
+/// 9.0. From [`Linear::crossover_rows`] on it is faster to decode
 /// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
 ///
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
@@ -97,16 +98,16 @@ pub struct Linear {
     matrices: Vec<Matrix>,
     launches: Vec<Launch>,
     columns: u64,
+    crossover_rows: u64,
 }
 
 impl Linear {
-    /// Prepares the product with these matrices: one launch for up to eight of a residence. Takes no
-    /// device memory.
+    /// Prepares the product with these matrices: one launch for up to eight of a residence. Takes
+    /// no device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU, or one cannot be
-    /// multiplied by as it lies there; [`Error::Gpu`] if the GPU has too little shared memory for the
-    /// kernels.
+    /// [`Error::Parameter`] if there is no matrix, or they differ in columns or GPU; [`Error::Gpu`]
+    /// if the GPU has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
@@ -114,10 +115,14 @@ impl Linear {
         let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
             check_pair(first, matrix)?;
-            kernels.check(matrix)?;
         }
         let launches = Launch::all(kernels, matrices);
-        Ok(Self { matrices: matrices.to_vec(), launches, columns: first.column_count() })
+        if launches.iter().any(|launch| launch.most_rows() == 0) {
+            return Err(too_little_shared_memory());
+        }
+        let crossover_rows = matrices.iter().map(|matrix| kernels.crossover_rows(matrix)).min().unwrap_or(1);
+        let columns = first.column_count();
+        Ok(Self { matrices: matrices.to_vec(), launches, columns, crossover_rows })
     }
 
     /// Its matrices, in the order of the outputs.
@@ -130,9 +135,17 @@ impl Linear {
         self.matrices[0].device()
     }
 
+    /// From about so many rows of x on it is faster to decode the matrices
+    /// ([`Matrix::decode_into_raw`]) and to multiply with a library of BLAS. A table by GPU and
+    /// residence, from times on an H100 and an H200; estimated for other GPUs. Of several matrices
+    /// the least. `linear_bench crossover` in `kernels/bench` measures it.
+    pub fn crossover_rows(&self) -> u64 {
+        self.crossover_rows
+    }
+
     /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
-    /// none. Up to 16 rows at most 2.4 MB; of more, which other kernels multiply with compute
-    /// capability 9.0, at most 17 MB a matrix.
+    /// none. Up to 16 rows at most 2.4 MB, up to 32 at most 4.7 MB. Of more rows, which other
+    /// kernels multiply with compute capability 9.0, up to 17.2 MB a matrix, and x again.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
@@ -146,20 +159,21 @@ impl Linear {
     /// matrices, which were whole when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
     /// [`Matrix::to_fast`] returned, and waits for that kernel before it reads x or writes. It lets
     /// the next launch begin likewise: a kernel of the caller that has the attribute must wait
-    /// (`griddepcontrol.wait`) before it reads y; any other waits by itself.
+    /// (`griddepcontrol.wait`) before it reads y or writes x; any other waits by itself.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a misaligned address, and a stream or status of another
-    /// device; [`Error::Gpu`] where the driver refuses.
+    /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a
+    /// misaligned address, and a stream or status of another device; [`Error::Gpu`] where the
+    /// driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// each output has room for as many rows of as many elements as its matrix has rows, and its
-    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was filled with zeros
-    /// once, and since then only calls of [`Linear::multiply`] have written to it, of any `Linear`,
-    /// one after the other (on one stream, or ordered by events). Until the work is done nobody
-    /// else uses outputs and workspace or changes the rest; until then, and until the last replay
-    /// of a graph that captured it, all that and this value live.
+    /// bias as many elements. `workspace` has [`Linear::workspace_bytes`] of as many rows; it was
+    /// filled with zeros once, and since then only calls of [`Linear::multiply`] have written to
+    /// it, of any `Linear`, one after the other (on one stream, or ordered by events). Until the
+    /// work is done nobody else uses outputs and workspace or changes the rest; until then, and
+    /// until the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,
         x: LinearInput,
@@ -179,8 +193,8 @@ impl Linear {
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
-                // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the rest
-                // is the caller's promise.
+                // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the
+                // rest is the caller's promise.
                 unsafe { launch.run(kernels, x, (outputs, first), workspace, stream, status) }?;
             }
         }

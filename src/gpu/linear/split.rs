@@ -1,4 +1,5 @@
-//! How matrices are shared out among blocks, as `kernels/linear_task.cuh` has it: by their shapes alone.
+//! How matrices are shared out among blocks, as `kernels/linear_task.cuh` has it: by their shapes
+//! alone.
 
 use super::task::{MATRICES, STRIP_ROWS, tiles_across};
 
@@ -56,25 +57,28 @@ pub(super) const MATRIX_COUNTERS: u64 = BLOCKS;
 /// Counters that a launch needs.
 pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
-/// Rows of a matrix that a cluster of blocks multiplies by more than [`ROWS`](super::task::ROWS) rows of
+/// Rows of a matrix that a cluster of blocks multiplies by more than
+/// [`MORE_ROWS`](super::task::MORE_ROWS) rows of
 /// x: an item.
 const WIDE_ITEM_ROWS: u64 = 256;
 /// Columns of a stage of an item.
-const WIDE_COLUMNS: u64 = 64;
+const WIDE_COLUMNS: u64 = 128;
 /// Blocks of a cluster.
 pub(super) const WIDE_CLUSTER: u64 = 2;
+/// At most.
 const WIDE_RANGES: u64 = BLOCKS / WIDE_CLUSTER;
-const WIDE_LEAST_STAGES: u64 = 8;
+/// Of a share, if there are so many.
+const WIDE_LEAST_STAGES: u64 = 4;
 /// What of this the kernels' constants tell.
 pub(super) const WIDE_SPLIT: [u64; 4] = [WIDE_ITEM_ROWS, WIDE_COLUMNS, WIDE_RANGES, WIDE_LEAST_STAGES];
 /// Rows of x up to which each kernel multiplies.
-pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
+pub(super) const WIDE_CLASSES: [u64; 2] = [64, 128];
 
 /// How matrices of a launch are shared out among clusters for more rows of x: the sums of
 /// `wide_split` of the kernels, by shapes alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wide {
-    /// A cluster's work: consecutive stages.
+    /// A cluster's work: a share of the items that are not whole, and whole items.
     pub(super) ranges: u64,
     /// Parts of items, whose sums meet in memory.
     partials: u64,
@@ -85,10 +89,11 @@ impl Wide {
     #[must_use]
     pub(super) const fn and(self, rows: u64, columns: u64) -> Self {
         let (items, stages) = (rows.div_ceil(WIDE_ITEM_ROWS), columns.div_ceil(WIDE_COLUMNS));
-        let most = (items * stages).div_ceil(WIDE_LEAST_STAGES);
-        let ranges = if most < WIDE_RANGES { most } else { WIDE_RANGES };
-        let partials = ranges + if items < ranges { items } else { ranges };
-        Self { ranges: self.ranges + ranges, partials: self.partials + partials }
+        let rest = items % WIDE_RANGES;
+        let most = (rest * stages).div_ceil(WIDE_LEAST_STAGES);
+        let shares = if most < WIDE_RANGES { most } else { WIDE_RANGES };
+        let ranges = if items < WIDE_RANGES { shares } else { WIDE_RANGES };
+        Self { ranges: self.ranges + ranges, partials: self.partials + rest + shares }
     }
 
     /// Of sums of parts, for so many rows of x.
@@ -110,7 +115,7 @@ fn wide_class(x_rows: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, WIDE_CLUSTER, Wide};
+    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, WIDE_CLUSTER, WIDE_RANGES, Wide};
 
     #[test]
     fn strips_are_shared_out_in_groups() {
@@ -137,16 +142,17 @@ mod tests {
             for columns in (8..40_000).step_by(1016) {
                 let Wide { ranges, partials } = Wide::default().and(rows, columns);
                 assert!(ranges > 0 && ranges * WIDE_CLUSTER <= MATRIX_COUNTERS, "{rows} x {columns}");
-                assert!((ranges..=2 * ranges).contains(&partials), "{rows} x {columns}");
+                assert!(partials < 2 * WIDE_RANGES, "{rows} x {columns}");
             }
         }
         let of = |rows, columns| {
             let wide = Wide::default().and(rows, columns);
             [wide.ranges, wide.partials]
         };
-        assert_eq!([of(4096, 4096), of(28_672, 4096), of(32, 520)], [[66, 82], [66, 132], [2, 3]]);
+        assert_eq!([of(4096, 4096), of(28_672, 4096), of(32, 520)], [[66, 82], [66, 112], [2, 3]]);
+        assert_eq!([of(256 * 66, 4096), of(256 * 67, 4096)], [[66, 0], [66, 9]]);
         let both = Wide::default().and(4096, 4096).and(32, 520);
         assert_eq!((both.ranges, both.partial_bytes(33)), (68, 85 * 256 * 64 * 4));
-        assert_eq!((Wide::arranged_bytes(520, 17), Wide::arranged_bytes(512, 128)), (576 * 64, 512 * 256));
+        assert_eq!((Wide::arranged_bytes(520, 33), Wide::arranged_bytes(512, 128)), (640 * 128, 512 * 256));
     }
 }

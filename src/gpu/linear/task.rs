@@ -24,7 +24,11 @@ pub(super) const ENTRY_BYTES: u64 = 4;
 pub(super) const MATRICES: usize = 8;
 /// Rows of x of a launch, at most.
 pub(super) const ROWS: u64 = 16;
-/// Bytes of the sums of an item.
+/// Likewise with compute capability 9.0, in the fast layout; of more x is arranged first.
+pub(super) const MORE_ROWS: u64 = 32;
+/// Rows of x that the smaller one of two kernels multiplies.
+pub(super) const FEW_ROWS: u64 = 8;
+/// Bytes of the sums of an item, for each [`ROWS`] rows of x.
 pub(super) const PARTIAL_BYTES: u64 = STRIP_ROWS * ROWS * 4;
 /// Warps of a block of the kernels that count and pack, a tile each.
 pub(super) const PACK_WARPS: u64 = 4;

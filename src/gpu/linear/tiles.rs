@@ -1,0 +1,177 @@
+//! Kernels that multiply by matrices in tiles as stored, and gather their rows.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
+
+use super::{
+    multiply::{run, run_early},
+    task::{FEW_ROWS, LinearLaunch, ROWS},
+};
+use crate::{
+    Result,
+    gpu::{fault::OrFault, fit::LANES, module::Kernels},
+};
+
+/// How many of the kernels' constants are theirs.
+pub(super) const TILE_CONSTANTS: usize = 5;
+/// With fewer warps that decode, memory is idle: rather they stage less than some tiles have.
+const LEAST_WARPS: u32 = 4;
+/// Bits of a tile that a stage holds at least, if it has so many: most of those of a common tile.
+const LEAST_STAGE: u32 = 2048;
+/// Bytes of which the stages of a block are a multiple, together.
+const STAGE_UNIT: u32 = 16;
+
+/// What blocks ask of shared memory depends on this of a launch's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Staged {
+    /// What the largest tile of all takes of its bitstream, in bytes.
+    pub(super) bytes: u32,
+    /// Whether there are two or more.
+    pub(super) several: bool,
+}
+
+/// What blocks ask of shared memory, in bytes, and what they bear.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
+    /// Warps that decode, at most; one more adds their sums.
+    most_warps: u32,
+    /// A decode table; there is room for one more than are used at once, which is two at most.
+    table: u32,
+    /// For each row of x.
+    row: u32,
+    /// Of each warp, besides the bits of tiles.
+    warp: u32,
+    /// How many tiles' bits a warp has at once.
+    stages: u32,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// Warps that decode.
+    warps: u32,
+    /// Dynamic shared memory.
+    shared: u32,
+}
+
+impl Needs {
+    fn new(constants: &[u32]) -> Self {
+        let [most_warps, table, row, warp, stages] =
+            *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
+        Self { most_warps, table, row, warp, stages }
+    }
+
+    /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
+    /// not hold is read from where it lies, slowly. None if stages would be too small for common
+    /// tiles as well.
+    fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
+        let fixed = (2 + u32::from(staged.several)) * self.table + self.row * x_rows;
+        let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
+        let of_warp = |bytes| self.warp + self.stages * bytes;
+        let each = of_warp(staged.bytes);
+        let warps = (free / each).clamp(LEAST_WARPS, self.most_warps);
+        let shared = fixed + free.min(warps * each);
+        (free >= warps * of_warp(staged.bytes.min(LEAST_STAGE))).then_some(Shape { warps, shared })
+    }
+}
+
+/// All of them in one context.
+#[derive(Debug)]
+pub(super) struct TileKernels {
+    few: CudaFunction,
+    most: CudaFunction,
+    gather: CudaFunction,
+    needs: Needs,
+    /// Dynamic shared memory that a block may have.
+    room: u32,
+    processors: u32,
+}
+
+impl TileKernels {
+    pub(super) fn load(
+        function: impl Fn(&str) -> Result<CudaFunction>,
+        constants: &[u32],
+        others: &Kernels,
+    ) -> Result<Self> {
+        let action = "preparing a kernel that multiplies";
+        let (few, most, gather) = (function("tile_8")?, function("tile_16")?, function("tile_gather")?);
+        let mut room = others.room();
+        for function in [&few, &most] {
+            let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
+            room = room.min(others.room().saturating_sub(block));
+        }
+        for function in [&few, &most] {
+            let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
+            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, room.cast_signed())?;
+            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+        }
+        Ok(Self { few, most, gather, needs: Needs::new(constants), room, processors: others.processors() })
+    }
+
+    /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
+    /// none if they have too little.
+    pub(super) fn most_rows(&self, staged: Staged) -> u64 {
+        let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, self.room).is_some();
+        (1..=ROWS).rev().find(fits).unwrap_or(0)
+    }
+
+    /// Puts a product on the stream.
+    ///
+    /// # Safety
+    /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with 1 to
+    /// [`most_rows`](Self::most_rows) rows of x; all that it points to lives until the kernel is
+    /// done.
+    pub(super) unsafe fn multiply(
+        &self,
+        early: bool,
+        staged: Staged,
+        stream: &CudaStream,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
+        let shape = self.needs.shape(launch.x_rows, staged, self.room);
+        let shape = shape.expect("most_rows says how many rows fit");
+        let config = LaunchConfig {
+            grid_dim: (launch.items.min(self.processors), 1, 1),
+            block_dim: ((shape.warps + 1) * LANES, 1, 1),
+            shared_mem_bytes: shape.shared,
+        };
+        let function = if u64::from(launch.x_rows) <= FEW_ROWS { &self.few } else { &self.most };
+        let run = if early { run_early } else { run };
+        // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
+        // say.
+        unsafe { run(function, stream, config, launch) }
+    }
+
+    /// The kernel that gathers rows.
+    pub(super) fn gather(&self) -> &CudaFunction {
+        &self.gather
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Needs, Shape, Staged};
+
+    #[test]
+    fn blocks_have_as_many_warps_as_fit() {
+        let needs = Needs { most_warps: 15, table: 16_384, row: 4096, warp: 2112, stages: 2 };
+        let shape = |x_rows, bytes, several, room| {
+            let shape = needs.shape(x_rows, Staged { bytes, several }, room);
+            shape.map(|Shape { warps, shared }| (warps, shared))
+        };
+        // Common weights: compute capability 9.0, and 8.6.
+        let (hopper, consumer, warp) = (226 << 10, 98 << 10, 2112 + 2 * 2704);
+        assert_eq!(shape(16, 2704, false, hopper), Some((15, 32_768 + 65_536 + 15 * warp)));
+        assert_eq!(shape(16, 2704, true, hopper), Some((15, 49_152 + 65_536 + 15 * warp)));
+        assert_eq!(shape(1, 2704, false, consumer), Some((8, 32_768 + 4096 + 8 * warp)));
+        // Four warps, with stages that hold less than the largest tiles.
+        assert_eq!(shape(8, 14_864, false, consumer), Some((4, consumer)));
+        assert_eq!(shape(9, 2704, false, consumer), Some((4, 32_768 + 9 * 4096 + 4 * warp)));
+        // Too many rows for so little.
+        assert_eq!((shape(11, 2704, false, consumer), shape(40, 2704, false, consumer)), (None, None));
+        assert_eq!(
+            (shape(6, 2704, true, consumer), shape(7, 2704, true, consumer)),
+            (Some((4, consumer)), None)
+        );
+    }
+}
