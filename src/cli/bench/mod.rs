@@ -104,7 +104,7 @@ impl Bench {
         if self.gpu {
             let (series, resident) = gpu::measure(&source, temporary.path(), self.repetitions, session)?;
             let mut answer = self.answer(&source, &series);
-            resident.add_to(&mut answer, size(&source).1);
+            resident.add_to(&mut answer);
             return Ok(answer);
         }
         let series = self.measure(&source, temporary.path(), session)?;

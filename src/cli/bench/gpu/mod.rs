@@ -5,7 +5,7 @@ mod decode;
 use std::path::Path;
 
 use df11::{
-    Error, Model, Source,
+    Dtype, Encoding, Error, Model, Source,
     gpu::{Device, GpuModel, LoadOptions, Plan, Preference, cudarc::driver::CudaStream},
 };
 use serde_json::json;
@@ -44,7 +44,7 @@ pub(super) fn measure(
     drop((shapes, resident));
     let resident = model.load(&device, &fast())?;
     check(&model, &resident, &stream)?;
-    let bytes = Resident { stored, fast: resident.device_bytes() };
+    let bytes = Resident { weights: weights(&model), stored, fast: resident.device_bytes() };
     drop(resident);
     for repetition in 0..=repetitions {
         session.check()?;
@@ -54,16 +54,26 @@ pub(super) fn measure(
     Ok((all.into_series(), bytes))
 }
 
+/// BF16 weights of a model; those of an alias are its target's.
+fn weights(model: &Model) -> u64 {
+    let tensors = model.blocks().flat_map(|block| block.tensors());
+    let own =
+        tensors.filter(|tensor| tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias);
+    own.map(|tensor| tensor.elements()).sum()
+}
+
 /// Device memory that the model takes, in bytes.
 pub(super) struct Resident {
+    /// That the model has.
+    weights: u64,
     stored: u64,
     fast: u64,
 }
 
 impl Resident {
-    /// Of a model with so many BF16 weights.
-    pub(super) fn add_to(&self, answer: &mut Answer, weights: u64) {
-        let bits = |bytes: u64| 8.0 * bytes as f64 / weights.max(1) as f64;
+    /// Says it for a weight.
+    pub(super) fn add_to(&self, answer: &mut Answer) {
+        let bits = |bytes: u64| 8.0 * bytes as f64 / self.weights.max(1) as f64;
         let (stored, fast) = (bits(self.stored), bits(self.fast));
         answer.text = format!(
             "{}\nOn the GPU it takes {stored:.3} bits a weight as it is stored, and {fast:.3} in the fast layout.",
