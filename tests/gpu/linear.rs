@@ -622,7 +622,9 @@ fn products_that_follow_each_other_wait_for_each_other() {
         });
         let linears: Vec<Linear> = linears.collect();
         if !linears.is_empty() {
-            [1, 16, 40, 200].into_iter().for_each(|rows| run_chain(&stream, &linears, rows));
+            for rows in [1, 16, 40, 200] {
+                run_chain(&stream, &linears, rows);
+            }
         }
     }
 }
