@@ -42,20 +42,22 @@ pub(super) struct Crossover {
 const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6144 };
 
-/// Put together from times in `benches/record/` (2026-11-22-linear-*, *tile-kernel*), for the four
-/// matrices there: those of our products and of cuBLASLt's, and of decoding `tile`; decoding the
-/// fast layout is taken to run at the rate of a copy. In microseconds, on the H200:
+/// Put together from times in `benches/record/` (2026-11-22-linear-*, *tile-kernel*, *residence*), for
+/// the four matrices there: those of our products and of cuBLASLt's, and of decoding `tile`; decoding
+/// the fast layout is taken to run at the rate of a copy. In microseconds:
 ///
 /// ```text
-/// rows of x              16     32     64    128    192          decode, then cuBLASLt
-/// stored                239    478                               204 + 118
-/// fast                   96    124    141    187    141 + 187    187 + 131, more from 128 rows on
+/// rows of x              16     24     32     64    128    192    256      decode, then cuBLASLt
+/// H200, stored          239    418    478                                   204 + 118
+/// H200, fast             96    124    124    141    187    328              187 + 131, or more
+/// H100, stored          238    413    476                                   300 + 164
+/// H100, fast            121    137    137    157    195    352    391       243 + 171, or more
 /// ```
 ///
-/// Stored, 17 to 24 rows take 418. On the H100 neither tiles as stored were measured nor more than
-/// 32 rows; there decoding takes longer by a third.
+/// The last numbers of rows for which a launch fewer would do are 16, 24, 160 and 256; at 161 to 192
+/// rows the H200 is on a par.
 const KNOWN: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 17, fast: 129 }), (H200, Crossover { stored: 17, fast: 193 })];
+    [(H100, Crossover { stored: 25, fast: 257 }), (H200, Crossover { stored: 17, fast: 193 })];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
