@@ -16,9 +16,11 @@ use super::{
     Tensor,
     head::{fetch, open_directory},
 };
+#[cfg(feature = "cuda")]
+use crate::constants::ARRAY_ALIGNMENT;
 use crate::{
     Error, Result,
-    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES},
+    constants::CHECKSUM_CHUNK_BYTES,
     format::{Directory, directory::chunk_count, records::section_name},
     io::ReadAt,
 };

@@ -41,9 +41,7 @@ pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
-pub(crate) use staging::rebase;
-pub(crate) use staging::{check_offsets, staged_bytes};
+pub(crate) use staging::{check_offsets, rebase, staged_bytes};
 pub use whole::{EncodedTensor, encode_tensor};
 
 /// Weights of a whole tile.
