@@ -98,6 +98,10 @@ fn only_a_known_dtype_gives_a_shape_a_meaning() {
     let model = open(change(UNKNOWN)).unwrap();
     let tensor = model.tensor("layer.none").unwrap();
     assert!(matches!(tensor.byte_length(), Err(Error::Unsupported { .. })));
+    // What is not known is the dtype, whatever the encoding.
+    for error in [tensor.check_known().unwrap_err(), tensor.decode_bytes().unwrap_err()] {
+        assert!(error.to_string().contains("dtype 77 is not supported"), "{error}");
+    }
     assert!(tensor.code_lengths().unwrap().is_none());
     assert!(matches!(open(change(df11::Dtype::BF16.id())), Err(Error::Limit { .. })));
     // The place in the file is a rule for every tensor.

@@ -137,10 +137,12 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// [`Error::Unsupported`] for an unknown dtype.
     pub fn byte_length(&self) -> Result<u64> {
+        self.known_dtype()?.bytes(&self.shape())
+    }
+
+    fn known_dtype(&self) -> Result<Dtype> {
         let id = self.record().dtype.get();
-        self.dtype()
-            .ok_or_else(|| self.locate(Error::unsupported(format_args!("dtype {id}"), "update df11")))?
-            .bytes(&self.shape())
+        self.dtype().ok_or_else(|| self.locate(Error::unsupported(format_args!("dtype {id}"), "update df11")))
     }
 
     /// How it is stored; [`Encoding::Unknown`] for an unknown dtype too, since nothing is known of its arrays then.
@@ -155,6 +157,7 @@ impl<'m> Tensor<'m> {
     /// # Errors
     /// [`Error::Unsupported`] where they are not.
     pub fn check_known(&self) -> Result<()> {
+        self.target().known_dtype()?;
         match self.target().encoding() {
             Encoding::Unknown(id) => {
                 Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
