@@ -550,6 +550,8 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     __syncthreads();
     arrive_at_cluster();
     let_next_launch_begin();
+    // Together as many registers as the block begins with, which build.py compares: with fewer
+    // a warp would wait for ever.
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         ask_for_stages<N>(launch, ring, warp - WIDE_WARPS, lane);
