@@ -49,9 +49,9 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6144 };
 /// ```text
 /// rows of x              16     24     32     64    128    192    256      decode, then cuBLASLt
 /// H200, stored          239    418    478                                   204 + 118
-/// H200, fast             96    124    124    141    187    328              187 + 131, or more
+/// H200, fast             96    115    124    141    187    328              187 + 131, or more
 /// H100, stored          238    413    476                                   300 + 164
-/// H100, fast            121    137    137    157    195    352    391       243 + 171, or more
+/// H100, fast            121           137    157    195    352    391       243 + 171, or more
 /// ```
 ///
 /// The last numbers of rows for which a launch fewer would do are 16, 24, 160 and 256; at 161 to 192
