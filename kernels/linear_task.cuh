@@ -73,7 +73,7 @@ struct alignas(16) LinearMatrix {
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
 // A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0 _32:
-// one argument, by value. At most so many rows of x, at least 1. Any multiple of LINEAR_GROUP
+// one argument, by value. At most this many rows of x, at least 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
 // shared memory: df11_linear_constants tells them. df11_linear_fast_{64,128} take it too: see
 // below.
@@ -126,7 +126,7 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 }
 
 // 33 to 128 rows of x: the machine code for compute capability 9.0 has df11_linear_fast_{64,128},
-// for at most so many rows. Two launches with the same argument: df11_linear_arrange, any number of
+// for at most this many rows. Two launches with the same argument: df11_linear_arrange, any number of
 // blocks of ARRANGE_THREADS, good is two a multiprocessor at most, writes x to `arranged`; the
 // kernel that multiplies, any multiple of two blocks of WIDE_THREADS, good is what fits the GPU at
 // once, no more than twice the sum of wide_split(..).ranges. Both may have the attribute of
@@ -152,7 +152,7 @@ __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
 // is the sum of theirs, which meet in memory. By shape alone. Whole items come last, since whoever
 // multiplies a part waits for memory at its end.
 constexpr u32 WIDE_RANGES = LINEAR_BLOCKS / 2;  // at most
-constexpr u32 WIDE_LEAST_STAGES = 4;            // of a share, if there are so many
+constexpr u32 WIDE_LEAST_STAGES = 4;            // of a share, if there are that many
 struct WideSplit {
     u32 stages, ranges;  // stages: of an item
     u32 shared, whole;   // items: first those in shares; then as many whole ones for each range
@@ -215,7 +215,7 @@ struct alignas(16) GroupedLaunch {
 static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
 
 // A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
-// a multiple of 8: the same argument, at most so many rows of x. Any number of blocks, persistent,
+// a multiple of 8: the same argument, at most this many rows of x. Any number of blocks, persistent,
 // of one warp and some more, of which df11_linear_constants tells the most; good is one a
 // multiprocessor, no more than `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend
 // on the matrix and on the row of x, and on nothing else.

@@ -65,7 +65,7 @@ __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
 __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 matrices) {
     return (1 + (matrices > 1 ? 2 : 1)) * u32(sizeof(TileTable)) + RUN_SETS * run_set_bytes(x_rows);
 }
-// Dynamic shared memory of a block with so many warps that decode. `staged_bytes`: the most bytes
+// Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact; at least for 0.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 matrices,

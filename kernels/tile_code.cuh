@@ -8,7 +8,7 @@ constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 // Of an entry.
 constexpr u32 EXPONENTS = 0x7F807F80u, LENGTH_MASK = 63, NO_CODE = 31, FLAG = 0x80000000u;
 
-// The entry of an escape, from the bits behind its code; still flagged where the bits are no code.
+// The entry of an escape, from the bits after its code; still flagged where the bits are no code.
 __device__ inline u32 escaped(u32 entry, u32 raw) {
     const u32 kept = entry >> 15 == (0x10000 | NO_CODE) ? FLAG | LENGTH_MASK : LENGTH_MASK;
     return (entry & kept) | (raw & 255) << 7 | (raw << 15 & 0x7F800000u);

@@ -8,10 +8,16 @@ mod container;
 #[path = "support/driver.rs"]
 mod stand_in;
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
 use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions,
     gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
+    io::ReadAt,
 };
 use stand_in::{child, compile, in_child, is_child, run_child};
 
@@ -62,6 +68,36 @@ fn matrices_lie_in_the_fast_layout_alone() {
     let stored = model.load_on(&devices, &LoadOptions::new()).unwrap();
     assert_eq!(stored.matrix("small").unwrap().residence(), Residence::Stored);
     assert!(loaded.device_bytes() > stored.device_bytes());
+}
+
+/// Counts the bytes that are read.
+struct Counting(Vec<u8>, Arc<AtomicU64>);
+
+impl ReadAt for Counting {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.1.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.0.read_exact_at(offset, buf)
+    }
+}
+
+#[test]
+fn every_byte_is_read_once() {
+    if !is_child("every_byte_is_read_once", 1) {
+        return;
+    }
+    let (device, bytes, read) = (Device::open(0).unwrap(), bytes(), Arc::new(AtomicU64::new(0)));
+    let length = bytes.len() as u64;
+    let reader = Box::new(Counting(bytes, Arc::clone(&read)));
+    let model = OpenOptions::new().open_readers(vec![("sample".into(), reader)]).unwrap();
+    let opened = read.swap(0, Ordering::Relaxed);
+    model.load(&device, &fast()).unwrap();
+    // Records are looked at before: 32 bytes for 8192 weights. One chunk more would be a sixth.
+    let loaded = read.load(Ordering::Relaxed);
+    assert!(opened < length / 10 && loaded < length + length / 20, "{loaded} of {length}");
 }
 
 #[test]

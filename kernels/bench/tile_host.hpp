@@ -153,7 +153,7 @@ inline Code make_code(const Matrix& m, int limit) {
         for (u32 i = 0; i < 65536; i++) counts[i] += part[i];
     return code_of(counts, pairs, limit);
 }
-// Of so many pairs.
+// Of this many pairs.
 inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     Code c;
     std::vector<u32> order;

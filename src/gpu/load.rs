@@ -194,6 +194,7 @@ impl<'m> Loader<'m> {
             part.stream(&host)?;
         }
         self.make_fast(options, &tensors)?;
+        self.parts.iter().try_for_each(|part| part.check_arrays(self.model))?;
         self.finish(&tensors, &host)
     }
 

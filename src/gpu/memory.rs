@@ -104,7 +104,7 @@ impl From<Buffer> for Region {
 
 impl Region {
     /// # Panics
-    /// Where the allocation has not so many bytes from there on.
+    /// Where the allocation has fewer bytes from there on.
     pub(super) fn within(buffer: &Arc<Buffer>, offset: u64, bytes: u64) -> Self {
         assert!(offset + bytes <= buffer.bytes(), "a part of the allocation");
         Self { buffer: Arc::clone(buffer), offset, bytes }
@@ -113,7 +113,7 @@ impl Region {
     /// Cuts bytes off its front, rounded up to where the next region may begin.
     ///
     /// # Panics
-    /// Where it has not so many.
+    /// Where it has fewer.
     pub(super) fn take(&mut self, bytes: u64) -> Self {
         let taken = self.first(bytes);
         let whole = bytes.next_multiple_of(ARRAY_ALIGNMENT).min(self.bytes);

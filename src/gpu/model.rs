@@ -10,7 +10,8 @@ use crate::{BlockLayout, Dtype, Error, Result};
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are too small, ready to be decoded.
 ///
-/// On the GPUs it holds what the sections take in the containers, and 17 kB of decode table a tensor; on the host 8 bytes a thread block
+/// On the GPUs it holds what the sections take in the containers, and 17 kB of decode table a tensor (of matrices in the
+/// [fast layout](super::Preference::Fast) that layout, and nothing else); on the host 8 bytes a thread block
 /// (0.1 % of containers in `gap`), codebooks (some kB a tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes). It does not need the
 /// [`Model`](crate::Model) any more, but keeps a container that is streamed mapped. `Send` and `Sync`: any number of threads may decode
 /// on any streams at once. Clones are the same model. Dropping the last one waits for the GPUs.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use cudarc::driver::sys::CUdeviceptr;
+use rayon::prelude::*;
 
 use super::{
     Device,
@@ -252,6 +253,14 @@ impl Part {
             }
         }
         self.load_stored(load, &left)
+    }
+
+    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest. After all of them were loaded.
+    pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
+        let held = self.addresses.arrays.iter().map(|(place, held)| (place.section.0, held.index));
+        let fast = self.addresses.fast.keys().flat_map(|&id| needs::arrays_of_id(model, id));
+        let arrays: Vec<ArrayId> = held.chain(fast).collect();
+        arrays.par_iter().try_for_each(|&(shard, array)| model.shards()[shard].check_array(array))
     }
 
     /// Loads matrices as they are stored, where they were to be in the fast layout.

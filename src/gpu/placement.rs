@@ -236,13 +236,13 @@ impl Plan {
         }
         self.residences.fill(Residence::Stored);
         let mut tallies = self.tallies(blocks, devices);
-        for (at, device) in self.by_gain(blocks) {
-            let (before, block) = (tallies[device].clone(), &blocks[at]);
-            tallies[device].make_fast(block);
-            match preference {
-                Preference::Stored => tallies[device] = before,
-                Preference::Auto if tallies[device].bytes() > memory[device] => tallies[device] = before,
-                _ => self.residences[at] = Residence::Fast,
+        let wanted = if preference == Preference::Stored { Vec::new() } else { self.by_gain(blocks) };
+        for (at, device) in wanted {
+            let mut tally = tallies[device].clone();
+            tally.make_fast(&blocks[at]);
+            if preference == Preference::Fast || tally.bytes() <= memory[device] {
+                tallies[device] = tally;
+                self.residences[at] = Residence::Fast;
             }
         }
         self.device_bytes = tallies.iter().map(Tally::bytes).collect();

@@ -8,7 +8,6 @@ use std::{
 };
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
-use rayon::prelude::*;
 
 use super::{Device, fault::OrFault, pinned::Pinned};
 use crate::{
@@ -81,7 +80,8 @@ impl Piece<'_> {
     }
 }
 
-/// Copies sections and arrays to the device, checking checksums on the way, and waits. `stop` ends it early, and is set where it fails; so does the observer.
+/// Copies sections and arrays to the device, checking checksums on the way, and waits. Of chunks of which other arrays have the rest,
+/// [`Shard::check_array`] tells once those were read. `stop` ends it early, and is set where it fails; so does the observer.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for it.
@@ -117,17 +117,7 @@ pub(super) unsafe fn upload(
     });
     // Also after a failure: nothing may be on its way to memory that is freed.
     stream.synchronize().or_fault("copying to the GPU")?;
-    result?;
-    let arrays = deliveries.iter().filter_map(|delivery| match delivery.from {
-        Origin::Array(array) => Some((delivery.shard, array)),
-        Origin::Section(_) => None,
-    });
-    check_arrays(&arrays.collect::<Vec<_>>())
-}
-
-/// Checks what reading arrays in parts has not checked: chunks of which other bytes were not read.
-pub(super) fn check_arrays(arrays: &[(&Shard, usize)]) -> Result<()> {
-    arrays.par_iter().try_for_each(|(shard, array)| shard.check_array(*array))
+    result
 }
 
 /// The first failure that is not merely the consequence of another one.

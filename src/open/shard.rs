@@ -371,12 +371,12 @@ impl Shard {
                 self.reader
                     .read_exact_at(base + at, part)
                     .map_err(|error| Error::io("reading", &self.path, error))?;
-                let behind = at + part.len() as u64;
-                if self.check_checksums && counts.start < behind && at < counts.end {
-                    let (from, to) = (counts.start.max(at) - at, counts.end.min(behind) - at);
+                let next = at + part.len() as u64;
+                if self.check_checksums && counts.start < next && at < counts.end {
+                    let (from, to) = (counts.start.max(at) - at, counts.end.min(next) - at);
                     hasher.update(&part[from as usize..to as usize]);
                 }
-                at = behind;
+                at = next;
             }
             if self.check_checksums && !counts.is_empty() {
                 self.count_part(section, chunk, Part { range: counts, hasher })?;
@@ -463,7 +463,7 @@ mod tests {
     use super::{CHECKSUM_CHUNK_BYTES, PoisonError, Shard};
     use crate::{Error, OpenOptions, Result};
 
-    /// Reads all arrays of all sections in parts of so many bytes, the last ones first; each part has some bytes of the one after.
+    /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part has some bytes of the one after.
     fn read_in_parts(shard: &Shard, each: u64) -> Result<()> {
         for (array, record) in shard.directory.arrays.iter().enumerate().rev() {
             let length = record.length.get();

@@ -108,7 +108,7 @@ struct Call {
 }
 
 impl Call {
-    /// So many places for each expert; their rows of x at random.
+    /// This many places for each expert; their rows of x at random.
     fn new(mixture: &Mixture, counts: &[u32], seed: u64) -> Self {
         let mut offsets = vec![0];
         for count in counts {

@@ -195,7 +195,7 @@ impl LinearKernels {
         }
         let few = self.fast.get(launch.x_rows as usize - 1);
         let more = || self.wide.as_ref().map(|wide| &wide.more);
-        let kernel = few.or_else(more).expect("most_rows says whether there are kernels for so many");
+        let kernel = few.or_else(more).expect("most_rows says whether there are kernels for this many");
         // SAFETY: as above.
         unsafe { kernel.run(self.early, stream, launch.items, launch) }
     }
@@ -212,7 +212,7 @@ impl LinearKernels {
         ranges: u64,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let kernels = self.wide.as_ref().expect("most_rows says whether there are kernels for so many");
+        let kernels = self.wide.as_ref().expect("most_rows says whether there are kernels for this many");
         let rows = u64::from(launch.x_rows);
         let pieces = Wide::arranged_bytes(launch.columns.into(), rows) / ARRANGED_PIECE;
         let blocks = pieces.div_ceil(u64::from(kernels.arrange.threads));

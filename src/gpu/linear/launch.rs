@@ -84,7 +84,7 @@ impl Launch {
         self.most_rows
     }
 
-    /// Of a workspace for up to so many rows of x.
+    /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         let (rows, columns) = (rows.min(self.most_rows), self.arguments.columns.into());
         let each = rows.clamp(1, MORE_ROWS).div_ceil(ROWS) * PARTIAL_BYTES;

@@ -240,7 +240,7 @@ impl Matrix {
         Ok(Self { name: Arc::clone(&self.name), form })
     }
 
-    /// All its rows in so many equal parts, in order, each a matrix of its own as of
+    /// All its rows in this many equal parts, in order, each a matrix of its own as of
     /// [`Matrix::rows`]: the experts of a tensor that holds all, for
     /// [`GroupedLinear`](super::GroupedLinear), or a GPU's share each.
     ///

@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::gpu) enum Outcome {
     Fast(FastArrays),
-    /// It has so many exceptions.
+    /// It has this many exceptions.
     TooMany(u64),
     /// A strip of it is more than is decoded at once.
     TooWide,
@@ -46,7 +46,7 @@ pub(super) struct Entries {
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Entries {
-    /// For at most so many of a matrix, in memory of their own.
+    /// For at most this many of a matrix, in memory of their own.
     pub(super) fn new(device: &Device, most: u64) -> Result<Self> {
         let memory = device.allocate(Self::bytes(most), "exceptions")?;
         Ok(Self::within(device, most, &mut memory.into()))
@@ -57,7 +57,7 @@ impl Entries {
         ARRAY_ALIGNMENT + (most * ENTRY_BYTES).next_multiple_of(ARRAY_ALIGNMENT)
     }
 
-    /// For at most so many of a matrix.
+    /// For at most this many of a matrix.
     pub(super) fn within(device: &Device, most: u64, memory: &mut Region) -> Self {
         let (total, room) = (memory.take(size_of::<u32>() as u64), memory.take(most * ENTRY_BYTES));
         Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }
@@ -67,7 +67,7 @@ impl Entries {
         self.room.bytes() / ENTRY_BYTES
     }
 
-    /// Memory for so many bytes that are kept; `together` with others.
+    /// Memory for this many bytes that are kept; `together` with others.
     fn keep(&mut self, bytes: u64, together: bool) -> Result<Region> {
         if self.kept.last().is_none_or(|last| bytes > last.bytes() - self.taken) {
             let room = if together { bytes.max(KEPT_BYTES) } else { bytes };

@@ -135,7 +135,7 @@ impl Linear {
         self.matrices[0].device()
     }
 
-    /// From about so many rows of x on it is faster to decode the matrices
+    /// From about this many rows of x on it is faster to decode the matrices
     /// ([`Matrix::decode_into_raw`]) and to multiply with a library of BLAS. A table by GPU and
     /// residence, from times on an H100 and an H200; estimated for other GPUs. Of several matrices
     /// the least. `linear_bench crossover` in `kernels/bench` measures it.
@@ -143,7 +143,7 @@ impl Linear {
         self.crossover_rows
     }
 
-    /// Device memory that a call with up to so many rows of x needs besides x and y, in bytes; 0 is
+    /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0 is
     /// none. Up to 16 rows at most 2.4 MB, up to 32 at most 4.7 MB. Of more rows, which other
     /// kernels multiply with compute capability 9.0, up to 17.2 MB a matrix, and x again.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {

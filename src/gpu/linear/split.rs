@@ -67,7 +67,7 @@ const WIDE_COLUMNS: u64 = 128;
 pub(super) const WIDE_CLUSTER: u64 = 2;
 /// At most.
 const WIDE_RANGES: u64 = BLOCKS / WIDE_CLUSTER;
-/// Of a share, if there are so many.
+/// Of a share, if there are that many.
 const WIDE_LEAST_STAGES: u64 = 4;
 /// What of this the kernels' constants tell.
 pub(super) const WIDE_SPLIT: [u64; 4] = [WIDE_ITEM_ROWS, WIDE_COLUMNS, WIDE_RANGES, WIDE_LEAST_STAGES];
@@ -96,7 +96,7 @@ impl Wide {
         Self { ranges: self.ranges + ranges, partials: self.partials + rest + shares }
     }
 
-    /// Of sums of parts, for so many rows of x.
+    /// Of sums of parts, for this many rows of x.
     pub(super) fn partial_bytes(self, x_rows: u64) -> u64 {
         self.partials * WIDE_ITEM_ROWS * wide_class(x_rows) * 4
     }
@@ -107,7 +107,7 @@ impl Wide {
     }
 }
 
-/// Rows for which the kernel of so many rows of x has room.
+/// Rows for which the kernel of this many rows of x has room.
 fn wide_class(x_rows: u64) -> u64 {
     let most = WIDE_CLASSES[WIDE_CLASSES.len() - 1];
     WIDE_CLASSES.into_iter().find(|&class| x_rows <= class).unwrap_or(most)

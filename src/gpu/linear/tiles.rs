@@ -16,7 +16,7 @@ use crate::{
 pub(super) const TILE_CONSTANTS: usize = 5;
 /// With fewer warps that decode, memory is idle: rather they stage less than some tiles have.
 const LEAST_WARPS: u32 = 4;
-/// Bits of a tile that a stage holds at least, if it has so many: most of those of a common tile.
+/// Bits of a tile that a stage holds at least, if it has that many: most of those of a common tile.
 const LEAST_STAGE: u32 = 2048;
 /// Bytes of which the stages of a block are a multiple, together.
 const STAGE_UNIT: u32 = 16;
