@@ -1,4 +1,4 @@
-"""Writable memory of Python objects, as an address."""
+"""Memory of Python objects as an address, and the other way round."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
         return 0, 0, view
     memory = (ctypes.c_char * view.nbytes).from_buffer(view)
     return ctypes.addressof(memory), view.nbytes, memory
+
+
+def readable(address: int, length: int, owner: Any) -> memoryview:
+    """The bytes at an address, for reading, which keep their owner while they are used."""
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    memory._owner = owner  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B").toreadonly()
 
 
 def _refused(problem: str, remedy: str) -> ParameterError:

@@ -11,9 +11,11 @@ mod device;
 mod dlpack;
 mod error;
 mod gpu;
+mod matrix;
 mod memory;
 mod model;
 mod tensor;
+mod tiles;
 mod work;
 mod write;
 
@@ -26,8 +28,10 @@ mod _native {
     use super::{
         block::Block,
         gpu::{DeviceBlock, DeviceModel, Program, devices, plan},
+        matrix::Matrix,
         model::{Model, open, verify},
         tensor::{Slice, Tensor},
+        tiles::Tiles,
         write::{compress, convert, decompress, estimate},
     };
     use std::ffi::OsString;

@@ -11,7 +11,7 @@ use pyo3::{
     types::{PyCapsule, PySlice, PyTuple},
 };
 
-use crate::{dlpack, error::OrRaise, memory::Output, work};
+use crate::{dlpack, error::OrRaise, memory::Output, tiles::Tiles, work};
 
 /// A tensor of an open model.
 #[pyclass(frozen, module = "df11", from_py_object)]
@@ -140,6 +140,11 @@ impl Tensor {
     #[getter]
     fn stored_bytes(&self) -> u64 {
         self.view().stored_bytes()
+    }
+
+    #[getter]
+    fn tiles(&self, py: Python<'_>) -> PyResult<Option<Tiles>> {
+        work::briefly(py, || Tiles::new(&self.model, &self.view()))
     }
 
     #[getter]

@@ -1,6 +1,6 @@
 //! A tensor of an open model.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use half::bf16;
 use rayon::prelude::*;
@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result, dtype,
+    encoding::tile::TILE_COLUMNS,
     format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
     huffman::{self, CodeLengths, Histogram},
 };
@@ -350,6 +351,49 @@ impl<'m> Tensor<'m> {
         let sizes =
             (target.encoding() == Encoding::Tile).then(|| super::reader::tile_sizes(&target).ok()).flatten();
         sizes.map_or(2, |sizes| 2 * sizes.geometry().strip_elements())
+    }
+
+    /// The rows and columns of a BF16 matrix in tiles of 32 x 256; `None` for any other tensor. Columns are the last dimension or
+    /// the product of some last ones. Of an alias those of its target.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if its record contradicts itself.
+    pub fn tile_shape(&self) -> Result<Option<(u64, u64)>> {
+        let target = self.target();
+        if self.dtype() != Some(Dtype::BF16) || target.encoding() != Encoding::Tile {
+            return Ok(None);
+        }
+        let geometry = super::reader::tile_sizes(&target).map_err(|error| target.locate(error))?.geometry();
+        let mut product = 1;
+        let has_rows = self.shape().iter().rev().any(|size| {
+            product *= size;
+            product == geometry.columns()
+        });
+        let is_matrix = geometry.tile_columns() == TILE_COLUMNS[0] && has_rows;
+        Ok(is_matrix.then_some((geometry.rows(), geometry.columns())))
+    }
+
+    /// The lengths of the four arrays of a tensor that [has such a shape](Self::tile_shape), in bytes.
+    pub fn tile_array_lengths(&self) -> [u64; 4] {
+        let target = self.target();
+        let directory = target.shard().directory();
+        let first = target.record().array_range().start;
+        [0, 1, 2, 3].map(|at| directory.arrays[first + at].length.get())
+    }
+
+    /// One of these arrays: codebook, records, bitstream, plane; checked against its checksums. Where the container is mapped into
+    /// memory, it is the mapping's.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if a checksum differs; [`Error::Io`].
+    ///
+    /// # Panics
+    /// For a tensor without [such a shape](Self::tile_shape), or another array.
+    pub fn tile_array(&self, array: usize) -> Result<Cow<'m, [u8]>> {
+        let target = self.target();
+        assert!(target.encoding() == Encoding::Tile && array < 4, "an array of a tensor in tiles");
+        let length = self.tile_array_lengths()[array];
+        target.shard().read_array(target.record().array_range().start + array, 0..length)
     }
 
     /// What the GPU needs to decode it, of a tensor in the `gap` encoding.

@@ -14,6 +14,7 @@
 //! ```
 
 mod ahead;
+mod arrays;
 mod choice;
 mod codebook;
 mod coded;
@@ -26,7 +27,6 @@ mod lanes;
 mod record;
 mod sizes;
 mod stage;
-#[cfg(feature = "cuda")]
 mod staging;
 mod table;
 mod wanted;
@@ -34,6 +34,7 @@ mod whole;
 mod window;
 mod writer;
 
+pub use arrays::{Arrays, OwnedArrays};
 pub use codebook::Codebook;
 pub use decode::{Decoder, Span};
 pub use encode::{EncodedStrips, Encoder};

@@ -21,7 +21,6 @@ pub(super) fn offset(record: &[u8; RECORD_BYTES]) -> u64 {
 }
 
 /// Lets the tile's bits start elsewhere: below 2^48.
-#[cfg(feature = "cuda")]
 pub(super) fn set_offset(record: &mut [u8; RECORD_BYTES], offset: u64) {
     let lengths = head(record) >> OFFSET_BITS << OFFSET_BITS;
     record[..8].copy_from_slice(&(lengths | offset).to_le_bytes());

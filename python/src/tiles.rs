@@ -1,0 +1,211 @@
+//! Tensors in tiles as arrays that other libraries hold: what the container has of one, and matrices in anyone's memory.
+#![expect(unsafe_code, reason = "memory of other libraries")]
+
+use std::{borrow::Cow, ops::Range, sync::Arc};
+
+use df11::{Error, encoding::tile::Arrays};
+use pyo3::{
+    exceptions::PyIndexError,
+    intern,
+    prelude::*,
+    types::{PyByteArray, PyTuple},
+};
+
+use crate::{error::OrRaise, work};
+
+/// A BF16 matrix of a container in tiles of 32 x 256.
+#[pyclass(frozen, module = "df11")]
+pub(crate) struct Tiles {
+    model: Arc<df11::Model>,
+    name: String,
+    rows: u64,
+    columns: u64,
+    staged_bytes: u32,
+}
+
+/// An array of it, where it lies: what keeps its bytes in place.
+#[pyclass(frozen, module = "df11._native")]
+struct Held {
+    /// If the container is not mapped.
+    copy: Option<Vec<u8>>,
+    _model: Arc<df11::Model>,
+}
+
+impl Tiles {
+    /// None if the tensor is no such matrix.
+    pub(crate) fn new(model: &Arc<df11::Model>, tensor: &df11::Tensor<'_>) -> df11::Result<Option<Self>> {
+        let Some((rows, columns)) = tensor.tile_shape()? else { return Ok(None) };
+        let (model, name) = (Arc::clone(model), tensor.name().to_owned());
+        let mut tiles = Self { model, name, rows, columns, staged_bytes: 0 };
+        tiles.staged_bytes = tiles.with(|arrays| Ok(arrays.staged_bytes()))?;
+        Ok(Some(tiles))
+    }
+
+    fn tensor(&self) -> df11::Tensor<'_> {
+        self.model.tensor(&self.name).expect("a tensor of the model")
+    }
+
+    fn with<T>(&self, work: impl FnOnce(Arrays<'_>) -> df11::Result<T>) -> df11::Result<T> {
+        let tensor = self.tensor();
+        let [a, b, c, d] = [0, 1, 2, 3].map(|array| tensor.tile_array(array));
+        let arrays: [Cow<'_, [u8]>; 4] = [a?, b?, c?, d?];
+        work(Arrays::new(self.rows, self.columns, arrays.each_ref().map(|array| &**array))?)
+    }
+}
+
+#[pymethods]
+impl Tiles {
+    #[getter]
+    fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    #[getter]
+    fn columns(&self) -> u64 {
+        self.columns
+    }
+
+    #[getter]
+    fn staged_bytes(&self) -> u32 {
+        self.staged_bytes
+    }
+
+    #[getter]
+    fn lengths(&self) -> (u64, u64, u64, u64) {
+        self.tensor().tile_array_lengths().into()
+    }
+
+    fn array<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        if index >= 4 {
+            return Err(PyIndexError::new_err(format!("array {index} of 4")));
+        }
+        let (address, length, copy) = work::briefly(py, || {
+            Ok(match self.tensor().tile_array(index)? {
+                Cow::Borrowed(view) => (view.as_ptr() as usize, view.len(), None),
+                Cow::Owned(copy) => (copy.as_ptr() as usize, copy.len(), Some(copy)),
+            })
+        })?;
+        let owner = Py::new(py, Held { copy, _model: Arc::clone(&self.model) })?;
+        debug_assert!(owner.get().copy.as_ref().is_none_or(|copy| copy.as_ptr() as usize == address));
+        let helper = py.import(intern!(py, "df11._memory"))?;
+        helper.call_method1(intern!(py, "readable"), (address, length, owner))
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        work::briefly(py, || self.with(|arrays| arrays.check()))
+    }
+
+    fn cut<'py>(
+        &self,
+        py: Python<'py>,
+        rows: (u64, u64),
+        columns: (u64, u64),
+    ) -> PyResult<(u32, Bound<'py, PyTuple>)> {
+        let (staged, arrays) = work::briefly(py, || {
+            let arrays = self.with(|arrays| arrays.cut(rows.0..rows.1, columns.0..columns.1))?;
+            let view = arrays.each_ref().map(Vec::as_slice);
+            let cut = Arrays::new(rows.1 - rows.0, columns.1 - columns.0, view)?;
+            Ok((cut.staged_bytes(), arrays))
+        })?;
+        Ok((staged, PyTuple::new(py, arrays.iter().map(|array| PyByteArray::new(py, array)))?))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<df11.Tiles of {:?}, {} x {}>", self.name, self.rows, self.columns)
+    }
+}
+
+/// A piece in one of two forms, and a window of it: eight numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) is_fast: bool,
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    pub(crate) staged_bytes: u32,
+    pub(crate) row_range: Range<u64>,
+    pub(crate) column_range: Range<u64>,
+}
+
+impl Part {
+    pub(crate) fn new(numbers: &[u64]) -> df11::Result<Self> {
+        let refuse = |problem: String| Err(Error::parameter(problem, "pass eight numbers that fit each other"));
+        let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
+            return refuse(format!("{} numbers of a part", numbers.len()));
+        };
+        let Ok(staged_bytes) = u32::try_from(staged) else { return refuse(format!("{staged} staged bytes")) };
+        if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
+            return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
+        }
+        Ok(Self {
+            is_fast: form == 1,
+            rows,
+            columns,
+            staged_bytes,
+            row_range: r0..r1,
+            column_range: c0..c1,
+        })
+    }
+
+    pub(crate) fn row_count(&self) -> u64 {
+        self.row_range.end - self.row_range.start
+    }
+
+    pub(crate) fn column_count(&self) -> u64 {
+        self.column_range.end - self.column_range.start
+    }
+}
+
+/// Arrays of a part in the memory of the process.
+pub(crate) struct HostMatrix {
+    part: Part,
+    arrays: [(usize, usize); 4],
+}
+
+impl HostMatrix {
+    pub(crate) fn new(part: Part, pointers: &[u64], lengths: &[u64]) -> df11::Result<Self> {
+        if part.is_fast || pointers.len() < 4 || lengths.len() != pointers.len() {
+            let problem = "on the CPU a matrix is in tiles as stored, of four arrays";
+            return Err(Error::parameter(problem, "keep it stored, or load it onto a GPU"));
+        }
+        let arrays = [0, 1, 2, 3].map(|at| (pointers[at] as usize, lengths[at] as usize));
+        let matrix = Self { part, arrays };
+        matrix.arrays()?;
+        Ok(matrix)
+    }
+
+    pub(crate) fn part(&self) -> &Part {
+        &self.part
+    }
+
+    fn arrays(&self) -> df11::Result<Arrays<'_>> {
+        let view = |(address, length): (usize, usize)| {
+            // SAFETY: the contract of `Matrix` in `_native.pyi`: the caller's arrays lie there, with these lengths, and live
+            // during each call. Bytes may be anything.
+            unsafe { std::slice::from_raw_parts(address as *const u8, length) }
+        };
+        Arrays::new(self.part.rows, self.part.columns, self.arrays.map(view))
+    }
+
+    /// # Safety
+    /// `output` has two bytes for each weight of the part, which nobody else uses meanwhile.
+    pub(crate) unsafe fn decode(&self, output: u64) -> df11::Result<()> {
+        let bytes = 2 * self.part.row_count() * self.part.column_count();
+        // SAFETY: the caller's promise.
+        let out = unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes as usize) };
+        self.arrays()?.decode(self.part.row_range.clone(), self.part.column_range.clone(), out)
+    }
+
+    /// # Safety
+    /// As [`decode`](Self::decode), with a row for each index.
+    pub(crate) unsafe fn gather(&self, indices: &[u64], output: u64) -> df11::Result<()> {
+        let (arrays, columns) = (self.arrays()?, self.part.column_range.clone());
+        let bytes = 2 * self.part.column_count() as usize;
+        // SAFETY: the caller's promise.
+        let out = unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes * indices.len()) };
+        for (&index, out) in indices.iter().zip(out.chunks_mut(bytes)) {
+            let row = self.part.row_range.start + index;
+            arrays.decode(row..row + 1, columns.clone(), out)?;
+        }
+        Ok(())
+    }
+}

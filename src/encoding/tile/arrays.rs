@@ -1,0 +1,234 @@
+//! A matrix in tiles of 32 x 256 whose four arrays lie anywhere in memory: decoded or cut without a container.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::{
+    Codebook, Decoder, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, decode, record,
+    staging::{check_offsets, staged_bytes},
+};
+use crate::{Error, Result};
+
+/// The arrays of a BF16 matrix, in their order in the format, wherever they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrays<'a> {
+    sizes: Sizes,
+    codebook: &'a [u8],
+    records: &'a [u8],
+    bitstream: &'a [u8],
+    plane: &'a [u8],
+}
+
+/// The arrays of a matrix of its own, in their order in the format.
+pub type OwnedArrays = [Vec<u8>; 4];
+
+impl<'a> Arrays<'a> {
+    /// Of a matrix with these rows and columns. Looks at lengths and at the last record, not at the rest.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if no matrix in tiles of 32 x 256 has such a shape, or arrays of such lengths.
+    pub fn new(rows: u64, columns: u64, arrays: [&'a [u8]; 4]) -> Result<Self> {
+        let [codebook, records, bitstream, plane] = arrays;
+        let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
+        let Some(elements) = rows.checked_mul(columns) else {
+            return corrupt(format!("{rows} x {columns} weights"));
+        };
+        let geometry = Geometry::new(TILE_COLUMNS[0], columns, elements)?;
+        let Some(last) = records.last_chunk::<RECORD_BYTES>() else {
+            return corrupt("no records".into());
+        };
+        let sizes = Sizes::new(geometry, record::offset(last), codebook.len() as u64)?;
+        let lengths = [records, bitstream, plane].map(|array| array.len() as u64);
+        let expected = [sizes.records_bytes(), sizes.bitstream_bytes(), sizes.plane_bytes()];
+        if lengths != expected {
+            return corrupt(format!("arrays of {lengths:?} bytes where {expected:?} are expected"));
+        }
+        Ok(Self { sizes, codebook, records, bitstream, plane })
+    }
+
+    /// The number of rows.
+    pub const fn rows(&self) -> u64 {
+        self.sizes.geometry().rows()
+    }
+
+    /// The number of columns.
+    pub const fn columns(&self) -> u64 {
+        self.sizes.geometry().columns()
+    }
+
+    /// The most bytes of the bitstream that a tile takes, from the 16 bytes with its first bit to those with
+    /// its last one: what kernels need to know.
+    pub fn staged_bytes(&self) -> u32 {
+        // No truncation: it is less than a tile has at most.
+        staged_bytes(self.records) as u32
+    }
+
+    /// Checks what kernels rely on: the codebook, and that offsets ascend.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn check(&self) -> Result<()> {
+        Codebook::from_bytes(self.codebook)?;
+        check_offsets(&self.sizes, self.records)
+    }
+
+    /// Decodes some columns of some rows into little-endian BF16, row by row, on the current pool. Tiles that
+    /// hold none of them are not decoded.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the arrays contradict themselves: then `weights` holds anything.
+    /// [`Error::Parameter`] for rows or columns that do not exist, and another size of `weights`.
+    pub fn decode(&self, rows: Range<u64>, columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
+        self.require(&rows, &columns)?;
+        let row_bytes = 2 * (columns.end - columns.start);
+        if weights.len() as u64 != row_bytes * (rows.end - rows.start) {
+            let problem = format!("{} bytes for {rows:?} x {columns:?}", weights.len());
+            return Err(Error::parameter(problem, "pass two bytes for each weight"));
+        }
+        let decoder = Decoder::new(&Codebook::from_bytes(self.codebook)?, &self.sizes);
+        let (each, mut jobs, mut rest) = (self.sizes.geometry().tile_rows(), Vec::new(), weights);
+        let mut first = rows.start;
+        while first < rows.end {
+            let end = rows.end.min((first / each + 1) * each);
+            let (part, after) = rest.split_at_mut((row_bytes * (end - first)) as usize);
+            jobs.push((first..end, part));
+            (first, rest) = (end, after);
+        }
+        jobs.into_par_iter().try_for_each(|(rows, out)| {
+            let strip = rows.start / each;
+            decoder.decode_columns(&self.span(strip..strip + 1)?, rows, columns.clone(), out)
+        })
+    }
+
+    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to one or to
+    /// the end, columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict themselves.
+    pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
+        self.require(&rows, &columns)?;
+        let geometry = self.sizes.geometry();
+        let between = |range: &Range<u64>, unit: u64, count| {
+            range.start.is_multiple_of(unit) && (range.end.is_multiple_of(unit) || range.end == count)
+        };
+        let (high, wide) = (geometry.tile_rows(), geometry.tile_columns());
+        if !between(&rows, high, geometry.rows()) || !between(&columns, wide, geometry.columns()) {
+            let problem = format!("rows {rows:?} and columns {columns:?} begin or end within tiles");
+            return Err(Error::parameter(problem, "cut at multiples of 32 rows and 256 columns"));
+        }
+        check_offsets(&self.sizes, self.records)?;
+        let (mut records, mut bitstream, mut plane) = (Vec::new(), Vec::new(), Vec::new());
+        let all = self.records.as_chunks::<RECORD_BYTES>().0;
+        for strip in rows.start / high..rows.end.div_ceil(high) {
+            let first = (strip * geometry.strip_tiles() + columns.start / wide) as usize;
+            let end = (strip * geometry.strip_tiles() + columns.end.div_ceil(wide)) as usize;
+            let bytes = [first, end].map(|at| record::offset(&all[at]) / 8);
+            for mut one in all[first..end].iter().copied() {
+                let offset = record::offset(&one) - 8 * bytes[0] + 8 * bitstream.len() as u64;
+                record::set_offset(&mut one, offset);
+                records.extend(one);
+            }
+            bitstream.extend(&self.bitstream[bytes[0] as usize..bytes[1] as usize]);
+            let height = high.min(geometry.rows() - strip * high);
+            let from = strip * high * geometry.columns() + columns.start * height;
+            let count = (columns.end - columns.start) * height;
+            plane.extend(&self.plane[from as usize..(from + count) as usize]);
+        }
+        records.extend(record::last(8 * bitstream.len() as u64));
+        bitstream.resize(bitstream.len().next_multiple_of(16), 0);
+        Ok([self.codebook.to_vec(), records, bitstream, plane])
+    }
+
+    fn require(&self, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
+        let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
+        if within(rows, self.rows()) && within(columns, self.columns()) {
+            return Ok(());
+        }
+        let problem = format!("{rows:?} x {columns:?} of {} x {} weights", self.rows(), self.columns());
+        Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
+    }
+
+    fn span(&self, strips: Range<u64>) -> Result<Span<'a>> {
+        let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
+        let records = part(self.records, self.sizes.records_of(&strips)?);
+        let bits = self.sizes.bitstream_of(records, &strips)?;
+        let plane = part(self.plane, self.sizes.plane_of(&strips)?);
+        Ok(decode::Span { records, bitstream: part(self.bitstream, bits), plane, strips })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arrays, Geometry, OwnedArrays};
+    use crate::encoding::tile::encode_tensor;
+
+    fn weights(rows: u64, columns: u64) -> Vec<u8> {
+        // Mostly common exponents, some of all others.
+        let weight = |at: u64| {
+            let noise = (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u16;
+            if at.is_multiple_of(97) { noise } else { noise & 0x81FF | 0x3C00 }
+        };
+        (0..rows * columns).flat_map(|at| weight(at).to_le_bytes()).collect()
+    }
+
+    fn encoded(rows: u64, columns: u64) -> (Vec<u8>, OwnedArrays) {
+        let weights = weights(rows, columns);
+        let tensor = encode_tensor(&weights, Geometry::new(256, columns, rows * columns).unwrap()).unwrap();
+        (weights, [tensor.codebook, tensor.records, tensor.bitstream, tensor.plane])
+    }
+
+    fn view(arrays: &OwnedArrays) -> [&[u8]; 4] {
+        arrays.each_ref().map(Vec::as_slice)
+    }
+
+    fn part(weights: &[u8], columns: u64, rows: &std::ops::Range<u64>, of: &std::ops::Range<u64>) -> Vec<u8> {
+        let row = |row| (2 * (row * columns + of.start)) as usize..(2 * (row * columns + of.end)) as usize;
+        rows.clone().flat_map(|at| weights[row(at)].to_vec()).collect()
+    }
+
+    #[test]
+    fn any_window_is_decoded() {
+        let (weights, arrays) = encoded(77, 1000);
+        let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
+        matrix.check().unwrap();
+        for (rows, columns) in [(0..77, 0..1000), (5..6, 0..1000), (31..70, 250..520), (64..77, 992..1000)] {
+            let mut out = vec![0; (2 * (rows.end - rows.start) * (columns.end - columns.start)) as usize];
+            matrix.decode(rows.clone(), columns.clone(), &mut out).unwrap();
+            assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");
+        }
+        assert!(matrix.decode(0..78, 0..1000, &mut []).is_err() && matrix.decode(3..3, 0..8, &mut []).is_err());
+        assert!(matrix.decode(0..1, 0..8, &mut [0; 15]).is_err());
+    }
+
+    #[test]
+    fn cuts_are_tensors_of_their_own() {
+        let (weights, arrays) = encoded(77, 1000);
+        let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
+        for (rows, columns) in [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)] {
+            let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
+            let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
+            let own = Arrays::new(high, wide, view(&cut)).unwrap();
+            own.check().unwrap();
+            let mut out = vec![0; (2 * high * wide) as usize];
+            own.decode(0..high, 0..wide, &mut out).unwrap();
+            assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");
+        }
+        assert!(matrix.cut(0..33, 0..1000).is_err() && matrix.cut(0..32, 8..256).is_err());
+    }
+
+    #[test]
+    fn arrays_of_other_lengths_are_refused() {
+        let (_, arrays) = encoded(40, 264);
+        assert!(Arrays::new(40, 264, view(&arrays)).is_ok());
+        assert!(Arrays::new(48, 264, view(&arrays)).is_err() && Arrays::new(40, 272, view(&arrays)).is_err());
+        assert!(Arrays::new(u64::MAX, 264, view(&arrays)).is_err() && Arrays::new(40, 260, view(&arrays)).is_err());
+        for array in 1..4 {
+            let mut short = arrays.clone();
+            short[array].pop();
+            assert!(Arrays::new(40, 264, view(&short)).is_err());
+            short[array].clear();
+            assert!(Arrays::new(40, 264, view(&short)).is_err());
+        }
+    }
+}
