@@ -1,0 +1,221 @@
+"""Compressed matrices in tensors: what describes them, and the native objects for their addresses.
+
+A *piece* is a BF16 matrix of R rows and C columns, compressed in some arrays (one-dimensional uint8
+tensors). Its form is 0, as stored: codebook, records, bits, plane and decode table (which is empty on
+the CPU); or 1, in the fast layout: strips and entries. A *part* is a window of a piece, as eight
+numbers: form, R, C, staged bytes, first row, end of rows, first column, end of columns. Parts are
+written one after another in a flat list, and so are the arrays of their pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _native
+
+PART = 8
+#: Arrays of a piece, by form, in their order.
+ARRAYS = (("codebook", "records", "bits", "plane", "table"), ("strips", "entries"))
+STORED, FAST = 0, 1
+TABLE_BYTES = 16384
+#: Windows that kernels multiply or gather from begin and end on multiples of these.
+TILE_ROWS, TILE_COLUMNS = 32, 256
+#: The most entries of a cache here. What is cached owns nothing and is made again in microseconds.
+_MOST = 1 << 15
+
+
+class Part(NamedTuple):
+    """A window of a piece."""
+
+    form: int
+    rows: int
+    columns: int
+    staged_bytes: int
+    row_begin: int
+    row_end: int
+    column_begin: int
+    column_end: int
+
+    @property
+    def height(self) -> int:
+        """Rows of the window."""
+        return self.row_end - self.row_begin
+
+    @property
+    def width(self) -> int:
+        """Columns of the window."""
+        return self.column_end - self.column_begin
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether kernels multiply by it and gather from it; any window can be decoded."""
+        return not (self.row_begin % TILE_ROWS or self.column_begin % TILE_COLUMNS) and (
+            (self.row_end % TILE_ROWS == 0 or self.row_end == self.rows)
+            and (self.column_end % TILE_COLUMNS == 0 or self.column_end == self.columns)
+        )
+
+
+def each(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:
+    """Parts, each with the arrays of its piece."""
+    first = 0
+    for at in range(0, len(parts), PART):
+        part = Part(*parts[at : at + PART])
+        end = first + len(ARRAYS[part.form])
+        yield part, arrays[first:end]
+        first = end
+
+
+def shape_of(parts: Sequence[int]) -> tuple[int, int]:
+    """Rows of all parts together, and their columns."""
+    heights = (parts[at + 5] - parts[at + 4] for at in range(0, len(parts), PART))
+    return sum(heights), parts[7] - parts[6]
+
+
+def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
+    """Checks that this describes a matrix, without a look at the arrays' contents.
+
+    # Errors
+    `ValueError` if numbers contradict each other or the arrays, `TypeError` for other arrays.
+    """
+    if not parts or len(parts) % PART:
+        raise ValueError(f"parts are {PART} numbers each, and at least one; here are {len(parts)}")
+    if any(parts[at] not in (STORED, FAST) for at in range(0, len(parts), PART)):
+        raise ValueError("the form of a part is 0 (as stored) or 1 (fast layout)")
+    needed = sum(len(ARRAYS[parts[at]]) for at in range(0, len(parts), PART))
+    if len(arrays) != needed:
+        raise ValueError(f"these parts have {needed} arrays; here are {len(arrays)}")
+    for part, _ in each(arrays, parts):
+        if not (0 <= part.row_begin < part.row_end <= part.rows):
+            raise ValueError(f"rows {part.row_begin}..{part.row_end} of {part.rows}")
+        if not (0 <= part.column_begin < part.column_end <= part.columns):
+            raise ValueError(f"columns {part.column_begin}..{part.column_end} of {part.columns}")
+        if part.width != parts[7] - parts[6]:
+            raise ValueError(f"parts of {parts[7] - parts[6]} and of {part.width} columns")
+    for array in arrays:
+        if array.dtype != torch.uint8 or array.dim() != 1 or not array.is_contiguous():
+            raise TypeError(
+                "arrays are contiguous uint8 tensors of one dimension, and not "
+                f"{array.dtype} of shape {tuple(array.shape)}"
+            )
+
+
+class _Cache(dict[Any, Any]):
+    """A bounded dict. Its keys are addresses: values must follow from them and own nothing."""
+
+    def keep(self, key: Any, value: Any) -> Any:
+        """Adds an entry; forgets all others when there are too many."""
+        if len(self) >= _MOST:
+            self.clear()
+        self[key] = value
+        return value
+
+
+_matrices: _Cache = _Cache()
+_products: _Cache = _Cache()
+
+
+def _key(arrays: Sequence[Tensor], parts: Sequence[int], index: int | None) -> Any:
+    places = [(array.data_ptr(), array.nbytes) for array in arrays]
+    return (index, *parts), tuple(places)
+
+
+def matrices(
+    arrays: Sequence[Tensor], parts: Sequence[int], index: int | None
+) -> list[_native.Matrix]:
+    """The native matrices of these parts, for a GPU's index or the CPU (None). About a microsecond.
+
+    # Errors
+    As `check`; `ParameterError` if the arrays' lengths contradict a part; `ValueError` for arrays
+    that this device cannot read.
+    """
+    key = _key(arrays, parts, index)
+    found: list[_native.Matrix] | None = _matrices.get(key)
+    if found is not None:
+        return found
+    check(arrays, parts)
+    _check_readable(arrays, index)
+    return _matrices.keep(key, [_matrix(part, mine, index) for part, mine in each(arrays, parts)])  # type: ignore[no-any-return]
+
+
+def _matrix(part: Part, arrays: Sequence[Tensor], index: int | None) -> _native.Matrix:
+    lengths = [array.nbytes for array in arrays]
+    return _native.Matrix(index, part, [array.data_ptr() for array in arrays], lengths)
+
+
+def _check_readable(arrays: Sequence[Tensor], index: int | None) -> None:
+    for array in arrays:
+        on_host = array.device.type == "cpu"
+        if index is None and not on_host:
+            raise ValueError(f"arrays on {array.device} for work on the CPU")
+        if index is None or not array.nbytes:
+            continue
+        if on_host and not array.is_pinned():
+            raise ValueError("a GPU reads arrays on the host only if their memory is pinned")
+        if not on_host and array.device.index != index:
+            raise ValueError(f"arrays on {array.device} for work on GPU {index}")
+
+
+def product(
+    arrays: Sequence[Tensor], parts: Sequence[int], index: int
+) -> _native.Linear | None:
+    """The product with these matrices on a GPU, or None if its kernels cannot multiply by them."""
+    key = _key(arrays, parts, index)
+    if key in _products:
+        return _products[key]  # type: ignore[no-any-return]
+    found = matrices(arrays, parts, index)
+    able = _native.fits(index) and all(part.is_aligned for part, _ in each(arrays, parts))
+    return _products.keep(key, _native.Linear(found) if able else None)  # type: ignore[no-any-return]
+
+
+def grouped(
+    arrays: Sequence[Tensor], parts: Sequence[int], experts: int, index: int
+) -> _native.Grouped | None:
+    """The product with experts on a GPU, or None if there is no kernel for them."""
+    part = Part(*parts[:PART])
+    able = len(parts) == PART and part.form == FAST and part.width == part.columns
+    if not (able and part.is_aligned and _native.fits(index)):
+        return None
+    key = (experts, _key(arrays, parts, index))
+    if key in _products:
+        return _products[key]  # type: ignore[no-any-return]
+    return _products.keep(key, _native.Grouped(matrices(arrays, parts, index)[0], experts))  # type: ignore[no-any-return]
+
+
+def slices(
+    arrays: Sequence[Any], parts: Sequence[int], most_rows: int
+) -> Iterator[tuple[list[Any], list[int], int]]:
+    """Cuts stacked parts into runs of at most so many rows: arrays, parts and rows of each.
+
+    Cuts are on multiples of 32 rows of a piece, so kernels can read each run if they can read all.
+    """
+    most_rows = max(TILE_ROWS, most_rows // TILE_ROWS * TILE_ROWS)
+    held: tuple[list[Any], list[int], int] = ([], [], 0)
+    for part, mine in each(arrays, parts):
+        for begin in range(part.row_begin, part.row_end, most_rows):
+            end = min(begin + most_rows, part.row_end)
+            if held[2] and held[2] + end - begin > most_rows:
+                yield held
+                held = ([], [], 0)
+            piece = part._replace(row_begin=begin, row_end=end)
+            held = ([*held[0], *mine], [*held[1], *piece], held[2] + end - begin)
+    yield held
+
+
+def window(
+    arrays: Sequence[Any], parts: Sequence[int], begin: int, end: int
+) -> tuple[list[Any], list[int]]:
+    """Rows `begin..end` of stacked parts: arrays and parts of those that hold some."""
+    kept: list[Any] = []
+    cut: list[int] = []
+    first = 0
+    for part, mine in each(arrays, parts):
+        low, high = max(begin - first, 0), min(end - first, part.height)
+        if low < high:
+            kept += mine
+            cut += part._replace(row_begin=part.row_begin + low, row_end=part.row_begin + high)
+        first += part.height
+    return kept, cut

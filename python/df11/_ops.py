@@ -1,0 +1,609 @@
+"""Operators of compressed matrices, for PyTorch and for engines that call them themselves.
+
+```text
+df11::decode(Tensor[] arrays, int[] parts, Device device) -> Tensor
+df11::linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor
+df11::linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases,
+              bool exact) -> Tensor[]
+df11::embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor
+df11::grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,
+                     int experts) -> Tensor
+df11::grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,
+                              int[] parts, int experts, int x_rows) -> Tensor
+df11::table(Tensor codebook) -> Tensor
+```
+These schemas are stable. `arrays` and `parts` describe matrices with the same columns, stacked row
+after row into one of R rows and C columns (see `_matrices`). Arrays lie on the device of the work, or
+in pinned memory of the host, from which a GPU reads them over the bus.
+
+Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them is told by
+`_native.check`, which waits; the CPU raises `CorruptError` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import _native
+from ._matrices import (
+    PART,
+    TABLE_BYTES,
+    check,
+    each,
+    grouped,
+    matrices,
+    product,
+    shape_of,
+    slices,
+    window,
+)
+from ._workspaces import workspace
+
+#: The most bytes that are decoded at once where nothing asks for a whole matrix.
+TEMPORARY_BYTES = 64_000_000
+_BF16 = torch.bfloat16
+
+Arrays = Sequence[Tensor]
+
+
+def _stream(index: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined,no-any-return]
+
+
+# ---- decode ----
+
+
+def decode(arrays: Arrays, parts: Sequence[int], device: torch.device) -> Tensor:
+    """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
+
+    One launch on a GPU's current stream for each form among up to eight parts; it neither waits nor
+    synchronises. On the CPU 1 to 3 GB/s a core, on all cores.
+
+    # Errors
+    `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays contradict
+    their part; on the CPU `CorruptError`.
+    """
+    index = device.index if device.type == "cuda" else None
+    if device.type == "cuda" and index is None:
+        device = torch.device("cuda", index := torch.cuda.current_device())
+    found = matrices(arrays, parts, index)
+    out = torch.empty(shape_of(parts), dtype=_BF16, device=device)
+    if index is None:
+        _decode_on_host(found, out)
+    else:
+        _decode_on_gpu(found, out, index)
+    return out
+
+
+def _decode_on_host(found: list[_native.Matrix], out: Tensor) -> None:
+    place = out.data_ptr()
+    for matrix in found:
+        matrix.decode(place, 0)
+        place += matrix.rows * matrix.columns * 2
+
+
+def _decode_on_gpu(found: list[_native.Matrix], out: Tensor, index: int) -> None:
+    first, places, aside = 0, [], []
+    for matrix in found:
+        mine = out[first : first + matrix.rows] if len(found) > 1 else out
+        first += matrix.rows
+        if mine.data_ptr() % 16:  # kernels write whole words; rows of few columns end between them
+            aside.append((mine, mine := torch.empty_like(mine)))
+        places.append(mine.data_ptr())
+    _native.decode_all(found, places, _stream(index))
+    for target, mine in aside:
+        target.copy_(mine)
+
+
+def _decode_fake(arrays: Arrays, parts: Sequence[int], device: torch.device) -> Tensor:
+    check(arrays, parts)
+    return torch.empty(shape_of(parts), dtype=_BF16, device=device)
+
+
+# ---- linear ----
+
+
+def linear(
+    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, exact: bool
+) -> Tensor:
+    """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
+
+    With `exact`, and always on the CPU, W is decoded (2 × R × C bytes, freed after the product) and
+    `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
+    multiply without decoding to memory if x has few rows; for many, at most 64 MB at a time are decoded
+    before each product. x and bias are BF16 then.
+
+    Gradients flow to x and bias; the backward pass decodes W anew.
+
+    # Errors
+    As `decode`; `RuntimeError` for x or bias of a shape or dtype that does not match.
+    """
+    if exact or not x.is_cuda:
+        return functional.linear(x, decode(arrays, parts, x.device), bias)
+    counts = (len(parts) // PART,)
+    return _multiply(x, arrays, parts, counts, (bias,))[0]
+
+
+def linears(
+    x: Tensor,
+    arrays: Arrays,
+    parts: Sequence[int],
+    counts: Sequence[int],
+    biases: Sequence[Tensor],
+    exact: bool,
+) -> list[Tensor]:
+    """As `linear`, of several weights that share x: weight i is the next `counts[i]` parts.
+
+    `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
+    One launch decodes or multiplies all of them.
+    """
+    heights, added = _heights(arrays, parts, counts), _added(biases, counts)
+    if not exact and x.is_cuda:
+        return _multiply(x, arrays, parts, counts, added)
+    dense = decode(arrays, parts, x.device).split(heights)
+    return [functional.linear(x, w, bias) for w, bias in zip(dense, added, strict=True)]
+
+
+def _added(biases: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor | None]:
+    """The biases, or None, for each weight."""
+    if biases and len(biases) != len(counts):
+        raise ValueError(f"{len(biases)} biases for {len(counts)} weights")
+    return [bias if bias.numel() else None for bias in biases] or [None] * len(counts)
+
+
+def _heights(arrays: Arrays, parts: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Rows of each weight."""
+    if min(counts, default=0) < 1 or PART * sum(counts) != len(parts):
+        raise ValueError(f"counts {list(counts)} for {len(parts) // PART} parts")
+    heights, at = [], 0
+    for count in counts:
+        heights.append(shape_of(parts[at : (at := at + PART * count)])[0])
+    return heights
+
+
+def _multiply(
+    x: Tensor,
+    arrays: Arrays,
+    parts: Sequence[int],
+    counts: Sequence[int],
+    biases: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Products on a GPU that need not have the bits of PyTorch's own."""
+    index = x.device.index
+    columns = parts[7] - parts[6]
+    _check_input(x, columns, biases)
+    flat = x if x.dim() == 2 else x.reshape(-1, columns)
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    heights = (shape_of(parts)[0],) if len(counts) == 1 else _heights(arrays, parts, counts)
+    outputs = [x.new_empty((*x.shape[:-1], height)) for height in heights]
+    rows = flat.shape[0]
+    if rows == 0:
+        return outputs
+    kernels = product(arrays, parts, index)
+    if kernels is None or rows >= kernels.crossover_rows:
+        _multiply_decoded(flat, arrays, parts, heights, outputs, biases)
+        return outputs
+    stream = _stream(index)
+    memory = workspace(index, stream, size) if (size := kernels.workspace_bytes(rows)) else None
+    address = memory.data_ptr() if memory is not None else 0
+    places = _places(parts, counts, heights, outputs, biases)
+    kernels.multiply(flat.data_ptr(), rows, flat.stride(0), places, address, stream)
+    return outputs
+
+
+def _check_input(x: Tensor, columns: int, biases: Sequence[Tensor | None]) -> None:
+    if x.dtype != _BF16 or x.dim() == 0 or x.shape[-1] != columns:
+        raise RuntimeError(
+            f"x is BF16 of {columns} columns, and not {x.dtype} of shape {tuple(x.shape)}; "
+            "exact mode multiplies as PyTorch does"
+        )
+    for bias in biases:
+        if bias is not None and (bias.dtype != _BF16 or not bias.is_contiguous()):
+            raise RuntimeError(f"a bias is contiguous BF16, and not {bias.dtype}")
+
+
+def _places(
+    parts: Sequence[int],
+    counts: Sequence[int],
+    heights: Sequence[int],
+    outputs: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> list[tuple[int, int, int]]:
+    """For each part where its columns of y lie, the pitch of y in elements, and where its bias."""
+    places, at = [], 0
+    for count, height, y, bias in zip(counts, heights, outputs, biases, strict=True):
+        if bias is not None and bias.numel() != height:
+            raise RuntimeError(f"a bias of {bias.numel()} elements for {height} rows")
+        out, add = y.data_ptr(), bias.data_ptr() if bias is not None else 0
+        for _ in range(count):
+            places.append((out, height, add))
+            step = 2 * (parts[at + 5] - parts[at + 4])
+            out, add, at = out + step, add + step if add else 0, at + PART
+    return places
+
+
+def _multiply_decoded(
+    x: Tensor,
+    arrays: Arrays,
+    parts: Sequence[int],
+    heights: Sequence[int],
+    outputs: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> None:
+    """Decodes before multiplying, some rows at a time, into columns of the outputs."""
+    first, most = 0, TEMPORARY_BYTES // (2 * x.shape[1])
+    for height, y, bias in zip(heights, outputs, biases, strict=True):
+        mine = window(arrays, parts, first, first + height)
+        first += height
+        flat, begin = y.view(-1, height), 0
+        for some, cut, rows in slices(*mine, most):
+            w = decode(some, cut, x.device).t()
+            out = flat[:, begin : begin + rows]
+            if bias is None:
+                torch.mm(x, w, out=out)
+            else:
+                torch.addmm(bias[begin : begin + rows], x, w, out=out)
+            begin += rows
+
+
+def _linear_fake(
+    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, exact: bool
+) -> Tensor:
+    check(arrays, parts)
+    return _product_fake(x, shape_of(parts), bias)
+
+
+def _product_fake(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor:
+    rows, columns = shape
+    torch._check(
+        x.dim() > 0 and x.shape[-1] == columns,
+        lambda: f"x has shape {tuple(x.shape)}, and the weight {columns} columns",
+    )
+    torch._check(
+        x.dtype == _BF16, lambda: f"x is {x.dtype}, and the weight torch.bfloat16; cast x"
+    )
+    torch._check(
+        bias is None or tuple(bias.shape) == (rows,),
+        lambda: f"a bias of shape {tuple(bias.shape)} for {rows} rows",  # type: ignore[union-attr]
+    )
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+def _linears_fake(
+    x: Tensor,
+    arrays: Arrays,
+    parts: Sequence[int],
+    counts: Sequence[int],
+    biases: Sequence[Tensor],
+    exact: bool,
+) -> list[Tensor]:
+    check(arrays, parts)
+    columns = parts[7] - parts[6]
+    heights, added = _heights(arrays, parts, counts), _added(biases, counts)
+    return [_product_fake(x, (h, columns), b) for h, b in zip(heights, added, strict=True)]
+
+
+# ---- embedding ----
+
+
+def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
+    """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64.
+
+    Decodes the tiles that hold these rows, once for each index. Parts begin and end on multiples of 32
+    rows and 256 columns of their piece, or at its end.
+
+    # Errors
+    As `decode`; `TypeError` for other indices; on the CPU `IndexError` for a row that does not exist.
+    A GPU writes zeros for such a row, and `_native.check` tells.
+    """
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
+    flat = indices.reshape(-1).contiguous()
+    out = torch.empty((flat.numel(), shape_of(parts)[1]), dtype=_BF16, device=indices.device)
+    if flat.numel():
+        _gather_all(flat, arrays, parts, out)
+    return out.view(*indices.shape, -1)
+
+
+def _gather_all(indices: Tensor, arrays: Arrays, parts: Sequence[int], out: Tensor) -> None:
+    """Rows of stacked parts. Each is asked for all, and what it has replaces other rows."""
+    index = indices.device.index if indices.is_cuda else None
+    found = matrices(arrays, parts, index)
+    first, last = 0, len(found) - 1
+    for at, matrix in enumerate(found):
+        local = indices - first if first else indices
+        # Outside of all parts is outside of the first or of the last one, which say so.
+        mine = local.clamp(0 if at else None, None if at == last else matrix.rows - 1) if last else local
+        rows = out if at == 0 else torch.empty_like(out)
+        stream = _stream(index) if index is not None else 0
+        wide = indices.dtype == torch.int64
+        matrix.gather(mine.data_ptr(), mine.numel(), wide, rows.data_ptr(), stream)
+        if at:
+            torch.where((local >= 0)[:, None], rows, out, out=out)
+        first += matrix.rows
+
+
+def _embedding_fake(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
+    check(arrays, parts)
+    torch._check_type(
+        indices.dtype in (torch.int32, torch.int64),
+        lambda: f"indices are int32 or int64, and not {indices.dtype}",
+    )
+    return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
+
+
+# ---- grouped_linear ----
+
+
+def grouped_linear(
+    x: Tensor,
+    offsets: Tensor,
+    rows: Tensor | None,
+    arrays: Arrays,
+    parts: Sequence[int],
+    experts: int,
+) -> Tensor:
+    """Products with the experts of a mixture, whose matrices are equal shares of the rows: [P, R/E].
+
+    Row i of the result is `x[rows[i]]` (or `x[i]`) times the matrix of expert e, transposed, for each i
+    in `offsets[e]..offsets[e + 1]`. `offsets` (int32, E + 1, ascending, from 0 to P) and `rows` (int32,
+    P) lie on the device of x.
+
+    In the fast layout, as one piece, it is one launch that reads them there. Else offsets are copied to
+    the host, which waits for the stream, and each expert that has rows is decoded alone.
+
+    # Errors
+    As `linear`.
+    """
+    _grouped_fake(x, offsets, rows, arrays, parts, experts)
+    places = x.shape[0] if rows is None else rows.numel()
+    y = x.new_empty((places, shape_of(parts)[0] // experts))
+    if not places:
+        return y
+    kernels = grouped(arrays, parts, experts, x.device.index) if x.is_cuda else None
+    if kernels is None:
+        _each_expert(x, offsets, rows, arrays, parts, y)
+        return y
+    flat = x if x.stride(1) == 1 else x.contiguous()
+    offsets = offsets.contiguous()
+    chosen = rows.contiguous() if rows is not None else None
+    kernels.multiply(
+        flat.data_ptr(),
+        flat.shape[0],
+        flat.stride(0),
+        offsets.data_ptr(),
+        places,
+        chosen.data_ptr() if chosen is not None else 0,
+        y.data_ptr(),
+        y.stride(0),
+        _stream(x.device.index),
+    )
+    return y
+
+
+def _routed(offsets: Tensor) -> list[tuple[int, int, int]]:
+    """Experts that have places, and their first and last one. Waits for a GPU."""
+    ends = offsets.tolist()
+    return [(e, a, b) for e, (a, b) in enumerate(zip(ends, ends[1:], strict=False)) if a < b]
+
+
+def _each_expert(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Sequence[int], y: Tensor
+) -> None:
+    """Decodes and multiplies each expert that has places."""
+    for expert, begin, end in _routed(offsets):
+        mine = x[begin:end] if rows is None else x[rows[begin:end]]
+        w = _expert(arrays, parts, y.shape[1], expert, x.device)
+        torch.mm(mine, w.t(), out=y[begin:end])
+
+
+def _expert(
+    arrays: Arrays, parts: Sequence[int], height: int, expert: int, device: torch.device
+) -> Tensor:
+    return decode(*window(arrays, parts, expert * height, (expert + 1) * height), device)
+
+
+def _grouped_fake(
+    x: Tensor,
+    offsets: Tensor,
+    rows: Tensor | None,
+    arrays: Arrays,
+    parts: Sequence[int],
+    experts: int,
+) -> Tensor:
+    check(arrays, parts)
+    height, columns = shape_of(parts)
+    torch._check(
+        x.dim() == 2 and x.shape[1] == columns and x.dtype == _BF16,
+        lambda: f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}",
+    )
+    torch._check(
+        experts > 0 and height % experts == 0,
+        lambda: f"{height} rows are not {experts} experts of equal size",
+    )
+    torch._check(
+        offsets.dtype == torch.int32 and tuple(offsets.shape) == (experts + 1,),
+        lambda: f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {tuple(offsets.shape)}",
+    )
+    torch._check(
+        rows is None or (rows.dtype == torch.int32 and rows.dim() == 1),
+        lambda: "rows are int32 and of one dimension",
+    )
+    return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
+
+
+# ---- table ----
+
+
+def table(codebook: Tensor) -> Tensor:
+    """The decode table of a piece as stored: 16 KiB on the codebook's GPU; empty on the CPU.
+
+    Waits for the GPU's current stream.
+    """
+    if not codebook.is_cuda:
+        return codebook.new_empty(0)
+    made = codebook.new_empty(TABLE_BYTES)
+    torch.cuda.current_stream(codebook.device).synchronize()
+    place = (codebook.data_ptr(), codebook.nbytes, made.data_ptr())
+    _native.build_tables(codebook.device.index, [place])
+    return made
+
+
+def _table_fake(codebook: Tensor) -> Tensor:
+    return codebook.new_empty(TABLE_BYTES if codebook.device.type == "cuda" else 0)
+
+
+# ---- gradients ----
+
+
+def _linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    _, arrays, parts, _, _ = inputs
+    ctx.save_for_backward(*arrays)
+    ctx.parts = parts
+
+
+def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    flat = grad.reshape(-1, grad.shape[-1])
+    to_x = to_bias = None
+    if ctx.needs_input_grad[0]:
+        w = torch.ops.df11.decode(ctx.saved_tensors, ctx.parts, grad.device)
+        to_x = (flat @ w).view(*grad.shape[:-1], -1)
+    if ctx.needs_input_grad[3]:
+        to_bias = flat.sum(0)
+    return to_x, [None] * len(ctx.saved_tensors), None, to_bias, None
+
+
+def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, arrays, parts, counts, biases, _ = inputs
+    ctx.save_for_backward(*arrays)
+    ctx.parts, ctx.counts = parts, counts
+    ctx.shape, ctx.has_bias = x.shape, [bias.numel() > 0 for bias in biases]
+
+
+def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    arrays, first = ctx.saved_tensors, 0
+    to_x: Tensor | None = None
+    to_biases: list[Tensor | None] = []
+    for height, grad in zip(_heights(arrays, ctx.parts, ctx.counts), grads, strict=True):
+        mine = window(arrays, ctx.parts, first, first + height)
+        first += height
+        if grad is None:
+            to_biases.append(None)
+            continue
+        flat = grad.reshape(-1, height)
+        to_biases.append(flat.sum(0))
+        if ctx.needs_input_grad[0]:
+            part = flat @ torch.ops.df11.decode(*mine, grad.device)
+            to_x = part if to_x is None else to_x + part
+    to_x = to_x.view(ctx.shape) if to_x is not None else None
+    kept = [grad if has else None for grad, has in zip(to_biases, ctx.has_bias, strict=False)]
+    return to_x, [None] * len(arrays), None, None, kept, None
+
+
+def _grouped_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, offsets, rows, arrays, parts, experts = inputs
+    ctx.save_for_backward(offsets, rows, *arrays)
+    ctx.parts, ctx.experts, ctx.shape = parts, experts, x.shape
+
+
+def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    offsets, rows, *arrays = ctx.saved_tensors
+    to_x = None
+    if ctx.needs_input_grad[0]:
+        to_x = torch.ops.df11.grouped_linear_backward(
+            grad, offsets, rows, arrays, ctx.parts, ctx.experts, ctx.shape[0]
+        )
+    return to_x, None, None, [None] * len(arrays), None, None
+
+
+def grouped_linear_backward(
+    grad: Tensor,
+    offsets: Tensor,
+    rows: Tensor | None,
+    arrays: Arrays,
+    parts: Sequence[int],
+    experts: int,
+    x_rows: int,
+) -> Tensor:
+    """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
+    to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
+    for expert, begin, end in _routed(offsets):
+        part = grad[begin:end] @ _expert(arrays, parts, grad.shape[1], expert, grad.device)
+        if rows is None:
+            to_x[begin:end] = part
+        else:
+            to_x.index_add_(0, rows[begin:end], part)
+    return to_x
+
+
+def _grouped_backward_fake(
+    grad: Tensor,
+    offsets: Tensor,
+    rows: Tensor | None,
+    arrays: Arrays,
+    parts: Sequence[int],
+    experts: int,
+    x_rows: int,
+) -> Tensor:
+    check(arrays, parts)
+    return grad.new_empty((x_rows, shape_of(parts)[1]))
+
+
+# ---- registration ----
+
+library = torch.library.Library("df11", "DEF")
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.partition("(")[0]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    # The same function for both: it looks at devices, since arrays of a GPU's work may be on the host.
+    # Functions of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
+    for key in ("CPU", "CUDA"):
+        library.impl(name, run, key)
+    torch.library.register_fake(f"df11::{name}", fake, lib=library)
+
+
+_define("decode(Tensor[] arrays, int[] parts, Device device) -> Tensor", decode, _decode_fake)
+_define(
+    "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
+    linear,
+    _linear_fake,
+)
+_define(
+    "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
+    " -> Tensor[]",
+    linears,
+    _linears_fake,
+)
+_define(
+    "embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", embedding, _embedding_fake
+)
+_define(
+    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
+    " int experts) -> Tensor",
+    grouped_linear,
+    _grouped_fake,
+)
+_define(
+    "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
+    " int[] parts, int experts, int x_rows) -> Tensor",
+    grouped_linear_backward,
+    _grouped_backward_fake,
+)
+_define("table(Tensor codebook) -> Tensor", table, _table_fake)
+
+for _name, _backward, _setup in (
+    ("linear", _linear_backward, _linear_setup),
+    ("linears", _linears_backward, _linears_setup),
+    ("grouped_linear", _grouped_backward, _grouped_setup),
+):
+    torch.library.register_autograd(
+        f"df11::{_name}", _backward, setup_context=_setup, lib=library
+    )
