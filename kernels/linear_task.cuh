@@ -200,7 +200,7 @@ struct alignas(16) GroupedLaunch {
                    // 16 bytes
     const u32* x_index;  // `places` of them, or null: place i has row i
     const u32* offsets;  // experts + 1, on the device: ascending, the last at most `places`
-    const LinearMatrix* matrices;  // `experts` of them, on the device, 16-byte aligned; of their
+    const LinearMatrix* matrices;  // null, or `experts` of them, on the device, 16-byte aligned; of their
                                    // fields those before bias, whole_columns and first_column are
                                    // used
     u16* y;
@@ -211,8 +211,10 @@ struct alignas(16) GroupedLaunch {
     u32 rows;     // of each matrix: columns of y
     u32 places, experts;  // experts: at most MOST_EXPERTS
     u32 reserved[3];
+    LinearMatrix whole;  // if `matrices` is null: one with the rows of all experts, one after the
+                         // other; `rows` is a multiple of 32
 };
-static_assert(sizeof(GroupedLaunch) == 96, "as Rust has it");
+static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 
 // A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
 // a multiple of 8: the same argument, at most this many rows of x. Any number of blocks, persistent,

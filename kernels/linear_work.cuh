@@ -81,8 +81,13 @@ struct Grouped {
         return (reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2 | launch.columns * 2) % 16 ==
                0;
     }
-    __device__ const LinearMatrix& matrix(const Range& at) const {
-        return launch.matrices[at.matrix];
+    __device__ LinearMatrix matrix(const Range& at) const {
+        if (launch.matrices) return launch.matrices[at.matrix];
+        LinearMatrix m = launch.whole;
+        const u64 strips = u64(at.matrix) * (launch.rows / STRIP_ROWS);
+        m.data += strips * steps_of(m.whole_columns) * STEP_BYTES;
+        m.index = static_cast<const FastHead*>(m.index) + strips * tiles_across(m.whole_columns);
+        return m;
     }
     __device__ const u16* x(const Range& at, u32 row) const {
         u32 index = at.first_row + row;

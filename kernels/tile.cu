@@ -293,8 +293,7 @@ __device__ __noinline__ u64 decode_edge(Tile tile, Bits bits, u32 lane, u16* out
     return u64(problems) << 32 | position;
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_WARPS * LANES, 1)
-df11_tile_decode(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
+__device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, total = u32(unit_count);
     const u32 stage_bytes = stages_bytes() / (blockDim.x / LANES);
     const Bits bits = {shared_address(stages) + warp * stage_bytes, stage_bytes};
@@ -326,6 +325,16 @@ df11_tile_decode(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_co
         __syncthreads();
     }
     if (problems) atomicOr(status, problems);
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_WARPS * LANES, 1)
+df11_tile_decode(const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
+    decode_tasks(tasks, task_count, unit_count, status, output);
+}
+// The same with tasks by value, for matrices in memory that the caller may move: nothing of the launch lies in device memory.
+extern "C" __global__ void __launch_bounds__(TILE_WARPS * LANES, 1)
+df11_tile_decode_few(const __grid_constant__ TileTasks tasks, u32 task_count, u64 unit_count, u32* status, u64 output) {
+    decode_tasks(tasks.tasks, task_count, unit_count, status, output);
 }
 
 // Derives decode tables from codebooks, one block of any number of threads each. Once, when a tensor is loaded.
@@ -375,8 +384,9 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
 // What the host must know; build.py copies it into the manifest.
 __constant__ u32 tile_constants[] = {
     sizeof(TileTask), sizeof(TileTable), sizeof(TableTask), TABLE_BITS,
-    // Bytes of a stage besides a tile's, the most warps of a block, and the number of warps that blocks best have.
-    STAGE_BEFORE + STAGE_AFTER, TILE_WARPS, TILE_GOOD_WARPS,
+    // Bytes of a stage besides a tile's, the most warps of a block, and the number of warps that blocks best have; tasks
+    // of a launch by value.
+    STAGE_BEFORE + STAGE_AFTER, TILE_WARPS, TILE_GOOD_WARPS, FEW_TASKS,
 };
 
 extern "C" __global__ void df11_tile_constants(u32* out) {

@@ -60,6 +60,12 @@ struct alignas(16) TileTask {
 };
 static_assert(sizeof(TileTask) == 128, "as a GapTask");
 
+// Those of a launch of df11_tile_decode_few; as many as `task_count` says.
+constexpr u32 FEW_TASKS = 8;
+struct TileTasks {
+    TileTask tasks[FEW_TASKS];
+};
+
 // Bits of the status word.
 constexpr u32 STATUS_LANE_END = 16;    // a lane's codes have not as many bits as its record says
 constexpr u32 STATUS_RECORDS = 32;     // the lanes of a tile have not as many bits as there are between its offset and the next one

@@ -14,6 +14,7 @@ mod gpu;
 mod matrix;
 mod memory;
 mod model;
+mod raw;
 mod tensor;
 mod tiles;
 mod work;
@@ -30,6 +31,9 @@ mod _native {
         gpu::{DeviceBlock, DeviceModel, Program, devices, plan},
         matrix::Matrix,
         model::{Model, open, verify},
+        raw::{
+            Grouped, Linear, Packer, build_tables, check, decode_all, fits, pin, strips_bytes, unpin, upload,
+        },
         tensor::{Slice, Tensor},
         tiles::Tiles,
         write::{compress, convert, decompress, estimate},

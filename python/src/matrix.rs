@@ -1,11 +1,12 @@
 //! Matrices in memory of other libraries, on the CPU and on GPUs.
 #![expect(unsafe_code, reason = "memory and streams of other libraries")]
 
-use df11::Error;
+use df11::gpu::Indices;
 use pyo3::{exceptions::PyIndexError, prelude::*};
 
 use crate::{
     error::OrRaise,
+    raw::DeviceMatrix,
     tiles::{HostMatrix, Part},
     work,
 };
@@ -18,6 +19,7 @@ pub(crate) struct Matrix {
 
 enum Inner {
     Host(HostMatrix),
+    Device(DeviceMatrix),
 }
 
 #[pymethods]
@@ -33,7 +35,9 @@ impl Matrix {
         let part = Part::new(&part).or_raise(py)?;
         let inner = match device {
             None => Inner::Host(HostMatrix::new(part, &pointers, &lengths).or_raise(py)?),
-            Some(_) => return Err(Error::parameter("no GPU yet", "wait")).or_raise(py),
+            Some(ordinal) => {
+                Inner::Device(DeviceMatrix::new(ordinal, part, &pointers, &lengths).or_raise(py)?)
+            }
         };
         Ok(Self { inner })
     }
@@ -53,6 +57,8 @@ impl Matrix {
         match &self.inner {
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
             Inner::Host(matrix) => work::briefly(py, || unsafe { matrix.decode(output) }),
+            // SAFETY: the same.
+            Inner::Device(matrix) => unsafe { matrix.decode(output, stream) }.or_raise(py),
         }
     }
 
@@ -77,6 +83,11 @@ impl Matrix {
                 // SAFETY: the method's contract.
                 work::briefly(py, || unsafe { matrix.gather(&all, output) })
             }
+            Inner::Device(matrix) => {
+                let indices = if wide { Indices::I64(indices) } else { Indices::U32(indices) };
+                // SAFETY: the method's contract.
+                unsafe { matrix.gather(indices, count as u64, output, stream) }.or_raise(py)
+            }
         }
     }
 }
@@ -85,6 +96,15 @@ impl Matrix {
     fn part(&self) -> &Part {
         match &self.inner {
             Inner::Host(matrix) => matrix.part(),
+            Inner::Device(matrix) => matrix.part(),
+        }
+    }
+
+    /// If it lies on a GPU.
+    pub(crate) fn on_gpu(&self) -> Option<&DeviceMatrix> {
+        match &self.inner {
+            Inner::Host(_) => None,
+            Inner::Device(matrix) => Some(matrix),
         }
     }
 }

@@ -11,7 +11,7 @@ use pyo3::{
     types::{PyByteArray, PyTuple},
 };
 
-use crate::{error::OrRaise, work};
+use crate::work;
 
 /// A BF16 matrix of a container in tiles of 32 x 256.
 #[pyclass(frozen, module = "df11")]
@@ -128,7 +128,8 @@ pub(crate) struct Part {
 
 impl Part {
     pub(crate) fn new(numbers: &[u64]) -> df11::Result<Self> {
-        let refuse = |problem: String| Err(Error::parameter(problem, "pass eight numbers that fit each other"));
+        let refuse =
+            |problem: String| Err(Error::parameter(problem, "pass eight numbers that fit each other"));
         let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
             return refuse(format!("{} numbers of a part", numbers.len()));
         };
@@ -136,14 +137,7 @@ impl Part {
         if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
             return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
         }
-        Ok(Self {
-            is_fast: form == 1,
-            rows,
-            columns,
-            staged_bytes,
-            row_range: r0..r1,
-            column_range: c0..c1,
-        })
+        Ok(Self { is_fast: form == 1, rows, columns, staged_bytes, row_range: r0..r1, column_range: c0..c1 })
     }
 
     pub(crate) fn row_count(&self) -> u64 {

@@ -28,6 +28,7 @@
 //! # }
 //! ```
 
+mod arrays;
 mod block;
 mod coding;
 mod device;
@@ -58,6 +59,7 @@ mod streamer;
 mod task;
 mod upload;
 
+pub use arrays::{PinnedRange, TableAddresses};
 pub use block::{GpuBlock, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
@@ -65,7 +67,8 @@ pub use driver::has_driver;
 pub use host::GpuDecoder;
 pub use limits::{seconds_between, timestamp};
 pub use linear::{
-    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing, Transcoded,
+    FastPacker, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing,
+    TileAddresses, Transcoded,
 };
 pub use load::LoadOptions;
 pub use model::GpuModel;

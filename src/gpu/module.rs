@@ -15,11 +15,11 @@ use cudarc::{
 };
 
 use super::{
-    coding::{CODINGS, Coding, KERNELS},
+    coding::{CODINGS, Coding, KERNELS, TILE_KERNEL},
     fault::{OrFault, gpu},
     fit::{Demand, Fit, LANES},
     memory::Buffer,
-    task::{TableTask, Task},
+    task::{FEW_TASKS, FewTasks, TableTask, Task, TileTask},
 };
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD};
 
@@ -46,7 +46,7 @@ const fn source(coding: Coding) -> Source {
             name: "tile",
             ptx: include_str!("../../kernels/ptx/tile.ptx"),
             sm_90: include_bytes!("../../kernels/ptx/tile.sm_90.cubin"),
-            constants: 7,
+            constants: 8,
         },
     }
 }
@@ -59,6 +59,8 @@ pub(super) struct Kernels {
     /// For each of [`CODINGS`].
     tables: [CudaFunction; CODINGS.len()],
     decode: [Decode; KERNELS],
+    /// That of `tile` with tasks by value: as much of everything as the other one.
+    decode_few: CudaFunction,
     /// Multiprocessors of this GPU.
     processors: u32,
     /// Shared memory that a block may have.
@@ -105,6 +107,7 @@ impl Kernels {
         let room = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let room = room.unsigned_abs().min(most_shared);
         let (mut tables, mut decode) = (Vec::with_capacity(CODINGS.len()), Vec::with_capacity(KERNELS));
+        let mut few = None;
         for coding in CODINGS {
             let source = source(coding);
             let module = load_module(context, source.ptx, source.sm_90)?;
@@ -124,14 +127,19 @@ impl Kernels {
                 }
                 Coding::Tile => {
                     let demand = [4, 5, 6].map(|at| constants[at]);
+                    if constants[7] as usize != FEW_TASKS {
+                        return Err(mismatch(&constants));
+                    }
                     decode.push(Decode::prepare(function("decode")?, demand, room)?);
+                    few = Some(Decode::prepare(function("decode_few")?, demand, room)?.function);
                 }
             }
             tables.push(function("tables")?);
         }
         let tables = tables.try_into().expect("one for each encoding");
         let decode = decode.try_into().expect("as many as counted");
-        Ok(Self { tables, decode, processors, room, shapes: Mutex::default() })
+        let decode_few = few.expect("tiles are an encoding");
+        Ok(Self { tables, decode, decode_few, processors, room, shapes: Mutex::default() })
     }
 
     /// Multiprocessors of this GPU.
@@ -209,13 +217,7 @@ impl Kernels {
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
-        let (kernel, Shape { fit, shared }) = (&self.decode[plan.kernel], plan.shape);
-        let blocks = u64::from(self.processors) * u64::from(fit.blocks);
-        let config = LaunchConfig {
-            grid_dim: (plan.unit_count.min(blocks) as u32, 1, 1),
-            block_dim: (fit.warps * LANES, 1, 1),
-            shared_mem_bytes: shared,
-        };
+        let (kernel, config) = (&self.decode[plan.kernel], self.config(plan.shape, plan.unit_count));
         let tasks = tasks + plan.first_task * size_of::<Task>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
@@ -223,6 +225,38 @@ impl Kernels {
         // and the caller promises the rest. Loads are bounded by the task's arrays and stores by its range, whatever the stream holds.
         let launched = unsafe { launch.launch(config) };
         launched.map(drop).or_fault("launching a decode kernel")
+    }
+
+    /// Launches the decode kernel of tiles with one task or more, at most [`FEW_TASKS`]. `staged_bytes`: what a tile of them takes
+    /// of its bitstream, at most.
+    ///
+    /// # Safety
+    /// As [`decode`](Self::decode), of these tasks.
+    pub(super) unsafe fn decode_few(
+        &self,
+        stream: &CudaStream,
+        tasks: &[TileTask],
+        staged_bytes: u32,
+        output: CUdeviceptr,
+        status: CUdeviceptr,
+    ) -> Result<()> {
+        let units = tasks.iter().map(|task| u64::from(task.tiles)).sum();
+        let config = self.config(self.shape(TILE_KERNEL, staged_bytes)?, units);
+        let (few, count) = (FewTasks::new(tasks), tasks.len() as u32);
+        let mut launch = stream.launch_builder(&self.decode_few);
+        launch.arg(&few).arg(&count).arg(&units).arg(&status).arg(&output);
+        // SAFETY: as in `decode`; the driver has copied the arguments when the call returns.
+        let launched = unsafe { launch.launch(config) };
+        launched.map(drop).or_fault("launching a decode kernel")
+    }
+
+    fn config(&self, Shape { fit, shared }: Shape, units: u64) -> LaunchConfig {
+        let blocks = u64::from(self.processors) * u64::from(fit.blocks);
+        LaunchConfig {
+            grid_dim: (units.min(blocks) as u32, 1, 1),
+            block_dim: (fit.warps * LANES, 1, 1),
+            shared_mem_bytes: shared,
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     coding::{Coding, TILE_KERNEL},
     linear::FastArrays,
     needs::{ArrayId, SectionId, TensorId},
-    task::{GapTask, Task, TileTask},
+    task::{GapTask, Task, TileArrays, TileSource, TileTask, Tiles},
 };
 use crate::{
     Encoding, Error, Model, Result, Tensor,
@@ -313,14 +313,6 @@ impl StoredTile {
     }
 }
 
-/// Device addresses of the arrays of a tensor in tiles, and of its decode table.
-pub(super) struct TileArrays {
-    pub(super) records: CUdeviceptr,
-    pub(super) bitstream: CUdeviceptr,
-    pub(super) plane: CUdeviceptr,
-    pub(super) table: CUdeviceptr,
-}
-
 impl StoredTile {
     pub(super) fn arrays(&self, addresses: &dyn Addresses) -> TileArrays {
         TileArrays {
@@ -386,44 +378,15 @@ impl Coded for StoredTile {
         if behind > most {
             return Err(Error::limit("tiles of one launch on the GPU", behind, most));
         }
-        let pitch = wanted.end - wanted.start;
-        let place = elements.start / columns * pitch + elements.start % columns;
-        let TileArrays { records, bitstream, plane, table } = self.arrays(addresses);
-        // No truncation: a tensor has fewer than 2^32 tiles.
-        let task = TileTask {
-            bits: bitstream,
-            records,
-            plane,
-            table,
-            output: output.wrapping_sub(2 * place),
+        let source = TileSource {
+            arrays: self.arrays(addresses),
             bits_bytes: self.sizes.bitstream_bytes(),
             rows: geometry.elements() / columns,
             columns,
-            element_begin: elements.start,
-            element_end: elements.end,
-            column_begin: wanted.start,
-            column_end: wanted.end,
-            pitch,
-            first_unit: first_unit as u32,
-            tiles: tiles.count() as u32,
-            first_row: tiles.rows.start as u32,
-            first_column: tiles.columns.start as u32,
-            across: (tiles.columns.end - tiles.columns.start) as u32,
-            tiles_across: if self.is_vector() { 0 } else { geometry.strip_tiles() as u32 },
+            tiles_across: if self.is_vector() { 0 } else { geometry.strip_tiles() },
         };
+        let task = TileTask::new(&source, &elements, &wanted, &tiles, output, first_unit);
         Ok((task.into(), tiles.count()))
-    }
-}
-
-/// Tiles, by the rows and columns of them.
-struct Tiles {
-    rows: Range<u64>,
-    columns: Range<u64>,
-}
-
-impl Tiles {
-    fn count(&self) -> u64 {
-        (self.rows.end - self.rows.start) * (self.columns.end - self.columns.start)
     }
 }
 

@@ -1,7 +1,10 @@
 //! What the host hands to the kernels: the mirror of `kernels/task.cuh` and of each encoding's own. Sizes are compared with the kernels'
 //! when they are loaded.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
+use std::ops::Range;
+
+use cudarc::driver::{DeviceRepr, sys::CUdeviceptr};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, transmute};
 
 /// A task of any encoding, as it lies in device memory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
@@ -69,6 +72,100 @@ pub(super) struct TileTask {
     /// 0 where tiles have one row.
     pub(super) tiles_across: u32,
 }
+
+/// Device addresses of the arrays of a tensor in tiles, and of its decode table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileArrays {
+    pub(super) records: CUdeviceptr,
+    pub(super) bitstream: CUdeviceptr,
+    pub(super) plane: CUdeviceptr,
+    pub(super) table: CUdeviceptr,
+}
+
+/// What a task decodes from: the arrays, and the matrix for which the kernel shall take them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileSource {
+    pub(super) arrays: TileArrays,
+    pub(super) bits_bytes: u64,
+    pub(super) rows: u64,
+    pub(super) columns: u64,
+    /// Tiles of the tensor in a row of tiles; 0 where tiles have one row.
+    pub(super) tiles_across: u64,
+}
+
+/// Tiles, by the rows and columns of them.
+#[derive(Clone, Debug)]
+pub(super) struct Tiles {
+    pub(super) rows: Range<u64>,
+    pub(super) columns: Range<u64>,
+}
+
+impl Tiles {
+    pub(super) fn count(&self) -> u64 {
+        (self.rows.end - self.rows.start) * (self.columns.end - self.columns.start)
+    }
+}
+
+impl TileTask {
+    /// Decodes those of these elements that are in these columns, which lie in the tiles, to `output` of the launch's, dense. All
+    /// tasks before have so many tiles.
+    pub(super) fn new(
+        source: &TileSource,
+        elements: &Range<u64>,
+        wanted: &Range<u64>,
+        tiles: &Tiles,
+        output: u64,
+        first_unit: u64,
+    ) -> Self {
+        let TileSource { arrays, bits_bytes, rows, columns, tiles_across } = *source;
+        let pitch = wanted.end - wanted.start;
+        let place = elements.start / columns * pitch + elements.start % columns;
+        // No truncation: a tensor has fewer than 2^32 tiles, and so has a launch.
+        Self {
+            bits: arrays.bitstream,
+            records: arrays.records,
+            plane: arrays.plane,
+            table: arrays.table,
+            output: output.wrapping_sub(2 * place),
+            bits_bytes,
+            rows,
+            columns,
+            element_begin: elements.start,
+            element_end: elements.end,
+            column_begin: wanted.start,
+            column_end: wanted.end,
+            pitch,
+            first_unit: first_unit as u32,
+            tiles: tiles.count() as u32,
+            first_row: tiles.rows.start as u32,
+            first_column: tiles.columns.start as u32,
+            across: (tiles.columns.end - tiles.columns.start) as u32,
+            tiles_across: tiles_across as u32,
+        }
+    }
+}
+
+/// The most tasks of a launch that takes them by value.
+pub(super) const FEW_TASKS: usize = 8;
+
+/// Tasks of a launch, by value.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable)]
+#[repr(C)]
+pub(super) struct FewTasks([TileTask; FEW_TASKS]);
+
+impl FewTasks {
+    /// # Panics
+    /// If they are more than [`FEW_TASKS`].
+    pub(super) fn new(tasks: &[TileTask]) -> Self {
+        let mut few = Self::new_zeroed();
+        few.0[..tasks.len()].copy_from_slice(tasks);
+        few
+    }
+}
+
+// SAFETY: `repr(C)`, numbers alone, as `kernels/tile_task.cuh` has them.
+#[expect(unsafe_code, reason = "arguments of kernels, by value")]
+unsafe impl DeviceRepr for FewTasks {}
 
 /// Where the codebook of a tensor is and where its decode table goes.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]

@@ -197,7 +197,9 @@ mod tests {
             matrix.decode(rows.clone(), columns.clone(), &mut out).unwrap();
             assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");
         }
-        assert!(matrix.decode(0..78, 0..1000, &mut []).is_err() && matrix.decode(3..3, 0..8, &mut []).is_err());
+        assert!(
+            matrix.decode(0..78, 0..1000, &mut []).is_err() && matrix.decode(3..3, 0..8, &mut []).is_err()
+        );
         assert!(matrix.decode(0..1, 0..8, &mut [0; 15]).is_err());
     }
 
@@ -205,7 +207,8 @@ mod tests {
     fn cuts_are_tensors_of_their_own() {
         let (weights, arrays) = encoded(77, 1000);
         let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        for (rows, columns) in [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)] {
+        for (rows, columns) in [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)]
+        {
             let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
             let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
             let own = Arrays::new(high, wide, view(&cut)).unwrap();
@@ -222,7 +225,10 @@ mod tests {
         let (_, arrays) = encoded(40, 264);
         assert!(Arrays::new(40, 264, view(&arrays)).is_ok());
         assert!(Arrays::new(48, 264, view(&arrays)).is_err() && Arrays::new(40, 272, view(&arrays)).is_err());
-        assert!(Arrays::new(u64::MAX, 264, view(&arrays)).is_err() && Arrays::new(40, 260, view(&arrays)).is_err());
+        assert!(
+            Arrays::new(u64::MAX, 264, view(&arrays)).is_err()
+                && Arrays::new(40, 260, view(&arrays)).is_err()
+        );
         for array in 1..4 {
             let mut short = arrays.clone();
             short[array].pop();

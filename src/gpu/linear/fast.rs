@@ -21,24 +21,45 @@ pub(in crate::gpu) struct FastArrays {
     pub(super) device: Device,
     pub(super) rows: u64,
     pub(super) columns: u64,
-    /// Data of all strips, then their heads.
-    pub(super) strips: Region,
-    pub(super) entries: Region,
+    /// The device address of data of all strips, then their heads.
+    strips: CUdeviceptr,
+    /// That of its exceptions.
+    entries: CUdeviceptr,
+    exceptions: u64,
+    /// Both, unless the caller keeps them.
+    _memory: Option<[Region; 2]>,
 }
 
 impl FastArrays {
+    pub(super) fn new(device: Device, (rows, columns): (u64, u64), strips: Region, entries: Region) -> Self {
+        let exceptions = entries.bytes() / ENTRY_BYTES;
+        let (to_strips, to_entries) = (strips.pointer(), entries.pointer());
+        let _memory = Some([strips, entries]);
+        Self { device, rows, columns, strips: to_strips, entries: to_entries, exceptions, _memory }
+    }
+
+    /// In memory that the caller keeps.
+    pub(super) fn of_caller(
+        device: Device,
+        (rows, columns): (u64, u64),
+        strips: CUdeviceptr,
+        (entries, exceptions): (CUdeviceptr, u64),
+    ) -> Self {
+        Self { device, rows, columns, strips, entries, exceptions, _memory: None }
+    }
+
     /// Device memory of the strips of a matrix, in bytes.
     pub(in crate::gpu) const fn strips_bytes(rows: u64, columns: u64) -> u64 {
         rows.div_ceil(STRIP_ROWS) * (strip_bytes(columns) + strip_head_bytes(columns))
     }
 
     pub(in crate::gpu) fn bytes(&self) -> u64 {
-        self.strips.bytes() + self.entries.bytes()
+        Self::strips_bytes(self.rows, self.columns) + ENTRY_BYTES * self.exceptions
     }
 
     /// Weights that no code expresses.
     pub(super) fn exceptions(&self) -> u64 {
-        self.entries.bytes() / ENTRY_BYTES
+        self.exceptions
     }
 
     /// Whether one launch decodes a part of the matrix's bytes.
@@ -69,12 +90,12 @@ impl FastArrays {
         let strips = elements.start / strip_elements..elements.end.div_ceil(strip_elements);
         let tiles = wanted.start / TILE_COLUMNS..wanted.end.div_ceil(TILE_COLUMNS);
         let across = tiles.end - tiles.start;
-        let Places { data, heads } = Places::new(self.strips.pointer(), self.rows, columns, 0);
+        let Places { data, heads } = Places::new(self.strips, self.rows, columns, 0);
         // No truncation: a matrix in the fast layout has fewer than 2^32 weights.
         let task = UnpackTask {
             data,
             heads,
-            entries: self.entries.pointer(),
+            entries: self.entries,
             entry_count: self.exceptions(),
             output: output.wrapping_sub(2 * place),
             pitch,
@@ -121,7 +142,7 @@ impl FastSlice {
 
     fn places(&self) -> Places {
         let FastArrays { strips, rows, columns, .. } = &*self.arrays;
-        let strip = Places::new(strips.pointer(), *rows, *columns, self.rows.start / STRIP_ROWS);
+        let strip = Places::new(*strips, *rows, *columns, self.rows.start / STRIP_ROWS);
         strip.at_tile(self.columns.start / TILE_COLUMNS)
     }
 
@@ -131,7 +152,7 @@ impl FastSlice {
         LinearMatrix {
             data,
             index: heads,
-            rest: self.arrays.entries.pointer(),
+            rest: self.arrays.entries,
             rest_count: self.arrays.exceptions(),
             rows: self.row_count() as u32,
             whole_columns: self.arrays.columns as u32,
@@ -141,23 +162,25 @@ impl FastSlice {
     }
 
     /// As a part of the whole matrix.
-    fn part(&self) -> Rect {
-        let bytes = 2 * self.columns.start..2 * self.columns.end;
-        Rect { rows: self.rows.clone(), columns: bytes, width: 2 * self.arrays.columns }
+    fn part(&self, rows: &Range<u64>, columns: &Range<u64>) -> Rect {
+        let bytes = 2 * (self.columns.start + columns.start)..2 * (self.columns.start + columns.end);
+        let rows = self.rows.start + rows.start..self.rows.start + rows.end;
+        Rect { rows, columns: bytes, width: 2 * self.arrays.columns }
     }
 
-    /// Puts its decoding on the stream, dense.
+    /// Puts the decoding of some of its rows and columns on the stream, dense.
     ///
     /// # Safety
     /// As [`FastArrays::decode`].
     pub(super) unsafe fn decode(
         &self,
+        (rows, columns): (&Range<u64>, &Range<u64>),
         output: CUdeviceptr,
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.arrays.decode(&self.part(), output, stream, status) }
+        unsafe { self.arrays.decode(&self.part(rows, columns), output, stream, status) }
     }
 }
 

@@ -83,9 +83,18 @@ impl Routing {
 /// ```
 #[derive(Debug)]
 pub struct GroupedLinear {
-    experts: Vec<Matrix>,
-    /// One for each of them.
-    table: Buffer,
+    experts: Experts,
+    /// As all are.
+    first: Matrix,
+    count: u64,
+}
+
+#[derive(Debug)]
+enum Experts {
+    /// With their arrays in device memory.
+    Each { _matrices: Vec<Matrix>, table: Buffer },
+    /// Parts of one.
+    Parts(Matrix),
 }
 
 impl GroupedLinear {
@@ -115,17 +124,42 @@ impl GroupedLinear {
             }
         }
         let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
-        Ok(Self { experts: experts.to_vec(), table: Buffer::of(device.copies(), &table)? })
+        let table = Buffer::of(device.copies(), &table)?;
+        let each = Experts::Each { _matrices: experts.to_vec(), table };
+        Ok(Self { experts: each, first: first.clone(), count: experts.len() as u64 })
     }
 
-    /// The matrices of its experts.
-    pub fn experts(&self) -> &[Matrix] {
-        &self.experts
+    /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in order. Takes no device memory, and
+    /// waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for no parts or more than 1,024, parts that do not begin on multiples of 32, a slice of columns, and a
+    /// matrix [as stored](super::Residence::Stored); [`Error::Gpu`] if the GPU has too little shared memory for the kernel.
+    pub fn of_parts(matrix: &Matrix, count: u64) -> Result<Self> {
+        if count > MOST_EXPERTS as u64 || matrix.residence() != Residence::Fast {
+            let problem = format!("{count} experts, {:?}", matrix.residence());
+            return Err(Error::parameter(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout")));
+        }
+        if !matrix.device().linear_kernels()?.has_grouped() {
+            return Err(too_little_shared_memory());
+        }
+        let rows = matrix.row_count().checked_div(count).filter(|rows| rows * count == matrix.row_count());
+        let Some(rows) = rows.filter(|&rows| rows > 0 && (count == 1 || rows.is_multiple_of(STRIP_ROWS)))
+        else {
+            let problem = format!("{} rows are not {count} experts", matrix.row_count());
+            return Err(Error::parameter(problem, "take as many as begin on multiples of 32 rows"));
+        };
+        Ok(Self { experts: Experts::Parts(matrix.clone()), first: matrix.rows(0..rows)?, count })
+    }
+
+    /// How many experts there are.
+    pub fn experts(&self) -> u64 {
+        self.count
     }
 
     /// The GPU on which they lie.
     pub fn device(&self) -> &Device {
-        self.experts[0].device()
+        self.first.device()
     }
 
     /// Puts the products on a stream: y has a row for each place. Neither allocates nor waits, and
@@ -162,13 +196,17 @@ impl GroupedLinear {
         if routing.places == 0 {
             return Ok(());
         }
-        let first = &self.experts[0];
+        let first = &self.first;
+        let (matrices, whole) = match &self.experts {
+            Experts::Each { table, .. } => (table.pointer(), LinearMatrix::default()),
+            Experts::Parts(whole) => (0, whole.task()),
+        };
         let launch = GroupedLaunch {
             x: x.pointer,
             x_pitch: x.pitch,
             x_index: routing.rows,
             offsets: routing.offsets,
-            matrices: self.table.pointer(),
+            matrices,
             y: y.pointer,
             y_pitch: y.pitch,
             status: status.device_pointer(),
@@ -176,11 +214,11 @@ impl GroupedLinear {
             columns: first.column_count() as u32,
             rows: first.row_count() as u32,
             places: routing.places as u32,
-            experts: self.experts.len() as u32,
+            experts: self.count as u32,
             reserved: [0; 3],
+            whole,
         };
-        // SAFETY: the table has the arrays of as many matrices, all of these rows and columns,
-        // which `self` keeps; counts are at most what `check` allows; the kernel follows neither
+        // SAFETY: `self` keeps the arrays of as many matrices, all of these rows and columns; counts are at most what `check` allows; the kernel follows neither
         // offsets nor indices out of x and y; the rest is the caller's promise.
         unsafe { self.device().linear_kernels()?.multiply_grouped(stream, &launch) }
     }
@@ -188,7 +226,7 @@ impl GroupedLinear {
     fn check(&self, x: &LinearInput, routing: &Routing, y: &LinearOutput) -> Result<()> {
         let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
         let Routing { offsets, places, rows } = *routing;
-        let (first, count) = (&self.experts[0], self.experts.len() as u64);
+        let (first, count) = (&self.first, self.count);
         // Whatever the offsets say, the kernel counts its items in 32 bits.
         let each = count * first.row_count().div_ceil(STRIP_ROWS);
         if places.div_ceil(LEAST_CHUNK).saturating_mul(each) >= 1 << 31 || u32::try_from(x.rows).is_err() {

@@ -63,7 +63,7 @@ impl Entries {
         Self { device: device.clone(), room, total, kept: Vec::new(), taken: 0 }
     }
 
-    fn capacity(&self) -> u64 {
+    pub(super) fn capacity(&self) -> u64 {
         self.room.bytes() / ENTRY_BYTES
     }
 
@@ -80,6 +80,27 @@ impl Entries {
         Ok(region)
     }
 
+    /// How many there are of the matrix so far; waits.
+    pub(super) fn count(&self, stream: &CudaStream) -> Result<u64> {
+        let mut total = [0_u32];
+        self.total.read(stream, &mut total)?;
+        Ok(total[0].into())
+    }
+
+    /// Puts the copying of this many to a device address on the stream.
+    ///
+    /// # Safety
+    /// There is room for them, and no less in `self`; both live until the stream is done.
+    pub(super) unsafe fn copy(&self, count: u64, to: CUdeviceptr, stream: &CudaStream) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let (from, bytes) = (self.room.pointer(), (count * ENTRY_BYTES) as usize);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
+        copied.or_fault("copying on the GPU")
+    }
+
     /// The allocations of all that is kept.
     pub(super) fn into_kept(self) -> Vec<Arc<Buffer>> {
         self.kept
@@ -92,18 +113,18 @@ pub(super) struct Packer {
     device: Device,
     rows: u64,
     columns: u64,
-    strips: Region,
+    /// The device address of the matrix.
+    strips: CUdeviceptr,
 }
 
 impl Packer {
-    /// For a matrix in memory of [`FastArrays::strips_bytes`]. Puts the counter's beginning on the stream.
+    /// For a matrix at this device address, in memory of [`FastArrays::strips_bytes`]. Puts the counter's beginning on the stream.
     pub(super) fn new(
         (rows, columns): (u64, u64),
-        strips: Region,
+        strips: CUdeviceptr,
         entries: &Entries,
         stream: &CudaStream,
     ) -> Result<Self> {
-        assert_eq!(strips.bytes(), FastArrays::strips_bytes(rows, columns), "room for the strips");
         let (total, bytes) = (entries.total.pointer(), entries.total.bytes() as usize);
         // SAFETY: the word is the caller's, who keeps it until the stream is done.
         let cleared = unsafe { result::memset_d8_async(total, 0, bytes, stream.cu_stream()) };
@@ -124,7 +145,7 @@ impl Packer {
         stream: &CudaStream,
     ) -> Result<()> {
         let strip = rows.start / STRIP_ROWS;
-        let places = Places::new(self.strips.pointer(), self.rows, self.columns, strip);
+        let places = Places::new(self.strips, self.rows, self.columns, strip);
         let task = PackTask {
             weights,
             pitch: self.columns,
@@ -143,28 +164,24 @@ impl Packer {
     }
 
     /// Waits, and keeps the exceptions that there are, if they are no more than `most`; `together` with those of
-    /// other matrices. What is put on the stream afterwards may use `entries` anew.
+    /// other matrices. What is put on the stream afterwards may use `entries` anew. `strips`: where the matrix is.
     pub(super) fn finish(
         self,
+        strips: Region,
         entries: &mut Entries,
         most: u64,
         together: bool,
         stream: &CudaStream,
     ) -> Result<Outcome> {
-        let mut total = [0_u32];
-        entries.total.read(stream, &mut total)?;
-        let total = u64::from(total[0]);
+        assert_eq!(strips.pointer(), self.strips, "the memory of the matrix");
+        let total = entries.count(stream)?;
         if total > most.min(entries.capacity()) {
             return Ok(Outcome::TooMany(total));
         }
         let kept = entries.keep(total * ENTRY_BYTES, together)?;
-        if total > 0 {
-            let (to, from, bytes) = (kept.pointer(), entries.room.pointer(), kept.bytes() as usize);
-            // SAFETY: both have as many bytes. Freeing either waits for the context.
-            let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
-            copied.or_fault("copying on the GPU")?;
-        }
-        let Self { device, rows, columns, strips } = self;
-        Ok(Outcome::Fast(FastArrays { device, rows, columns, strips, entries: kept }))
+        // SAFETY: there are as many bytes. Freeing them waits for the context.
+        unsafe { entries.copy(total, kept.pointer(), stream) }?;
+        let Self { device, rows, columns, .. } = self;
+        Ok(Outcome::Fast(FastArrays::new(device, (rows, columns), strips, kept)))
     }
 }

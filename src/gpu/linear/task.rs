@@ -129,6 +129,8 @@ pub(super) struct GroupedLaunch {
     pub(super) places: u32,
     pub(super) experts: u32,
     pub(super) reserved: [u32; 3],
+    /// If `matrices` is 0: one with the rows of all experts.
+    pub(super) whole: LinearMatrix,
 }
 
 /// A range of whole strips to transcode from BF16. Pointers are device addresses.

@@ -8,8 +8,8 @@ use cudarc::driver::CudaStream;
 
 use super::{
     fast::FastArrays,
-    matrix::StoredMatrix,
     packer::{Entries, Outcome, Packer},
+    stored::TileMatrix,
     task::STRIP_ROWS,
 };
 use crate::{
@@ -17,86 +17,75 @@ use crate::{
     gpu::{
         Status,
         fault::OrFault,
-        memory::Buffer,
-        route::{Ready, Route},
+        memory::{Buffer, Region},
     },
 };
 
 /// Decoded weights at a time, in bytes.
 const SCRATCH_BYTES: u64 = 64_000_000;
 
-/// Some whole strips, and what decodes them.
-struct Step {
-    rows: Range<u64>,
-    decode: Route,
-}
-
 /// A transcoding under way.
 struct Transcoder<'m> {
-    matrix: &'m StoredMatrix,
-    steps: Vec<Step>,
-    /// Of the decodings.
-    tasks: Buffer,
+    matrix: &'m TileMatrix,
     scratch: Buffer,
     packer: Packer,
+    strips: Region,
     entries: Entries,
     status: Status,
 }
 
 /// Waits until it is done.
-pub(super) fn transcode(matrix: &StoredMatrix, most: u64) -> Result<Outcome> {
-    let stream = matrix.part().device.new_stream()?;
-    let (rows, columns) = (matrix.row_count(), matrix.column_count());
+pub(super) fn transcode(matrix: &TileMatrix, most: u64) -> Result<Outcome> {
+    let stream = matrix.device.new_stream()?;
+    let rows = matrix.rows.end - matrix.rows.start;
+    let columns = matrix.columns.end - matrix.columns.start;
     if 2 * STRIP_ROWS * columns > SCRATCH_BYTES || u32::try_from(rows * columns).is_err() {
         return Ok(Outcome::TooWide);
     }
-    let transcoder = Transcoder::new(matrix, most, &stream)?;
-    for step in &transcoder.steps {
-        transcoder.run(step, &stream)?;
+    let each = STRIP_ROWS * (SCRATCH_BYTES / (2 * STRIP_ROWS * columns));
+    let transcoder = Transcoder::new(matrix, (rows, columns), each, most, &stream)?;
+    for first in (0..rows).step_by(each as usize) {
+        transcoder.run(&(first..rows.min(first + each)), columns, &stream)?;
     }
     transcoder.finish(most, &stream)
 }
 
 impl<'m> Transcoder<'m> {
-    fn new(matrix: &'m StoredMatrix, most: u64, stream: &CudaStream) -> Result<Self> {
-        let (rows, columns) = (matrix.row_count(), matrix.column_count());
-        let each = STRIP_ROWS * (SCRATCH_BYTES / (2 * STRIP_ROWS * columns));
-        let (part, mut tasks) = (matrix.part(), Vec::new());
-        let step = |first| {
-            let rows = first..rows.min(first + each);
-            let decode = Route::new(part, None, &[matrix.cut_of(&rows)?], &mut tasks)?;
-            Ok(Step { rows, decode })
-        };
-        let steps = (0..rows).step_by(each as usize).map(step).collect::<Result<_>>()?;
-        let device = &part.device;
+    /// `each`: rows that are decoded at once.
+    fn new(
+        matrix: &'m TileMatrix,
+        (rows, columns): (u64, u64),
+        each: u64,
+        most: u64,
+        stream: &CudaStream,
+    ) -> Result<Self> {
+        let device = &matrix.device;
         let entries = Entries::new(device, most.min(rows * columns))?;
         let bytes = FastArrays::strips_bytes(rows, columns);
-        let strips = device.allocate(bytes, "a matrix in the fast layout")?;
+        let strips = Region::from(device.allocate(bytes, "a matrix in the fast layout")?);
         Ok(Self {
             matrix,
-            steps,
-            tasks: Buffer::of(stream, &tasks)?,
             scratch: device.allocate(2 * columns * rows.min(each), "weights to transcode")?,
-            packer: Packer::new((rows, columns), strips.into(), &entries, stream)?,
+            packer: Packer::new((rows, columns), strips.pointer(), &entries, stream)?,
+            strips,
             entries,
             status: Status::new(device)?,
         })
     }
 
     /// Puts decoding and packing of some strips on the stream.
-    fn run(&self, step: &Step, stream: &CudaStream) -> Result<()> {
-        let ready = Ready { route: &step.decode, part: self.matrix.part(), tasks: self.tasks.pointer() };
+    fn run(&self, rows: &Range<u64>, columns: u64, stream: &CudaStream) -> Result<()> {
         let weights = self.scratch.pointer();
-        // SAFETY: the scratch has room for the step's rows, and only this stream uses it. `self`
-        // keeps everything; each of its buffers waits for the context before it is freed.
-        unsafe { ready.decode_into_raw(weights, stream, &self.status) }?;
+        // SAFETY: the scratch has room for the rows, and only this stream uses it. `self` keeps everything; each of its
+        // buffers waits for the context before it is freed.
+        unsafe { self.matrix.decode((rows, &(0..columns)), weights, stream, &self.status) }?;
         // SAFETY: the weights are there, after the decoding on the same stream. Lives as above.
-        unsafe { self.packer.pack(&step.rows, weights, &self.entries, stream) }
+        unsafe { self.packer.pack(rows, weights, &self.entries, stream) }
     }
 
     /// Waits, and keeps the exceptions that there are.
     fn finish(mut self, most: u64, stream: &CudaStream) -> Result<Outcome> {
-        let outcome = self.packer.finish(&mut self.entries, most, false, stream)?;
+        let outcome = self.packer.finish(self.strips, &mut self.entries, most, false, stream)?;
         self.status.check(stream)?;
         stream.synchronize().or_fault("copying on the GPU")?;
         Ok(outcome)

@@ -41,7 +41,7 @@ use crate::{
         module::Launch,
         pinned::Pinned,
         stored::{Coded, StoredTile, Tensors},
-        task::{Task, TileTask},
+        task::{Task, TileArrays, TileSource, TileTask, Tiles},
         upload::{BUFFERS, PIECE_BYTES, Ring, rings},
     },
     progress::{Observer, advance},
@@ -202,29 +202,20 @@ impl Wanted<'_> {
         let (rows, columns) = (job.rows(sizes), sizes.geometry().columns());
         let rows = rows.end - rows.start;
         let across = sizes.geometry().strip_tiles();
-        // No truncation: a matrix has fewer than 2^32 tiles.
-        TileTask {
-            bits: slot + layout.bits.start,
-            records: slot + layout.records.start,
-            plane: slot + layout.plane.start,
-            table: self.table,
-            output: 0,
+        let source = TileSource {
+            arrays: TileArrays {
+                records: slot + layout.records.start,
+                bitstream: slot + layout.bits.start,
+                plane: slot + layout.plane.start,
+                table: self.table,
+            },
             bits_bytes: layout.bits.end - layout.bits.start,
             rows,
             columns,
-            element_begin: 0,
-            element_end: rows * columns,
-            column_begin: 0,
-            column_end: columns,
-            pitch: columns,
-            first_unit: 0,
-            tiles: ((job.strips.end - job.strips.start) * across) as u32,
-            first_row: 0,
-            first_column: 0,
-            across: across as u32,
-            tiles_across: across as u32,
-        }
-        .into()
+            tiles_across: across,
+        };
+        let tiles = Tiles { rows: 0..job.strips.end - job.strips.start, columns: 0..across };
+        TileTask::new(&source, &(0..rows * columns), &(0..columns), &tiles, 0, 0).into()
     }
 }
 
@@ -348,7 +339,7 @@ impl Packing<'_> {
             packer
         } else {
             let size = (geometry.rows(), geometry.columns());
-            Packer::new(size, wanted.strips.clone(), &self.entries, &self.stream)?
+            Packer::new(size, wanted.strips.pointer(), &self.entries, &self.stream)?
         };
         let kernels = self.device.kernels();
         let launch = Launch {
@@ -374,7 +365,10 @@ impl Packing<'_> {
             return Ok(None);
         }
         let most = good_exceptions(sizes.elements());
-        Ok(Some((job.matrix, packer.finish(&mut self.entries, most, true, &self.stream)?)))
+        Ok(Some((
+            job.matrix,
+            packer.finish(wanted.strips.clone(), &mut self.entries, most, true, &self.stream)?,
+        )))
     }
 }
 
