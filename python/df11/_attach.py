@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -11,9 +10,13 @@ from torch import nn
 
 from . import _native
 from ._hub import brought
+from ._load import check_options, load
+from ._names import join
 from ._parameters import MissingError, Weight, by_name, missing_error
-from ._place import Placement, byte_count, default_device, device_of, resolve, set_up
-from ._runtime import KEY, Runtime, runtimes
+from ._place import Placement, byte_count, default_device, device_of, resolve
+from ._plan import group
+from ._source import Source, sources
+from ._tensor import CompressedTensor
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -23,60 +26,67 @@ def attach(
     path: str | Path,
     *,
     device: Any = None,
+    mode: str = "exact",
+    residence: str = "stored",
     memory: Any = None,
     streamed: bool = False,
-    prefetch: bool = False,
     prefix: str | None = None,
     revision: str | None = None,
     subfolder: str | None = None,
 ) -> Module:
-    """Gives a module the weights of a container, compressed until they are used. Returns the module.
+    """Gives a module the weights of a container, which stay compressed. Returns the module.
 
-    Parameters are replaced by those of the container, with its dtypes, and those of each block are decoded
-    just before its forward; which ones these are is found from the container. What diffusers or transformers
-    would keep in F32 beside weights of 16 bits is F32 here as well. The module may be on the meta
-    device (`accelerate.init_empty_weights()`), so that its own weights never take memory.
+    Parameters are replaced by those of the container, with its dtypes: matrices by tensors that are
+    decoded as they are used, small ones as they are. What diffusers or transformers would keep in F32
+    beside weights of 16 bits is F32 here as well. The module may be on the meta device
+    (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"), whose
-    containers are fetched into its cache; `subfolder` of it, and `revision` there. `device`: a GPU, the CPU,
-    a list of GPUs, or "auto" for all; a dict of modules as `device_map` of transformers takes it; the current
-    GPU unless named, or the CPU where there is none. `memory`: bytes of GPU memory for weights and decoded
-    blocks, such as "9GB" (a list for several GPUs); blocks that do not fit are streamed from pinned host
-    memory, all of them with `streamed`. `prefetch`: decode a block while the one before it runs, which takes
-    memory for two. `prefix`: what goes before names in the container, found unless given.
+    containers are fetched into its cache; `subfolder` of it, and `revision` there.
+    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map` of
+    transformers takes it; the current GPU unless named, or the CPU if there is none.
+    `mode`: "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
+    multiplies while it decodes, which is faster and rounds otherwise.
+    `residence`: how weights lie on a GPU: "stored", in the "fast" layout, which is larger and faster, or
+    "auto", fast as far as memory goes.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does not fit
+    stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+    `prefix`: what goes before names in the container, found unless given.
 
-    Raises MissingError where the container lacks a parameter, ValueError where a shape differs, TypeError
-    where a dtype is unknown.
+    Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an option is
+    unknown, TypeError if a dtype is unknown.
     """
-    if runtimes(module):
+    if sources(module):
         raise ValueError("the module has compressed weights already; make a new one")
+    check_options(mode, residence)
     container = _native.open(brought(path, revision, subfolder))
     weights, unused = _weights(module, container, prefix)
-    placement = _placement(device, memory, container)
-    runtime = Runtime(module, container, weights, prefetch=prefetch)
-    runtime.unused_tensors = unused
-    set_up(runtime, placement, streamed)
+    placement = _placement(device, memory, weights, container)
+    source = Source(container, weights, unused=unused)
+    load(module, source, placement, mode=mode, residence=residence, streamed=streamed)
     return module.eval()
 
 
-def _placement(device: Any, memory: Any, container: Any) -> Placement:
-    options = SimpleNamespace(memory=memory)
-    if device == "auto":
-        gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-        return resolve("auto", options, container, {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus})
+def _placement(device: Any, memory: Any, weights: list[Weight], container: Any) -> Placement:
     if isinstance(device, dict):
-        return resolve(device, options)
-    if isinstance(device, (list, tuple)):
+        return resolve(device, memory)
+    caps: dict[int, int] | None = None
+    if device == "auto":
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+        caps = {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus}
+    elif isinstance(device, (list, tuple)):
         devices = [device_of(one) for one in device]
         if len(set(devices)) == 1:
-            return resolve({"": devices[0]}, options)
+            return resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):
             raise ValueError(
                 "a list of devices names GPUs; with memory= what does not fit on them is streamed from the host, "
                 'and a dict says of modules where they go, to "cpu" too'
             )
         caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-        return resolve("auto", options, container, caps)
+    if caps is not None:
+        sizes = [each.nbytes("stored") for each in group(weights, container, bool(caps))]
+        return resolve("auto", memory, sizes, caps)
     chosen = default_device() if device is None else device_of(device)
     budgets = None if memory is None or chosen.type != "cuda" else [byte_count(memory)]
     return Placement([chosen], budgets)
@@ -115,36 +125,47 @@ def save(model: Any, folder: str | Path) -> None:
     """Copies the containers of a model with compressed weights into a folder, byte for byte."""
     from ._copy import copy_containers
 
-    found = runtimes(model)
+    found = list(sources(model).values())
     if not found:
         raise ValueError("the model has no compressed weights of df11")
-    paths = {shard["path"] for runtime in found for shard in runtime.container.shards}
+    paths = {shard["path"] for source in found for shard in source.container.shards}
     if len({Path(path).name for path in paths}) < len(paths):
         raise ValueError("containers of the model's parts have the same names; save each part by itself")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for runtime in found:
-        copy_containers(runtime.container, Path(folder))
+    for source in found:
+        copy_containers(source.container, Path(folder))
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Decoded copies of all weights, in host memory: as large as the BF16 model."""
+    """Decoded copies of all weights, in host memory: as large as the BF16 model.
+
+    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the wrapper's.
+    """
+    names = {
+        (spot.key): join(path, place.name)
+        for path, source in sources(model).items()
+        for weight, spots in zip(source.weights, source.spots, strict=True)
+        for place, spot in zip(weight.places, spots, strict=True)
+    }
     out: dict[str, torch.Tensor] = {}
-    found = runtimes(model)
-    for path, module in model.named_modules():
-        runtime = module.__dict__.get(KEY)
-        if runtime is None or runtime.root is not module:
-            continue
-        for weight in runtime.weights:
-            value = weight.decode(runtime.container)
-            if weight.is_persistent:
-                out.update({f"{path}.{place.name}" if path else place.name: value for place in weight.places})
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        module = model.get_submodule(name.rpartition(".")[0])
-        # Adapters give what they wrap another name; here it has its own.
-        is_there = name in out or any(runtime.holds(value) for runtime in found)
-        if not is_there and name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-            out[name] = value.detach().cpu().clone()
+    copies: dict[int, torch.Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        values = {**module._parameters, **module._buffers}
+        for attribute in module._non_persistent_buffers_set:
+            values.pop(attribute, None)
+        for attribute, value in values.items():
+            if value is not None:
+                name = names.get((id(module), attribute), join(path, attribute))
+                if id(value) not in copies:
+                    copies[id(value)] = plain(value)
+                out[name] = copies[id(value)]
     return out
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, decoded."""
+    value = value.detach()
+    return (value.decode() if isinstance(value, CompressedTensor) else value).cpu().clone()
 
 
 __all__ = ["MissingError", "attach", "save", "state_dict"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._units import inside
+from ._names import inside
 
 Wanted = Callable[[str, torch.dtype | None], torch.dtype | None]
 _HALVES = (torch.float16, torch.bfloat16)

@@ -1,10 +1,10 @@
 """Which bytes of a container a module's parameters are.
 
-A *weight* is a parameter or buffer of the module, wherever it is reachable (tied ones in several places), and
-the pieces of container tensors that its memory consists of, in order. Most weights are one tensor. Where a
-library fuses tensors when it loads a checkpoint (all experts of a layer in one parameter, say), they are
-several tensors or rows of them, one after another, which costs nothing to decode. A weight that is made of
-its tensors in another way is made once, and is then an ordinary parameter.
+A *weight* is a parameter or buffer of the module, wherever it is reachable (tied ones in several
+places), and the pieces of container tensors that its memory consists of, in order. Most weights are
+one tensor. If a library fuses tensors when it loads a checkpoint (all experts of a layer in one
+parameter, say), they are several tensors or rows of them, one after another. A weight that is made
+of its tensors in another way is made once, and is then an ordinary parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from ._kept import wanted_by
-from ._torch import as_buffer, bytes_of, decoded, dtype_of
+from ._names import Place
+from ._torch import as_buffer, bytes_of, dtype_of
 
 
 class Piece(NamedTuple):
@@ -27,18 +28,6 @@ class Piece(NamedTuple):
     tensor: str
     offset: int
     rows: tuple[int, int] | None = None
-
-
-class Place(NamedTuple):
-    """Where a module has a parameter or buffer."""
-
-    path: str
-    attribute: str
-
-    @property
-    def name(self) -> str:
-        """Its full name."""
-        return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
 
 @dataclass
@@ -51,10 +40,14 @@ class Weight:
     pieces: list[Piece]
     is_buffer: bool = False
     is_persistent: bool = True
-    #: Makes the weight where pieces alone do not.
+    #: What pieces are stored as, if that is not `dtype`.
+    stored: torch.dtype | None = None
+    #: Makes the weight if pieces alone do not.
     make: Callable[[], torch.Tensor] | None = None
-    #: Why it is an ordinary parameter and not decoded at each use.
-    resident_because: str | None = None
+    #: Why it is an ordinary parameter and does not stay compressed.
+    ordinary_because: str | None = None
+    #: Two dimensions that are exchanged after pieces have made the others, as a library wants it.
+    transposed: tuple[int, int] | None = None
     tensors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,15 +68,24 @@ class Weight:
         """Decodes it on the CPU, into memory of its own."""
         if self.make is not None:
             return self.make()
-        out = torch.empty(self.shape, dtype=self.dtype)
-        if out.numel():
-            self.decode_into(container, bytes_of(out))
-        return out
+        out = torch.empty(self.pieces_shape, dtype=self.stored or self.dtype)
+        for piece in self.pieces if out.numel() else ():
+            decode_piece(container, piece, bytes_of(out))
+        if self.transposed:
+            out = out.transpose(*self.transposed).contiguous()
+        return out.to(self.dtype)
 
-    def decode_into(self, container: Any, memory: torch.Tensor) -> None:
-        """Decodes it on the CPU, into this many bytes."""
-        for piece in self.pieces:
-            decode_piece(container, piece, memory)
+    @property
+    def pieces_shape(self) -> tuple[int, ...]:
+        """The shape of its pieces, one after another."""
+        shape = list(self.shape)
+        if self.transposed:
+            first, second = self.transposed
+            shape[first], shape[second] = shape[second], shape[first]
+        return tuple(shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "make": None}
 
 
 def piece_bytes(tensor: Any, piece: Piece) -> int:
@@ -144,9 +146,8 @@ def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None =
         raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
     weight = Weight(entry.places, shape, kind, [Piece(tensor, 0)], entry.is_buffer, entry.is_persistent)
     if dtype is not None and dtype != kind:
-        weight.make = lambda: decoded(stored).to(dtype)
-        weight.dtype = dtype
-        weight.resident_because = f"stored as {kind}, used as {dtype}".replace("torch.", "")
+        weight.dtype, weight.stored = dtype, kind
+        weight.ordinary_because = f"stored as {kind}, used as {dtype}".replace("torch.", "")
     return weight
 
 

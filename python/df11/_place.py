@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from . import _native
-from ._errors import ParameterError
-from ._units import inside
-
-if TYPE_CHECKING:
-    from ._runtime import Runtime
+from ._plan import balance, spread
 
 _UNITS = {
     "": 1,
@@ -33,12 +26,12 @@ SHARE = 0.9
 
 
 class Placement(NamedTuple):
-    """Devices, and the bytes that weights and arena may take of each; None: all that they need."""
+    """Devices, and the bytes that weights may take of each; None: all that they need."""
 
     devices: list[torch.device]
     memory: list[int] | None = None
-    #: Of each module that a device_map names, the device, where these are several; of the CPU, blocks are
-    #: streamed.
+    #: Of each module that a device_map names, the device, if these are several; weights on the CPU are
+    #: streamed to the first GPU.
     where: dict[str, torch.device] | None = None
 
     @property
@@ -77,10 +70,9 @@ def default_device() -> torch.device:
 
 
 def resolve(
-    wanted: Any, options: Any, container: Any = None, max_memory: dict[Any, Any] | None = None
+    wanted: Any, memory: Any, sizes: list[int] | None = None, max_memory: dict[Any, Any] | None = None
 ) -> Placement:
-    """What `device_map`, `memory` and `max_memory` ask for."""
-    memory = options.memory
+    """What `device_map`, `memory` and `max_memory` ask for. `sizes`: bytes of each group of weights."""
     if isinstance(wanted, dict):
         return _by_modules(wanted, memory)
     caps = {gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap}
@@ -91,7 +83,11 @@ def resolve(
         free, _ = torch.cuda.mem_get_info(gpu)
         caps[gpu] = min(caps[gpu], int(SHARE * free))
     devices = [torch.device("cuda", gpu) for gpu in caps]
-    return Placement(devices, balance(list(caps.values()), wanted, lambda sizes: fits(container, sizes)))
+
+    def fits(caps: list[int]) -> bool:
+        return spread(sizes or [], caps) is not None
+
+    return Placement(devices, balance(list(caps.values()), wanted, fits))
 
 
 def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
@@ -116,7 +112,7 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
 
 
 def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
-    """What each GPU may use where `memory` is all that one may, or a list with a number of bytes for each."""
+    """What each GPU may use: `memory` is all that one may, or a list with the bytes of each."""
     if memory is None:
         return caps
     sizes = memory if isinstance(memory, list) else [memory] * len(caps)
@@ -125,79 +121,3 @@ def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
             f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single one for all"
         )
     return {gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=True)}
-
-
-def fits(container: Any, sizes: list[int]) -> bool:
-    """Whether all blocks are resident on GPUs of so much memory."""
-    try:
-        return not any(place.streamed for place in _native.plan(container, sizes).placements.values())
-    except ParameterError:
-        return False
-
-
-def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:
-    """The least equal sizes, up to the caps, that hold all; the caps, where filled in turn or too small."""
-    low_first = wanted == "balanced_low_0"
-
-    def sizes(level: int) -> list[int]:
-        levels = [level // 2 if low_first and at == 0 else level for at in range(len(caps))]
-        return [min(cap, own) for cap, own in zip(caps, levels, strict=True)]
-
-    if wanted == "sequential" or len(caps) == 1 or not fits(caps):
-        return caps
-    low, high = 0, 2 * max(caps)
-    while high - low > max(1, high >> 10):
-        middle = (low + high) // 2
-        if fits(sizes(middle)):
-            high = middle
-        else:
-            low = middle
-    return sizes(high)
-
-
-def set_up(runtime: Runtime, placement: Placement, streamed: bool) -> None:
-    """Loads the weights, and makes the module use them."""
-    runtime.load(placement, streamed)
-    runtime.place_residents()
-    _dispatch(runtime)
-    runtime.place()
-    runtime.install()
-
-
-def _dispatch(runtime: Runtime) -> None:
-    """Has accelerate move activations between several devices."""
-    if len(runtime.devices) < 2:
-        return
-    from accelerate import dispatch_model  # type: ignore[import-untyped]
-
-    root = runtime.root
-    for unit, device in zip(runtime.units, runtime.unit_devices, strict=True):
-        for weight in unit.weights:
-            # One element, seen as all of them: accelerate looks at shapes and devices, and at memory to find
-            # what is tied.
-            stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
-            for place in weight.places:
-                if inside(place.path, unit.path):
-                    root.get_submodule(place.path)._parameters[place.attribute] = nn.Parameter(
-                        stand_in, requires_grad=False
-                    )
-    dispatch_model(
-        root, device_map=_device_map(runtime), skip_keys=getattr(root, "_skip_keys_device_placement", None)
-    )
-
-
-def _device_map(runtime: Runtime) -> dict[str, int]:
-    units = runtime.homes
-    result: dict[str, int] = {}
-    for path, module in runtime.root.named_modules():
-        if path in units:
-            result[path] = units[path].index
-        elif not any(path.startswith(unit + ".") for unit in units):
-            around = any(unit.startswith(path + ".") or not path for unit in units)
-            tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            for name, value in tensors:
-                key = (f"{path}.{name}" if path else name) if around else path
-                result[key] = (
-                    value.device.index if value.device.index is not None else runtime.devices[0].index
-                )
-    return result

@@ -251,7 +251,7 @@ class _Mapping:
             weight = Weight(list(entry.places), tuple(value.shape), dtype, [], entry.is_buffer)
             weight.tensors = [source for _, source in sources]
             weight.make = partial(make, name, weight.dtype)
-            weight.resident_because = f"made of several tensors by {operations}"
+            weight.ordinary_because = f"made of several tensors by {operations}"
             self.found[name] = weight
 
 

@@ -11,7 +11,7 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `preprocess_model` | opens the containers, and has an empty checkpoint read where there is no weights file |
 | `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
 | `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: places by compressed sizes |
-| `postprocess_model` | loads the containers, makes parameters views of the arena, puts the hooks on |
+| `postprocess_model` | loads the containers: parameters are compressed tensors from then on |
 
 The config gets the name of a weights file beside the containers, which holds what they lack, if anything; on the Hub
 that finds them (`_hub`). Where it says no dtype, it gets that of the containers. So dtypes are those that the same
@@ -22,6 +22,7 @@ BF16 meanwhile.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import warnings
@@ -29,10 +30,11 @@ import weakref
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import __version__
+from transformers.quantizers import auto
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -40,10 +42,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _native
 from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
+from ._load import check_options, load
+from ._names import join
 from ._parameters import Weight
-from ._place import Placement, resolve, set_up
+from ._place import Placement, resolve
+from ._plan import group
 from ._pretrained import checkpoint_dtype, weights_of
-from ._runtime import Runtime, runtimes
+from ._source import Source, sources
 from ._torch import dtype_of
 from ._versions import mismatch
 
@@ -59,22 +64,47 @@ _NEEDED = ("update_weight_conversions", "update_dtype", "adjust_max_memory", "ge
 
 @register_quantization_config(METHOD)
 class Df11Config(QuantizationConfigMixin):
-    """What `quantization_config` of a config may say, beside `{"quant_method": "df11"}`.
+    """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
 
-    `prefetch`: decode a layer while the one before it runs. `memory`: bytes of GPU memory, such as "9GB", or
-    a list for several GPUs; what does not fit is streamed from pinned host memory. `streamed`: stream every
-    block.
+    `mode`: "exact" (the default) for the BF16 model's bits, or "fused", which multiplies while it decodes:
+    faster, and rounded otherwise. `residence`: how weights lie on a GPU: "stored" (the default), "fast",
+    or "auto", fast as far as memory goes. `memory`: bytes of GPU memory for weights, such as "9GB", or a
+    list for several GPUs; what does not fit is read from pinned host memory. `streamed`: read all of it
+    from there. Other options, such as `prefetch` of earlier versions, do nothing and are warned of.
     """
 
-    def __init__(self, prefetch: bool = False, memory: Any = None, streamed: bool = False, **_: Any) -> None:
+    def __init__(
+        self,
+        mode: str = "exact",
+        residence: str = "stored",
+        memory: Any = None,
+        streamed: bool = False,
+        **others: Any,
+    ) -> None:
+        check_options(mode, residence)
+        if others := {name: value for name, value in others.items() if name != "quant_method"}:
+            warnings.warn(f"df11: {', '.join(others)} does nothing; leave it out", stacklevel=2)
         self.quant_method = METHOD  # type: ignore[assignment]
-        self.prefetch = prefetch
+        self.mode = mode
+        self.residence = residence
         self.memory = memory
         self.streamed = streamed
 
     def to_dict(self) -> dict[str, Any]:
         """Without what only matters for this run."""
         return {"quant_method": METHOD}
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """What only matters for this run: the caller's, whatever the checkpoint's config says."""
+        return {name: value for name, value in vars(self).items() if name != "quant_method"}
+
+
+# The configs whose options may be given to `from_pretrained` of a quantized checkpoint. It is a list
+# without a way to register; a release without it warns that it leaves the options out.
+auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
+    *getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", ()),
+    Df11Config,
+)
 
 
 @register_quantizer(METHOD)
@@ -122,7 +152,7 @@ class Df11Quantizer(HfQuantizer):
             }
         self.wanted = device_map
         if isinstance(device_map, dict):
-            self.placement = resolve(device_map, self.quantization_config)
+            self.placement = resolve(device_map, self.options.memory)
             return {"": self.placement.rest}
         # The one for which the loader hands on `max_memory` as it is.
         return "sequential"
@@ -224,7 +254,8 @@ class Df11Quantizer(HfQuantizer):
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: by compressed sizes. The loader puts what else there is on one."""
         assert self.max_memory is not None
-        self.placement = resolve(self.wanted, self.quantization_config, self.container, self.max_memory)
+        sizes = [each.nbytes("stored") for each in group(self.weights, self.container, True)]
+        self.placement = resolve(self.wanted, self.options.memory, sizes, self.max_memory)
         device_map.clear()
         device_map[""] = self.placement.rest
 
@@ -238,12 +269,19 @@ class Df11Quantizer(HfQuantizer):
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         assert self.placement is not None
-        options: Any = self.quantization_config
-        runtime = Runtime(model, self.container, self.weights, prefetch=options.prefetch)
-        runtime.unused_tensors = self._unused
-        set_up(runtime, self.placement, options.streamed)
-        model.save_pretrained = partial(_save_pretrained, weakref.ref(model))
-        self.model = None
+        source = Source(self.container, self.weights, unused=self._unused)
+        options = self.options
+        load(
+            model,
+            source,
+            self.placement,
+            mode=options.mode,
+            residence=options.residence,
+            streamed=options.streamed,
+        )
+        model.save_pretrained = _Save(model)
+        # What is left of the quantizer goes with copies of the model.
+        self.model, self.weights, self._by_name, self._hidden, self.container = None, [], {}, None, None
         return model
 
     # ---- afterwards ----
@@ -254,18 +292,23 @@ class Df11Quantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Weights are not there in the backward pass."""
-        return False
+        """Whether adapters can be trained: gradients go through compressed weights."""
+        return True
 
     @property
     def is_compileable(self) -> bool:
-        """Whether generate() should compile by itself: hooks break graphs."""
-        return False
+        """Whether generate() may compile by itself."""
+        return True
+
+    @property
+    def options(self) -> Df11Config:
+        """The config of the quantization, as what it is."""
+        return cast(Df11Config, self.quantization_config)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
-            copy_containers(self.container, self.saving_to)
+            copy_containers(sources(model)[""].container, self.saving_to)
             _save_others(model, self.saving_to / WEIGHTS)
             return {}, {}
         return None, {}
@@ -320,11 +363,27 @@ def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype 
         )
 
 
-def _save_pretrained(of: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-    """`save_pretrained` of a compressed model: containers and config, as `df11 compress` made them."""
-    self = of()
-    if self is None:
-        raise ReferenceError("the model is gone; keep it in a variable while it is saved")
+class _Save:
+    """`save_pretrained` of a compressed model, without keeping it; a copy of the model has its own."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes containers and config, as `df11 compress` made them."""
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the model is gone; keep it in a variable while it is saved")
+        _save_pretrained(model, save_directory, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Save:
+        return _Save(copy.deepcopy(self._model(), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Save, (self._model(),)
+
+
+def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
     folder = Path(save_directory)
     adapters = getattr(self, "_hf_peft_config_loaded", False)
     if kwargs.get("variant") or kwargs.get("state_dict"):
@@ -342,7 +401,13 @@ def _save_others(model: Any, path: Path) -> None:
     """What the containers lack, a new head, in the file that the loader looks for beside them."""
     from safetensors.torch import save_file
 
-    others = {name: value.detach().cpu().contiguous() for name, value in runtimes(model)[0].others()}
+    held = {spot.key for spots in sources(model)[""].spots for spot in spots}
+    others = {
+        join(path, attribute): value.detach().cpu().contiguous()
+        for path, module in model.named_modules()
+        for attribute, value in module._parameters.items()
+        if value is not None and (id(module), attribute) not in held
+    }
     if others:
         save_file(others, path, metadata={"format": "pt"})
     else:

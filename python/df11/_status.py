@@ -6,53 +6,56 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from . import _native
-from ._ordinary import REASON
-from ._parameters import Weight, decode_piece, piece_bytes
-from ._runtime import Runtime, runtimes
+from ._errors import CorruptError
+from ._parameters import decode_piece, piece_bytes
+from ._source import Source, sources
+from ._tensor import CompressedTensor
 from ._torch import bytes_of, show_bytes
 
 
 @dataclass
 class DeviceReport:
-    """What one device holds, in bytes."""
+    """What the weights of one device take, in bytes."""
 
     device: str
-    #: Units that are decoded there, and of these the ones that are streamed from the host.
-    units: int
-    streamed_units: int
-    #: Compressed weights with what decoding them needs.
-    compressed: int
-    #: The memory that decoded blocks take turns in.
-    arena: int
-    #: Ordinary parameters.
-    resident: int
+    #: Compressed weights as the container has them, with their decode tables on a GPU.
+    stored: int = 0
+    #: Compressed weights in the fast layout.
+    fast: int = 0
+    #: Ordinary parameters and buffers.
+    ordinary: int = 0
+    #: Of the host: what this GPU reads there at each use.
+    streamed: int = 0
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.compressed + self.arena + self.resident
+        """What lies on the device."""
+        return self.stored + self.fast + self.ordinary
 
 
 @dataclass
 class ModelReport:
-    """What compression does for a model. Falsy where the model has no compressed weights."""
+    """What compression does for a model. Falsy if the model has no compressed weights of df11."""
 
     active: bool
     paths: list[str] = field(default_factory=list)
+    #: How compressed weights are multiplied: `exact`, `fused`, or both.
+    modes: list[str] = field(default_factory=list)
     #: The weights if they were not compressed, in bytes.
     original_bytes: int = 0
     devices: list[DeviceReport] = field(default_factory=list)
-    #: Pinned host memory of streamed blocks.
-    host_bytes: int = 0
-    #: Weights that are ordinary parameters, by the reason, with their number and bytes.
-    resident: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: Of those, the large ones, and those that are kept decoded because that takes less memory, by name.
-    large_residents: dict[str, str] = field(default_factory=dict)
+    #: By the name of each weight: `stored`, `fast`, `streamed` or `ordinary`.
+    residences: dict[str, str] = field(default_factory=dict)
+    #: Ordinary weights by the reason, with their number and bytes.
+    ordinary: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Of those the large ones, by name.
+    large_ordinary: dict[str, str] = field(default_factory=dict)
     #: Tensors of the containers that belong to no parameter.
     unused_tensors: list[str] = field(default_factory=list)
-    #: Weights that were compared with the original's hashes; None where that was not asked for.
+    #: Weights that were compared with the original's hashes; None if that was not asked for.
     verified: int | None = None
 
     def __bool__(self) -> bool:
@@ -60,8 +63,13 @@ class ModelReport:
 
     @property
     def device_bytes(self) -> int:
-        """What the weights take on all devices, decoded blocks included."""
+        """What the weights take on all devices."""
         return sum(device.total for device in self.devices)
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory of streamed weights."""
+        return sum(device.streamed for device in self.devices)
 
     @property
     def saved_bytes(self) -> int:
@@ -77,39 +85,33 @@ class ModelReport:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
         show = show_bytes
+        more = "saved" if self.saved_bytes >= 0 else "more"
         lines = [
-            f"df11: active, from {', '.join(self.paths)}",
+            f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, from {', '.join(self.paths)}",
             f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%}), "
-            f"{show(abs(self.saved_bytes))} {'saved' if self.saved_bytes >= 0 else 'more'}",
+            f"{show(abs(self.saved_bytes))} {more}",
         ]
         for device in self.devices:
-            streamed = f", {device.streamed_units} of them streamed" if device.streamed_units else ""
-            lines.append(
-                f"{device.device:<10} {show(device.compressed)} compressed, {show(device.arena)} for "
-                "decoded blocks, "
-                f"{show(device.resident)} ordinary; {device.units} blocks{streamed}"
-            )
-        if self.host_bytes:
-            lines.append(f"host       {show(self.host_bytes)} pinned for streamed blocks")
-        if self.resident:
-            parts = [
-                f"{count} {reason} ({show(size)})" for reason, (count, size) in sorted(self.resident.items())
-            ]
-            lines.append("ordinary   " + ", ".join(parts))
-        named = [f"           {name}: {reason}" for name, reason in self.large_residents.items()]
+            parts = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
+            told = [f"{show(size)} {name}" for name, size in parts.items() if size]
+            if device.streamed:
+                told.append(f"{show(device.streamed)} streamed from pinned host memory")
+            lines.append(f"{device.device:<10} {', '.join(told)}")
+        if self.ordinary:
+            told = [f"{count} {why} ({show(size)})" for why, (count, size) in sorted(self.ordinary.items())]
+            lines.append("ordinary   " + ", ".join(told))
+        named = [f"           {name}: {reason}" for name, reason in self.large_ordinary.items()]
         lines += named[:_NAMED]
         if len(named) > _NAMED:
-            lines.append(f"           and {len(named) - _NAMED} more, in large_residents")
+            lines.append(f"           and {len(named) - _NAMED} more, in large_ordinary")
         if self.unused_tensors:
-            lines.append(
-                f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}"
-            )
+            lines.append(f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}")
         if self.verified is not None:
             lines.append(f"verified   {self.verified} weights are those of the original, by their hashes")
         return "\n".join(lines)
 
 
-#: Ordinary parameters from this size on are named.
+#: Ordinary weights from this size on are named.
 _LARGE = 1 << 20
 #: The text names no more than so many.
 _NAMED = 12
@@ -120,118 +122,107 @@ _OTHER = "not in the containers"
 def report(model: Any, *, verify: bool = False) -> ModelReport:
     """Whether a model's weights are compressed, what that saves, and where they are.
 
-    With `verify` every block is decoded as for a forward, on its device, and compared with the container
-    decoded by the CPU, and that with the hashes of the original tensors; takes about as long as reading the
-    model twice, and a decoded tensor of host memory. Raises CorruptError where a bit differs.
+    With `verify` every weight is decoded on its device and compared with the container decoded by the
+    CPU, and that with the hashes of the original tensors; takes about as long as reading the model
+    twice. Raises CorruptError if a bit differs.
     """
-    found = runtimes(model)
+    found = sources(model)
     if not found:
         return ModelReport(False)
     out = ModelReport(True)
-    for runtime in found:
-        _add(out, runtime)
+    devices: dict[torch.device, DeviceReport] = {}
+    for source in found.values():
+        _add(out, source, devices)
+    seen = {id(value) for source in found.values() for _, value in source.found()}
+    for name, value in _parameters(model, found):
+        if id(value) not in seen:
+            seen.add(id(value))
+            _add_ordinary(out, devices, name, value, _OTHER)
+    out.devices = list(devices.values())
     if verify:
-        out.verified = sum(_verify(runtime) for runtime in found)
+        out.verified = sum(_verify(source) for source in found.values())
     return out
 
 
-def _add(out: ModelReport, runtime: Runtime) -> None:
-    out.paths.append(str(runtime.container.path))
-    out.original_bytes += sum(weight.nbytes for weight in runtime.weights)
-    out.unused_tensors += runtime.unused_tensors
-    resident: dict[torch.device, int] = {}
-    for weight in runtime.weights:
-        if weight.resident_because is None:
+def _parameters(model: Any, found: dict[str, Source]) -> list[tuple[str, torch.Tensor]]:
+    """The parameters around the sources, by name."""
+    if isinstance(model, nn.Module):
+        return list(model.named_parameters())
+    modules = [spot.module for source in found.values() for spots in source.spots for spot in spots]
+    return [pair for module in modules if module is not None for pair in module.named_parameters()]
+
+
+def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceReport]) -> None:
+    out.paths.append(str(source.container.path))
+    out.unused_tensors += source.unused
+    counted: set[tuple[int, int]] = set()
+    for weight, value in source.found():
+        if not isinstance(value, CompressedTensor):
+            _add_ordinary(out, devices, weight.name, value, weight.ordinary_because or "changed since")
             continue
-        count, size = out.resident.get(weight.resident_because, (0, 0))
-        out.resident[weight.resident_because] = (count + 1, size + weight.nbytes)
-        if weight.nbytes >= _LARGE or weight.resident_because == REASON:
-            out.large_residents[weight.name] = weight.resident_because
-        device = runtime.residents[id(weight)].device
-        resident[device] = resident.get(device, 0) + weight.nbytes
-    for _, value in runtime.others():
-        size = value.numel() * value.element_size()
-        out.original_bytes += size
-        count, before = out.resident.get(_OTHER, (0, 0))
-        out.resident[_OTHER] = (count + 1, before + size)
-        resident[value.device] = resident.get(value.device, 0) + size
-    for device in dict.fromkeys([*runtime.arenas, *resident]):
-        units = [at for at, other in enumerate(runtime.unit_devices) if other == device]
-        streamed = sum(_is_streamed(runtime, at) for at in units)
-        arena = runtime.arenas[device].numel() if device in runtime.arenas else 0
-        compressed = _compressed_bytes(runtime, device, units)
-        out.devices.append(
-            DeviceReport(str(device), len(units), streamed, compressed, arena, resident.get(device, 0))
-        )
-    if runtime.loaded is not None:
-        out.host_bytes += runtime.loaded.host_bytes
+        out.original_bytes += weight.nbytes
+        mode = "exact" if value.exact else "fused"
+        if mode not in out.modes:
+            out.modes.append(mode)
+        device = devices.setdefault(value.device, DeviceReport(str(value.device)))
+        form = "streamed" if value.is_streamed else "fast" if value.parts[0][0] == 1 else "stored"
+        out.residences[weight.name] = form
+        for array in value.arrays:
+            key = (array.data_ptr(), array.numel())
+            if array.numel() and key not in counted:
+                counted.add(key)
+                # Tables of streamed weights are on the device.
+                kind = form if form != "streamed" or array.device != value.device else "stored"
+                setattr(device, kind, getattr(device, kind) + array.numel())
 
 
-def _is_streamed(runtime: Runtime, at: int) -> bool:
-    return runtime.loaded is not None and any(
-        runtime.loaded.block(name).is_streamed for name in runtime.units[at].blocks
-    )
+def _add_ordinary(
+    out: ModelReport,
+    devices: dict[torch.device, DeviceReport],
+    name: str,
+    value: torch.Tensor,
+    reason: str,
+) -> None:
+    size = value.numel() * value.element_size()
+    out.original_bytes += size
+    out.residences[name] = "ordinary"
+    count, before = out.ordinary.get(reason, (0, 0))
+    out.ordinary[reason] = (count + 1, before + size)
+    if size >= _LARGE:
+        out.large_ordinary[name] = reason
+    devices.setdefault(value.device, DeviceReport(str(value.device))).ordinary += size
 
 
-def _compressed_bytes(runtime: Runtime, device: torch.device, units: list[int]) -> int:
-    if runtime.loaded is not None:
-        total = int(runtime.loaded.device_bytes)
-        if len(runtime.loaded.devices) == 1:
-            return total
-        # Blocks are nearly all of it.
-        here = {
-            name
-            for name, place in runtime.loaded.placements.items()
-            if place.device == device.index and not place.streamed
-        }
-        shares = {block.name: int(block.stored_bytes) for block in runtime.container.blocks}
-        resident = sum(shares[n] for n, place in runtime.loaded.placements.items() if not place.streamed)
-        return total * sum(shares[name] for name in here) // max(1, resident)
-    return runtime.mapped_bytes(runtime.units[at] for at in units)
-
-
-def _verify(runtime: Runtime) -> int:
+def _verify(source: Source) -> int:
     # Each by itself: of a repository on the Hub not all side files beside the containers are fetched.
-    for shard in runtime.container.shards:
+    for shard in source.container.shards:
         _native.open(shard["path"]).verify("full", progress=False)
-    checked = set()
+    count = 0
     with torch.no_grad():
-        for at, (unit, device) in enumerate(zip(runtime.units, runtime.unit_devices, strict=True)):
-            with runtime.exclusive():
-                runtime.decode_unit(at)
-                offset = runtime.offsets[at]
-                memory = runtime.arenas[device][offset : offset + unit.nbytes]
-                for weight, start in zip(unit.weights, unit.starts, strict=True):
-                    _compare(runtime, weight, memory[start : start + weight.nbytes])
-                    checked.add(id(weight))
-        runtime.check()
-        for weight in runtime.weights:
-            if weight.resident_because is not None:
-                value = runtime.residents[id(weight)]
-                if weight.make is None and value.numel():
-                    _compare(runtime, weight, bytes_of(value.detach().contiguous()))
-                elif not torch.equal(
-                    bytes_of(value.cpu().contiguous()), bytes_of(weight.decode(runtime.container))
-                ):
-                    raise _wrong(runtime, weight)
-                checked.add(id(weight))
-    return len(checked)
+        for weight, value in source.found():
+            value = value.detach()
+            if isinstance(value, CompressedTensor):
+                value = value.decode()
+            if weight.pieces and not weight.transposed and weight.stored is None:
+                same = _same_pieces(source.container, weight.pieces, bytes_of(value.contiguous()))
+            else:
+                expected = weight.decode(source.container)
+                same = torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(expected))
+            if not same:
+                raise CorruptError(
+                    f"{weight.name} is not what {source.container.path} holds; it was changed, or "
+                    "memory fails: load the model again"
+                )
+            count += 1
+    return count
 
 
-def _compare(runtime: Runtime, weight: Weight, memory: torch.Tensor) -> None:
+def _same_pieces(container: Any, pieces: Any, memory: torch.Tensor) -> bool:
     """Piece by piece, so that no more than a tensor is on the host."""
-    for piece in weight.pieces:
-        count = piece_bytes(runtime.container[piece.tensor], piece)
+    for piece in pieces if memory.numel() else ():
+        count = piece_bytes(container[piece.tensor], piece)
         expected = torch.empty(count, dtype=torch.uint8)
-        decode_piece(runtime.container, piece._replace(offset=0), expected)
+        decode_piece(container, piece._replace(offset=0), expected)
         if not torch.equal(memory[piece.offset : piece.offset + count].cpu(), expected):
-            raise _wrong(runtime, weight)
-
-
-def _wrong(runtime: Runtime, weight: Weight) -> Exception:
-    from ._errors import CorruptError
-
-    return CorruptError(
-        f"{weight.name} is not what {runtime.container.path} holds; another writer shares its memory, or "
-        "memory fails: load the model again"
-    )
+            return False
+    return True

@@ -137,13 +137,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def compressed_on_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps all units compressed in tests that need a GPU.
+    """Keeps matrices compressed in tests that need a GPU.
 
-    Each tensor has a table of 16 KiB there, so that most models of tests would be left as they are, and
-    nothing tested. What is left so, test_place.py tests, on models that are larger.
+    Each tensor has a table of 16 KiB there, so that most matrices of the tests' models would be left as
+    they are, and nothing tested.
     """
     if request.node.get_closest_marker("gpu"):
-        monkeypatch.setattr(
-            "df11._runtime.choose",
-            lambda units, compressed, arena: ([], compressed(units) + arena(units)),
-        )
+        monkeypatch.setattr("df11._plan.LEAST_SAVED", -(1 << 20))

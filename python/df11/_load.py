@@ -1,0 +1,262 @@
+"""Loads the weights of a container into a module: compressed ones as tensors, others as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._names import inside, look_up
+from ._parameters import Weight
+from ._place import SHARE, Placement
+from ._plan import Group, Residence, group, homes, rows_of, settle, spread
+from ._progress import Watcher, watcher
+from ._source import Source, set_source
+from ._tensor import CompressedTensor, arrays_of_tiles
+
+MODES = ("exact", "fused")
+RESIDENCES = ("stored", "fast", "auto")
+_CPU = torch.device("cpu")
+
+
+def check_options(mode: str, residence: str) -> None:
+    """Raises ValueError for words that mean nothing."""
+    for name, value, known in (("mode", mode, MODES), ("residence", residence, RESIDENCES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+
+
+@torch.inference_mode(False)  # whose tensors could not be used outside of it
+def load(
+    root: nn.Module,
+    source: Source,
+    placement: Placement,
+    *,
+    mode: str = "exact",
+    residence: str = "stored",
+    streamed: bool = False,
+) -> None:
+    """Puts the weights of a source into a module, on the devices of a placement.
+
+    Reads and checks all of the container. On the CPU compressed weights stay in its mapping.
+    """
+    check_options(mode, residence)
+    on_gpu = placement.devices[0].type == "cuda"
+    groups = group(source.weights, source.container, on_gpu)
+    _place(groups, placement, "streamed" if streamed else residence)
+    where = placement.where or homes(groups, lambda path: _is_callable(root.get_submodule(path)))
+    main = placement.devices[0]
+    where = {path: main if on_gpu and device.type == "cpu" else device for path, device in where.items()}
+    set_source(root, source)
+    loader = _Loader(source, mode == "exact", where, _order(root), main)
+    with loader.bar:
+        for each in groups:
+            loader.load(each)
+    _place_buffers(root, source, loader)
+    if len({*where.values()}) > 1:
+        _dispatch(root, where)
+
+
+def _is_callable(module: nn.Module) -> bool:
+    """Whether it has a forward, so that hooks of it run."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _order(root: nn.Module) -> dict[str, int]:
+    return {path: at for at, (path, _) in enumerate(root.named_modules())}
+
+
+def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
+    """Gives each group its device and residence."""
+    devices, memory = placement.devices, placement.memory
+    if devices[0].type != "cuda":
+        return
+    if placement.where is not None:
+        _place_by_modules(groups, placement.where, devices[0])
+    elif len(devices) > 1:
+        if wanted == "streamed":
+            raise ValueError("streamed puts all weights on one GPU; name one device")
+        assert memory is not None
+        sizes = [each.nbytes("fast" if wanted == "fast" else "stored") for each in groups]
+        # What is too much for all is for the last one to stream.
+        found = spread(sizes, memory) or spread(sizes, [*memory[:-1], sum(sizes)])
+        assert found is not None
+        for each, at in zip(groups, found, strict=True):
+            each.device = devices[at]
+    else:
+        for each in groups:
+            each.device = devices[0]
+    for at, device in enumerate(devices):
+        mine = [each for each in groups if each.device == device and each.residence != "streamed"]
+        budget = None if memory is None else memory[at]
+        if budget is None and wanted == "auto":
+            budget = int(SHARE * torch.cuda.mem_get_info(device)[0])
+        forms: list[Residence] = ["streamed", "stored", "fast"]
+        table = [{form: each.nbytes(form) for form in forms} for each in mine]
+        for each, form in zip(mine, settle(table, budget, wanted), strict=True):
+            each.residence = form
+
+
+def _place_by_modules(
+    groups: list[Group], where: dict[str, torch.device], main: torch.device
+) -> None:
+    for each in groups:
+        said: dict[torch.device, str] = {}
+        for weight, form in each.forms():
+            for place in weight.places if form != "ordinary" else ():
+                device = look_up(where, place.name)
+                if device is None:
+                    raise ValueError(
+                        f"device_map names no device for {place.name}; name one, or one for \"\", "
+                        "which is all that it does not name"
+                    )
+                said.setdefault(device, place.name)
+        (first, one), *others = said.items() or [(main, "")]
+        for second, other in others:
+            raise ValueError(
+                f"device_map puts {one} on {first} and {other} on {second}, which are weights of one "
+                "block, or tied; give both the same device"
+            )
+        each.device = main if first.type == "cpu" else first
+        each.residence = "streamed" if first.type == "cpu" else "stored"
+
+
+class _Loader:
+    """Makes parameters, group by group."""
+
+    def __init__(
+        self,
+        source: Source,
+        exact: bool,
+        where: dict[str, torch.device],
+        order: dict[str, int],
+        main: torch.device,
+    ) -> None:
+        self.source = source
+        self.container = source.container
+        self.exact = exact
+        self.where = where
+        self.order = order
+        self.main = main
+        self.spots = {id(w): s for w, s in zip(source.weights, source.spots, strict=True)}
+        names = {name for weight in source.weights for name in weight.tensors}
+        self.bar = Bar(sum(self.container[name].stored_bytes for name in names))
+
+    def load(self, each: Group) -> None:
+        """Puts the weights of a group into their places."""
+        compressed = [(weight, form) for weight, form in each.forms() if form != "ordinary"]
+        if each.device.type == "cuda":
+            from ._gpu import upload
+
+            for weight, tensor in upload(each, self.exact, self.bar):
+                self.put(weight, tensor)
+        else:
+            for weight, _ in compressed:
+                self.put(weight, on_cpu(weight, self.container, self.exact, self.bar))
+        for weight, reason in zip(each.weights, each.reasons, strict=True):
+            if reason is not None:
+                self.put_ordinary(weight, reason)
+
+    def put_ordinary(self, weight: Weight, reason: str) -> None:
+        """Decodes a weight once."""
+        weight.ordinary_because = reason
+        self.put(weight, weight.decode(self.container).to(self.device_at(weight.places[0].path)))
+
+    def put(self, weight: Weight, value: torch.Tensor) -> None:
+        """Makes it what the module has in all places of the weight."""
+        parameter = value if weight.is_buffer else nn.Parameter(value, requires_grad=False)
+        for spot in self.spots[id(weight)]:
+            spot.value = parameter
+
+    def device_at(self, path: str) -> torch.device:
+        """Where a module runs: with the one around it, or else with the one before it."""
+        device = look_up(self.where, path)
+        if device is not None:
+            return device
+        before = [p for p in self.where if self.order.get(p, 0) <= self.order.get(path, 0)]
+        return self.where[max(before, key=lambda p: self.order.get(p, 0))] if before else self.main
+
+
+class Bar:
+    """One bar of progress for all that is loaded."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.watcher: Watcher | None = None
+
+    def __enter__(self) -> None:
+        self.watcher = watcher(None)
+
+    def __exit__(self, *_: object) -> None:
+        if self.watcher is not None:
+            self.watcher.close()
+
+    def add(self, count: int) -> None:
+        """So many stored bytes more are loaded."""
+        self.done += count
+        self.part("load", 0, 0)
+
+    def part(self, stage: str, done: int, total: int) -> None:
+        """So many bytes of a part, whose bytes `add` will be told when it is done."""
+        if self.watcher is not None:
+            self.watcher("load", min(self.done + done, self.total), self.total)
+
+
+def on_cpu(weight: Weight, container: Any, exact: bool, bar: Bar) -> torch.Tensor:
+    """A compressed weight whose arrays are the container's own memory, after they have been checked."""
+    arrays, parts = [], []
+    checked = {name: container[name].tiles for name in weight.tensors}
+    for name, tiles in checked.items():
+        tiles.check()
+        bar.add(container[name].stored_bytes)
+    for piece in weight.pieces:
+        tiles = checked[piece.tensor]
+        arrays += arrays_of_tiles(tiles)
+        parts.append(stored_part(container[piece.tensor], tiles, piece.rows))
+    return compressed(weight, arrays, parts, exact)
+
+
+def stored_part(tensor: Any, tiles: Any, rows: tuple[int, int] | None) -> tuple[int, ...]:
+    """The part of a tensor in tiles with some of its rows, as operators take it."""
+    begin, end = rows_of(tensor, tiles, rows)
+    return (0, tiles.rows, tiles.columns, tiles.staged_bytes, begin, end, 0, tiles.columns)
+
+
+def compressed(
+    weight: Weight,
+    arrays: list[torch.Tensor],
+    parts: list[tuple[int, ...]],
+    exact: bool,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """The tensor of a weight from its arrays."""
+    tensor: torch.Tensor = CompressedTensor(
+        arrays, tuple(parts), weight.pieces_shape, exact=exact, device=device
+    )
+    return tensor.transpose(*weight.transposed) if weight.transposed else tensor
+
+
+def _place_buffers(root: nn.Module, source: Source, loader: _Loader) -> None:
+    """Other buffers go where their module runs."""
+    held = {spot.key for spots in source.spots for spot in spots}
+    for path, module in root.named_modules():
+        for attribute, value in module._buffers.items():
+            if value is not None and not value.is_meta and (id(module), attribute) not in held:
+                module._buffers[attribute] = value.to(loader.device_at(path))
+
+
+def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:
+    """Has accelerate move activations between several devices."""
+    from accelerate import dispatch_model  # type: ignore[import-untyped]
+
+    result: dict[str, Any] = dict(where)
+    for path, module in root.named_modules():
+        if look_up(where, path) is not None:
+            continue
+        around = any(inside(home, path) for home in where)
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, value in tensors:
+            result[(f"{path}.{name}" if path else name) if around else path] = value.device
+    skip = getattr(root, "_skip_keys_device_placement", None)
+    dispatch_model(root, device_map={path: device.index for path, device in result.items()}, skip_keys=skip)

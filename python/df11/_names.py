@@ -1,0 +1,48 @@
+"""Names of modules and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Place(NamedTuple):
+    """Where a module has a parameter or buffer."""
+
+    path: str
+    attribute: str
+
+    @property
+    def name(self) -> str:
+        """Its full name."""
+        return join(self.path, self.attribute)
+
+
+def join(path: str, name: str) -> str:
+    """The name of what has a name in the module at a path."""
+    return f"{path}.{name}" if path else name
+
+
+def inside(path: str, outer: str) -> bool:
+    """Whether a module is another one, or lies in it."""
+    return outer == "" or path == outer or path.startswith(outer + ".")
+
+
+def look_up(where: Mapping[str, Value], name: str) -> Value | None:
+    """What is said of a module or parameter: by the innermost name around it."""
+    while name not in where:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return where[name]
+
+
+def common(paths: list[str]) -> str:
+    """The innermost module around all of these."""
+    parts = [path.split(".") if path else [] for path in paths]
+    same = 0
+    while same < min(map(len, parts)) and len({path[same] for path in parts}) == 1:
+        same += 1
+    return ".".join(parts[0][:same])
