@@ -159,9 +159,7 @@ def _check_readable(arrays: Sequence[Tensor], index: int | None) -> None:
             raise ValueError(f"arrays on {array.device} for work on GPU {index}")
 
 
-def product(
-    arrays: Sequence[Tensor], parts: Sequence[int], index: int
-) -> _native.Linear | None:
+def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
     """The product with these matrices on a GPU, or None if its kernels cannot multiply by them."""
     key = _key(arrays, parts, index)
     if key in _products:
@@ -219,3 +217,14 @@ def window(
             cut += part._replace(row_begin=part.row_begin + low, row_end=part.row_begin + high)
         first += part.height
     return kept, cut
+
+
+def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool) -> Tensor:
+    """A decoded matrix with the shape and strides of its tensor."""
+    if not transposed:
+        held = dense.view(tuple(shape))
+    else:
+        held = dense.view(*shape[:-2], shape[-1], shape[-2]).transpose(-2, -1)
+    if transposed == flipped:
+        return held
+    return held.mT.contiguous().mT if flipped else held.contiguous()

@@ -23,6 +23,7 @@ Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ from ._matrices import (
     PART,
     TABLE_BYTES,
     check,
-    each,
     grouped,
+    lay_out,
     matrices,
     product,
     shape_of,
@@ -265,9 +266,7 @@ def _product_fake(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Ten
         x.dim() > 0 and x.shape[-1] == columns,
         lambda: f"x has shape {tuple(x.shape)}, and the weight {columns} columns",
     )
-    torch._check(
-        x.dtype == _BF16, lambda: f"x is {x.dtype}, and the weight torch.bfloat16; cast x"
-    )
+    torch._check(x.dtype == _BF16, lambda: f"x is {x.dtype}, and the weight torch.bfloat16; cast x")
     torch._check(
         bias is None or tuple(bias.shape) == (rows,),
         lambda: f"a bias of shape {tuple(bias.shape)} for {rows} rows",  # type: ignore[union-attr]
@@ -319,7 +318,11 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Sequence[int], out: Tens
     for at, matrix in enumerate(found):
         local = indices - first if first else indices
         # Outside of all parts is outside of the first or of the last one, which say so.
-        mine = local.clamp(0 if at else None, None if at == last else matrix.rows - 1) if last else local
+        mine = (
+            local.clamp(0 if at else None, None if at == last else matrix.rows - 1)
+            if last
+            else local
+        )
         rows = out if at == 0 else torch.empty_like(out)
         stream = _stream(index) if index is not None else 0
         wide = indices.dtype == torch.int64
@@ -390,7 +393,7 @@ def grouped_linear(
 def _routed(offsets: Tensor) -> list[tuple[int, int, int]]:
     """Experts that have places, and their first and last one. Waits for a GPU."""
     ends = offsets.tolist()
-    return [(e, a, b) for e, (a, b) in enumerate(zip(ends, ends[1:], strict=False)) if a < b]
+    return [(e, a, b) for e, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
 def _each_expert(
@@ -429,13 +432,56 @@ def _grouped_fake(
     )
     torch._check(
         offsets.dtype == torch.int32 and tuple(offsets.shape) == (experts + 1,),
-        lambda: f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {tuple(offsets.shape)}",
+        lambda: (
+            f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {tuple(offsets.shape)}"
+        ),
     )
     torch._check(
         rows is None or (rows.dtype == torch.int32 and rows.dim() == 1),
         lambda: "rows are int32 and of one dimension",
     )
     return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
+
+
+def grouped_mm(
+    x: Tensor,
+    offs: Tensor,
+    arrays: Arrays,
+    parts: Sequence[int],
+    shape: Sequence[int],
+    transposed: bool,
+    flipped: bool,
+) -> Tensor:
+    """PyTorch's own `grouped_mm` of x and a compressed w of this shape, [E, K, N]: its bits.
+
+    Waits for the GPU to know the experts that have rows, and decodes these alone; in a capture of a
+    CUDA graph it decodes all.
+    """
+    ends, experts = None, list(range(shape[0]))
+    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        ends = offs.tolist()
+        experts = [e for e, (a, b) in enumerate(pairwise([0, *ends])) if a < b] or [0]
+    height = shape_of(parts)[0] // shape[0]
+    found = [window(arrays, parts, e * height, (e + 1) * height) for e in experts]
+    some = [array for mine, _ in found for array in mine]
+    dense = decode(some, [number for _, cut in found for number in cut], x.device)
+    w = lay_out(dense, (len(experts), *shape[1:]), transposed, flipped)
+    if ends is not None and len(experts) < shape[0]:
+        offs = torch.tensor([ends[e] for e in experts], dtype=offs.dtype, device=offs.device)
+    return torch._grouped_mm(x, w, offs=offs).contiguous()
+
+
+def _grouped_mm_fake(
+    x: Tensor,
+    offs: Tensor,
+    arrays: Arrays,
+    parts: Sequence[int],
+    shape: Sequence[int],
+    transposed: bool,
+    flipped: bool,
+) -> Tensor:
+    check(arrays, parts)
+    return x.new_empty((x.shape[0], shape[2]))
 
 
 # ---- table ----
@@ -597,6 +643,13 @@ _define(
     grouped_linear_backward,
     _grouped_backward_fake,
 )
+# Not for other callers: it has no gradients, which those of `torch._grouped_mm` call.
+_define(
+    "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
+    " bool transposed, bool flipped) -> Tensor",
+    grouped_mm,
+    _grouped_mm_fake,
+)
 _define("table(Tensor codebook) -> Tensor", table, _table_fake)
 
 for _name, _backward, _setup in (
@@ -604,6 +657,4 @@ for _name, _backward, _setup in (
     ("linears", _linears_backward, _linears_setup),
     ("grouped_linear", _grouped_backward, _grouped_setup),
 ):
-    torch.library.register_autograd(
-        f"df11::{_name}", _backward, setup_context=_setup, lib=library
-    )
+    torch.library.register_autograd(f"df11::{_name}", _backward, setup_context=_setup, lib=library)
