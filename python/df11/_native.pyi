@@ -27,7 +27,9 @@ _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
 _Buffer: TypeAlias = Any
 # Names, or for each name an index of a GPU and whether the block is streamed.
 _Blocks: TypeAlias = Mapping[str, tuple[int, bool]] | Sequence[str] | None
-_Piece: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[str, int, Sequence[tuple[int, int]]]
+_Piece: TypeAlias = (
+    tuple[str, int] | tuple[str, int, int, int] | tuple[str, int, Sequence[tuple[int, int]]]
+)
 _Index: TypeAlias = int | slice
 
 __version__: str
@@ -36,19 +38,33 @@ __all__ = [
     "Block",
     "DeviceBlock",
     "DeviceModel",
+    "Grouped",
+    "Linear",
+    "Matrix",
     "Model",
+    "Packer",
     "Program",
     "Slice",
     "Tensor",
+    "Tiles",
     "__version__",
+    "build_tables",
+    "capture_id",
+    "check",
     "compress",
     "convert",
+    "decode_all",
     "decompress",
     "devices",
     "estimate",
+    "fits",
     "open",
+    "pin",
     "plan",
     "run_command",
+    "strips_bytes",
+    "unpin",
+    "upload",
     "verify",
 ]
 
@@ -256,6 +272,9 @@ class Tensor:
     @property
     def stored_bytes(self) -> int:
         """Bytes of its arrays in the container; 0 for an alias."""
+    @property
+    def tiles(self) -> Tiles | None:
+        """Its arrays, if it is BF16 in tiles of 32 x 256; of an alias those of its target. None for any other tensor."""
     @property
     def bits_per_element(self) -> float:
         """Stored bits an element; 0 for an alias or a tensor without elements."""
@@ -468,3 +487,172 @@ class Program:
 
         Of a captured graph, the program must live as long as its replays.
         """
+
+# Matrices in memory of other libraries. A *piece* is a BF16 tensor of a container in tiles of 32 x 256, in one of two forms:
+#
+# | form | arrays, in order |
+# |---|---|
+# | 0, as stored | codebook, records, bits, plane, table: a decode table, empty on the CPU |
+# | 1, fast layout, on GPUs alone | strips, entries: exceptions of 4 bytes each |
+#
+# A *part* is a window of a piece, eight numbers: form, rows, columns, staged bytes (0 in form 1), first row, row after the last one,
+# first column, column after the last one. Rows and columns first: those of the whole piece.
+#
+# **Nobody checks addresses and streams.** Arrays have the bytes that are named, begin on multiples of 16, and live until the work on
+# the stream that uses them is done; so do x, outputs and workspace, which nobody else uses meanwhile. `stream` is CUDA's handle of a
+# stream of that device, 0 for the legacy default one. On a GPU nothing allocates or waits unless it says so, and CUDA graphs can
+# capture it; arrays may lie in pinned host memory, which kernels then read over the bus. Arrays may hold anything: `check` tells.
+
+@final
+class Tiles:
+    """A BF16 matrix of a container in tiles of 32 x 256. From `Tensor.tiles`."""
+
+    @property
+    def rows(self) -> int:
+        """All dimensions but those of `columns`, multiplied."""
+    @property
+    def columns(self) -> int:
+        """The last dimension, or the product of some last ones."""
+    @property
+    def staged_bytes(self) -> int:
+        """The most bytes of its bitstream that a tile takes."""
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """Bytes of codebook, records, bits and plane."""
+    def array(self, index: int) -> memoryview:
+        """One of these arrays, for reading, where the container is mapped. Checks its checksums. Raises `IndexError`, `CorruptError`."""
+    def check(self) -> None:
+        """Check checksums, codebook and offsets. Raises `CorruptError`."""
+    def cut(
+        self, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:
+        """`staged_bytes` and arrays of a tensor of its own with these rows and columns; reads only what it needs, decodes nothing.
+
+        Rows begin on a multiple of 32 and end on one or with the last one; columns likewise of 256. Raises `ParameterError`, `CorruptError`.
+        """
+
+@final
+class Matrix:
+    """A part where the caller holds it. Owns nothing; some microseconds."""
+
+    def __new__(
+        cls,
+        device: int | None,
+        part: Sequence[int],
+        pointers: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Matrix:
+        """`device`: a GPU's number, or None for the CPU. Raises `ParameterError` where lengths contradict the part, `GpuError`."""
+    @property
+    def rows(self) -> int:
+        """Of the part."""
+    @property
+    def columns(self) -> int:
+        """Of the part."""
+    def decode(self, output: int, stream: int = 0) -> None:
+        """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU done when it returns."""
+    def gather(self, indices: int, count: int, wide: bool, output: int, stream: int = 0) -> None:
+        """Decode rows by their indices, of 64 bits if `wide`, else of 32, dense. Parts that begin and end between tiles alone.
+
+        Of an index that names no row: on the CPU `IndexError`, on a GPU zeros, and `check` tells.
+        """
+
+def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) -> None:
+    """As `Matrix.decode` of each, all on one GPU: up to eight as stored in one launch. Raises `ParameterError`."""
+
+@final
+class Linear:
+    """Products `y = x Wᵀ (+ bias)` with parts of one GPU that share x, and begin and end between tiles."""
+
+    def __new__(cls, matrices: Sequence[Matrix]) -> Linear:
+        """Raises `ParameterError` where they differ in columns or GPU, `GpuError` where it has no kernels for them."""
+    def workspace_bytes(self, rows: int) -> int:
+        """Bytes of a workspace for up to so many rows of x."""
+    @property
+    def crossover_rows(self) -> int:
+        """From so many rows of x on it is faster to decode and multiply then."""
+    def multiply(
+        self,
+        x: int,
+        rows: int,
+        pitch: int,
+        outputs: Sequence[tuple[int, int, int]],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements, and the address of a bias or 0.
+
+        The workspace was filled with zeros once, and since then only such calls have written to it, one after the other. Bits of y are
+        the same in every run. Raises `ParameterError`.
+        """
+
+@final
+class Grouped:
+    """Products with equal parts of the rows of a part in the fast layout (experts), as a router says on the device."""
+
+    def __new__(cls, matrix: Matrix, experts: int) -> Grouped:
+        """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on multiples of 32 rows; `GpuError`."""
+    def multiply(
+        self,
+        x: int,
+        x_rows: int,
+        pitch: int,
+        offsets: int,
+        places: int,
+        rows: int,
+        y: int,
+        y_pitch: int,
+        stream: int,
+    ) -> None:
+        """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`, all of 32 bits.
+
+        `rows` 0: place i has row i. Only experts with places are read. Raises `ParameterError`.
+        """
+
+@final
+class Packer:
+    """BF16 weights on a GPU to the fast layout: `strips_bytes` at an address."""
+
+    def __new__(cls, device: int, rows: int, columns: int, strips: int, stream: int) -> Packer:
+        """Allocates room for exceptions, one of 256 weights. Raises `ParameterError` for 2^32 weights or more, `GpuError`."""
+    def pack(self, first_row: int, rows: int, weights: int, stream: int) -> None:
+        """Pack some rows, dense at an address: they follow those before, and end on a multiple of 32 or with the last one."""
+    def finish(self, stream: int) -> int | None:
+        """Wait; the number of exceptions, or None where they are too many for the fast layout to be of use."""
+    def take(self, entries: int, stream: int) -> None:
+        """Copy them to an address, 4 bytes each."""
+
+def strips_bytes(rows: int, columns: int) -> int:
+    """Bytes of a matrix in the fast layout, except its exceptions."""
+
+def upload(
+    model: Model,
+    device: int,
+    items: Sequence[tuple[str, tuple[int, int, int, int]]],
+    progress: _Progress = None,
+) -> None:
+    """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through pinned memory. Done when it returns.
+
+    Checks checksums, codebooks and offsets. Ctrl-C ends it. Raises `ParameterError`, `CorruptError`, `IoError`, `GpuError`.
+    """
+
+def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
+    """Build decode tables of 16,384 bytes: address of the codebook, its bytes, address of the table. Done when it returns."""
+
+def pin(address: int, bytes: int) -> None:
+    """Pin memory of the host, so that kernels read it over the bus; until `unpin`. Raises `GpuError` where the driver refuses."""
+
+def unpin(address: int) -> None:
+    """Pin it no longer. Waits for nothing: whoever used it must be done."""
+
+def capture_id(stream: int) -> int:
+    """The number of the CUDA graph capture that takes what is put on a stream of the current device: another one for each capture.
+
+    0 if there is none.
+    """
+
+def check(device: int, stream: int) -> None:
+    """Wait for a stream, and raise `CorruptError` where a kernel on this GPU met a contradiction since the last such call."""
+
+def fits(device: int) -> bool:
+    """Whether the kernels run on a GPU."""

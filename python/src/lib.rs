@@ -32,7 +32,8 @@ mod _native {
         matrix::Matrix,
         model::{Model, open, verify},
         raw::{
-            Grouped, Linear, Packer, build_tables, check, decode_all, fits, pin, strips_bytes, unpin, upload,
+            Grouped, Linear, Packer, build_tables, capture_id, check, decode_all, fits, pin, strips_bytes,
+            unpin, upload,
         },
         tensor::{Slice, Tensor},
         tiles::Tiles,

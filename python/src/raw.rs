@@ -398,6 +398,14 @@ pub(crate) fn unpin(address: usize) {
     drop(all.get_or_insert_default().remove(&address));
 }
 
+/// The number of the capture that takes what is put on a stream; 0 if there is none.
+#[pyfunction]
+pub(crate) fn capture_id(py: Python<'_>, stream: usize) -> PyResult<u64> {
+    // SAFETY: the function's contract, which python/df11/_native.pyi states.
+    let capture = unsafe { df11::gpu::capture_of_raw(stream as CUstream) };
+    Ok(capture.or_raise(py)?.unwrap_or(0))
+}
+
 /// That no kernel met a contradiction.
 #[pyfunction]
 pub(crate) fn check(py: Python<'_>, device: usize, stream: usize) -> PyResult<()> {

@@ -76,4 +76,5 @@ pub use options::DeviceOptions;
 pub use placement::{Placement, Plan, Preference};
 pub use prefetch::{Decoded, Prefetch};
 pub use program::{GpuProgram, Piece};
+pub use route::capture_of_raw;
 pub use status::Status;

@@ -146,14 +146,25 @@ pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Stat
 
 /// The number of the CUDA graph capture that takes what is put on the stream, if there is one.
 pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
-    let action = "asking whether a graph is captured";
-    stream.context().bind_to_thread().or_fault(action)?;
+    stream.context().bind_to_thread().or_fault("asking whether a graph is captured")?;
+    // SAFETY: a stream of a context that is current.
+    unsafe { capture_of_raw(stream.cu_stream()) }
+}
+
+/// The same of a stream of any library: the number is another one for each capture of the process.
+///
+/// # Errors
+/// [`Error::Gpu`] where the driver refuses.
+///
+/// # Safety
+/// The stream exists, and its context is the calling thread's current one.
+pub unsafe fn capture_of_raw(stream: sys::CUstream) -> Result<Option<u64>> {
     let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-    let (to_status, to_id, stream) = (&raw mut status, &raw mut id, stream.cu_stream());
+    let (to_status, to_id) = (&raw mut status, &raw mut id);
     // SAFETY: the driver writes a status and a number, for which there is room; the other results may be left out.
     let answer = unsafe {
         sys::cuStreamGetCaptureInfo_v2(stream, to_status, to_id, null_mut(), null_mut(), null_mut())
     };
-    answer.result().or_fault(action)?;
+    answer.result().or_fault("asking whether a graph is captured")?;
     Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
 }

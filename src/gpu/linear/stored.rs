@@ -84,7 +84,7 @@ impl TileMatrix {
             columns: columns.start / TILE_COLUMNS..columns.end.div_ceil(TILE_COLUMNS),
         };
         let width = self.source.columns;
-        let elements = rows.start * width..rows.end * width;
+        let elements = rows.start * width + columns.start..(rows.end - 1) * width + columns.end;
         TileTask::new(&self.source, &elements, &columns, &tiles, output, first_unit)
     }
 
