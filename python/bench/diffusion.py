@@ -48,11 +48,16 @@ def main() -> int:
     parser.add_argument("--geometry", choices=GEOMETRIES, default="flux.1-dev")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
-    parser.add_argument("--tokens", type=int, nargs=2, default=[4096, 512], metavar=("IMAGE", "TEXT"))
-    parser.add_argument("--steps", type=int, default=12, help="timed calls of each")
-    parser.add_argument("--prefetch", action="store_true", help="decode a block while the one before it runs")
     parser.add_argument(
-        "--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "df11-bench"
+        "--tokens", type=int, nargs=2, default=[4096, 512], metavar=("IMAGE", "TEXT")
+    )
+    parser.add_argument("--steps", type=int, default=12, help="timed calls of each")
+    parser.add_argument("--mode", choices=["exact", "fused"], default="exact")
+    parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "df11-bench",
     )
     parser.add_argument("--out", type=Path, help="rows are appended to this file")
     return Bench(parser.parse_args()).run()
@@ -69,11 +74,15 @@ class Bench:
 
     def row(self, **figures: Any) -> None:
         """Prints a row, and keeps it."""
-        print("   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()), flush=True)
+        print(
+            "   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()),
+            flush=True,
+        )
         if self.options.out:
             with self.options.out.open("a") as out:
                 print(
-                    json.dumps({"part": "diffusion", "geometry": self.options.geometry, **figures}), file=out
+                    json.dumps({"part": "diffusion", "geometry": self.options.geometry, **figures}),
+                    file=out,
                 )
 
     @torch.no_grad()
@@ -81,15 +90,24 @@ class Bench:
         original = self.original()
         with init_empty_weights():
             compressed = diffusers.FluxTransformer2DModel.from_config(self.config)
-        df11.attach(compressed, self.folder, device=self.options.device, prefetch=self.options.prefetch)
+        df11.attach(
+            compressed,
+            self.folder,
+            device=self.options.device,
+            mode=self.options.mode,
+            residence=self.options.residence,
+        )
         report = df11.report(compressed)
         print("   " + str(report).replace("\n", "\n   "))
         bf16 = sum(p.nbytes for p in original.parameters())
         self.row(bf16=bf16, df11=report.device_bytes, ratio=report.device_bytes / bf16)
         inputs = self.inputs()
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if self.device.type == "cuda" else SDPBackend.MATH):
+        with sdpa_kernel(
+            SDPBackend.FLASH_ATTENTION if self.device.type == "cuda" else SDPBackend.MATH
+        ):
             outputs = [
-                model(**inputs, return_dict=False)[0].view(torch.int16) for model in (original, compressed)
+                model(**inputs, return_dict=False)[0].view(torch.int16)
+                for model in (original, compressed)
             ]
         identical = torch.equal(*outputs)
         times: dict[str, list[float]] = {"bf16": [], "df11": []}
@@ -106,7 +124,9 @@ class Bench:
                     peaks[kind] = torch.cuda.max_memory_allocated() - before
         medians = {kind: statistics.median(values) for kind, values in times.items()}
         activations = max(peaks.values(), default=0)
-        self.row(identical=identical, **{f"{kind}_seconds": value for kind, value in medians.items()})
+        self.row(
+            identical=identical, **{f"{kind}_seconds": value for kind, value in medians.items()}
+        )
         self.row(time=medians["df11"] / medians["bf16"] - 1, activations=activations)
         self.row(memory=(report.device_bytes + activations) / (bf16 + activations) - 1)
         return 0 if identical else 1
@@ -121,7 +141,9 @@ class Bench:
             value = torch.empty(parameter.shape, dtype=torch.float32, device=self.device)
             value.normal_(0.0, SCALE, generator=generator)
             parameter.data.copy_(
-                value + 1 if "norm" in name and name.endswith("weight") and value.dim() == 1 else value
+                value + 1
+                if "norm" in name and name.endswith("weight") and value.dim() == 1
+                else value
             )
         if not self.folder.exists():
             bf16 = self.folder.with_name(self.folder.name + "-bf16")

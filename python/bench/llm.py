@@ -14,11 +14,11 @@ in CUDA graphs): cuDNN's, the default on Hopper, gives one model other bits from
 |---|---|
 | make | writes the BF16 checkpoint, and compresses it |
 | load | seconds until the first token, with files in the page cache |
-| memory | bytes that weights take on the GPU, decoded blocks included |
+| memory | bytes that weights take on the GPU |
 | exact | logits of both models, bit for bit, at each greedy step |
 | speed | tokens/s of generate() |
 | graph | tokens/s of a decode step as a CUDA graph, with a static cache, and its logits |
-| budget | tokens/s with 60 % of BF16's memory: streamed blocks beside accelerate's offload |
+| budget | tokens/s with 60 % of BF16's memory: streamed weights beside accelerate's offload |
 | capacity | tokens of one sequence before memory ends, with a budget for weights and cache |
 """
 
@@ -99,8 +99,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
     parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS[:-1], metavar="PART,…")
-    parser.add_argument("--prefetch", action="store_true", help="decode a layer while the one before it runs")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=PARTS[:-1], metavar="PART,…"
+    )
+    parser.add_argument("--mode", choices=["exact", "fused"], default="exact")
+    parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
     parser.add_argument("--steps", type=int, default=256, help="greedy steps that are compared")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a timed generate()")
     parser.add_argument(
@@ -108,14 +111,19 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 128])
     parser.add_argument(
-        "--against", choices=KINDS, default="df11", help="what `exact` compares with BF16; bf16 as a control"
+        "--against",
+        choices=KINDS,
+        default="df11",
+        help="what `exact` compares with BF16; bf16 as a control",
     )
     parser.add_argument(
         "--attention", choices=ATTENTION, default="flash", help="PyTorch's attention in `exact`"
     )
     parser.add_argument("--exact-batches", type=numbers, default=[1, 32])
     parser.add_argument("--prompts", type=numbers, default=[1, 37, 2048])
-    parser.add_argument("--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`")
+    parser.add_argument(
+        "--share", type=float, default=0.6, help="of BF16 weights, the memory of `budget`"
+    )
     parser.add_argument(
         "--capacity", type=float, default=1.25, help="of BF16 weights, the memory of `capacity`"
     )
@@ -196,7 +204,10 @@ class Bench:
             "layers": self.config.num_hidden_layers,
             **figures,
         }
-        print("   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()), flush=True)
+        print(
+            "   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()),
+            flush=True,
+        )
         if self.options.out:
             with self.options.out.open("a") as out:
                 print(json.dumps(line), file=out)
@@ -207,9 +218,9 @@ class Bench:
         if not folder.exists():
             raise FileNotFoundError(f"{folder}: run the part make first")
         if kind == "df11":
-            config = transformers.AutoConfig.from_pretrained(folder)
-            config.quantization_config = {"quant_method": "df11", "prefetch": self.options.prefetch}
-            kwargs["config"] = config
+            kwargs["quantization_config"] = df11.Df11Config(
+                mode=self.options.mode, residence=self.options.residence
+            )
         kwargs.setdefault("device_map", self.options.device)
         return transformers.AutoModelForCausalLM.from_pretrained(folder, **kwargs)
 
@@ -239,7 +250,9 @@ class Bench:
 
     def prompt(self, rows: int, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(rows * 10007 + length)
-        return torch.randint(0, self.config.vocab_size, (rows, length), generator=generator).to(self.device)
+        return torch.randint(0, self.config.vocab_size, (rows, length), generator=generator).to(
+            self.device
+        )
 
     def used(self) -> int:
         """Bytes in use on the GPU, by whatever allocated them."""
@@ -270,7 +283,13 @@ class Bench:
             # What it decodes to is compared bit for bit below, and by `memory`.
             report = df11.compress(bf16, compressed, verify=False, progress=False, **layout)
             seconds = time.perf_counter() - start
-            self.row("make", step="compress", bytes=report.stored_bytes, ratio=report.ratio, seconds=seconds)
+            self.row(
+                "make",
+                step="compress",
+                bytes=report.stored_bytes,
+                ratio=report.ratio,
+                seconds=seconds,
+            )
 
     def write_checkpoint(self, folder: Path) -> None:
         with torch.device("meta"):
@@ -321,20 +340,26 @@ class Bench:
             self.with_model(kind, first_token)
 
     def memory(self) -> None:
-        taken = {kind: self.with_model(kind, partial(self.memory_of, kind, self.used())) for kind in KINDS}
+        taken = {
+            kind: self.with_model(kind, partial(self.memory_of, kind, self.used()))
+            for kind in KINDS
+        }
         self.row("memory", kind="both", ratio=taken["df11"] / taken["bf16"])
 
     def memory_of(self, kind: str, before: int, model: Any) -> int:
-        """Bytes that weights take, decoded blocks included."""
+        """Bytes that weights take."""
         free()
         torch_bytes = torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
         figures: dict[str, Any] = {"used": self.used() - before, "torch_allocated": torch_bytes}
         if kind == "df11":
             report = df11.report(model, verify=True)
             print("   " + str(report).replace("\n", "\n   "))
-            figures |= {"weights": report.device_bytes, "ratio": report.ratio, "verified": report.verified}
-            figures["compressed"] = sum(device.compressed for device in report.devices)
-            figures["arena"] = sum(device.arena for device in report.devices)
+            figures |= {
+                "weights": report.device_bytes,
+                "ratio": report.ratio,
+                "verified": report.verified,
+            }
+            figures |= {"mode": self.options.mode, "residence": self.options.residence}
         else:
             figures["weights"] = sum(p.nbytes for p in model.parameters())
         self.row("memory", kind=kind, **figures)
@@ -366,7 +391,12 @@ class Bench:
             tokens = logits[0][:, -1:].argmax(-1)
         first = next((at for at, equal in enumerate(each) if not equal), None)
         spread = float(logits[0].float().std())
-        figures = {"batch": rows, "prompt": length, "steps": self.options.steps, "identical": bool(same)}
+        figures = {
+            "batch": rows,
+            "prompt": length,
+            "steps": self.options.steps,
+            "identical": bool(same),
+        }
         figures |= {"against": self.options.against, "attention": self.options.attention}
         self.row("exact", **figures, first_difference=first, std_of_logits=spread)
         del caches, logits
@@ -401,7 +431,9 @@ class Bench:
             model.generate(prompt, min_new_tokens=new, max_new_tokens=new, **fixed)
 
         run(4)
-        return Timing(rows * count, self.seconds(lambda: run(1)), self.seconds(lambda: run(count + 1)))
+        return Timing(
+            rows * count, self.seconds(lambda: run(1)), self.seconds(lambda: run(count + 1))
+        )
 
     def graph(self) -> None:
         if not self.on_gpu:
@@ -414,7 +446,9 @@ class Bench:
                 rates[kind, rows], _ = self.replay(model, rows, self.options.tokens)
                 self.row("graph", kind=kind, batch=rows, tokens_per_second=rates[kind, rows])
             with self.reproducible(SDPBackend.MATH):
-                bits = [self.replay(model, rows, 8)[1].view(torch.int16) for model in models.values()]
+                bits = [
+                    self.replay(model, rows, 8)[1].view(torch.int16) for model in models.values()
+                ]
             self.row("graph", batch=rows, identical=torch.equal(*bits))
             free()
         self.ratios("graph", rates)
@@ -425,7 +459,9 @@ class Bench:
         prompt = self.prompt(rows, 32)
         cache = transformers.StaticCache(config=model.config, max_cache_len=32 + 8 + 3 * count)
         token = (
-            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            .logits[:, -1:]
+            .argmax(-1)
         )
 
         def step() -> torch.Tensor:
@@ -468,10 +504,12 @@ class Bench:
             report = df11.report(model)
             figures |= {
                 "weights": report.device_bytes,
-                "streamed": sum(d.streamed_units for d in report.devices),
+                "streamed": report.host_bytes,
             }
         else:
-            figures["weights"] = sum(p.nbytes for p in model.parameters() if p.device.type == "cuda")
+            figures["weights"] = sum(
+                p.nbytes for p in model.parameters() if p.device.type == "cuda"
+            )
         self.row("budget", kind=kind, **figures)
         return tokens
 
@@ -480,16 +518,16 @@ class Bench:
             print("   needs a GPU")
             return
         limit = int(self.options.capacity * self.bf16_bytes)
-        fits = {kind: self.with_model(kind, partial(self.capacity_of, kind, limit)) for kind in KINDS}
+        fits = {
+            kind: self.with_model(kind, partial(self.capacity_of, kind, limit)) for kind in KINDS
+        }
         self.row("capacity", df11_of_bf16=fits["df11"] / max(1, fits["bf16"]))
 
     @torch.no_grad()
     def capacity_of(self, kind: str, limit: int, model: Any) -> int:
         """Tokens of one sequence that fit beside the model."""
         total = torch.cuda.get_device_properties(self.device).total_memory
-        # PyTorch's share, so that it and what the driver allocated stay below the limit together.
-        outside = int(df11.report(model).devices[0].compressed) if kind == "df11" else 0
-        torch.cuda.set_per_process_memory_fraction((limit - outside) / total, self.device)
+        torch.cuda.set_per_process_memory_fraction(limit / total, self.device)
         try:
             tokens = self.longest(model, 1024)
         finally:
@@ -503,7 +541,9 @@ class Bench:
         start = time.perf_counter()
         try:
             while time.perf_counter() - start < 120:
-                model(self.prompt(1, chunk), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                model(
+                    self.prompt(1, chunk), past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
                 self.sync()
                 done += chunk
             print("   stopped after 120 s")

@@ -29,7 +29,9 @@ import official as kernel  # noqa: E402
 
 sys.modules["pkg_resources"] = (
     types.SimpleNamespace(  # gone from setuptools; the package asks it for one path
-        resource_filename=lambda package, name: str(Path(sys.modules[package].__file__).with_name(name))
+        resource_filename=lambda package, name: str(
+            Path(sys.modules[package].__file__).with_name(name)
+        )
     )
 )
 from dfloat11 import dfloat11, dfloat11_utils  # noqa: E402
@@ -61,7 +63,8 @@ def main() -> int:
     bench.row("official", identical=identical, stored=sum(b.nbytes for b in model.buffers()))
     for rows in bench.options.batches:
         timings = [
-            bench.time_generate(model, rows, bench.options.tokens) for _ in range(bench.options.rounds)
+            bench.time_generate(model, rows, bench.options.tokens)
+            for _ in range(bench.options.rounds)
         ]
         bench.row("official", batch=rows, tokens_per_second=llm.rate(timings))
         llm.free()
@@ -92,7 +95,9 @@ def encode(weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def install(module: torch.nn.Module, encoded: dict[str, torch.Tensor], inside: list[torch.nn.Module]) -> None:
+def install(
+    module: torch.nn.Module, encoded: dict[str, torch.Tensor], inside: list[torch.nn.Module]
+) -> None:
     """What the package's loader does with one module."""
     for owner in inside or [module]:
         del owner.weight

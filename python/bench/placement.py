@@ -36,7 +36,9 @@ def main() -> int:
     said = estimate(bench.folders["df11"], own.gpus)
     memory = {gpu["gpu"]: gpu["memory_bytes"] for gpu in said["gpus"]}
     wanted = {
-        block: (gpu["gpu"], block in gpu["streamed"]) for gpu in said["gpus"] for block in gpu["blocks"]
+        block: (gpu["gpu"], block in gpu["streamed"])
+        for gpu in said["gpus"]
+        for block in gpu["blocks"]
     }
 
     model = df11.open(bench.folders["df11"])
@@ -65,7 +67,9 @@ def estimate(container: Path, gpus: str) -> dict[str, Any]:
     """What the command says of a container."""
     command = [sys.executable, "-m", "df11", "estimate", str(container), "--gpus", gpus, "--json"]
     answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(f"   fits: {answer['placement']['fits']}, {answer['placement']['host_bytes']} bytes streamed")
+    print(
+        f"   fits: {answer['placement']['fits']}, {answer['placement']['host_bytes']} bytes streamed"
+    )
     return dict(answer["placement"])
 
 
@@ -89,7 +93,10 @@ def generates(bench: llm.Bench, memory: dict[int, int]) -> bool:
         theirs = bench.load_model("bf16")(tokens).logits
     identical = torch.equal(mine.view(torch.int16), theirs.view(torch.int16))
     bench.row(
-        "placement", identical=identical, tokens_per_second=tokens_per_second, devices=len(report.devices)
+        "placement",
+        identical=identical,
+        tokens_per_second=tokens_per_second,
+        devices=len(report.devices),
     )
     return identical
 

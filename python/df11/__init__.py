@@ -11,7 +11,15 @@
 
 from collections.abc import Mapping
 
-from ._errors import CorruptError, Error, GpuError, IoError, LimitError, ParameterError, UnsupportedError
+from ._errors import (
+    CorruptError,
+    Error,
+    GpuError,
+    IoError,
+    LimitError,
+    ParameterError,
+    UnsupportedError,
+)
 from ._inspect import inspect
 from ._native import (
     Block,

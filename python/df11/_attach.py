@@ -92,7 +92,9 @@ def _placement(device: Any, memory: Any, weights: list[Weight], container: Any) 
     return Placement([chosen], budgets)
 
 
-def _weights(module: nn.Module, container: Any, prefix: str | None) -> tuple[list[Weight], list[str]]:
+def _weights(
+    module: nn.Module, container: Any, prefix: str | None
+) -> tuple[list[Weight], list[str]]:
     if prefix is not None or not _is_pretrained(module):
         return by_name(module, container, prefix)
     # transformers has tables of its own for names.
@@ -101,11 +103,15 @@ def _weights(module: nn.Module, container: Any, prefix: str | None) -> tuple[lis
     from ._pretrained import missing, weights_of
 
     pretrained: Any = module
-    weights, unused = weights_of(pretrained, container, get_model_conversion_mapping(pretrained), None)
+    weights, unused = weights_of(
+        pretrained, container, get_model_conversion_mapping(pretrained), None
+    )
     if lacking := missing(pretrained, weights):
         raise missing_error(lacking, container)
     held = {place.name for weight in weights for place in weight.places}
-    if lost := [name for name, value in module.named_buffers() if value.is_meta and name not in held]:
+    if lost := [
+        name for name, value in module.named_buffers() if value.is_meta and name not in held
+    ]:
         raise ValueError(
             f"buffer {lost[0]} is on the meta device and in no checkpoint; load with from_pretrained, or "
             "make the module with "
@@ -130,7 +136,9 @@ def save(model: Any, folder: str | Path) -> None:
         raise ValueError("the model has no compressed weights of df11")
     paths = {shard["path"] for source in found for shard in source.container.shards}
     if len({Path(path).name for path in paths}) < len(paths):
-        raise ValueError("containers of the model's parts have the same names; save each part by itself")
+        raise ValueError(
+            "containers of the model's parts have the same names; save each part by itself"
+        )
     Path(folder).mkdir(parents=True, exist_ok=True)
     for source in found:
         copy_containers(source.container, Path(folder))

@@ -41,5 +41,13 @@ class GpuError(Error, RuntimeError):
     """The GPU or its driver failed, or there is none."""
 
 
-for _class in (Error, IoError, UnsupportedError, CorruptError, LimitError, ParameterError, GpuError):
+for _class in (
+    Error,
+    IoError,
+    UnsupportedError,
+    CorruptError,
+    LimitError,
+    ParameterError,
+    GpuError,
+):
     _class.__module__ = "df11"

@@ -50,7 +50,11 @@ def upload(group: Group, exact: bool, bar: Bar) -> Iterator[tuple[Weight, torch.
             yield weight, compressed(weight, *result, exact)
     for weights, arrays, device in (
         (stored, gpu.stored(_names(stored)), None),
-        (by_form.get("streamed", []), gpu.streamed(_names(by_form.get("streamed", []))), group.device),
+        (
+            by_form.get("streamed", []),
+            gpu.streamed(_names(by_form.get("streamed", []))),
+            group.device,
+        ),
     ):
         for weight in weights:
             parts = [
@@ -81,7 +85,9 @@ class _Packing:
         bytes_ = _native.strips_bytes(rows, columns)
         self.strips = torch.empty(bytes_, dtype=torch.uint8, device=device)
         self.stream = _stream(device)
-        self.packer = _native.Packer(device.index, rows, columns, self.strips.data_ptr(), self.stream)
+        self.packer = _native.Packer(
+            device.index, rows, columns, self.strips.data_ptr(), self.stream
+        )
         self.done = 0
 
     def add(self, weights: torch.Tensor) -> None:
@@ -97,7 +103,16 @@ class _Packing:
         entries = torch.empty(4 * count, dtype=torch.uint8, device=self.device)
         if count:
             self.packer.take(entries.data_ptr(), self.stream)
-        return [self.strips, entries], (1, self.rows, self.columns, 0, 0, self.rows, 0, self.columns)
+        return [self.strips, entries], (
+            1,
+            self.rows,
+            self.columns,
+            0,
+            0,
+            self.rows,
+            0,
+            self.columns,
+        )
 
 
 class _Gpu:
@@ -145,7 +160,9 @@ class _Gpu:
         self, weights: list[Weight]
     ) -> Iterator[tuple[Weight, tuple[Arrays, list[tuple[int, ...]]] | None]]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
-        tiled = {id(weight): self._runs(weight) for weight in weights if is_tiled(weight, self.container)}
+        tiled = {
+            id(weight): self._runs(weight) for weight in weights if is_tiled(weight, self.container)
+        }
         pieces = [piece for runs in tiled.values() for run in runs for piece in run.pieces]
         slices = self._slices(pieces)
         for weight in weights:
@@ -163,7 +180,9 @@ class _Gpu:
             part = stored_part(tensor, tensor.tiles, piece.rows)
             begin, end = part[4:6]
             before = runs.pop() if whole else _Run(0, [])
-            runs.append(_Run(before.rows + end - begin, [*before.pieces, (piece.tensor, begin, end)]))
+            runs.append(
+                _Run(before.rows + end - begin, [*before.pieces, (piece.tensor, begin, end)])
+            )
             whole = runs[-1].rows % STRIP_ROWS == 0
         return runs
 
@@ -277,7 +296,9 @@ def _pinned(tiles: dict[str, Any]) -> dict[str, Arrays]:
         registered = _Registered(_spans(flat))
     except GpuError:
         return _copied(mapped)
-    return {name: [_keeping(array, registered) for array in arrays] for name, arrays in mapped.items()}
+    return {
+        name: [_keeping(array, registered) for array in arrays] for name, arrays in mapped.items()
+    }
 
 
 def _spans(arrays: Arrays) -> list[tuple[int, int]]:

@@ -87,7 +87,9 @@ def folder_of(
         return folder
     folder = _fetch(os.fspath(source), subfolder, **download)
     if not _has_containers(folder):
-        where = f"{source}{f'/{subfolder}' if subfolder else ''} ({download.get('revision') or 'main'})"
+        where = (
+            f"{source}{f'/{subfolder}' if subfolder else ''} ({download.get('revision') or 'main'})"
+        )
         raise FileNotFoundError(
             f"{where} is no folder of containers: no *.df11 is there"
             + (

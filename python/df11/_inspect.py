@@ -22,7 +22,11 @@ def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[
     model = path if isinstance(path, Model) else open(path)
     blocks = []
     for block in model.blocks:
-        told: dict[str, Any] = {"name": block.name, "tensor_count": len(block.tensors), **_sum(block.tensors)}
+        told: dict[str, Any] = {
+            "name": block.name,
+            "tensor_count": len(block.tensors),
+            **_sum(block.tensors),
+        }
         if tensors:
             told["tensors"] = [_tensor(tensor) for tensor in block.tensors]
         blocks.append(told)

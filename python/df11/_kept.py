@@ -21,7 +21,11 @@ def wanted_by(root: nn.Module) -> Wanted:
     diffusers names parts of names in `_keep_in_fp32_modules`; transformers has a plan of patterns for each dtype.
     The outermost module that says something counts, for it is what is loaded. Everything else is as it is stored.
     """
-    said = [(path, keeps) for path, module in root.named_modules() if (keeps := _keeps(module)) is not None]
+    said = [
+        (path, keeps)
+        for path, module in root.named_modules()
+        if (keeps := _keeps(module)) is not None
+    ]
 
     def wanted(name: str, stored: torch.dtype | None) -> torch.dtype | None:
         if stored not in _HALVES:

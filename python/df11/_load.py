@@ -47,7 +47,9 @@ def load(
     _place(groups, placement, "streamed" if streamed else residence)
     where = placement.where or homes(groups, lambda path: _is_callable(root.get_submodule(path)))
     main = placement.devices[0]
-    where = {path: main if on_gpu and device.type == "cpu" else device for path, device in where.items()}
+    where = {
+        path: main if on_gpu and device.type == "cpu" else device for path, device in where.items()
+    }
     set_source(root, source)
     loader = _Loader(source, mode == "exact", where, _order(root), main)
     with loader.bar:
@@ -108,7 +110,7 @@ def _place_by_modules(
                 device = look_up(where, place.name)
                 if device is None:
                     raise ValueError(
-                        f"device_map names no device for {place.name}; name one, or one for \"\", "
+                        f'device_map names no device for {place.name}; name one, or one for "", '
                         "which is all that it does not name"
                     )
                 said.setdefault(device, place.name)
@@ -231,10 +233,9 @@ def compressed(
     device: torch.device | None = None,
 ) -> torch.Tensor:
     """The tensor of a weight from its arrays."""
-    tensor: torch.Tensor = CompressedTensor(
-        arrays, tuple(parts), weight.pieces_shape, exact=exact, device=device
+    return CompressedTensor(
+        arrays, parts, weight.shape, exact=exact, transposed=weight.transposed, device=device
     )
-    return tensor.transpose(*weight.transposed) if weight.transposed else tensor
 
 
 def _place_buffers(root: nn.Module, source: Source, loader: _Loader) -> None:
@@ -259,4 +260,6 @@ def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:
         for name, value in tensors:
             result[(f"{path}.{name}" if path else name) if around else path] = value.device
     skip = getattr(root, "_skip_keys_device_placement", None)
-    dispatch_model(root, device_map={path: device.index for path, device in result.items()}, skip_keys=skip)
+    dispatch_model(
+        root, device_map={path: device.index for path, device in result.items()}, skip_keys=skip
+    )

@@ -46,8 +46,8 @@ class Weight:
     make: Callable[[], torch.Tensor] | None = None
     #: Why it is an ordinary parameter and does not stay compressed.
     ordinary_because: str | None = None
-    #: Two dimensions that are exchanged after pieces have made the others, as a library wants it.
-    transposed: tuple[int, int] | None = None
+    #: Whether pieces hold its last two dimensions the other way round.
+    transposed: bool = False
     tensors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -72,17 +72,13 @@ class Weight:
         for piece in self.pieces if out.numel() else ():
             decode_piece(container, piece, bytes_of(out))
         if self.transposed:
-            out = out.transpose(*self.transposed).contiguous()
+            out = out.transpose(-2, -1).contiguous()
         return out.to(self.dtype)
 
     @property
     def pieces_shape(self) -> tuple[int, ...]:
         """The shape of its pieces, one after another."""
-        shape = list(self.shape)
-        if self.transposed:
-            first, second = self.transposed
-            shape[first], shape[second] = shape[second], shape[first]
-        return tuple(shape)
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "make": None}
@@ -144,14 +140,18 @@ def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None =
         )
     if kind is None:
         raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
-    weight = Weight(entry.places, shape, kind, [Piece(tensor, 0)], entry.is_buffer, entry.is_persistent)
+    weight = Weight(
+        entry.places, shape, kind, [Piece(tensor, 0)], entry.is_buffer, entry.is_persistent
+    )
     if dtype is not None and dtype != kind:
         weight.dtype, weight.stored = dtype, kind
         weight.ordinary_because = f"stored as {kind}, used as {dtype}".replace("torch.", "")
     return weight
 
 
-def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple[list[Weight], list[str]]:
+def by_name(
+    root: nn.Module, container: Any, prefix: str | None = None
+) -> tuple[list[Weight], list[str]]:
     """Weights of a module whose parameters have the names that they have in the container, but for a prefix.
 
     Also the names of tensors that belong to no parameter. `prefix` goes before each name in the container to
@@ -181,7 +181,9 @@ def by_name(root: nn.Module, container: Any, prefix: str | None = None) -> tuple
     if missing:
         raise missing_error(missing, container)
     lost = [
-        entry.places[0].name for entry in everything if id(entry.value) not in found and entry.value.is_meta
+        entry.places[0].name
+        for entry in everything
+        if id(entry.value) not in found and entry.value.is_meta
     ]
     if lost:
         raise ValueError(
@@ -219,7 +221,10 @@ def _renaming(
     for candidate in _candidates(known, names):
         rename = _change(candidate)
         shapes = ((known.get(rename(name)), container[name].shape) for name in names)
-        hits = sum(entry is not None and tuple(entry.value.shape) == tuple(shape) for entry, shape in shapes)
+        hits = sum(
+            entry is not None and tuple(entry.value.shape) == tuple(shape)
+            for entry, shape in shapes
+        )
         if hits > score:
             best, score = candidate, hits
     if score == 0:

@@ -46,7 +46,9 @@ def byte_count(size: int | float | str) -> int:
         return int(size)
     match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?I?)B?", size.strip().upper())
     if match is None:
-        raise ValueError(f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"')
+        raise ValueError(
+            f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"'
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -58,7 +60,9 @@ def device_of(device: Any) -> torch.device:
             raise RuntimeError(
                 'there is no CUDA device that PyTorch can use; load onto the CPU with device_map="cpu" (slow)'
             )
-        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        return torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
     if device.type != "cpu":
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
     return torch.device("cpu")
@@ -70,12 +74,17 @@ def default_device() -> torch.device:
 
 
 def resolve(
-    wanted: Any, memory: Any, sizes: list[int] | None = None, max_memory: dict[Any, Any] | None = None
+    wanted: Any,
+    memory: Any,
+    sizes: list[int] | None = None,
+    max_memory: dict[Any, Any] | None = None,
 ) -> Placement:
     """What `device_map`, `memory` and `max_memory` ask for. `sizes`: bytes of each group of weights."""
     if isinstance(wanted, dict):
         return _by_modules(wanted, memory)
-    caps = {gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap}
+    caps = {
+        gpu: int(cap) for gpu, cap in (max_memory or {}).items() if isinstance(gpu, int) and cap
+    }
     if not caps or not torch.cuda.is_available():
         return Placement([torch.device("cpu")])
     caps = limited(caps, memory)
@@ -101,7 +110,9 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
     devices = list(dict.fromkeys(where.values()))
     if len(devices) == 1:
         sizes = memory if isinstance(memory, list) or memory is None else [memory]
-        budgets = None if sizes is None or devices[0].type != "cuda" else [byte_count(m) for m in sizes]
+        budgets = (
+            None if sizes is None or devices[0].type != "cuda" else [byte_count(m) for m in sizes]
+        )
         return Placement(devices, budgets)
     if memory is not None:
         raise ValueError(
@@ -120,4 +131,7 @@ def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
         raise ValueError(
             f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single one for all"
         )
-    return {gpu: min(cap, byte_count(size)) for (gpu, cap), size in zip(caps.items(), sizes, strict=True)}
+    return {
+        gpu: min(cap, byte_count(size))
+        for (gpu, cap), size in zip(caps.items(), sizes, strict=True)
+    }

@@ -116,7 +116,11 @@ class Group:
             elif form == "streamed":
                 total += TABLE_BYTES * len(weight.tensors)
             else:
-                total += fast_bytes(weight) if form == "fast" else stored_bytes(weight, self.container, True)
+                total += (
+                    fast_bytes(weight)
+                    if form == "fast"
+                    else stored_bytes(weight, self.container, True)
+                )
         return total
 
     @property

@@ -57,21 +57,29 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
     first = _native.open(min(shard["path"] for shard in container.shards))
     kinds = {name: dtype_of(first[name]) for name in sorted(first)}
     state = {
-        name: torch.empty(0, dtype=kind, device="meta") for name, kind in kinds.items() if kind is not None
+        name: torch.empty(0, dtype=kind, device="meta")
+        for name, kind in kinds.items()
+        if kind is not None
     }
     chosen: Callable[[Any], torch.dtype] = get_state_dict_dtype
     return chosen(state)
 
 
 class _Mapping:
-    def __init__(self, model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None
+    ) -> None:
         self.model = model
         self.container = container
         self.renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
         self.converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-        self.by_pattern = {pattern: entry for entry in self.converters for pattern in entry.source_patterns}
+        self.by_pattern = {
+            pattern: entry for entry in self.converters for pattern in entry.source_patterns
+        }
         self.entries = {place.name: entry for entry in entries(model) for place in entry.places}
-        self.state = {name: entry.value for name, entry in self.entries.items() if entry.is_persistent}
+        self.state = {
+            name: entry.value for name, entry in self.entries.items() if entry.is_persistent
+        }
         self.dtype = dtype
         self.kept = wanted_by(model)
         plan = model._get_dtype_plan(dtype) if dtype is not None else {}
@@ -84,7 +92,9 @@ class _Mapping:
     def add(self, name: str) -> None:
         """Files a tensor of the container with the parameter that it goes into."""
         prefix = self.model.base_model_prefix
-        renamed, pattern = rename_source_key(name, self.renamings, self.converters, prefix, self.state)
+        renamed, pattern = rename_source_key(
+            name, self.renamings, self.converters, prefix, self.state
+        )
         if renamed not in self.state and name in self.state:
             renamed, pattern = rename_source_key(
                 name, [], [], base_model_prefix=prefix, meta_state_dict=self.state
@@ -119,7 +129,11 @@ class _Mapping:
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         for target, source in tied.items():
             for missing, present in ((target, source), (source, target)):
-                if missing in self.entries and present in self.found and self._may_tie(missing, present):
+                if (
+                    missing in self.entries
+                    and present in self.found
+                    and self._may_tie(missing, present)
+                ):
                     self.found[present].places.extend(
                         place
                         for place in self.entries[missing].places
@@ -142,6 +156,11 @@ class _Mapping:
     # ---- conversions ----
 
     def _convert(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
+        if len(sources) == 1 and self._is_left_as_it_is(first, converter, sources):
+            name = sources[0][1]
+            dtype = self.target_dtype(first, dtype_of(self.container[name]))
+            self.found[first] = whole(self.container, self.entries[first], name, dtype)
+            return
         rows = {}
         base = 0
         starts: list[tuple[int, str]] = []
@@ -149,7 +168,9 @@ class _Mapping:
             shape = tuple(self.container[name].shape)
             count = prod(shape[:-1])
             rows[name] = (
-                torch.arange(base, base + count).reshape((*shape[:-1], 1)) if len(shape) > 1 else None
+                torch.arange(base, base + count).reshape((*shape[:-1], 1))
+                if len(shape) > 1
+                else None
             )
             starts.append((base, name))
             base += count
@@ -166,13 +187,23 @@ class _Mapping:
                 return
         self._make_once(first, converter, sources)
 
+    def _is_left_as_it_is(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> bool:
+        """Whether a conversion looks at the shape of its tensor, and finds that there is nothing to do."""
+        value = torch.empty(tuple(self.container[sources[0][1]].shape), device="meta")
+        result = self._run(first, converter, sources, lambda _: value)
+        return [*result] == [first] and result[first] is value
+
     def _run(
         self, first: str, converter: Any, sources: list[tuple[str, str]], value: Any
     ) -> dict[str, torch.Tensor]:
         return _converted(self.model, first, converter, sources, value)
 
     def _from_rows(
-        self, name: str, ids: torch.Tensor, starts: list[tuple[int, str]], sources: list[tuple[str, str]]
+        self,
+        name: str,
+        ids: torch.Tensor,
+        starts: list[tuple[int, str]],
+        sources: list[tuple[str, str]],
     ) -> Weight | None:
         """A weight whose rows have these numbers; None where pieces are no way to make it."""
         entry = self.entries[name]
@@ -183,8 +214,17 @@ class _Mapping:
         if len(widths) != 1 or len(kinds) != 1:
             return None
         width, kind = widths.pop(), kinds.pop()
-        if kind is None or kind != self.target_dtype(name, kind) or shape != (*ids.shape[:-1], width):
+        if kind is None or kind != self.target_dtype(name, kind):
             return None
+        transposed = shape != (*ids.shape[:-1], width)
+        if transposed:
+            # Of equal shapes nobody knows whether the conversion would have transposed them.
+            alike = any(tuple(tensor.shape) == shape for tensor in tensors)
+            if alike or ids.dim() < 2 or (*ids.shape[:-1], shape[-2]) != (*shape[:-2], 1, width):
+                return None
+            if ids.shape[-1] != shape[-1]:
+                return None
+            ids = ids.transpose(-2, -1)
         flat = ids.reshape(-1)
         breaks = (flat[1:] != flat[:-1] + 1).nonzero().reshape(-1).add(1).tolist()
         # A run of numbers may go from one tensor on into the next.
@@ -212,7 +252,15 @@ class _Mapping:
                 if row % inner or (end - begin) % inner:
                     return None
                 pieces.append(Piece(source, offset, (row // inner, (row + end - begin) // inner)))
-        return Weight(list(entry.places), shape, kind, pieces, entry.is_buffer, entry.is_persistent)
+        return Weight(
+            list(entry.places),
+            shape,
+            kind,
+            pieces,
+            entry.is_buffer,
+            entry.is_persistent,
+            transposed=transposed,
+        )
 
     def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
         made: dict[str, torch.Tensor] = {}
@@ -267,7 +315,9 @@ def _converted(
     for pattern, name in sources:
         mapping.add_tensor(first, name, pattern, value(name))
     made = mapping.convert(first, model=model, config=model.config)
-    return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
+    return {
+        name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()
+    }
 
 
 def missing(model: Any, weights: list[Weight]) -> list[str]:

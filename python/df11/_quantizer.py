@@ -59,7 +59,12 @@ EMPTY = Path(__file__).with_name("empty.safetensors")
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 #: The calls with the config, before files are looked for; each release has one of them at least.
 _WITH_CONFIG = ("update_tp_plan", "update_attn_implementation")
-_NEEDED = ("update_weight_conversions", "update_dtype", "adjust_max_memory", "get_state_dict_and_metadata")
+_NEEDED = (
+    "update_weight_conversions",
+    "update_dtype",
+    "adjust_max_memory",
+    "get_state_dict_and_metadata",
+)
 
 
 @register_quantization_config(METHOD)
@@ -148,7 +153,9 @@ class Df11Quantizer(HfQuantizer):
         """The GPU, where there is one and nothing is said."""
         if device_map is None:
             device_map = {
-                "": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+                "": torch.device("cuda", torch.cuda.current_device())
+                if torch.cuda.is_available()
+                else "cpu"
             }
         self.wanted = device_map
         if isinstance(device_map, dict):
@@ -208,21 +215,27 @@ class Df11Quantizer(HfQuantizer):
             checkpoint_files[:] = [os.fspath(EMPTY)]
         self.model = model
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+    def update_weight_conversions(
+        self, weight_conversions: list[Any], model: Any = None
+    ) -> list[Any]:
         """Finds the weights, and hides them from the loader, which would allocate and initialise them.
 
         Releases before 5.21 name no model.
         """
         if self.model is None:
             return weight_conversions
-        self.weights, self._unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
+        self.weights, self._unused = weights_of(
+            self.model, self.container, weight_conversions, self.dtype
+        )
         if not self.weights:
             raise ValueError(
                 f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the "
                 "class it was made for"
             )
         _tell_conversions(self.container, self.weights, self.dtype)
-        held = self._by_name = {place.name: weight for weight in self.weights for place in weight.places}
+        held = self._by_name = {
+            place.name: weight for weight in self.weights for place in weight.places
+        }
         for name, value in (
             *self.model.named_parameters(remove_duplicate=False),
             *self.model.named_buffers(),
@@ -243,7 +256,8 @@ class Df11Quantizer(HfQuantizer):
         if weight is None:
             return float(param.element_size())
         return float(
-            sum(self.container[name].stored_bytes for name in weight.tensors) / max(1, param.numel())
+            sum(self.container[name].stored_bytes for name in weight.tensors)
+            / max(1, param.numel())
         )
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
@@ -281,7 +295,13 @@ class Df11Quantizer(HfQuantizer):
         )
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
-        self.model, self.weights, self._by_name, self._hidden, self.container = None, [], {}, None, None
+        self.model, self.weights, self._by_name, self._hidden, self.container = (
+            None,
+            [],
+            {},
+            None,
+            None,
+        )
         return model
 
     # ---- afterwards ----
@@ -305,7 +325,9 @@ class Df11Quantizer(HfQuantizer):
         """The config of the quantization, as what it is."""
         return cast(Df11Config, self.quantization_config)
 
-    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    def get_state_dict_and_metadata(
+        self, model: Any
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
             copy_containers(sources(model)[""].container, self.saving_to)
@@ -341,12 +363,16 @@ def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype 
     rounded: Counter[str] = Counter()
     widened: Counter[str] = Counter()
     for weight in weights:
-        stored = {kind for name in weight.tensors if (kind := dtype_of(container[name])) is not None}
+        stored = {
+            kind for name in weight.tensors if (kind := dtype_of(container[name])) is not None
+        }
         for kind in stored - {weight.dtype}:
             words = f"stored as {kind} and used as {weight.dtype}".replace("torch.", "")
             if torch.promote_types(kind, weight.dtype) != weight.dtype:
                 rounded[words] += 1
-            elif weight.dtype == dtype and any(container[name].encoding != "raw" for name in weight.tensors):
+            elif weight.dtype == dtype and any(
+                container[name].encoding != "raw" for name in weight.tensors
+            ):
                 widened[words] += 1
     for words, count in rounded.items():
         warnings.warn(

@@ -105,7 +105,11 @@ def sources(model: Any) -> dict[str, Source]:
     else:
         components = getattr(model, "components", None)
         parts = components.values() if isinstance(components, dict) else [model]
-        parts = [part if isinstance(part, nn.Module) else getattr(part, "model", None) for part in parts]
-    modules = [pair for part in parts if isinstance(part, nn.Module) for pair in part.named_modules()]
+        parts = [
+            part if isinstance(part, nn.Module) else getattr(part, "model", None) for part in parts
+        ]
+    modules = [
+        pair for part in parts if isinstance(part, nn.Module) for pair in part.named_modules()
+    ]
     found = {path: module.__dict__.get(KEY) for path, module in modules}
     return {path: source for path, source in found.items() if source is not None}

@@ -98,16 +98,23 @@ class ModelReport:
                 told.append(f"{show(device.streamed)} streamed from pinned host memory")
             lines.append(f"{device.device:<10} {', '.join(told)}")
         if self.ordinary:
-            told = [f"{count} {why} ({show(size)})" for why, (count, size) in sorted(self.ordinary.items())]
+            told = [
+                f"{count} {why} ({show(size)})"
+                for why, (count, size) in sorted(self.ordinary.items())
+            ]
             lines.append("ordinary   " + ", ".join(told))
         named = [f"           {name}: {reason}" for name, reason in self.large_ordinary.items()]
         lines += named[:_NAMED]
         if len(named) > _NAMED:
             lines.append(f"           and {len(named) - _NAMED} more, in large_ordinary")
         if self.unused_tensors:
-            lines.append(f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}")
+            lines.append(
+                f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}"
+            )
         if self.verified is not None:
-            lines.append(f"verified   {self.verified} weights are those of the original, by their hashes")
+            lines.append(
+                f"verified   {self.verified} weights are those of the original, by their hashes"
+            )
         return "\n".join(lines)
 
 
@@ -158,7 +165,9 @@ def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceRep
     counted: set[tuple[int, int]] = set()
     for weight, value in source.found():
         if not isinstance(value, CompressedTensor):
-            _add_ordinary(out, devices, weight.name, value, weight.ordinary_because or "changed since")
+            _add_ordinary(
+                out, devices, weight.name, value, weight.ordinary_because or "changed since"
+            )
             continue
         out.original_bytes += weight.nbytes
         mode = "exact" if value.exact else "fused"

@@ -45,7 +45,9 @@ def decoded(tensor: Any) -> torch.Tensor:
     """A tensor of a container, decoded by the CPU into memory of its own."""
     dtype = dtype_of(tensor)
     if dtype is None:
-        raise TypeError(f"tensor {tensor.name!r} has dtype {tensor.dtype}, which PyTorch does not know")
+        raise TypeError(
+            f"tensor {tensor.name!r} has dtype {tensor.dtype}, which PyTorch does not know"
+        )
     out = torch.empty(tuple(tensor.shape), dtype=dtype)
     if out.numel():
         tensor.decode_into(as_buffer(bytes_of(out)))

@@ -16,9 +16,7 @@ def mismatch(version: str, lacking: str) -> str:
     if found < oldest:
         return f"{said} is too old for df11: it lacks {lacking}; {tested}: {within}"
     if found > newest:
-        return (
-            f"{said} is too new for this df11: it lacks {lacking}; {tested}: pip install -U df11, or {within}"
-        )
+        return f"{said} is too new for this df11: it lacks {lacking}; {tested}: pip install -U df11, or {within}"
     return f"{said} is not as it was released: it lacks {lacking}; {tested}: {within} --force-reinstall"
 
 

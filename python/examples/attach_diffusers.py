@@ -69,7 +69,10 @@ def trial(device: str) -> None:
             "timestep": torch.tensor([0.5]),
         }
         inputs = {name: value.to(device, torch.bfloat16) for name, value in inputs.items()}
-        inputs |= {"img_ids": torch.zeros(64, 3, device=device), "txt_ids": torch.zeros(32, 3, device=device)}
+        inputs |= {
+            "img_ids": torch.zeros(64, 3, device=device),
+            "txt_ids": torch.zeros(32, 3, device=device),
+        }
         with torch.no_grad():
             same = torch.equal(model(**inputs).sample, original.to(device)(**inputs).sample)
         print(df11.report(model, verify=True))

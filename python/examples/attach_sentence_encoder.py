@@ -35,7 +35,9 @@ def main() -> None:
 
     # Any module will do: its parameters are replaced by those of the container.
     encoder = df11.attach(
-        SentenceTransformer(options.bf16, device=options.device), options.compressed, device=options.device
+        SentenceTransformer(options.bf16, device=options.device),
+        options.compressed,
+        device=options.device,
     )
     start = time.perf_counter()
     found = encoder.encode(SENTENCES, convert_to_tensor=True)

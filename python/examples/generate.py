@@ -12,7 +12,7 @@ import argparse
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
 import df11
 
@@ -21,17 +21,29 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="a folder that df11 compress made, or a repository of the Hub")
+    parser.add_argument(
+        "model", help="a folder that df11 compress made, or a repository of the Hub"
+    )
     parser.add_argument("prompt", nargs="?", default="The capital of France is")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--memory", help="of the GPU, for weights and decoded blocks: 6GB")
+    parser.add_argument(
+        "--memory", help="of the GPU, for weights: 6GB; what does not fit is streamed"
+    )
+    parser.add_argument(
+        "--mode", choices=["exact", "fused"], default="exact", help="BF16's bits, or fast"
+    )
+    parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate at most")
     parser.add_argument(
-        "--verify", action="store_true", help="decode every block, and compare it with the original's hashes"
+        "--verify",
+        action="store_true",
+        help="decode every weight, and compare it with the original's hashes",
     )
     options = parser.parse_args()
     if (options.memory or options.device.startswith("cuda")) and not torch.cuda.is_available():
-        parser.error("PyTorch finds no GPU; --device cpu, without --memory, decodes on all cores (slow)")
+        parser.error(
+            "PyTorch finds no GPU; --device cpu, without --memory, decodes on all cores (slow)"
+        )
     return options
 
 
@@ -41,6 +53,11 @@ def main() -> None:
     if options.memory:
         where = {"device_map": "auto", "max_memory": {0: options.memory, "cpu": "1TB"}}
     start = time.perf_counter()
+    config = AutoConfig.from_pretrained(options.model)
+    if getattr(config, "quantization_config", None):
+        where["quantization_config"] = df11.Df11Config(
+            mode=options.mode, residence=options.residence
+        )
     model = AutoModelForCausalLM.from_pretrained(options.model, **where)
     seconds = time.perf_counter() - start
     report = df11.report(model, verify=options.verify)
@@ -61,8 +78,7 @@ def main() -> None:
     count = answer.shape[1] - inputs["input_ids"].shape[1]
     print(f"\n{count} tokens in {seconds:.1f} s, {count / seconds:.1f} a second")
     if model.device.type == "cuda":
-        # Compressed weights are not PyTorch's, and its count lacks them.
-        peak = torch.cuda.max_memory_allocated() + sum(device.compressed for device in report.devices)
+        peak = torch.cuda.max_memory_allocated()
         print(f"{peak / 1e9:.2f} GB of GPU memory at most, caches and activations included")
 
 

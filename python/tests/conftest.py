@@ -62,7 +62,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", params=["gap", "tile", "raw"])
-def container(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def container(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     import df11
 
     path = tmp_path_factory.mktemp(request.param) / "model.df11"
@@ -90,7 +92,9 @@ def run(script: str, *arguments: object, **environment: str) -> str:
     """Runs a script in a process of its own; what it prints."""
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -112,13 +116,18 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("driver")
     source = ROOT / "tests/support/driver.c"
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source], check=True)
+    subprocess.run(
+        ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "libcuda.so", source], check=True
+    )
     constants = {
         "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1,1",
         "DRIVER_df11_tile_constants": "128,16384,24,1,1,1,1",
     }
     base = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1", **constants}
-    return lambda **answers: {**base, **{f"DRIVER_{name}": answer for name, answer in answers.items()}}
+    return lambda **answers: {
+        **base,
+        **{f"DRIVER_{name}": answer for name, answer in answers.items()},
+    }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,9 @@ class Repository:
     """A folder at one commit, which branches name; with a token where it is private."""
 
     def __init__(self, folder: Path, *branches: str, token: str | None = None) -> None:
-        self.files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+        self.files = {
+            str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()
+        }
         self.branches = branches or ("main",)
         self.token = token
         self.sha = hashlib.sha1(str(folder).encode()).hexdigest()

@@ -117,7 +117,9 @@ def test_torch_tensors_have_the_bytes(container: Path) -> None:
         for tensor in (model[name].torch(), torch.from_dlpack(model[name])):
             assert tensor.dtype == types[dtype] and tuple(tensor.shape) == shape, name
             assert tensor.device.type == "cpu" and tensor.is_contiguous()
-            assert bytes(tensor.reshape(-1).view(torch.uint8).tolist() if content else []) == content, name
+            assert (
+                bytes(tensor.reshape(-1).view(torch.uint8).tolist() if content else []) == content
+            ), name
             if content:
                 # The memory is the tensor's own.
                 tensor.reshape(-1)[0] = 0
@@ -145,13 +147,19 @@ def test_safetensors_agrees(container: Path, source: Path) -> None:
     for name, expected in safetensors.load_file(source).items():
         tensor = model[name].torch()
         assert tensor.dtype == expected.dtype and tensor.shape == expected.shape
-        assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)), name
+        assert torch.equal(
+            tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
+        ), name
 
 
 def test_capsules_follow_the_protocol(container: Path) -> None:
     tensor = df11.open(container)["model.layers.0.mlp.weight"]
     assert tensor.__dlpack_device__() == tensor.rows(0, 1).__dlpack_device__() == (1, 0)
-    for version, name in [(None, '"dltensor"'), ((0, 8), '"dltensor"'), ((1, 0), '"dltensor_versioned"')]:
+    for version, name in [
+        (None, '"dltensor"'),
+        ((0, 8), '"dltensor"'),
+        ((1, 0), '"dltensor_versioned"'),
+    ]:
         for of in (tensor, tensor.rows(3, 5)):
             capsule = of.__dlpack__(max_version=version, stream=None, copy=True, dl_device=(1, 0))
             assert name in repr(capsule)

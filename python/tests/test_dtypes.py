@@ -61,7 +61,9 @@ def with_dtypes(folder: Path, out: Path, kind: Any, said: dict[str, str]) -> Pat
     out.mkdir()
     tensors = safetensors.load_file(str(folder / "model.safetensors"))
     changed = {
-        name: (value.float() * (1 + 2**-12) if kind(name) == F32 else value).to(kind(name)).contiguous()
+        name: (value.float() * (1 + 2**-12) if kind(name) == F32 else value)
+        .to(kind(name))
+        .contiguous()
         for name, value in tensors.items()
     }
     safetensors.save_file(changed, str(out / "model.safetensors"), metadata={"format": "pt"})
@@ -84,7 +86,9 @@ def load(folder: Path, **options: Any) -> Any:
 def check_same(original: Any, compressed: Any) -> None:
     expected, found = original.state_dict(), df11.state_dict(compressed)
     assert found.keys() == expected.keys()
-    assert {name: value.dtype for name, value in found.items()} == {n: v.dtype for n, v in expected.items()}
+    assert {name: value.dtype for name, value in found.items()} == {
+        n: v.dtype for n, v in expected.items()
+    }
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert {n: p.dtype for n, p in compressed.named_parameters()} == {
         n: p.dtype for n, p in original.named_parameters()
@@ -98,7 +102,9 @@ def check_same(original: Any, compressed: Any) -> None:
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("stored", STORED)
-def test_dtypes_are_those_of_safetensors(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
+def test_dtypes_are_those_of_safetensors(
+    bf16: Path, stored: str, said: str, tmp_path: Path
+) -> None:
     check_all(bf16, stored, said, tmp_path)
 
 
@@ -116,7 +122,9 @@ def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
         original = load(plain, **options)
         check_same(original, compressed)
         kinds = {STORED[stored](name) for name in original.state_dict()}
-        said_so = " ".join(str(warning.message) for warning in told if "df11" in str(warning.message))
+        said_so = " ".join(
+            str(warning.message) for warning in told if "df11" in str(warning.message)
+        )
         rounds = any(torch.promote_types(kind, original.dtype) != original.dtype for kind in kinds)
         assert ("rounds them" in said_so) == rounds, asked
         widens = BF16 in kinds and original.dtype == F32

@@ -24,8 +24,15 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 def example(name: str, *arguments: object, fails: bool = False) -> str:
     """Runs an example without a GPU; what it prints, or where it fails what it says of that."""
     command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1", **NO_GPU}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "HF_HUB_OFFLINE": "1",
+        **NO_GPU,
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     assert ("Traceback" in done.stderr) is False, done.stderr
     return done.stderr if fails else done.stdout
@@ -37,7 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model: Any = seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama")))
     model.save_pretrained(root / "bf16")
     tokenizer().save_pretrained(root / "bf16")
-    command = [sys.executable, "-m", "df11", "compress", str(root / "bf16"), "-o", str(root / "df11")]
+    command = [
+        sys.executable,
+        "-m",
+        "df11",
+        "compress",
+        str(root / "bf16"),
+        "-o",
+        str(root / "df11"),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(command, check=True, capture_output=True, env=environment, timeout=300)
     return root
@@ -52,7 +67,13 @@ def test_generate(folder: Path) -> None:
     answer = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     text = words.decode(answer[0], skip_special_tokens=True)
     assert text.startswith(prompt) and text in said
-    for part in ("loaded in", "df11: active", " saved", "weights are those of the original", "8 tokens in"):
+    for part in (
+        "loaded in",
+        "df11: active",
+        " saved",
+        "weights are those of the original",
+        "8 tokens in",
+    ):
         assert part in said, said
     said = example("generate.py", folder / "bf16", "--tokens", 2)
     assert "no compressed model" in said and "2 tokens in" in said
@@ -64,7 +85,13 @@ def test_generate(folder: Path) -> None:
 def test_sentences(tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
-    names = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}
+    names = {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+    }
     config = transformers.BertConfig(**{name: SMALL[name] for name in names}, dtype="bfloat16")
     seeded(transformers.BertModel(config)).save_pretrained(tmp_path / "bert")
     tokenizer().save_pretrained(tmp_path / "bert")
@@ -75,7 +102,11 @@ def test_sentences(tmp_path: Path) -> None:
     encoder.save(str(tmp_path / "bf16"))
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
     said = example("attach_sentence_encoder.py", tmp_path / "bf16", tmp_path / "df11")
-    assert "identical: True" in said and "weights are those of the original" in said and "3 sentences" in said
+    assert (
+        "identical: True" in said
+        and "weights are those of the original" in said
+        and "3 sentences" in said
+    )
     said = example("attach_sentence_encoder.py", "x", "y", "--device", "cuda", fails=True)
     assert "finds no GPU" in said
 

@@ -28,7 +28,9 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import df11
 
     folder = tmp_path_factory.mktemp("raw")
-    df11.compress(write_safetensors(folder / "m.safetensors", RAW), folder / "m.df11", progress=False)
+    df11.compress(
+        write_safetensors(folder / "m.safetensors", RAW), folder / "m.df11", progress=False
+    )
     return folder / "m.df11"
 
 
@@ -53,7 +55,9 @@ def script(text: str) -> str:
     return PRELUDE + textwrap.dedent(text)
 
 
-def test_a_machine_without_a_driver_is_told_what_to_do(raw: Path, without_driver: dict[str, str]) -> None:
+def test_a_machine_without_a_driver_is_told_what_to_do(
+    raw: Path, without_driver: dict[str, str]
+) -> None:
     out = run(
         script("""
         assert df11.devices() == []
@@ -310,7 +314,9 @@ def test_gpus_verify_and_restore(raw: Path, stand_in: Environment, tmp_path: Pat
         tmp_path / "back.safetensors",
         **stand_in(devices="2"),
     )
-    assert (tmp_path / "back.safetensors").read_bytes() == (raw.parent / "m.safetensors").read_bytes()
+    assert (tmp_path / "back.safetensors").read_bytes() == (
+        raw.parent / "m.safetensors"
+    ).read_bytes()
 
 
 def test_other_threads_decode_meanwhile(raw: Path, stand_in: Environment) -> None:

@@ -64,7 +64,11 @@ class Made:
 
     def script(self, code: str, home: Path, *arguments: object, **environment: str) -> str:
         """Runs code behind SETUP with a cache of its own."""
-        settings = {"HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        settings = {
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
         return run(SETUP + code, self.expected, *arguments, **settings, **environment)
 
 
@@ -81,7 +85,9 @@ def hub() -> Iterator[Hub]:
     server.server.server_close()
 
 
-def test_a_repository_is_fetched_and_then_in_the_cache(made: Made, hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_is_fetched_and_then_in_the_cache(
+    made: Made, hub: Hub, tmp_path: Path
+) -> None:
     hub.repositories["org/tiny"] = Repository(made.folder)
     script = """
 same(load("org/tiny", device_map="cpu"))
@@ -92,7 +98,9 @@ same(df11.attach(transformers.LlamaForCausalLM(transformers.AutoConfig.from_pret
 """
     assert made.script(script, tmp_path, HF_ENDPOINT=hub.url).endswith("some words of it")
     got = hub.downloaded()
-    assert {name.removeprefix("org/tiny/") for name in got if name.endswith(".df11")} == made.containers
+    assert {
+        name.removeprefix("org/tiny/") for name in got if name.endswith(".df11")
+    } == made.containers
     assert "org/tiny/config.json" in got
     assert not [name for name in got if "safetensors" in name or name.endswith(".bin")], got
     made.script(script, tmp_path, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
@@ -163,7 +171,10 @@ print(refused(lambda: df11.verify("org/tiny")))
 assert not df11.report(load("org/bf16"))
 """
     said = made.script(script, tmp_path / "home", HF_ENDPOINT=hub.url).splitlines()
-    assert said[0].startswith("org/marked (main) is no folder of containers") and "df11 compress" in said[0]
+    assert (
+        said[0].startswith("org/marked (main) is no folder of containers")
+        and "df11 compress" in said[0]
+    )
     assert said[1].startswith("org/bf16 (main) is no folder of containers")
     assert "Repository Not Found" in "".join(said)
     for line in said[-2:]:

@@ -19,7 +19,9 @@ def test_a_model_is_a_mapping_of_tensors(container: Path) -> None:
     model = df11.open(str(container))
     assert isinstance(model, Mapping)
     assert len(model) == len(SAMPLE) and set(model) == set(SAMPLE) == set(model.tensors)
-    assert dict(model).keys() == model.keys() and len(model.items()) == len(model.values()) == len(model)
+    assert dict(model).keys() == model.keys() and len(model.items()) == len(model.values()) == len(
+        model
+    )
     assert "model.none" in model and "absent" not in model and 3 not in model
     assert model.get("absent") is None and model.get("absent", 7) == 7
     assert model.get("model.none").name == "model.none"
@@ -37,13 +39,20 @@ def test_tensors_tell_what_they_are(container: Path) -> None:
     model = df11.open(container)
     for name, (dtype, shape, content) in SAMPLE.items():
         tensor = model[name]
-        assert (tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) == (name, dtype, shape, len(content))
+        assert (tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) == (
+            name,
+            dtype,
+            shape,
+            len(content),
+        )
         assert tensor.block in {block.name for block in model.blocks}
         assert len(tensor.hash) == 64 and tensor.encoding in ("gap", "tile", "raw")
         assert name in repr(tensor)
         elements = len(content) // SIZES[dtype]
         if tensor.target == name:
-            assert tensor.bits_per_element == (8 * tensor.stored_bytes / elements if elements else 0)
+            assert tensor.bits_per_element == (
+                8 * tensor.stored_bytes / elements if elements else 0
+            )
     first, tied = model["model.layers.0.mlp.weight"], model["model.layers.0.mlp.tied"]
     assert {first.target, tied.target} <= {first.name, tied.name} and first.hash == tied.hash
 
@@ -77,9 +86,18 @@ def test_rows_are_parts_of_tensors(container: Path) -> None:
         if not shape or shape[0] == 0:
             continue
         row = len(content) // shape[0]
-        for start, stop in [(0, shape[0]), (1, 2), (shape[0] // 3, shape[0] // 2), (shape[0], shape[0])]:
+        for start, stop in [
+            (0, shape[0]),
+            (1, 2),
+            (shape[0] // 3, shape[0] // 2),
+            (shape[0], shape[0]),
+        ]:
             rows = model[name].rows(start, stop)
-            assert (rows.ranges, rows.dtype, rows.tensor.name) == (((start, stop),), model[name].dtype, name)
+            assert (rows.ranges, rows.dtype, rows.tensor.name) == (
+                ((start, stop),),
+                model[name].dtype,
+                name,
+            )
             assert rows.shape == (stop - start, *shape[1:]) and rows.nbytes == row * (stop - start)
             one, other = bytearray(rows.nbytes), bytearray(rows.nbytes)
             rows.decode_into(one)
@@ -178,9 +196,13 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(df11.IoError, match=r"opening .*absent") as caught:
         df11.open(tmp_path / "absent.df11")
     assert isinstance(caught.value, OSError) and caught.value.errno == 2
-    with pytest.raises(df11.ParameterError, match=r"holds no \.df11 file; name a container") as caught:
+    with pytest.raises(
+        df11.ParameterError, match=r"holds no \.df11 file; name a container"
+    ) as caught:
         df11.open(tmp_path)
-    assert isinstance(caught.value, ValueError) and caught.value.remedy.startswith("name a container")
+    assert isinstance(caught.value, ValueError) and caught.value.remedy.startswith(
+        "name a container"
+    )
     with pytest.raises(TypeError):
         df11.open(None)
 
@@ -208,7 +230,11 @@ def test_damage_is_found(container: Path, tmp_path: Path) -> None:
 
 
 VECTORS = json.loads((ROOT / "spec/vectors/manifest.json").read_text())["vectors"]
-CLASSES = {"Corrupt": df11.CorruptError, "Limit": df11.LimitError, "Unsupported": df11.UnsupportedError}
+CLASSES = {
+    "Corrupt": df11.CorruptError,
+    "Limit": df11.LimitError,
+    "Unsupported": df11.UnsupportedError,
+}
 
 
 def vector(row: dict[str, object], folder: Path) -> Path:
@@ -240,7 +266,9 @@ def test_valid_vectors_decode(row: dict[str, object], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", [row for row in VECTORS if row["expect"] != "valid"], ids=lambda row: row["file"]
 )
-def test_invalid_vectors_are_errors_and_nothing_else(row: dict[str, object], tmp_path: Path) -> None:
+def test_invalid_vectors_are_errors_and_nothing_else(
+    row: dict[str, object], tmp_path: Path
+) -> None:
     kinds = row["expect"] if isinstance(row["expect"], list) else [row["expect"]]
     expected = tuple(CLASSES[kind] for kind in kinds)
     path = vector(row, tmp_path)
@@ -284,7 +312,13 @@ def test_inspect_tells_all(container: Path) -> None:
     assert all("tensors" not in block for block in df11.inspect(container, tensors=False)["blocks"])
     # As the command says it, but for what only it knows.
     said = json.loads(
-        run("import sys; from df11._command import main; main()", "inspect", container, "--tensors", "--json")
+        run(
+            "import sys; from df11._command import main; main()",
+            "inspect",
+            container,
+            "--tensors",
+            "--json",
+        )
     )
     for key in ["identity", "complete", "shards", "container_bytes", "tensor_count"]:
         assert said[key] == told[key], key

@@ -56,7 +56,9 @@ def test_exceptions_are_sorted_by_fault() -> None:
         (df11.ParameterError, ValueError),
         (df11.GpuError, RuntimeError),
     ]:
-        assert issubclass(error, df11.Error) and issubclass(error, base) and error.__module__ == "df11"
+        assert (
+            issubclass(error, df11.Error) and issubclass(error, base) and error.__module__ == "df11"
+        )
     assert issubclass(df11.Error, Exception) and str(df11.IoError("words")) == "words"
 
 
@@ -70,7 +72,9 @@ def test_all_that_is_told_is_there() -> None:
 def test_stubs_are_those_of_the_module() -> None:
     pytest.importorskip("mypy.stubtest")
     command = [sys.executable, "-m", "mypy.stubtest", "df11._native"]
-    done = subprocess.run(command, cwd=LIBRARY.parents[1], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=LIBRARY.parents[1], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -102,15 +106,30 @@ def dynamic(elf: bytes) -> list[str]:
 def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -> None:
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "df11", *map(str, arguments)]
-        return subprocess.run(line, capture_output=True, text=True, check=False, cwd=LIBRARY.parents[1])
+        return subprocess.run(
+            line, capture_output=True, text=True, check=False, cwd=LIBRARY.parents[1]
+        )
 
     assert command("--version").stdout.startswith(f"df11 {df11.__version__} (format ")
     assert "all bits are there" in command("verify", container).stdout
-    assert (command("verify", tmp_path / "absent").returncode, command("frobnicate").returncode) == (2, 2)
+    assert (
+        command("verify", tmp_path / "absent").returncode,
+        command("frobnicate").returncode,
+    ) == (2, 2)
     assert command("--help").returncode == 0
     # Ctrl-C is the command's own.
-    line = [sys.executable, "-m", "df11", "compress", str(large), "-o", str(tmp_path / "large.df11")]
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=LIBRARY.parents[1]) as process:
+    line = [
+        sys.executable,
+        "-m",
+        "df11",
+        "compress",
+        str(large),
+        "-o",
+        str(tmp_path / "large.df11"),
+    ]
+    with subprocess.Popen(
+        line, stderr=subprocess.PIPE, text=True, cwd=LIBRARY.parents[1]
+    ) as process:
         while not list(tmp_path.iterdir()):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

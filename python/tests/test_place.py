@@ -1,11 +1,8 @@
-"""Where weights go: dicts of modules, and what is better left as it is."""
+"""Where weights go: dicts of modules, budgets, and what is better left as it is."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,28 +13,27 @@ pytest.importorskip("safetensors.torch")
 from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens  # noqa: E402
 
 import df11  # noqa: E402
-from df11._modules import look_up, place_blocks  # noqa: E402
-from df11._ordinary import REASON, choose  # noqa: E402
+from df11 import _load, _plan  # noqa: E402
+from df11._names import common, look_up  # noqa: E402
+from df11._parameters import by_name  # noqa: E402
 from df11._place import Placement, resolve  # noqa: E402
-from df11._units import Unit  # noqa: E402
 
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
-NO_OPTIONS = SimpleNamespace(memory=None)
 
 
 @pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The units of a module whose head is tied, and of one whose head is not."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A module whose head is tied, and one whose head is not, each with its container."""
     found = {}
     for name, tied in [("tied", True), ("free", False)]:
         path = compressed(fill(Net(tied)), tmp_path_factory.mktemp(name))
-        found[name] = df11.attach(Net(tied), path, device="cpu").__dict__["_df11"].units
-        assert [unit.path for unit in found[name]] == [
-            "embed",
-            *(f"layers.{at}" for at in range(LAYERS)),
-            "head",
-        ]
+        found[name] = Net(tied), df11.open(path)
     return found
+
+
+def groups(made: dict[str, Any], name: str) -> list[_plan.Group]:
+    module, container = made[name]
+    return _plan.group(by_name(module, container)[0], container, on_gpu=True)
 
 
 def test_the_innermost_name_counts() -> None:
@@ -54,7 +50,31 @@ def test_the_innermost_name_counts() -> None:
     assert look_up({"layers": ONE}, "head.weight") is None
 
 
-def test_blocks_go_where_a_dict_says(units: dict[str, Any]) -> None:
+def test_the_module_around_some() -> None:
+    for paths, expected in [
+        (["a.b.c", "a.b.d"], "a.b"),
+        (["a.b", "a.b.c"], "a.b"),
+        (["a", "b"], ""),
+        (["a.b"], "a.b"),
+        (["", "a"], ""),
+    ]:
+        assert common(paths) == expected, paths
+
+
+def placed(made: dict[str, Any], name: str, where: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The device and residence of each weight that stays compressed."""
+    found = groups(made, name)
+    gpus = [device for device in dict.fromkeys(where.values()) if device.type == "cuda"]
+    _load._place(found, Placement(gpus, None, where), "stored")
+    return {
+        weight.name: (each.device, form)
+        for each in found
+        for weight, form in each.forms()
+        if form != "ordinary"
+    }
+
+
+def test_weights_go_where_a_dict_says(made: dict[str, Any]) -> None:
     where = {
         "embed": ONE,
         "layers.0": CPU,
@@ -62,37 +82,38 @@ def test_blocks_go_where_a_dict_says(units: dict[str, Any]) -> None:
         "layers.2": CPU,
         "layers": ONE,
         "norm": TWO,
+        "position": TWO,
         "head.weight": TWO,
     }
-    places = place_blocks(units["free"], where)
-    found = {unit.path: {places[block] for block in unit.blocks} for unit in units["free"]}
-    assert found == {
-        "embed": {(ONE, False)},
-        "layers.0": {(ONE, True)},
-        "layers.1": {(TWO, False)},
-        "layers.2": {(ONE, True)},
-        **{f"layers.{at}": {(ONE, False)} for at in range(3, LAYERS)},
-        "head": {(TWO, False)},
-    }
-    assert places.keys() == {block for unit in units["free"] for block in unit.blocks}
+    places = placed(made, "free", where)
+    assert places["embed.weight"] == (ONE, "stored")
+    assert places["head.weight"] == places["position"] == (TWO, "stored")
+    for at in range(LAYERS):
+        expected = (TWO if at == 1 else ONE, "streamed" if at in (0, 2) else "stored")
+        assert places[f"layers.{at}.up.weight"] == places[f"layers.{at}.down.weight"] == expected
     # What is streamed goes to the first GPU that is named.
-    places = place_blocks(units["tied"], {"": CPU, "layers.2": TWO, "layers.3": ONE})
-    assert set(places.values()) == {(TWO, True), (TWO, False), (ONE, False)}
+    places = placed(made, "tied", {"": CPU, "layers.2": TWO, "layers.3": ONE})
+    assert set(places.values()) == {(TWO, "streamed"), (TWO, "stored"), (ONE, "stored")}
 
 
-def test_conflicts_in_a_dict_are_told(units: dict[str, Any]) -> None:
+def test_conflicts_in_a_dict_are_told(made: dict[str, Any]) -> None:
     for name, where, words in [
-        ("free", {"": ONE, "layers.1.up": TWO}, r"layers\.1\.\S+ on cuda:\d and layers\.1\.\S+ on cuda:\d"),
+        (
+            "free",
+            {"": ONE, "layers.1.up": TWO},
+            r"layers\.1\.\S+ on cuda:\d and layers\.1\.\S+ on cuda:\d",
+        ),
         ("free", {"": ONE, "layers.1.up": CPU}, "give both the same device"),
         ("tied", {"": ONE, "head": TWO}, r"embed\.weight on cuda:0 and head\.weight on cuda:1"),
-        ("free", {"embed": ONE, "layers": TWO}, r"no device for head\.weight; name one"),
+        (
+            "free",
+            {"embed": ONE, "layers": TWO, "position": ONE},
+            r"no device for head\.weight; name one",
+        ),
     ]:
         with pytest.raises(ValueError, match=words):
-            place_blocks(units[name], where)
-    assert (
-        len(place_blocks(units["free"], {"": ONE, "head": TWO}))
-        == len(place_blocks(units["tied"], {"": ONE})) + 1
-    )
+            placed(made, name, where)
+    assert placed(made, "free", {"": ONE, "head": TWO})["head.weight"] == (TWO, "stored")
 
 
 def test_dicts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,138 +126,138 @@ def test_dicts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"a": 1, "b": "cuda:0"}, None, Placement([TWO, ONE], None, {"a": TWO, "b": ONE})),
         ({"a": "cpu", "b": 0}, None, Placement([ONE], None, {"a": CPU, "b": ONE})),
     ]:
-        found = resolve(wanted, SimpleNamespace(memory=memory))
+        found = resolve(wanted, memory)
         assert found == expected
         assert found.rest == ("cpu" if len(found.devices) > 1 else found.devices[0])
     with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
-        resolve({"a": 0, "b": "disk"}, NO_OPTIONS)
+        resolve({"a": 0, "b": "disk"}, None)
     with pytest.raises(ValueError, match="give one of them"):
-        resolve({"a": 0, "b": 1}, SimpleNamespace(memory="1GB"))
+        resolve({"a": 0, "b": 1}, "1GB")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_choice_takes_least(seed: int) -> None:
-    """Of all sets of units, in models whose compression is the same everywhere."""
-    generator = random.Random(seed)
-    sizes = [generator.choice([100, 400, 400, 401, 3000, 20_000]) for _ in range(6)]
-    units = [
-        Unit(f"layers.{at}", [SimpleNamespace(nbytes=size)], nbytes=size) for at, size in enumerate(sizes)
-    ]
-
-    def compressed(some: list[Unit]) -> int:
-        return sum(unit.nbytes * 67 // 100 for unit in some)
-
-    def arena(some: list[Unit]) -> int:
-        return max((unit.nbytes for unit in some), default=0)
-
-    def total(ordinary: Any) -> int:
-        kept = [unit for unit in units if unit not in ordinary]
-        return compressed(kept) + arena(kept) + sum(unit.nbytes for unit in ordinary)
-
-    ordinary, bytes_ = choose(units, compressed, arena)
-    least = min(total(some) for count in range(7) for some in itertools.combinations(units, count))
-    assert bytes_ == total(ordinary) == least <= sum(sizes)
+def sizes(*stored: int) -> list[dict[str, int]]:
+    return [{"streamed": 1, "stored": size, "fast": size + size // 4} for size in stored]
 
 
-def test_tied_units_are_left_together() -> None:
-    shared = SimpleNamespace(nbytes=5000)
-    units = [
-        Unit("embed", [shared], nbytes=5000),
-        *(Unit(f"layers.{at}", [SimpleNamespace(nbytes=1000)], nbytes=1000) for at in range(9)),
-        Unit("head", [shared, SimpleNamespace(nbytes=10)], nbytes=5010),
-    ]
-    asked = []
-
-    def compressed(some: list[Unit]) -> int:
-        asked.append({unit.path for unit in some})
-        return sum({id(w): w.nbytes * 2 // 3 for unit in some for w in unit.weights}.values())
-
-    ordinary, bytes_ = choose(units, compressed, lambda some: max((unit.nbytes for unit in some), default=0))
-    assert [unit.path for unit in ordinary] == ["embed", "head"]
-    assert bytes_ == 5010 + 9 * 666 + 1000
-    assert all(("embed" in paths) == ("head" in paths) for paths in asked)
-
-
-ROWS = 8000
-
-
-class Wide(Net):
-    """A third of it is its embedding."""
-
-    def __init__(self, tied: bool = True) -> None:
-        super().__init__(tied)
-        self.embed = torch.nn.Embedding(ROWS, WIDTH)
-        if tied:
-            self.head = torch.nn.Linear(WIDTH, ROWS, bias=False)
-            self.head.weight = self.embed.weight
+@pytest.mark.parametrize(
+    ("budget", "wanted", "expected"),
+    [
+        (None, "stored", "stored stored stored"),
+        (None, "fast", "fast fast fast"),
+        (None, "streamed", "streamed streamed streamed"),
+        (10**6, "streamed", "streamed streamed streamed"),
+        (300, "stored", "stored stored stored"),
+        (299, "stored", "stored stored streamed"),
+        (10**6, "stored", "stored stored stored"),
+        (375, "fast", "fast fast fast"),
+        (375, "auto", "fast fast fast"),
+        (374, "auto", "fast fast stored"),
+        (324, "auto", "stored stored stored"),
+        (201, "auto", "stored stored streamed"),
+        (102, "auto", "stored streamed streamed"),
+        (3, "auto", "streamed streamed streamed"),
+    ],
+)
+def test_residences_under_a_budget(budget: int | None, wanted: str, expected: str) -> None:
+    """From the first group on: what fits is resident, and if all of it is, then fast."""
+    found = _plan.settle(sizes(100, 100, 100), budget, wanted)
+    assert found == expected.split()
+    if budget is not None:
+        assert (
+            sum(size[form] for size, form in zip(sizes(100, 100, 100), found, strict=True))
+            <= budget
+        )
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+def test_a_budget_that_is_too_small_is_told() -> None:
+    with pytest.raises(ValueError, match="cannot be streamed takes 3; allow more"):
+        _plan.settle(sizes(100, 100, 100), 2, "stored")
+    with pytest.raises(ValueError, match='residence="auto"'):
+        _plan.settle(sizes(100, 100, 100), 374, "fast")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("prefetch", [False, True])
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_large_vocabulary_is_left_as_it_is(tmp_path: Path, tied: bool, prefetch: bool, device: str) -> None:
-    original = fill(Wide(tied))
-    path = compressed(original, tmp_path)
-    module = df11.attach(Wide(tied), path, device=device, prefetch=prefetch)
-    original.to(device)
-    with torch.no_grad():
-        assert torch.equal(module(tokens().to(device)), original(tokens().to(device)))
-    runtime = module.__dict__["_df11"]
-    layers = [f"layers.{at}" for at in range(LAYERS)]
-    assert [unit.path for unit in runtime.units] == (layers if tied else [*layers, "head"])
-    report = df11.report(module, verify=True)
-    assert report.verified == len(list(module.parameters())) + 1
-    assert report.large_residents == {"embed.weight": REASON}
-    assert report.resident[REASON] == (1, ROWS * WIDTH * 2)
-    assert f"embed.weight: {REASON}" in str(report)
-    assert report.ratio < 1
-    assert report.devices[0].arena < 2.1 * max(unit.nbytes for unit in runtime.units)
-    # As it would be otherwise: all of it compressed, and an arena for the embedding.
-    largest = ROWS * WIDTH * 2
-    assert report.device_bytes < 0.66 * report.original_bytes + largest
-    assert (module.head.weight is module.embed.weight) == tied
-    assert torch.equal(module.embed.weight, original.embed.weight)
-    state = df11.state_dict(module)
-    assert state.keys() == original.state_dict().keys()
-    assert all(torch.equal(state[name], value.cpu()) for name, value in original.state_dict().items())
-    if tied and device == "cuda":
-        # Only what is used is on the GPU.
-        assert len(runtime.loaded.blocks) == LAYERS
-    # An ordinary parameter that is not what the container holds any more is found.
-    with torch.no_grad():
-        module.embed.weight[0, 0] += 1
-    with pytest.raises(df11.CorruptError, match=r"embed\.weight"):
-        df11.report(module, verify=True)
+def test_groups_fill_gpus_in_turn_or_alike() -> None:
+    assert _plan.spread([3, 3, 3, 3], [7, 7]) == [0, 0, 1, 1]
+    assert _plan.spread([3, 8, 3], [7, 9]) is None
+    assert _plan.spread([3, 8], [7, 9]) == [0, 1]
+
+    def fits(caps: list[int]) -> bool:
+        return _plan.spread([10] * 10, caps) is not None
+
+    assert _plan.balance([100, 100], "sequential", fits) == [100, 100]
+    for low, high in [_plan.balance([100, 100], "auto", fits)]:
+        assert 50 <= low == high <= 51
+    low, high = _plan.balance([100, 100], "balanced_low_0", fits)
+    assert low == high // 2 and fits([low, high])
+    assert _plan.balance([20, 20], "auto", fits) == [20, 20]
+
+
+def test_sizes_are_those_that_are_loaded(made: dict[str, Any]) -> None:
+    """Bytes of the plan beside bytes of the arrays, on the CPU, where there are no tables."""
+    module, container = made["free"]
+    found = groups(made, "free")
+    tables = sum(
+        _plan.TABLE_BYTES * len(weight.tensors)
+        for each in found
+        for weight, form in each.forms("stored")
+        if form == "stored"
+    )
+    planned = sum(each.nbytes("stored") for each in found) - tables
+    report = df11.report(df11.attach(Net(tied=False), container.path, device="cpu"))
+    assert (
+        report.device_bytes <= planned <= report.device_bytes + 4 * _plan.ALIGNMENT * len(container)
+    )
+    assert all(
+        each.nbytes("streamed") < each.nbytes("stored") < each.nbytes("fast")
+        for each in found[1:-1]
+    )
+
+
+def test_modules_that_run_on_one_device(made: dict[str, Any]) -> None:
+    """A layer as a whole; what is in no layer by itself."""
+    found = groups(made, "free")
+    for at, each in enumerate(found):
+        each.device = torch.device("cuda", at)
+    module, _ = made["free"]
+    homes = _plan.homes(found, lambda path: _load._is_callable(module.get_submodule(path)))
+    assert {f"layers.{at}" for at in range(LAYERS)} <= homes.keys()
+    assert not any(name.count(".") > 1 for name in homes)
+    assert {"embed", "head", "norm"} <= homes.keys()
+
+
+@pytest.mark.parametrize("mode, residence", [("exakt", "stored"), ("exact", "quick")])
+def test_options_that_mean_nothing_are_told(tmp_path: Path, mode: str, residence: str) -> None:
+    path = compressed(fill(Net()), tmp_path)
+    with pytest.raises(ValueError, match="is unknown; choose one of"):
+        df11.attach(Net(), path, device="cpu", mode=mode, residence=residence)
 
 
 def test_what_compression_makes_larger_stays_as_it_is(tmp_path: Path) -> None:
-    """Nothing takes turns in the memory of a single block."""
-    original = fill(torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()))
-    module = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU())
+    original = fill(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()))
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())
     df11.attach(module, compressed(original, tmp_path), device="cpu")
     report = df11.report(module, verify=True)
     assert report.ratio == 1
-    assert report.devices[0].arena == report.devices[0].compressed == 0
-    x = torch.ones(3, 512, dtype=torch.bfloat16)
+    assert report.residences == {"0.weight": "ordinary", "0.bias": "ordinary"}
+    x = torch.ones(3, 64, dtype=torch.bfloat16)
     with torch.no_grad():
         assert torch.equal(module(x), original(x))
 
 
 @pytest.mark.gpu
-def test_memory_decides_what_is_left_as_it_is(tmp_path: Path) -> None:
-    path = compressed(fill(Wide()), tmp_path)
-    whole = df11.report(df11.attach(Wide(), path, device="cuda")).device_bytes
+def test_memory_decides_what_is_streamed(tmp_path: Path) -> None:
+    original = fill(Net(False)).cuda()
+    path = compressed(fill(Net(False)), tmp_path)
+    whole = df11.report(df11.attach(Net(False), path, device="cuda")).device_bytes
     for memory, fits in [(whole + 100_000, True), (whole - 100_000, False)]:
-        report = df11.report(df11.attach(Wide(), path, device="cuda", memory=memory), verify=True)
-        assert (REASON in report.resident) == fits
-        assert (report.devices[0].streamed_units > 0) != fits
+        module = df11.attach(Net(False), path, device="cuda", memory=memory)
+        report = df11.report(module, verify=True)
+        assert ("streamed" in report.residences.values()) != fits
         assert report.device_bytes <= memory
-    report = df11.report(df11.attach(Wide(), path, device="cuda", streamed=True), verify=True)
-    assert REASON not in report.resident
-    assert report.devices[0].streamed_units == report.devices[0].units == LAYERS + 2
+        with torch.no_grad():
+            assert torch.equal(module(tokens().cuda()), original(tokens().cuda()))
+    module = df11.attach(Net(False), path, device="cuda", streamed=True)
+    assert set(df11.report(module, verify=True).residences.values()) == {"streamed", "ordinary"}
 
 
 @pytest.mark.gpu
@@ -245,11 +266,13 @@ def test_modules_on_the_host_beside_a_gpu(tmp_path: Path) -> None:
     path = compressed(original, tmp_path)
     where = {"": 0, "layers.1": "cpu", "layers.3": "cpu"}
     module = df11.attach(Net(False), path, device=where)
-    runtime = module.__dict__["_df11"]
-    streamed = {unit.path for unit in runtime.units if runtime.loaded.block(*unit.blocks).is_streamed}
+    report = df11.report(module, verify=True)
+    streamed = {
+        name.rsplit(".", 2)[0] for name, form in report.residences.items() if form == "streamed"
+    }
     assert streamed == {"layers.1", "layers.3"}
     original.cuda()
     with torch.no_grad():
         for _ in range(3):
             assert torch.equal(module(tokens().cuda()), original(tokens().cuda()))
-    assert df11.report(module, verify=True).devices[0].streamed_units == 2
+    assert module.embed.weight.shape == (600, WIDTH)

@@ -33,7 +33,9 @@ def poisoned(nbytes: int, device: int = 0) -> "torch.Tensor":
 def original(tensor: df11.Tensor) -> "torch.Tensor":
     buffer = bytearray(tensor.nbytes)
     tensor.decode_into(buffer)
-    return torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def check_block(model: df11.Model, name: str, output: "torch.Tensor") -> None:
@@ -81,7 +83,9 @@ def test_programs_fuse_tensors(model: df11.Model, streamed: bool) -> None:
     output, whole = poisoned(program.nbytes), poisoned(program.nbytes).cpu()
     for name, offset, *rows in pieces:
         row = model[name].nbytes // model[name].shape[0]
-        content = original(model[name])[slice(rows[0] * row, rows[1] * row) if rows else slice(None)]
+        content = original(model[name])[
+            slice(rows[0] * row, rows[1] * row) if rows else slice(None)
+        ]
         whole[offset : offset + len(content)] = content
     program.decode(output.data_ptr(), stream)
     loaded.check(stream)

@@ -43,7 +43,9 @@ class Folders:
     def compressed(self, name: str, layout: str | None = None) -> Path:
         folder = self.root / name / f"df11-{layout}"
         if not folder.exists():
-            df11.compress(self.bf16(name), folder, progress=False, **({"layout": layout} if layout else {}))
+            df11.compress(
+                self.bf16(name), folder, progress=False, **({"layout": layout} if layout else {})
+            )
         return folder
 
 
@@ -63,7 +65,9 @@ def with_options(folder: Path, **options: Any) -> Any:
 
 
 def prompt(rows: int = 2, length: int = 37, vocabulary: int = 512) -> Any:
-    return torch.randint(1, vocabulary - 1, (rows, length), generator=torch.Generator().manual_seed(3))
+    return torch.randint(
+        1, vocabulary - 1, (rows, length), generator=torch.Generator().manual_seed(3)
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -86,7 +90,9 @@ def test_logits_are_those_of_the_bf16_model(folders: Folders, name: str, device:
     assert {name: (p.shape, p.dtype) for name, p in compressed.named_parameters()} == shapes
     assert not any(parameter.requires_grad for parameter in compressed.parameters())
     buffers = {name: value.cpu() for name, value in original.named_buffers()}
-    assert all(torch.equal(value.cpu(), buffers.pop(name)) for name, value in compressed.named_buffers())
+    assert all(
+        torch.equal(value.cpu(), buffers.pop(name)) for name, value in compressed.named_buffers()
+    )
     assert not buffers
 
 
@@ -100,7 +106,7 @@ def test_all_matrices_stay_compressed(folders: Folders, name: str) -> None:
         assert report.residences[parameter] == expected, parameter
         assert isinstance(value, CompressedTensor) == (expected == "stored")
     assert report.modes == ["exact"]
-    assert set(report.ordinary) <= {"a vector", "as small as it is"}
+    assert set(report.ordinary) <= {"a vector", "as small as it is", "stored as it is"}
     assert not report.large_ordinary
     assert not report.unused_tensors
     # Tables of codes are there for each of these small matrices.
@@ -163,14 +169,18 @@ def test_nothing_is_read_from_safetensors_and_nothing_initialised(
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe"])
-def test_save_pretrained_gives_the_folder_again(folders: Folders, name: str, tmp_path: Path) -> None:
+def test_save_pretrained_gives_the_folder_again(
+    folders: Folders, name: str, tmp_path: Path
+) -> None:
     model = load(folders.compressed(name))
     model.save_pretrained(tmp_path / "saved")
     saved, source = tmp_path / "saved", folders.compressed(name)
     assert {file.name for file in saved.iterdir()} == {file.name for file in source.iterdir()}
     for file in source.glob("*.df11"):
         assert (saved / file.name).read_bytes() == file.read_bytes()
-    assert json.loads((saved / "config.json").read_text())["quantization_config"] == {"quant_method": "df11"}
+    assert json.loads((saved / "config.json").read_text())["quantization_config"] == {
+        "quant_method": "df11"
+    }
     again = load(saved)
     assert torch.equal(again(prompt()).logits, model(prompt()).logits)
     df11.decompress(saved, tmp_path / "bf16", progress=False)
@@ -188,7 +198,9 @@ def test_several_files(folders: Folders, tmp_path: Path) -> None:
     compressed = load(tmp_path / "df11")
     assert torch.equal(compressed(prompt()).logits, model(prompt()).logits)
     compressed.save_pretrained(tmp_path / "saved")
-    assert len(list((tmp_path / "saved").glob("*.df11"))) == len(list((tmp_path / "df11").glob("*.df11")))
+    assert len(list((tmp_path / "saved").glob("*.df11"))) == len(
+        list((tmp_path / "df11").glob("*.df11"))
+    )
 
 
 def test_the_base_model_and_a_new_head(folders: Folders) -> None:
@@ -220,7 +232,9 @@ def test_a_new_head_is_saved_beside_the_containers(folders: Folders, tmp_path: P
     names = {file.name for file in (tmp_path / "df11").glob("*.safetensors")}
     assert names == {"df11.safetensors"}
 
-    again, info = kind.from_pretrained(tmp_path / "df11", device_map="cpu", output_loading_info=True)
+    again, info = kind.from_pretrained(
+        tmp_path / "df11", device_map="cpu", output_loading_info=True
+    )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert torch.equal(again(prompt()).logits, expected)
     # As a causal model it has no place for the head, and leaves it out when it is saved there.
@@ -261,7 +275,9 @@ def test_attached_weights_have_the_dtypes_of_the_container(folders: Folders) -> 
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model = df11.attach(module, folders.compressed(name), device="cpu")
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-        assert df11.report(model).residences == df11.report(load(folders.compressed(name))).residences
+        assert (
+            df11.report(model).residences == df11.report(load(folders.compressed(name))).residences
+        )
         assert torch.equal(model(prompt()).logits, load(folders.bf16(name))(prompt()).logits)
 
 
@@ -278,7 +294,9 @@ def test_generate(folders: Folders) -> None:
         for model in (original, compressed):
             torch.manual_seed(5)
             answers.append(
-                model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options)
+                model.generate(
+                    tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options
+                )
             )
         assert torch.equal(*answers), options
 
@@ -304,10 +322,13 @@ def test_encoder_decoder(tmp_path: Path) -> None:
     tokens = prompt()
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     assert torch.equal(
-        original.generate(**inputs, max_new_tokens=9), compressed.generate(**inputs, max_new_tokens=9)
+        original.generate(**inputs, max_new_tokens=9),
+        compressed.generate(**inputs, max_new_tokens=9),
     )
     first = {"decoder_input_ids": tokens[:, :4]}
-    with torch.no_grad():  # with gradients, PyTorch chooses other kernels for weights that want them
+    with (
+        torch.no_grad()
+    ):  # with gradients, PyTorch chooses other kernels for weights that want them
         assert torch.equal(original(**inputs, **first).logits, compressed(**inputs, **first).logits)
     assert df11.report(compressed, verify=True).verified
 
@@ -343,7 +364,7 @@ def test_two_models_and_two_threads(folders: Folders) -> None:
 def test_an_error_in_a_forward_leaves_the_model_usable(folders: Folders) -> None:
     model = load(folders.compressed("llama"))
     expected = model(prompt()).logits
-    with pytest.raises(Exception, match="index"):
+    with pytest.raises(IndexError):
         model(torch.tensor([[10**6]]))
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(model(prompt()).logits.detach()))
@@ -354,7 +375,7 @@ def test_an_error_in_a_forward_leaves_the_model_usable(folders: Folders) -> None
 
 def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     model = load(folders.compressed("llama"))
-    with pytest.raises(RuntimeError, match="BF16 model"):
+    with pytest.raises(RuntimeError, match="a compressed tensor"):
         model.load_state_dict(df11.state_dict(model))
     with pytest.raises(NotImplementedError, match="df11 decompress"):
         model.dequantize()
@@ -363,7 +384,10 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
         load(folders.compressed("llama"), {"model": "cpu", "lm_head": "disk"})
     with pytest.raises(ValueError, match="df11 compress"):
-        load(folders.bf16("llama"), quantization_config=__import__("df11._quantizer")._quantizer.Df11Config())
+        load(
+            folders.bf16("llama"),
+            quantization_config=__import__("df11._quantizer")._quantizer.Df11Config(),
+        )
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_bytes((folders.compressed("llama") / "config.json").read_bytes())
@@ -410,12 +434,11 @@ def test_auto_without_a_gpu(folders: Folders) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"]
+    "order",
+    ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"],
 )
 def test_registration_does_not_depend_on_the_order(order: str) -> None:
-    code = (
-        f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\nassert 'df11' in m"
-    )
+    code = f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\nassert 'df11' in m"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
@@ -442,7 +465,9 @@ def test_compiles_as_one_graph(folders: Folders) -> None:
 
 
 def same_steps(original: Any, compressed: Any, rows: int = 2) -> bool:
-    pairs = zip(greedy(original, prompt(rows), 12), greedy(compressed, prompt(rows), 12), strict=True)
+    pairs = zip(
+        greedy(original, prompt(rows), 12), greedy(compressed, prompt(rows), 12), strict=True
+    )
     return all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -472,7 +497,9 @@ def test_residences(folders: Folders, name: str, residence: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("residence", RESIDENCES)
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe"])
-def test_fused_products_are_nearly_those_of_bf16(folders: Folders, name: str, residence: str) -> None:
+def test_fused_products_are_nearly_those_of_bf16(
+    folders: Folders, name: str, residence: str
+) -> None:
     options = df11.Df11Config(mode="fused", **residence_options(residence))
     model = load(folders.compressed(name), "cuda", quantization_config=options)
     assert df11.report(model).modes == ["fused"]
@@ -505,7 +532,9 @@ def test_cuda_graphs(folders: Folders, name: str, residence: str) -> None:
     model = load(folder, "cuda", quantization_config=config, **options)
     original = load(folders.bf16(name), "cuda", **options)
     with torch.no_grad():
-        caches = [transformers.StaticCache(config=m.config, max_cache_len=64) for m in (original, model)]
+        caches = [
+            transformers.StaticCache(config=m.config, max_cache_len=64) for m in (original, model)
+        ]
         starts = [
             m(prompt().cuda(), past_key_values=c).logits
             for m, c in zip((original, model), caches, strict=True)
@@ -593,15 +622,22 @@ def test_a_device_map_of_modules(folders: Folders, name: str) -> None:
         "lm_head": 0 if tied else "cuda:1",
     }
     original = load(folders.bf16(name), "cuda")
-    for changes, streamed in [({}, 0), ({"model.layers.1": "cpu", "model.layers.2": torch.device("cpu")}, 2)]:
+    for changes, streamed in [
+        ({}, 0),
+        ({"model.layers.1": "cpu", "model.layers.2": torch.device("cpu")}, 2),
+    ]:
         model = load(folders.compressed(name), {**ends, **layers, **changes})
         for at in (0, 1):
             device = 0 if f"model.layers.{at}" in changes else at
-            assert model.model.layers[at].self_attn.q_proj.weight.device == torch.device("cuda", device)
+            assert model.model.layers[at].self_attn.q_proj.weight.device == torch.device(
+                "cuda", device
+            )
         assert model.lm_head.weight.device.index == (0 if tied else 1)
         assert model.model.norm.weight.device.index == 1
         report = df11.report(model, verify=True)
-        found = {name.split(".")[2] for name, form in report.residences.items() if form == "streamed"}
+        found = {
+            name.split(".")[2] for name, form in report.residences.items() if form == "streamed"
+        }
         assert len(found) == streamed
         assert same_steps(original, model)
         assert torch.cuda.current_device() == 0

@@ -36,7 +36,9 @@ def test_reports_have_all_figures(source: Path, tmp_path: Path) -> None:
     assert dataclasses.asdict(report)["coded_weights"] == 72800
     estimated = df11.estimate(source, layout="gap", progress=False)
     assert estimated == report
-    assert df11.estimate(source, progress=False) == df11.estimate(source, layout="tile", progress=False)
+    assert df11.estimate(source, progress=False) == df11.estimate(
+        source, layout="tile", progress=False
+    )
     smaller = df11.estimate(source, tmp_path / "folder", layout="raw", progress=False)
     assert smaller.coded_tensors == 0
 
@@ -44,7 +46,9 @@ def test_reports_have_all_figures(source: Path, tmp_path: Path) -> None:
 def test_layouts_convert_into_each_other(container: Path, source: Path, tmp_path: Path) -> None:
     for layout in ("gap", "tile", "raw"):
         df11.convert(container, tmp_path / f"{layout}.df11", layout=layout, progress=False)
-        df11.compress(source, tmp_path / "direct.df11", layout=layout, overwrite=True, progress=False)
+        df11.compress(
+            source, tmp_path / "direct.df11", layout=layout, overwrite=True, progress=False
+        )
         assert (tmp_path / f"{layout}.df11").read_bytes() == (tmp_path / "direct.df11").read_bytes()
 
 
@@ -94,7 +98,10 @@ def test_wrong_words_and_sources_are_told(container: Path, source: Path, tmp_pat
             'layout "zip" is not known; choose gap, tile or raw',
         ),
         (lambda: df11.verify(container, "some"), 'level "some" is not known; choose structure'),
-        (lambda: df11.decompress(container, out, device="tpu"), 'device "tpu" is not known; choose auto'),
+        (
+            lambda: df11.decompress(container, out, device="tpu"),
+            'device "tpu" is not known; choose auto',
+        ),
         (lambda: df11.compress(tmp_path, out), "holds no safetensors files"),
     ]:
         with pytest.raises(df11.ParameterError, match=words):
@@ -158,7 +165,9 @@ def test_ctrl_c_ends_the_work_and_leaves_nothing(large: Path, tmp_path: Path) ->
     for stage in ("analyse", "encode", "verify"):
         sent = []
 
-        def interrupts(now: str, done: int, total: int, stage: str = stage, sent: list[str] = sent) -> None:
+        def interrupts(
+            now: str, done: int, total: int, stage: str = stage, sent: list[str] = sent
+        ) -> None:
             if now == stage and not sent:
                 sent.append(now)
                 os.kill(os.getpid(), signal.SIGINT)

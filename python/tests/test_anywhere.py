@@ -1,0 +1,268 @@
+"""Compressed weights wherever they are used: parts called alone, weights read, adapters, offloading."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from models import causal  # noqa: E402
+
+import df11  # noqa: E402
+from df11._tensor import CompressedTensor  # noqa: E402
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
+
+Pair = tuple[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("anywhere")
+
+
+@pytest.fixture
+def pair(root: Path) -> Pair:
+    """The BF16 model and the compressed one."""
+    return load(root, "llama")
+
+
+def load(root: Path, name: str, **options: Any) -> Pair:
+    bf16, folder = root / name / "bf16", root / name / "df11"
+    if not folder.exists():
+        causal(name, bf16)
+        df11.compress(bf16, folder, progress=False)
+    kind = transformers.AutoModelForCausalLM
+    models = [kind.from_pretrained(path, device_map="cpu", **options) for path in (bf16, folder)]
+    return models[0].requires_grad_(False), models[1]
+
+
+def prompt() -> Any:
+    return torch.randint(1, 500, (2, 19), generator=torch.Generator().manual_seed(3))
+
+
+def hidden() -> Any:
+    return torch.randn(2, 5, 128, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+
+
+@torch.no_grad()
+def test_a_part_is_called_by_itself(pair: Pair) -> None:
+    original, model = pair
+    x = hidden()
+    model(prompt())
+    for part in ("model.layers.0.mlp", "model.layers.2.self_attn.q_proj", "lm_head", "model.norm"):
+        assert torch.equal(model.get_submodule(part)(x), original.get_submodule(part)(x)), part
+    assert torch.equal(model.model.embed_tokens(prompt()), original.model.embed_tokens(prompt()))
+
+
+@torch.no_grad()
+def test_a_weight_is_read(pair: Pair) -> None:
+    original, model = pair
+    x = hidden()
+    read = {
+        "rows": lambda m: m.model.embed_tokens.weight[5:9],
+        "one": lambda m: m.lm_head.weight[-1],
+        "chosen": lambda m: m.lm_head.weight[torch.tensor([3, 400, 3])],
+        "elements": lambda m: m.lm_head.weight[torch.tensor([3, 4]), torch.tensor([9, 8])],
+        "norm": lambda m: m.model.layers[1].mlp.up_proj.weight.norm(dim=1),
+        "float": lambda m: m.model.layers[1].mlp.up_proj.weight.float(),
+        "product": lambda m: x @ m.model.layers[0].self_attn.q_proj.weight.T,
+        "linear": lambda m: torch.nn.functional.linear(
+            x, m.model.layers[0].self_attn.k_proj.weight[:32]
+        ),
+        "cat": lambda m: torch.cat(
+            [m.model.layers[0].mlp.up_proj.weight, m.model.layers[0].mlp.gate_proj.weight]
+        ),
+        "sum": lambda m: m.lm_head.weight + m.model.embed_tokens.weight,
+        "mean": lambda m: m.lm_head.weight.data.mean(0),
+    }
+    for name, look in read.items():
+        found = look(model)
+        found = found.decode() if isinstance(found, CompressedTensor) else found
+        assert torch.equal(found, look(original)), name
+
+
+def test_resized_embeddings(pair: Pair) -> None:
+    """They become ordinary ones, and all other weights stay as they are."""
+    original, model = pair
+    expected = model(prompt()).logits
+    for each in (original, model):
+        each.resize_token_embeddings(520, mean_resizing=False)
+    assert model.lm_head.weight.shape == (520, 128)
+    assert torch.equal(
+        model.model.embed_tokens.weight[:512], original.model.embed_tokens.weight[:512]
+    )
+    assert torch.equal(model(prompt()).logits[..., :512], expected)
+    assert df11.report(model).residences["model.layers.0.mlp.up_proj.weight"] == "stored"
+    assert "model.embed_tokens.weight" in df11.report(model).residences
+
+
+# ---- adapters ----
+
+LORA = {"target_modules": ["q_proj", "v_proj", "up_proj"], "r": 4, "lora_alpha": 8}
+
+
+def adapted(model: Any, **options: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    made = peft.get_peft_model(model, peft.LoraConfig(**{**LORA, **options}))
+    generator = torch.Generator().manual_seed(6)
+    for name, value in made.named_parameters():
+        if "lora_B" in name:
+            value.data.copy_(0.01 * torch.randn(value.shape, generator=generator))
+    return made
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"]
+)
+def test_adapters_compute_and_train(pair: Pair, options: dict[str, Any]) -> None:
+    original, model = (adapted(each, **options) for each in pair)
+    losses, gradients = [], []
+    for each in (original, model):
+        loss = each(prompt(), labels=prompt()).loss
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append({name: p.grad for name, p in each.named_parameters() if p.requires_grad})
+    assert torch.equal(*losses)
+    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) >= 18
+    for name, expected in gradients[0].items():
+        assert torch.equal(gradients[1][name], expected), name
+    base = model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight
+    assert isinstance(base, CompressedTensor) and base.grad is None
+
+
+def test_an_adapter_is_saved_and_loaded(pair: Pair, root: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = adapted(pair[1])
+    expected = model(prompt()).logits
+    model.save_pretrained(tmp_path / "adapter")
+    assert {file.name for file in (tmp_path / "adapter").iterdir()} >= {"adapter_model.safetensors"}
+    again = peft.PeftModel.from_pretrained(load(root, "llama")[1], tmp_path / "adapter")
+    assert torch.equal(again(prompt()).logits, expected)
+
+
+def test_adapters_are_not_merged(pair: Pair) -> None:
+    model = adapted(pair[1])
+    expected = model(prompt()).logits
+    for merge in (model.merge_adapter, model.merge_and_unload):
+        with pytest.raises(RuntimeError, match="a compressed tensor"):
+            merge()
+    assert torch.equal(model(prompt()).logits, expected)
+
+
+def test_an_adapter_that_changes_its_base_is_refused(pair: Pair) -> None:
+    """PiSSA takes the largest singular vectors out of the base weight."""
+    before = df11.state_dict(pair[1])
+    with pytest.raises(RuntimeError, match="a compressed tensor"):
+        adapted(copy.deepcopy(pair[1]), init_lora_weights="pissa")
+    after = df11.state_dict(pair[1])
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+# ---- offloading ----
+
+
+def test_offloading_hooks(pair: Pair) -> None:
+    """accelerate keeps weights elsewhere, and brings each to its module before its forward."""
+    accelerate = pytest.importorskip("accelerate")
+    original, model = pair
+    state = model.state_dict()
+    accelerate.cpu_offload(model, execution_device="cpu", state_dict=state)
+    assert model.model.layers[0].mlp.up_proj.weight.is_meta
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    assert model.model.layers[0].mlp.up_proj.weight.is_meta
+
+
+@pytest.mark.gpu
+def test_moves_between_devices(pair: Pair) -> None:
+    original, model = pair
+    expected = original.cuda()(prompt().cuda()).logits
+    model.to("cuda")
+    assert isinstance(model.lm_head.weight, CompressedTensor)
+    assert model.lm_head.weight.device.type == "cuda"
+    assert torch.equal(model(prompt().cuda()).logits, expected)
+    assert df11.report(model, verify=True).devices[0].stored > 0
+    model.to("cpu")
+    assert torch.equal(model(prompt()).logits, original.cpu()(prompt()).logits)
+
+
+# ---- diffusers ----
+
+
+def flux() -> Any:
+    diffusers = pytest.importorskip("diffusers")
+    return diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=32,
+        num_attention_heads=4, joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
+    )  # fmt: skip
+
+
+def flux_inputs() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {
+        "hidden_states": (1, 16, 4),
+        "encoder_hidden_states": (1, 8, 64),
+        "pooled_projections": (1, 32),
+    }
+    made = {
+        name: torch.randn(shape, generator=generator).to(torch.bfloat16)
+        for name, shape in shapes.items()
+    }
+    made["timestep"] = torch.tensor([0.5], dtype=torch.bfloat16)
+    return {**made, "img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(8, 3)}
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("flux")
+    torch.manual_seed(2)
+    original = flux().to(torch.bfloat16).eval().requires_grad_(False)
+    original.save_pretrained(folder / "bf16")
+    df11.compress(folder / "bf16", folder / "df11", progress=False)
+    return original, folder / "df11"
+
+
+@torch.no_grad()
+def test_fused_projections(transformer: tuple[Any, Path]) -> None:
+    """diffusers stacks the weights of three projections into a new one."""
+    original, folder = transformer
+    original, model = copy.deepcopy(original), df11.attach(flux(), folder, device="cpu")
+    plain = original(**flux_inputs()).sample
+    for each in (original, model):
+        each.fuse_qkv_projections()
+    assert torch.equal(model(**flux_inputs()).sample, original(**flux_inputs()).sample)
+    model.unfuse_qkv_projections()
+    assert torch.equal(model(**flux_inputs()).sample, plain)
+
+
+def test_an_adapter_of_diffusers(transformer: tuple[Any, Path], tmp_path: Path) -> None:
+    """It is read by code that looks at all of `state_dict()`."""
+    diffusers = pytest.importorskip("diffusers")
+    peft = pytest.importorskip("peft")
+    original, folder = transformer
+    source = copy.deepcopy(original)
+    source.add_adapter(
+        peft.LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False)
+    )
+    layers = peft.get_peft_model_state_dict(source)
+    diffusers.FluxPipeline.save_lora_weights(tmp_path, transformer_lora_layers=layers)
+    answers = []
+    for each in (copy.deepcopy(original), df11.attach(flux(), folder, device="cpu")):
+        state, alphas = diffusers.FluxPipeline.lora_state_dict(tmp_path, return_alphas=True)
+        diffusers.FluxPipeline.load_lora_into_transformer(state, alphas, each)
+        with torch.no_grad():
+            answers.append(each(**flux_inputs()).sample)
+    with torch.no_grad():
+        assert not torch.equal(answers[0], original(**flux_inputs()).sample)
+    assert torch.equal(*answers)
