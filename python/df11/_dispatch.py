@@ -203,7 +203,6 @@ for _func in (
 
 def _stored_dimension(self: CompressedTensor, dimension: int) -> tuple[int, list[int]]:
     """A dimension as arrays have it, and the shape as they have it."""
-    dimension %= self.dim()
     shape = list(self.shape)
     if self.transposed:
         shape[-1], shape[-2] = shape[-2], shape[-1]
@@ -217,39 +216,43 @@ def _leading(shape: list[int], rows: int) -> int | None:
     return next((at for at in range(len(shape) + 1) if prod(shape[:at]) == rows), None)
 
 
-def _narrowed(self: CompressedTensor, dimension: int, begin: int, end: int) -> Any:
-    """Indices `begin..end` of a dimension, if whole rows or columns of the parts are that."""
+def _narrowed(
+    self: CompressedTensor, dimension: int, begin: int, end: int, drop: bool = False
+) -> Any:
+    """Indices `begin..end` of a dimension, if whole rows or columns of the parts are that.
+
+    With `drop` the result is without this dimension, of which one index is left.
+    """
     stored, shape = _stored_dimension(self, dimension)
     rows, columns = self.matrix_shape
     leading = _leading(shape, rows)
-    shape_now = list(self.shape)
-    shape_now[dimension % self.dim()] = end - begin
-    if begin == 0 and end == shape[stored]:
-        return self.like()
+    sizes = list(self.shape)
+    sizes[dimension : dimension + 1] = [] if drop else [end - begin]
     if leading is None or end <= begin:
         return NotImplemented
+    if begin == 0 and end == shape[stored]:
+        return self.like(shape=sizes)
     if stored < leading and prod(shape[:stored]) == 1:
-        each_ = rows // shape[stored]
-        arrays, flat = window(self.arrays, self.flat_parts, begin * each_, end * each_)
-        parts = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
-        return self.like(arrays, parts, shape_now)
+        height = rows // shape[stored]
+        arrays, flat = window(self.arrays, self.flat_parts, begin * height, end * height)
+        return self.like(arrays, [flat[at : at + PART] for at in range(0, len(flat), PART)], sizes)
     if stored >= leading and prod(shape[leading:stored]) == 1:
-        each_ = columns // shape[stored]
-        parts = [
-            part._replace(
-                column_begin=part.column_begin + begin * each_,
-                column_end=part.column_begin + end * each_,
-            )
-            for part in self.parts
-        ]
-        return self.like(None, parts, shape_now)
+        width = columns // shape[stored]
+        cut = [_columns(part, begin * width, end * width) for part in self.parts]
+        return self.like(None, cut, sizes)
     return NotImplemented
+
+
+def _columns(part: Part, begin: int, end: int) -> Part:
+    first = part.column_begin
+    return part._replace(column_begin=first + begin, column_end=first + end)
 
 
 @_handles(aten.slice.Tensor)
 def _slice(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     if step != 1:
         return NotImplemented
+    dim %= self.dim()
     begin, stop, _ = slice(start, end).indices(self.shape[dim])
     return _narrowed(self, dim, begin, stop)
 
@@ -262,7 +265,7 @@ def _split(self: Any, size: int, dim: int = 0) -> Any:
 
 @_handles(aten.split_with_sizes.default)
 def _split_with_sizes(self: Any, sizes: list[int], dim: int = 0) -> Any:
-    found, begin = [], 0
+    found, begin, dim = [], 0, dim % self.dim()
     for size in sizes:
         found.append(_narrowed(self, dim, begin, begin + size))
         begin += size
@@ -272,12 +275,10 @@ def _split_with_sizes(self: Any, sizes: list[int], dim: int = 0) -> Any:
 @_handles(aten.select.int)
 def _select(self: Any, dim: int, index: int) -> Any:
     dim, index = dim % self.dim(), index % self.shape[dim]
-    outer = self.dim() - 2 if self.transposed or self.flipped else self.dim()
-    one = _narrowed(self, dim, index, index + 1) if dim < outer else NotImplemented
-    if one is NotImplemented:
+    # A row or column of an exchanged matrix has no dimensions left to exchange.
+    if dim >= self.dim() - 2 and (self.transposed or self.flipped):
         return NotImplemented
-    shape = [size for at, size in enumerate(self.shape) if at != dim]
-    return _reshaped(one, shape)
+    return _narrowed(self, dim, index, index + 1, drop=True)
 
 
 @_handles(aten.unbind.int)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -46,7 +48,11 @@ class CompressedTensor(Tensor):
     flipped: bool
     #: Whether arrays are in pinned memory of the host, and a GPU reads them there.
     is_streamed: bool
+    #: Whether it is just the matrix that arrays hold.
+    is_matrix: bool
     _names: tuple[str, ...]
+    #: Its device, which PyTorch takes some microseconds to tell of a subclass.
+    _place: torch.device
     #: `parts` as operators take them.
     flat_parts: tuple[int, ...]
 
@@ -105,22 +111,22 @@ class CompressedTensor(Tensor):
         requires_grad: bool = False,
     ) -> None:
         if isinstance(arrays, CompressedTensor):
-            self.take(arrays)
+            self.become(arrays)
             if getattr(arrays, "_is_param", False):
                 self._is_param = True
             return
-        self.parts = tuple(Part(*part) for part in parts)
-        self.flat_parts = tuple(number for part in self.parts for number in part)
+        self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
+        self.flat_parts = tuple(chain.from_iterable(self.parts))
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
-        self._names = tuple(
-            f"{name}{at}" for at, part in enumerate(self.parts) for name in ARRAYS[part.form]
-        )
+        self._names = _names(tuple(part.form for part in self.parts))
         for name, array in zip(self._names, arrays, strict=True):
             setattr(self, name, array)
-        self.is_streamed = self.device.type == "cuda" and arrays[0].device.type == "cpu"
-        if prod(shape) != prod(self.matrix_shape):
-            rows, columns = self.matrix_shape
+        self._place = device or arrays[0].device
+        self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
+        matrix = rows, columns = shape_of(self.flat_parts)
+        if prod(shape) != rows * columns:
             raise ValueError(f"parts of {rows} x {columns} weights for a tensor of shape {shape}")
+        self.is_matrix = tuple(shape) == matrix and not (transposed or flipped)
 
     # ---- what it holds ----
 
@@ -135,16 +141,11 @@ class CompressedTensor(Tensor):
         return shape_of(self.flat_parts)
 
     @property
-    def is_matrix(self) -> bool:
-        """Whether it is just the matrix that arrays hold."""
-        return not (self.transposed or self.flipped) and tuple(self.shape) == self.matrix_shape
-
-    @property
     def nbytes_stored(self) -> int:
         """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
         return sum({id(array): array.nbytes for array in self.arrays}.values())
 
-    def take(self, other: CompressedTensor) -> None:
+    def become(self, other: CompressedTensor) -> None:
         """Becomes an alias of another one that has the same shape, strides and device."""
         for name in getattr(self, "_names", ()):
             delattr(self, name)
@@ -153,6 +154,7 @@ class CompressedTensor(Tensor):
         self._names, self.parts, self.flat_parts = other._names, other.parts, other.flat_parts
         self.exact, self.transposed = other.exact, other.transposed
         self.flipped, self.is_streamed = other.flipped, other.is_streamed
+        self.is_matrix, self._place = other.is_matrix, other._place
 
     def like(
         self,
@@ -163,7 +165,7 @@ class CompressedTensor(Tensor):
     ) -> CompressedTensor:
         """Another one that differs in what is named."""
         if "device" not in changes:
-            changes["device"] = self.device if self.is_streamed else None
+            changes["device"] = self._place if self.is_streamed else None
         options: dict[str, Any] = {
             "exact": self.exact,
             "transposed": self.transposed,
@@ -306,6 +308,12 @@ class CompressedTensor(Tensor):
         return _dispatch.dispatch(func, args, kwargs or {})
 
 
+@cache
+def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
+    """Attributes for the arrays of parts of these forms."""
+    return tuple(f"{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
+
+
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
@@ -332,7 +340,7 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_autocast_enabled(x.device.type)
-        or weight.device != x.device
+        or weight._place != x.device
         or x.is_meta
     ):
         return None
@@ -369,7 +377,7 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
             "the data of a compressed tensor can only be another one of the same shape on the same "
             "device; put a new parameter in its module instead"
         )
-    self.take(value)  # type: ignore[arg-type]
+    self.become(value)  # type: ignore[arg-type]
 
 
 def _address(self: CompressedTensor) -> int:
