@@ -15,13 +15,13 @@ pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 /// What the kernels of constants say: the sizes of the structures that both sides know, and of the rest some.
 pub(crate) const CONSTANTS: [(&str, &str); 2] = [
     ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1,1"),
-    ("df11_tile_constants", "128,16384,24,1,1,1,1"),
+    ("df11_tile_constants", "128,16384,24,1,1,1,1,8"),
 ];
 
 /// Likewise of the kernels that multiply, which are loaded when a matrix is asked for.
 pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
     "df11_linear_constants",
-    "832,96,80,112,96,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,0,0,0,256,128,66,4,15,16384,4096,2112,2",
+    "832,96,80,112,192,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,0,0,0,256,128,66,4,15,16384,4096,2112,2",
 );
 
 /// The stand-in's functions, by its source.
