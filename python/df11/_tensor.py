@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import _ops
+from . import _ops, _shared
 from ._matrices import ARRAYS, FAST, STORED, Part, each, lay_out, shape_of
 
 REMEDY = "load the model in BF16 to change its weights, or take a decoded copy with .decode()"
@@ -53,6 +53,8 @@ class CompressedTensor(Tensor):
     _names: tuple[str, ...]
     #: Its device, which PyTorch takes some microseconds to tell of a subclass.
     _place: torch.device
+    #: What it is multiplied together with (`_shared`).
+    shared: _shared.SharedInput | None | bool = None
     #: `parts` as operators take them.
     flat_parts: tuple[int, ...]
 
@@ -262,7 +264,11 @@ class CompressedTensor(Tensor):
         # Nothing can write to the arrays, so a copy need not have its own.
         copy = CompressedTensor(self)
         copy.__dict__.update(
-            {key: value for key, value in self.__dict__.items() if key not in copy.__dict__}
+            {
+                key: value
+                for key, value in self.__dict__.items()
+                if key not in copy.__dict__ and key != "shared"
+            }
         )
         memo[id(self)] = copy
         return copy
@@ -344,7 +350,7 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
         or x.is_meta
     ):
         return None
-    return _ops.linear(x, weight.arrays, weight.flat_parts, bias, weight.exact)
+    return _shared.multiply(x, weight, bias)
 
 
 def refuse_writing(what: str) -> None:

@@ -1,0 +1,169 @@
+"""Products that share x: the first of several weights is multiplied together with the others.
+
+Modules multiply the same x by one weight after another: q, k and v; gate and up. One launch for all of
+them takes less time than one each. Nothing has to be known of a model: weights that were multiplied by
+one x, one right after another, are multiplied together from the next time on, and results wait for
+whoever asks for them. Bits do not depend on it: neither kernels nor decoding look at other weights.
+
+A result is handed out for exactly that x: the same object, unchanged since, on the same stream, in the
+same capture of a CUDA graph. If results are left over again and again, the weights go their own ways.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _native, _ops
+
+if TYPE_CHECKING:
+    from ._tensor import CompressedTensor
+
+#: Weights of one product, at most: what a launch takes.
+_MOST = 8
+#: The most bytes that are decoded together in exact mode.
+_MOST_DECODED = 256 << 20
+#: How often results may be left over.
+_MOST_LEFT = 2
+
+
+class _Moment(NamedTuple):
+    """What must be the same for two products with one x to be one."""
+
+    #: There is one such reference to a tensor at a time, so it tells tensors apart.
+    x: weakref.ref[Tensor]
+    version: int
+    stream: int
+    capture: int
+
+    def is_same(self, other: _Moment) -> bool:
+        """Whether nothing has changed."""
+        return self.x is other.x and self[1:] == other[1:]
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Moment | None:
+        """None for a tensor that does not tell of changes."""
+        if x.is_inference():
+            return None
+        stream = capture = 0
+        if x.is_cuda:
+            stream = torch._C._cuda_getCurrentRawStream(x.device.index)  # type: ignore[attr-defined]
+            if torch.cuda.is_current_stream_capturing():
+                capture = _native.capture_id(stream)
+        return cls(weakref.ref(x), x._version, stream, capture)
+
+
+class SharedInput:
+    """Some weights, with their biases, that are multiplied by the same x."""
+
+    def __init__(
+        self, weights: list[weakref.ref[CompressedTensor]], biases: list[weakref.ref[Tensor] | None]
+    ) -> None:
+        self.weights, self.biases = weights, biases
+        #: Of the last product: results by the identity of their weight.
+        self._left: tuple[_Moment, dict[int, Tensor], tuple[int, ...]] | None = None
+        self._times_left = 0
+
+    def multiply(self, x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> Tensor | None:
+        """The product with a weight, which is one of these; None if they cannot be multiplied together."""
+        now = _Moment.of(x)
+        weights, biases = [ref() for ref in self.weights], [ref and ref() for ref in self.biases]
+        at = next((at for at, other in enumerate(weights) if other is weight), None)
+        alive = [other for other in weights if other is not None]
+        if now is None or at is None or len(alive) < len(weights) or biases[at] is not bias:
+            return None
+        if any(ref is not None and ref() is None for ref in self.biases):
+            return None
+        versions = tuple(-1 if b is None or b.is_inference() else b._version for b in biases)
+        left = self._left
+        if left is not None and now.is_same(left[0]) and left[2] == versions:
+            y = left[1].pop(id(weight), None)
+            if not left[1]:
+                self._left = None
+            if y is not None:
+                return y
+        elif left is not None:
+            self._times_left += 1
+            if self._times_left > _MOST_LEFT:
+                self.part()
+                return None
+        arrays = [array for other in alive for array in other.arrays]
+        parts = [number for other in alive for number in other.flat_parts]
+        counts = [len(other.parts) for other in alive]
+        added = [x.new_empty(0) if b is None else b for b in biases]
+        products = _ops.linears(
+            x, arrays, parts, counts, added if any(b is not None for b in biases) else [], weight.exact
+        )
+        results = {id(other): y for other, y in zip(alive, products, strict=True)}
+        y = results.pop(id(weight))
+        self._left = now, results, versions
+        return y
+
+    def part(self) -> None:
+        """Has each weight multiplied by itself for ever."""
+        self._left = None
+        for ref in self.weights:
+            if (weight := ref()) is not None:
+                weight.shared = False
+
+
+class _Last(threading.local):
+    """The last product with one weight of this thread, and those with the same x before it."""
+
+    def __init__(self) -> None:
+        self.moment: _Moment | None = None
+        self.weights: list[weakref.ref[CompressedTensor]] = []
+        self.biases: list[weakref.ref[Tensor] | None] = []
+
+
+_last = _Last()
+
+
+def multiply(x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> Tensor:
+    """`_ops.linear`, together with those weights that share x.
+
+    `weight.shared`: its `SharedInput`, None as long as it has none, False if it shall have none.
+    """
+    shared = weight.shared
+    if isinstance(shared, SharedInput):
+        y = shared.multiply(x, weight, bias)
+        if y is not None:
+            return y
+    y = _ops.linear(x, weight.arrays, weight.flat_parts, bias, weight.exact)
+    if shared is None:
+        _learn(x, weight, bias)
+    return y
+
+
+def _learn(x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> None:
+    now = _Moment.of(x)
+    is_same = now is not None and _last.moment is not None and now.is_same(_last.moment)
+    if not is_same:
+        _last.moment, _last.weights, _last.biases = now, [], []
+    _last.weights.append(weakref.ref(weight))
+    _last.biases.append(None if bias is None else weakref.ref(bias))
+    if not is_same:
+        return
+    known = [ref() for ref in _last.weights]
+    weights = [other for other in known if other is not None]
+    if len(weights) == len(known) and _suit(weights):
+        shared = SharedInput(list(_last.weights), list(_last.biases))
+        for other in weights:
+            other.shared = shared
+    else:
+        _last.moment = None
+
+
+def _suit(weights: list[CompressedTensor]) -> bool:
+    """Whether one product is right for all of them, and of use."""
+    if len({id(weight) for weight in weights}) < len(weights) or len(weights) > _MOST:
+        return False
+    if any(weight.shared is False for weight in weights):
+        return False
+    alike = {(weight.exact, weight.device, weight.flat_parts[7] - weight.flat_parts[6]) for weight in weights}
+    decoded = sum(2 * weight.numel() for weight in weights)
+    return len(alike) == 1 and not (weights[0].exact and decoded > _MOST_DECODED)
