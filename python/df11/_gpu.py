@@ -1,13 +1,13 @@
 """Brings compressed weights to a GPU: as they are stored, in the fast layout, or to be streamed.
 
 ```text
- stored     container ──pinned ring──▶ one slab of a group: codebooks, records, bits, planes, tables
- fast       container ──▶ a slab for a while ──decode──▶ up to 64 MB of BF16 ──pack──▶ strips, entries
- streamed   container's mapping, registered with the driver (or a pinned copy); tables on the GPU
+ stored     container ──pinned ring──▶ one slab: codebooks, records, bits, planes, tables
+ fast       container ──▶ a slab for a while ──▶ up to 64 MB of BF16 ──▶ strips, entries
+ streamed   the mapping, registered with the driver (or a pinned copy); tables on the GPU
 ```
-Slabs are tensors of PyTorch's allocator, and arrays are views of them: memory is given back when the
-last weight of a group is gone. No more memory is taken at any moment than the result, `BATCH_BYTES`
-(or one tensor, if that is larger) and `SLICE_BYTES`.
+Slabs are tensors of PyTorch's allocator, and arrays are views of them: memory is given back when
+the last weight of a group is gone. No more memory is taken at any moment than the result,
+`BATCH_BYTES` (or one tensor, if that is larger) and `SLICE_BYTES`.
 """
 
 from __future__ import annotations
@@ -22,59 +22,60 @@ import torch
 
 from . import _native
 from ._errors import GpuError
-from ._load import Bar, compressed, stored_part
-from ._parameters import Weight
-from ._plan import TABLE_BYTES, Group, aligned, is_tiled
-from ._tensor import arrays_of_tiles
+from ._load import Bar, compressed
+from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
+from ._plan import Group, Item, aligned
+from ._tensor import CompressedTensor, arrays_of_tiles
 
 #: Stored bytes that are brought to the GPU at once to be changed into the fast layout.
 BATCH_BYTES = 256 << 20
 #: Bytes of BF16 that are decoded at once.
 SLICE_BYTES = 64 << 20
-#: Rows of a strip, in which the fast layout is made.
-STRIP_ROWS = 32
 
 Arrays = list[torch.Tensor]
+_Packed = tuple[Arrays, list[Part]]
 
 
-def upload(group: Group, exact: bool, bar: Bar) -> Iterator[tuple[Weight, torch.Tensor]]:
-    """The compressed weights of a group on its GPU."""
-    gpu = _Gpu(group.container, group.device, bar)
-    by_form: dict[str, list[Weight]] = {}
-    for weight, form in group.forms():
-        by_form.setdefault(form, []).append(weight)
-    fast = list(gpu.fast(by_form.get("fast", [])))
-    stored = [*by_form.get("stored", []), *(weight for weight, result in fast if result is None)]
-    for weight, result in fast:
-        if result is not None:
-            yield weight, compressed(weight, *result, exact)
-    for weights, arrays, device in (
-        (stored, gpu.stored(_names(stored)), None),
-        (
-            by_form.get("streamed", []),
-            gpu.streamed(_names(by_form.get("streamed", []))),
-            group.device,
-        ),
-    ):
-        for weight in weights:
-            parts = [
-                stored_part(gpu.container[p.tensor], gpu.container[p.tensor].tiles, p.rows)
-                for p in weight.pieces
-            ]
-            found = [array for piece in weight.pieces for array in arrays[piece.tensor]]
-            yield weight, compressed(weight, found, parts, exact, device)
+def upload(
+    container: Any, group: Group, exact: bool, bar: Bar
+) -> Iterator[tuple[Item, torch.Tensor | None]]:
+    """The compressed weights of a group on its GPU; None for one that has no form there."""
+    gpu = _Gpu(container, group.device, bar)
+    by_form: dict[str, list[Item]] = {"fast": [], "stored": [], "streamed": [], "ordinary": []}
+    for item in group.items:
+        by_form[item.form(group.residence)].append(item)
+    for item, packed in gpu.fast(by_form["fast"]):
+        if packed is not None:
+            yield item, CompressedTensor(*packed, item.weight.shape, exact=exact)
+        elif item.parts:
+            by_form["stored"].append(item)
+        else:
+            yield item, None
+    arrays = gpu.stored(_tiles(by_form["stored"]))
+    for item in by_form["stored"]:
+        yield item, compressed(item, arrays, exact)
+    arrays = gpu.streamed(_tiles(by_form["streamed"]))
+    for item in by_form["streamed"]:
+        yield item, compressed(item, arrays, exact, group.device)
 
 
-def _names(weights: Iterable[Weight]) -> list[str]:
-    return list(dict.fromkeys(name for weight in weights for name in weight.tensors))
+def _tiles(items: Iterable[Item]) -> dict[str, Any]:
+    return {name: tiles for item in items for name, tiles in item.tiles.items()}
+
+
+class _Piece(NamedTuple):
+    """Rows of a tensor in tiles."""
+
+    name: str
+    tiles: Any
+    part: Part
 
 
 class _Run(NamedTuple):
     """Pieces of a weight that become one piece of the fast layout."""
 
     rows: int
-    #: Of each piece the tensor, and its rows in it.
-    pieces: list[tuple[str, int, int]]
+    pieces: list[_Piece]
 
 
 class _Packing:
@@ -85,9 +86,8 @@ class _Packing:
         bytes_ = _native.strips_bytes(rows, columns)
         self.strips = torch.empty(bytes_, dtype=torch.uint8, device=device)
         self.stream = _stream(device)
-        self.packer = _native.Packer(
-            device.index, rows, columns, self.strips.data_ptr(), self.stream
-        )
+        place = self.strips.data_ptr()
+        self.packer = _native.Packer(device.index, rows, columns, place, self.stream)
         self.done = 0
 
     def add(self, weights: torch.Tensor) -> None:
@@ -95,24 +95,16 @@ class _Packing:
         self.packer.pack(self.done, weights.shape[0], weights.data_ptr(), self.stream)
         self.done += weights.shape[0]
 
-    def finish(self) -> tuple[Arrays, tuple[int, ...]] | None:
-        """Strips and entries, and the part that they are; None if there are too many exceptions."""
+    def finish(self) -> tuple[Arrays, Part] | None:
+        """Strips and entries, and the part that they are; None if exceptions are too many."""
         count = self.packer.finish(self.stream)
         if count is None:
             return None
         entries = torch.empty(4 * count, dtype=torch.uint8, device=self.device)
         if count:
             self.packer.take(entries.data_ptr(), self.stream)
-        return [self.strips, entries], (
-            1,
-            self.rows,
-            self.columns,
-            0,
-            0,
-            self.rows,
-            0,
-            self.columns,
-        )
+        part = Part(FAST, self.rows, self.columns, 0, 0, self.rows, 0, self.columns)
+        return [self.strips, entries], part
 
 
 class _Gpu:
@@ -123,25 +115,21 @@ class _Gpu:
 
     # ---- as stored ----
 
-    def stored(self, names: list[str]) -> dict[str, Arrays]:
+    def stored(self, tiles: dict[str, Any]) -> dict[str, Arrays]:
         """Five arrays of each tensor, in one slab. Done when it returns."""
-        if not names:
+        if not tiles:
             return {}
-        lengths = {name: [*self.container[name].tiles.lengths, TABLE_BYTES] for name in names}
-        slab = self._empty(sum(aligned(length) for each in lengths.values() for length in each))
-        arrays: dict[str, Arrays] = {}
-        at = 0
-        for name, each in lengths.items():
-            arrays[name] = []
-            for length in each:
-                arrays[name].append(slab[at : at + length])
-                at += aligned(length)
+        lengths = [length for each in tiles.values() for length in (*each.lengths, TABLE_BYTES)]
+        slab = self._empty(sum(map(aligned, lengths)))
+        begins = itertools.accumulate(map(aligned, lengths), initial=0)
+        views = (slab[at : at + length] for at, length in zip(begins, lengths, strict=False))
+        arrays = {name: list(itertools.islice(views, 5)) for name in tiles}
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
-        items = [(name, _addresses(each[:4])) for name, each in arrays.items()]
+        items = [(name, _addresses(each)) for name, each in arrays.items()]
         _native.upload(self.container, self.device.index, items, self.bar.part)
         self._build_tables(arrays)
-        self.bar.add(sum(self.container[name].stored_bytes for name in names))
+        self.bar.add(sum(sum(each.lengths) for each in tiles.values()))
         return arrays
 
     def _build_tables(self, arrays: dict[str, Arrays]) -> None:
@@ -156,116 +144,111 @@ class _Gpu:
 
     # ---- in the fast layout ----
 
-    def fast(
-        self, weights: list[Weight]
-    ) -> Iterator[tuple[Weight, tuple[Arrays, list[tuple[int, ...]]] | None]]:
+    def fast(self, items: list[Item]) -> Iterator[tuple[Item, _Packed | None]]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
-        tiled = {
-            id(weight): self._runs(weight) for weight in weights if is_tiled(weight, self.container)
-        }
-        pieces = [piece for runs in tiled.values() for run in runs for piece in run.pieces]
-        slices = self._slices(pieces)
-        for weight in weights:
-            if id(weight) in tiled:
-                yield weight, self._pack(weight, tiled[id(weight)], slices)
-            else:
-                yield weight, self._pack_dense(weight)
+        runs = {id(item): _runs(item) for item in items}
+        slices = self._slices(
+            piece for each in runs.values() for run in each for piece in run.pieces
+        )
+        for item in items:
+            mine = runs[id(item)]
+            yield item, self._pack(item, mine, slices) if mine else self._pack_dense(item)
 
-    def _runs(self, weight: Weight) -> list[_Run]:
-        """Pieces of whole strips go together; only the last one of a run may end within a strip."""
-        runs: list[_Run] = []
-        whole = False
-        for piece in weight.pieces:
-            tensor = self.container[piece.tensor]
-            part = stored_part(tensor, tensor.tiles, piece.rows)
-            begin, end = part[4:6]
-            before = runs.pop() if whole else _Run(0, [])
-            runs.append(
-                _Run(before.rows + end - begin, [*before.pieces, (piece.tensor, begin, end)])
-            )
-            whole = runs[-1].rows % STRIP_ROWS == 0
-        return runs
-
-    def _slices(self, pieces: list[tuple[str, int, int]]) -> Iterator[Iterator[torch.Tensor]]:
-        """For each piece its decoded rows, some at a time; tensors are there only meanwhile."""
-        for batch in self._batches(pieces):
-            arrays = self.stored(list(dict.fromkeys(name for name, _, _ in batch)))
-            for name, begin, end in batch:
-                yield self._decoded(arrays[name], name, begin, end)
+    def _slices(self, pieces: Iterable[_Piece]) -> Iterator[Iterator[torch.Tensor]]:
+        """For each piece its decoded rows, some at a time; its tensor is there only meanwhile."""
+        for batch in _batches(pieces):
+            arrays = self.stored({piece.name: piece.tiles for piece in batch})
+            for piece in batch:
+                yield self._decoded(arrays[piece.name], piece.part)
             del arrays  # before the next ones are there
 
-    def _batches(self, pieces: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
-        batch: list[tuple[str, int, int]] = []
-        size = 0
-        for piece in pieces:
-            more = sum(self.container[piece[0]].tiles.lengths)
-            if batch and size + more > BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-            batch.append(piece)
-            size += more
-        if batch:
-            yield batch
-
-    def _decoded(self, arrays: Arrays, name: str, begin: int, end: int) -> Iterator[torch.Tensor]:
-        tensor = self.container[name]
-        part = stored_part(tensor, tensor.tiles, None)
-        for first, last in _steps(begin, end, part[2]):
-            window = [*part[:4], first, last, *part[6:]]
+    def _decoded(self, arrays: Arrays, part: Part) -> Iterator[torch.Tensor]:
+        for first, last in _steps(part.row_begin, part.row_end, part.columns):
+            window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
     def _pack(
-        self, weight: Weight, runs: list[_Run], slices: Iterator[Iterator[torch.Tensor]]
-    ) -> tuple[Arrays, list[tuple[int, ...]]] | None:
+        self, item: Item, runs: list[_Run], slices: Iterator[Iterator[torch.Tensor]]
+    ) -> _Packed | None:
         results = []
         for run in runs:
-            packing = _Packing(self.device, run.rows, weight.shape[-1])
+            packing = _Packing(self.device, run.rows, item.weight.shape[-1])
             for piece in itertools.islice(slices, len(run.pieces)):
                 for rows in piece:
                     packing.add(rows)
             results.append(packing.finish())
-        if any(result is None for result in results):
-            return None
         found = [result for result in results if result is not None]
+        if len(found) < len(results):
+            return None
         return [array for arrays, _ in found for array in arrays], [part for _, part in found]
 
-    def _pack_dense(self, weight: Weight) -> tuple[Arrays, list[tuple[int, ...]]] | None:
-        """A weight whose pieces are no tiles of 32 rows: decoded on the CPU."""
-        dense = weight.decode(self.container).flatten(0, -2)
+    def _pack_dense(self, item: Item) -> _Packed | None:
+        """A weight whose pieces are not in tiles of 32 rows: decoded on the CPU."""
+        dense = item.weight.decode(self.container).flatten(0, -2)
         packing = _Packing(self.device, *dense.shape)
-        for first, last in _steps(0, dense.shape[0], dense.shape[1]):
+        for first, last in _steps(0, *dense.shape):
             packing.add(dense[first:last].to(self.device))
-        self.bar.add(sum(self.container[name].stored_bytes for name in weight.tensors))
+        self.bar.add(sum(self.container[name].stored_bytes for name in item.weight.tensors))
         result = packing.finish()
         return None if result is None else (result[0], [result[1]])
 
     # ---- in host memory ----
 
-    def streamed(self, names: list[str]) -> dict[str, Arrays]:
-        """Four arrays of each tensor in pinned host memory, and its table on the GPU."""
-        if not names:
+    def streamed(self, tiles: dict[str, Any]) -> dict[str, Arrays]:
+        """Four arrays of each tensor in pinned host memory, and its table on the GPU.
+
+        Kernels read them over the bus. Who brings a group to the GPU ahead of its use would do so
+        here, by arrays of a slot in its place.
+        """
+        if not tiles:
             return {}
-        for name in names:
-            self.container[name].tiles.check()
-            self.bar.add(self.container[name].stored_bytes)
-        arrays = _pinned({name: self.container[name].tiles for name in names})
-        tables = self._empty(TABLE_BYTES * len(names)).split(TABLE_BYTES)
+        for each in tiles.values():
+            each.check()
+            self.bar.add(sum(each.lengths))
+        arrays = _pinned({name: arrays_of_tiles(each)[:4] for name, each in tiles.items()})
+        tables = self._empty(TABLE_BYTES * len(tiles)).view(-1, TABLE_BYTES)
         torch.cuda.current_stream(self.device).synchronize()
-        for each, table in zip(arrays.values(), tables, strict=True):
-            each.append(table)
+        for mine, table in zip(arrays.values(), tables, strict=True):
+            mine.append(table)
         self._build_tables(arrays)
         return arrays
 
 
+def _runs(item: Item) -> list[_Run]:
+    """Pieces of whole strips go together; only the last one of a run may end within a strip."""
+    runs: list[_Run] = []
+    for name, part in item.parts:
+        joins = runs and runs[-1].rows % TILE_ROWS == 0
+        before = runs.pop() if joins else _Run(0, [])
+        piece = _Piece(name, item.tiles[name], part)
+        runs.append(_Run(before.rows + part.height, [*before.pieces, piece]))
+    return runs
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        more = sum(piece.tiles.lengths)
+        if batch and size + more > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += more
+    if batch:
+        yield batch
+
+
 def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
     """Rows of whole strips, as many at a time as `SLICE_BYTES` hold."""
-    step = max(1, SLICE_BYTES // (2 * columns * STRIP_ROWS)) * STRIP_ROWS
+    step = max(1, SLICE_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
     for first in range(begin, end, step):
         yield first, min(first + step, end)
 
 
-def _addresses(arrays: Arrays) -> tuple[int, ...]:
-    return tuple(array.data_ptr() for array in arrays)
+def _addresses(arrays: Arrays) -> tuple[int, int, int, int]:
+    codebook, records, bits, plane = (array.data_ptr() for array in arrays[:4])
+    return codebook, records, bits, plane
 
 
 def _stream(device: torch.device) -> int:
@@ -282,15 +265,15 @@ class _Registered:
             self.spans.append((begin, end))
 
     def __del__(self) -> None:
-        for begin, _ in self.spans:
-            # Kernels may still read what PyTorch knows as gone.
+        if self.spans:
+            # Kernels may still read what Python has let go.
             torch.cuda.synchronize()
+        for begin, _ in self.spans:
             _native.unpin(begin)
 
 
-def _pinned(tiles: dict[str, Any]) -> dict[str, Arrays]:
-    """Arrays of tensors in memory that a GPU can read: the mapping itself, or else a copy."""
-    mapped = {name: arrays_of_tiles(each)[:4] for name, each in tiles.items()}
+def _pinned(mapped: dict[str, Arrays]) -> dict[str, Arrays]:
+    """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
         registered = _Registered(_spans(flat))

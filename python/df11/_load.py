@@ -1,4 +1,4 @@
-"""Loads the weights of a container into a module: compressed ones as tensors, others as they are."""
+"""Loads the weights of a container into a module: compressed tensors, and ordinary ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torch import nn
 from ._names import inside, look_up
 from ._parameters import Weight
 from ._place import SHARE, Placement
-from ._plan import Group, Residence, group, homes, rows_of, settle, spread
+from ._plan import Group, Item, Residence, group, homes, settle, spread
 from ._progress import Watcher, watcher
 from ._source import Source, set_source
 from ._tensor import CompressedTensor, arrays_of_tiles
 
 MODES = ("exact", "fused")
 RESIDENCES = ("stored", "fast", "auto")
-_CPU = torch.device("cpu")
 
 
 def check_options(mode: str, residence: str) -> None:
@@ -105,8 +104,8 @@ def _place_by_modules(
 ) -> None:
     for each in groups:
         said: dict[torch.device, str] = {}
-        for weight, form in each.forms():
-            for place in weight.places if form != "ordinary" else ():
+        for item in each.items:
+            for place in item.weight.places if item.reason is None else ():
                 device = look_up(where, place.name)
                 if device is None:
                     raise ValueError(
@@ -117,8 +116,8 @@ def _place_by_modules(
         (first, one), *others = said.items() or [(main, "")]
         for second, other in others:
             raise ValueError(
-                f"device_map puts {one} on {first} and {other} on {second}, which are weights of one "
-                "block, or tied; give both the same device"
+                f"device_map puts {one} on {first} and {other} on {second}, which are weights of "
+                "one block, or tied; give both the same device"
             )
         each.device = main if first.type == "cpu" else first
         each.residence = "streamed" if first.type == "cpu" else "stored"
@@ -147,18 +146,19 @@ class _Loader:
 
     def load(self, each: Group) -> None:
         """Puts the weights of a group into their places."""
-        compressed = [(weight, form) for weight, form in each.forms() if form != "ordinary"]
         if each.device.type == "cuda":
             from ._gpu import upload
 
-            for weight, tensor in upload(each, self.exact, self.bar):
-                self.put(weight, tensor)
-        else:
-            for weight, _ in compressed:
-                self.put(weight, on_cpu(weight, self.container, self.exact, self.bar))
-        for weight, reason in zip(each.weights, each.reasons, strict=True):
-            if reason is not None:
-                self.put_ordinary(weight, reason)
+            for item, tensor in upload(self.container, each, self.exact, self.bar):
+                if tensor is None:
+                    item.reason = "too many exceptions for the fast layout"
+                else:
+                    self.put(item.weight, tensor)
+        for item in each.items:
+            if item.reason is not None:
+                self.put_ordinary(item.weight, item.reason)
+            elif each.device.type == "cpu":
+                self.put(item.weight, on_cpu(item, self.exact, self.bar))
 
     def put_ordinary(self, weight: Weight, reason: str) -> None:
         """Decodes a weight once."""
@@ -205,36 +205,29 @@ class Bar:
             self.watcher("load", min(self.done + done, self.total), self.total)
 
 
-def on_cpu(weight: Weight, container: Any, exact: bool, bar: Bar) -> torch.Tensor:
-    """A compressed weight whose arrays are the container's own memory, after they have been checked."""
-    arrays, parts = [], []
-    checked = {name: container[name].tiles for name in weight.tensors}
-    for name, tiles in checked.items():
+def on_cpu(item: Item, exact: bool, bar: Bar) -> torch.Tensor:
+    """A compressed weight whose arrays are the container's own memory, after a check of them."""
+    for tiles in item.tiles.values():
         tiles.check()
-        bar.add(container[name].stored_bytes)
-    for piece in weight.pieces:
-        tiles = checked[piece.tensor]
-        arrays += arrays_of_tiles(tiles)
-        parts.append(stored_part(container[piece.tensor], tiles, piece.rows))
-    return compressed(weight, arrays, parts, exact)
-
-
-def stored_part(tensor: Any, tiles: Any, rows: tuple[int, int] | None) -> tuple[int, ...]:
-    """The part of a tensor in tiles with some of its rows, as operators take it."""
-    begin, end = rows_of(tensor, tiles, rows)
-    return (0, tiles.rows, tiles.columns, tiles.staged_bytes, begin, end, 0, tiles.columns)
+        bar.add(sum(tiles.lengths))
+    arrays = {name: arrays_of_tiles(tiles) for name, tiles in item.tiles.items()}
+    return compressed(item, arrays, exact)
 
 
 def compressed(
-    weight: Weight,
-    arrays: list[torch.Tensor],
-    parts: list[tuple[int, ...]],
+    item: Item,
+    arrays: dict[str, list[torch.Tensor]],
     exact: bool,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """The tensor of a weight from its arrays."""
+    """The tensor of a weight as it is stored, of the arrays of its tensors."""
     return CompressedTensor(
-        arrays, parts, weight.shape, exact=exact, transposed=weight.transposed, device=device
+        [array for name, _ in item.parts for array in arrays[name]],
+        [part for _, part in item.parts],
+        item.weight.shape,
+        exact=exact,
+        transposed=item.weight.transposed,
+        device=device,
     )
 
 

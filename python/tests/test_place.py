@@ -67,10 +67,10 @@ def placed(made: dict[str, Any], name: str, where: dict[str, Any]) -> dict[str, 
     gpus = [device for device in dict.fromkeys(where.values()) if device.type == "cuda"]
     _load._place(found, Placement(gpus, None, where), "stored")
     return {
-        weight.name: (each.device, form)
+        item.weight.name: (each.device, item.form(each.residence))
         for each in found
-        for weight, form in each.forms()
-        if form != "ordinary"
+        for item in each.items
+        if item.reason is None
     }
 
 
@@ -194,14 +194,9 @@ def test_groups_fill_gpus_in_turn_or_alike() -> None:
 
 def test_sizes_are_those_that_are_loaded(made: dict[str, Any]) -> None:
     """Bytes of the plan beside bytes of the arrays, on the CPU, where there are no tables."""
-    module, container = made["free"]
+    _, container = made["free"]
     found = groups(made, "free")
-    tables = sum(
-        _plan.TABLE_BYTES * len(weight.tensors)
-        for each in found
-        for weight, form in each.forms("stored")
-        if form == "stored"
-    )
+    tables = sum(_plan.TABLE_BYTES * len(i.tiles) for g in found for i in g.items if not i.reason)
     planned = sum(each.nbytes("stored") for each in found) - tables
     report = df11.report(df11.attach(Net(tied=False), container.path, device="cpu"))
     assert (
