@@ -373,17 +373,23 @@ def _requires_grad(self: CompressedTensor, requires_grad: bool = True) -> Compre
 
 
 def _set_data(self: CompressedTensor, value: Tensor) -> None:
-    same = isinstance(value, CompressedTensor) and (value.shape, value.stride(), value.device) == (
-        self.shape,
-        self.stride(),
-        self.device,
+    """Gives it other memory, as `.data =` does: nothing is written into what it had."""
+    if isinstance(value, CompressedTensor):
+        if (value.shape, value.stride(), value.device) != (self.shape, self.stride(), self.device):
+            raise RuntimeError(
+                "the data of a compressed tensor cannot be another compressed one of other shape or on "
+                "another device; put a new parameter in its module instead"
+            )
+        self.become(value)
+        return
+    warnings.warn(
+        "the data of a compressed weight is set: it is an ordinary tensor from now on, with all of "
+        "its memory",
+        stacklevel=3,
     )
-    if not same:
-        raise RuntimeError(
-            "the data of a compressed tensor can only be another one of the same shape on the same "
-            "device; put a new parameter in its module instead"
-        )
-    self.become(value)  # type: ignore[arg-type]
+    is_parameter = getattr(self, "_is_param", False)
+    other = nn.Parameter(value, requires_grad=False) if is_parameter else value.detach()
+    torch.utils.swap_tensors(self, other)
 
 
 def _address(self: CompressedTensor) -> int:
