@@ -294,7 +294,7 @@ def _linears_fake(
 def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64.
 
-    Decodes the tiles that hold these rows, once for each index. Parts begin and end on multiples of 32
+    Decodes the tiles that hold these rows; a GPU once for each index. Parts begin and end on multiples of 32
     rows and 256 columns of their piece, or at its end.
 
     # Errors
@@ -303,11 +303,13 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
     """
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
-    flat = indices.reshape(-1).contiguous()
+    flat, back = indices.reshape(-1).contiguous(), None
+    if not flat.is_cuda:
+        flat, back = torch.unique(flat, return_inverse=True)
     out = torch.empty((flat.numel(), shape_of(parts)[1]), dtype=_BF16, device=indices.device)
     if flat.numel():
         _gather_all(flat, arrays, parts, out)
-    return out.view(*indices.shape, -1)
+    return (out if back is None else out[back]).view(*indices.shape, out.shape[1])
 
 
 def _gather_all(indices: Tensor, arrays: Arrays, parts: Sequence[int], out: Tensor) -> None:
@@ -519,7 +521,7 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     to_x = to_bias = None
     if ctx.needs_input_grad[0]:
         w = torch.ops.df11.decode(ctx.saved_tensors, ctx.parts, grad.device)
-        to_x = (flat @ w).view(*grad.shape[:-1], -1)
+        to_x = (flat @ w).view(*grad.shape[:-1], w.shape[1])
     if ctx.needs_input_grad[3]:
         to_bias = flat.sum(0)
     return to_x, [None] * len(ctx.saved_tensors), None, to_bias, None

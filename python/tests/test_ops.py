@@ -1,0 +1,401 @@
+"""The operators of compressed matrices: bits, shapes, gradients, and what PyTorch asks of operators."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import df11
+import pytest
+import torch
+from df11 import _matrices
+from torch.library import opcheck
+from torch.nn import functional
+from weights import compressed, container_of, same, seeded_weights
+
+import df11._tensor  # noqa: F401 registers the operators
+
+ops = torch.ops.df11
+CPU = torch.device("cpu")
+WEIGHTS = seeded_weights()
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return container_of(WEIGHTS, tmp_path_factory.mktemp("ops"))
+
+
+def normal(*shape: int, seed: int = 3) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def described(container: Any, *names: str) -> tuple[list[torch.Tensor], list[int]]:
+    """Arrays and parts of stacked tensors."""
+    tensors = [compressed(container, name) for name in names]
+    arrays = [array for tensor in tensors for array in tensor.arrays]
+    return arrays, [number for tensor in tensors for number in tensor.flat_parts]
+
+
+# ---- decode ----
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_decode_gives_the_original_bits(container: Any, name: str) -> None:
+    arrays, parts = described(container, name)
+    assert same(ops.decode(arrays, parts, CPU), WEIGHTS[name].reshape(parts[1], parts[2]))
+
+
+def test_decode_stacks_parts(container: Any) -> None:
+    arrays, parts = described(container, "q", "k", "v")
+    expected = torch.cat([WEIGHTS[name] for name in "qkv"])
+    assert same(ops.decode(arrays, parts, CPU), expected)
+
+
+@pytest.mark.parametrize("rows", [(0, 1), (31, 33), (5, 45), (44, 45)])
+@pytest.mark.parametrize("columns", [(0, 1), (255, 257), (999, 1000), (3, 998)])
+def test_decode_of_any_window(
+    container: Any, rows: tuple[int, int], columns: tuple[int, int]
+) -> None:
+    arrays, parts = described(container, "odd")
+    window = [*parts[:4], *rows, *columns]
+    expected = WEIGHTS["odd"][slice(*rows), slice(*columns)]
+    assert same(ops.decode(arrays, window, CPU), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda a, p: (a, p[:7]), "8 numbers"),
+        (lambda a, p: (a, []), "8 numbers"),
+        (lambda a, p: (a[:4], p), "5 arrays"),
+        (lambda a, p: (a, [2, *p[1:]]), "form"),
+        (lambda a, p: (a, [*p[:4], 0, p[1] + 1, *p[6:]]), "rows"),
+        (lambda a, p: (a, [*p[:6], 9, 9]), "columns"),
+        (lambda a, p: (a, [*p[:4], -32, 0, *p[6:]]), "rows"),
+        (lambda a, p: ([a[0].clone().view(-1, 1), *a[1:]], p), "one dimension"),
+        (lambda a, p: ([a[0].float(), *a[1:]], p), "uint8"),
+        (lambda a, p: (a * 2, [*p, *p[:6], 0, 8]), "columns"),
+    ],
+)
+def test_a_wrong_description_is_refused(container: Any, change: Any, problem: str) -> None:
+    arrays, parts = change(*described(container, "odd"))
+    with pytest.raises((ValueError, TypeError), match=problem):
+        ops.decode(arrays, parts, CPU)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(array) for array in arrays]
+        with pytest.raises((ValueError, TypeError), match=problem):
+            ops.decode(fakes, parts, CPU)
+
+
+def test_arrays_that_are_too_short_are_refused(container: Any) -> None:
+    arrays, parts = described(container, "odd")
+    arrays[3] = arrays[3][:-1].clone()
+    with pytest.raises(df11.Error):
+        ops.decode(arrays, parts, CPU)
+
+
+def test_damaged_arrays_are_corrupt_or_decode_to_something(container: Any) -> None:
+    arrays, parts = described(container, "odd")
+    arrays = [array.clone() for array in arrays]
+    arrays[1][:16] = 255
+    with pytest.raises(df11.CorruptError):
+        ops.decode(arrays, parts, CPU)
+
+
+# ---- products ----
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 2), (0,)])
+def test_linear_has_the_bits_of_pytorch(
+    container: Any, shape: tuple[int, ...], exact: bool
+) -> None:
+    arrays, parts = described(container, "edge")
+    x, bias = normal(*shape, 264), normal(520, seed=4)
+    for add in (None, bias):
+        expected = functional.linear(x, WEIGHTS["edge"], add)
+        assert same(ops.linear(x, arrays, parts, add, exact), expected)
+
+
+def test_linears_are_several_products(container: Any) -> None:
+    arrays, parts = described(container, "q", "k", "v", "q")
+    x, bias = normal(5, 256), normal(128, seed=4)
+    none = torch.empty(0, dtype=torch.bfloat16)
+    stacked = torch.cat([WEIGHTS["q"], WEIGHTS["k"]])
+    found = ops.linears(x, arrays, parts, [2, 1, 1], [none, none, bias], True)
+    expected = [
+        functional.linear(x, stacked),
+        functional.linear(x, WEIGHTS["v"]),
+        functional.linear(x, WEIGHTS["q"], bias),
+    ]
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+    found = ops.linears(x, arrays, parts, [2, 1, 1], [], True)
+    assert same(found[2], functional.linear(x, WEIGHTS["q"]))
+    with pytest.raises(ValueError, match="counts"):
+        ops.linears(x, arrays, parts, [2, 1], [], True)
+
+
+# ---- look-ups ----
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_embedding_gives_rows(container: Any, dtype: torch.dtype) -> None:
+    arrays, parts = described(container, "edge")
+    indices = torch.tensor([[0, 519, 31], [32, 33, 31]], dtype=dtype)
+    assert same(ops.embedding(indices, arrays, parts), WEIGHTS["edge"][indices])
+    none = torch.empty(0, 2, dtype=dtype)
+    assert ops.embedding(none, arrays, parts).shape == (0, 2, 264)
+
+
+def test_embedding_of_stacked_parts(container: Any) -> None:
+    arrays, parts = described(container, "q", "k", "v")
+    stacked = torch.cat([WEIGHTS[name] for name in "qkv"])
+    indices = torch.tensor([0, 127, 128, 191, 192, 255, 128])
+    assert same(ops.embedding(indices, arrays, parts), stacked[indices])
+
+
+@pytest.mark.parametrize("names", ["q", "qkv"])
+@pytest.mark.parametrize("index", [-1, 10_000])
+def test_embedding_refuses_rows_that_do_not_exist(container: Any, names: str, index: int) -> None:
+    arrays, parts = described(container, *names)
+    with pytest.raises(IndexError):
+        ops.embedding(torch.tensor([0, index]), arrays, parts)
+
+
+def test_embedding_refuses_other_indices(container: Any) -> None:
+    with pytest.raises(TypeError, match="int32"):
+        ops.embedding(torch.tensor([1.0]), *described(container, "q"))
+
+
+# ---- experts ----
+
+OFFSETS = torch.tensor([0, 0, 3, 3, 8, 9, 9], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("name", ["experts", "experts_apart"])
+def test_grouped_linear_multiplies_each_place_by_its_expert(container: Any, name: str) -> None:
+    arrays, parts = described(container, name)
+    w, x = WEIGHTS[name], normal(4, 256)
+    rows = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32)
+    found = ops.grouped_linear(x, OFFSETS, rows, arrays, parts, 6)
+    expert = torch.tensor([1, 1, 1, 3, 3, 3, 3, 3, 4])
+    for at in range(9):
+        expected = x[rows[at]].float() @ w[expert[at]].float().T
+        assert torch.allclose(found[at].float(), expected, atol=1e-2)
+    direct = ops.grouped_linear(x[rows], OFFSETS, None, arrays, parts, 6)
+    assert same(direct, found)
+
+
+class Decoded:
+    """Counts what is decoded, in bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        made = df11._native.Matrix
+
+        class Counted:
+            def __init__(inner, *arguments: Any) -> None:
+                inner.matrix = made(*arguments)
+                inner.rows, inner.columns = inner.matrix.rows, inner.matrix.columns
+
+            def decode(inner, output: int, stream: int) -> None:
+                self.count += 2 * inner.rows * inner.columns
+                inner.matrix.decode(output, stream)
+
+        monkeypatch.setattr(df11._native, "Matrix", Counted)
+        _matrices._matrices.clear()
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoded]:
+    yield Decoded(monkeypatch)
+    _matrices._matrices.clear()
+
+
+def test_only_routed_experts_are_decoded(container: Any, decoded: Decoded) -> None:
+    arrays, parts = described(container, "experts")
+    ops.grouped_linear(normal(9, 256), OFFSETS, None, arrays, parts, 6)
+    assert decoded.count == 3 * 2 * 64 * 256
+
+
+# ---- gradients ----
+
+
+def test_gradients_have_the_bits_of_pytorch(container: Any) -> None:
+    arrays, parts = described(container, "edge")
+    results = []
+    for compressed_ in (True, False):
+        x = normal(3, 2, 264).requires_grad_()
+        bias = normal(520, seed=4).requires_grad_()
+        if compressed_:
+            y = ops.linear(x, arrays, parts, bias, True)
+        else:
+            y = functional.linear(x, WEIGHTS["edge"], bias)
+        y.square().sum().backward()
+        results.append((y.detach(), x.grad, bias.grad))
+    assert all(same(*pair) for pair in zip(*results, strict=True))
+
+
+def test_gradients_of_several_products(container: Any) -> None:
+    arrays, parts = described(container, "q", "k")
+    results = []
+    for compressed_ in (True, False):
+        x, bias = normal(5, 256).requires_grad_(), normal(64).requires_grad_()
+        none = torch.empty(0, dtype=torch.bfloat16)
+        if compressed_:
+            q, k = ops.linears(x, arrays, parts, [1, 1], [none, bias], True)
+        else:
+            q = functional.linear(x, WEIGHTS["q"])
+            k = functional.linear(x, WEIGHTS["k"], bias)
+        (q.sum() + k.square().sum()).backward()
+        results.append((x.grad, bias.grad))
+    assert torch.allclose(results[0][0].float(), results[1][0].float(), rtol=2e-2, atol=1e-2)
+    assert same(results[0][1], results[1][1])
+
+
+def test_gradients_through_experts(container: Any) -> None:
+    arrays, parts = described(container, "experts")
+    x = normal(4, 256).requires_grad_()
+    rows = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32)
+    ops.grouped_linear(x, OFFSETS, rows, arrays, parts, 6).sum().backward()
+    expert = torch.tensor([1, 1, 1, 3, 3, 3, 3, 3, 4])
+    expected = torch.zeros(4, 256)
+    for at in range(9):
+        expected[rows[at]] += WEIGHTS["experts"][expert[at]].float().sum(0)
+    assert torch.allclose(x.grad.float(), expected, atol=2e-2)
+
+
+def test_backward_does_not_use_memory_of_the_forward_pass(
+    container: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if decoded weights are kept for backward, or memory of them that others use meanwhile."""
+    arrays, parts = described(container, "edge")
+    kept: list[weakref.ref[torch.Tensor]] = []
+    addresses: list[int] = []
+    real = df11._ops.decode
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        dense = real(*arguments)
+        kept.append(weakref.ref(dense))
+        addresses.append(dense.data_ptr())
+        return dense
+
+    monkeypatch.setattr(df11._ops, "decode", watched)
+    x = normal(3, 264).requires_grad_()
+    y = df11._ops.functional.linear(x, torch.eye(264).bfloat16())
+    y = ops.linear(y, arrays, parts, None, True)
+    gc.collect()
+    assert kept and all(reference() is None for reference in kept)
+    # Whatever lies there now is not weights any more.
+    others = [torch.full((520, 264), float("nan"), dtype=torch.bfloat16) for _ in range(4)]
+    y.sum().backward()
+    plain = normal(3, 264).requires_grad_()
+    functional.linear(functional.linear(plain, torch.eye(264).bfloat16()), WEIGHTS["edge"]).sum().backward()
+    assert same(x.grad, plain.grad)
+    assert len(others) == 4 and len(addresses) >= 1
+
+
+def test_compressed_arrays_that_change_before_backward_are_noticed(container: Any) -> None:
+    arrays, parts = described(container, "q")
+    arrays = [array.clone() for array in arrays]
+    y = ops.linear(normal(2, 256).requires_grad_(), arrays, parts, None, True)
+    arrays[3].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# ---- what PyTorch asks of operators ----
+
+
+def samples(container: Any) -> dict[str, tuple[Any, ...]]:
+    q, qkv = described(container, "q"), described(container, "q", "k", "v")
+    experts = described(container, "experts")
+    x, bias = normal(3, 2, 256).requires_grad_(), normal(128).requires_grad_()
+    flat = normal(9, 256).requires_grad_()
+    rows = torch.tensor([2, 1, 0, 3, 4, 5, 6, 7, 8], dtype=torch.int32)
+    none = torch.empty(0, dtype=torch.bfloat16)
+    return {
+        "decode": (*qkv, CPU),
+        "linear": (x, *q, None, True),
+        "linear bias": (x, *q, bias, False),
+        "linears": (x, *qkv, [1, 2], [bias, none], True),
+        "linears plain": (x, *qkv, [1, 1, 1], [], False),
+        "embedding": (torch.tensor([[1, 5], [127, 0]]), *qkv),
+        "grouped_linear": (flat, OFFSETS, None, *experts, 6),
+        "grouped_linear rows": (flat, OFFSETS, rows, *experts, 6),
+        "grouped_linear_backward": (normal(9, 64), OFFSETS, rows, *experts, 6, 9),
+        "table": (q[0][0],),
+        "_grouped_mm": (flat.detach(), OFFSETS[1:], *experts, [6, 256, 64], True, True),
+    }
+
+
+NAMES = [
+    "decode",
+    "linear",
+    "linear bias",
+    "linears",
+    "linears plain",
+    "embedding",
+    "grouped_linear",
+    "grouped_linear rows",
+    "grouped_linear_backward",
+    "table",
+    "_grouped_mm",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operator_is_as_pytorch_wants(container: Any, name: str) -> None:
+    opcheck(getattr(ops, name.split()[0]).default, samples(container)[name])
+
+
+def test_schemas_are_stable() -> None:
+    """Other engines call these: a change is a new operator."""
+    expected = [
+        "decode(Tensor[] arrays, int[] parts, Device device) -> Tensor",
+        "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
+        "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
+        " -> Tensor[]",
+        "embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor",
+        "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
+        " int experts) -> Tensor",
+        "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
+        " int[] parts, int experts, int x_rows) -> Tensor",
+        "table(Tensor codebook) -> Tensor",
+    ]
+    for schema in expected:
+        name = schema.partition("(")[0]
+        assert str(getattr(ops, name).default._schema) == f"df11::{schema}"
+
+
+def test_shapes_are_checked_before_anything_runs(container: Any) -> None:
+    arrays, parts = described(container, "q")
+    meta = [array.to("meta") for array in arrays]
+    x = torch.empty(2, 255, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(RuntimeError, match="256 columns"):
+        ops.linear(x, meta, parts, None, True)
+    with pytest.raises(RuntimeError, match="cast x"):
+        ops.linear(x.new_empty(2, 256, dtype=torch.float32), meta, parts, None, True)
+    with pytest.raises(RuntimeError, match="bias"):
+        ops.linear(x.new_empty(2, 256), meta, parts, x.new_empty(3), True)
+    assert ops.linear(x.new_empty(2, 256), meta, parts, None, True).shape == (2, 128)
+
+
+def test_the_cache_of_matrices_is_bounded(container: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_matrices, "_MOST", 4)
+    arrays, parts = described(container, "edge")
+    for row in range(9):
+        window = [*parts[:4], row, row + 1, *parts[6:]]
+        assert same(ops.decode(arrays, window, CPU), WEIGHTS["edge"][row : row + 1])
+        assert len(_matrices._matrices) <= 4
+
+
+def test_slices_cover_all_rows_once(container: Any) -> None:
+    arrays, parts = described(container, "odd", "odd")
+    found = []
+    for some, cut, rows in _matrices.slices(arrays, parts, 50):
+        assert rows <= 50 and rows == _matrices.shape_of(cut)[0]
+        found.append(ops.decode(some, cut, CPU))
+    assert same(torch.cat(found), torch.cat([WEIGHTS["odd"]] * 2))

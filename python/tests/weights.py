@@ -1,0 +1,61 @@
+"""Seeded BF16 weights of many shapes, and the same as compressed tensors of a container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import df11
+import torch
+from conftest import write_safetensors
+from df11._tensor import CompressedTensor
+
+
+def seeded_weights() -> dict[str, torch.Tensor]:
+    """Matrices whose edges are at many places of their tiles, experts, a convolution; all patterns."""
+    generator = torch.Generator().manual_seed(11)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) * 0.02).bfloat16()
+
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
+    return {
+        "every": every.view(torch.bfloat16).view(256, 256),  # NaN, infinities, subnormal numbers
+        "odd": normal(45, 1000),
+        "edge": normal(520, 264),
+        "one_strip": normal(33, 520),
+        "q": normal(128, 256),
+        "k": normal(64, 256),
+        "v": normal(64, 256),
+        "wide": normal(96, 512),
+        "experts": normal(6, 64, 256),
+        "experts_apart": normal(6, 40, 256),  # no multiple of 32 rows
+        "convolution": normal(40, 64, 3, 3),
+    }
+
+
+def container_of(weights: dict[str, torch.Tensor], folder: Path) -> Any:
+    """An open container of these weights."""
+    tensors = {
+        name: ("BF16", tuple(value.shape), value.contiguous().view(torch.int16).numpy().tobytes())
+        for name, value in weights.items()
+    }
+    source = write_safetensors(folder / "weights.safetensors", tensors)
+    df11.compress(source, folder / "weights.df11", layout="tile", progress=False)
+    return df11.open(folder / "weights.df11")
+
+
+def compressed(container: Any, name: str, exact: bool = True) -> CompressedTensor:
+    """A tensor of a container."""
+    stored = container[name]
+    return CompressedTensor.from_tiles([stored.tiles], stored.shape, exact)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits."""
+    found = found.decode() if isinstance(found, CompressedTensor) else found
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    if found.dtype != torch.bfloat16:
+        return torch.equal(found, expected)
+    return torch.equal(found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16))
