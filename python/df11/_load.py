@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ._names import inside, look_up
+from ._parallel import like, shard
 from ._parameters import Weight
 from ._place import SHARE, Placement
 from ._plan import Group, Item, Residence, group, homes, settle, spread
@@ -42,6 +43,7 @@ def load(
     """
     check_options(mode, residence)
     on_gpu = placement.devices[0].type == "cuda"
+    shard(root, source)
     groups = group(source.weights, source.container, on_gpu)
     _place(groups, placement, "streamed" if streamed else residence)
     where = placement.where or homes(groups, lambda path: _is_callable(root.get_submodule(path)))
@@ -167,8 +169,10 @@ class _Loader:
 
     def put(self, weight: Weight, value: torch.Tensor) -> None:
         """Makes it what the module has in all places of the weight."""
+        spots = self.spots[id(weight)]
+        value, weight.parts = like(value, spots[0].value), None
         parameter = value if weight.is_buffer else nn.Parameter(value, requires_grad=False)
-        for spot in self.spots[id(weight)]:
+        for spot in spots:
             spot.value = parameter
 
     def device_at(self, path: str) -> torch.device:

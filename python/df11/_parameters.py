@@ -49,6 +49,8 @@ class Weight:
     #: Whether pieces hold its last two dimensions the other way round.
     transposed: bool = False
     tensors: list[str] = field(default_factory=list)
+    #: Parts of tensors that it is, and tiles of these, if pieces do not tell them (`_parallel`).
+    parts: Any = None
 
     def __post_init__(self) -> None:
         if not self.tensors:
@@ -81,7 +83,7 @@ class Weight:
         return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make": None}
+        return {**self.__dict__, "make": None, "parts": None}
 
 
 def piece_bytes(tensor: Any, piece: Piece) -> int:

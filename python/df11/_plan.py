@@ -74,7 +74,7 @@ def aligned(count: int) -> int:
 
 def item(weight: Weight, container: Any, on_gpu: bool) -> Item:
     """What can become of a weight."""
-    found = _parts(weight, container) if len(weight.shape) > 1 else None
+    found = weight.parts or (_parts(weight, container) if len(weight.shape) > 1 else None)
     made = Item(weight, *(found or ([], {})))
     made.reason = _why_ordinary(made, container, on_gpu)
     return made
@@ -101,7 +101,7 @@ def _why_ordinary(made: Item, container: Any, on_gpu: bool) -> str | None:
 
 def _parts(weight: Weight, container: Any) -> tuple[list[tuple[str, Part]], dict[str, Any]] | None:
     """The parts and tiles of its pieces; None if one of them is not whole tiles of 32 rows."""
-    tiles = {name: container[name].tiles for name in weight.tensors}
+    tiles = {name: container[name].tiles for name in weight.tensors if weight.pieces}
     if None in tiles.values() or len({each.columns for each in tiles.values()}) != 1:
         return None
     parts = []

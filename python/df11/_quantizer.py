@@ -44,6 +44,7 @@ from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_options, load
 from ._names import join
+from ._parallel import prepare
 from ._parameters import Weight
 from ._place import Placement, resolve
 from ._plan import group
@@ -213,6 +214,7 @@ class Df11Quantizer(HfQuantizer):
             self._open(folder_of(Path(checkpoint_files[0]).parent))
         if not Path(checkpoint_files[0]).exists():
             checkpoint_files[:] = [os.fspath(EMPTY)]
+        prepare(model)
         self.model = model
 
     def update_weight_conversions(
