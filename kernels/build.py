@@ -5,12 +5,16 @@
 or
     python3 -m venv target/ptx-venv
     target/ptx-venv/bin/pip install nvidia-cuda-nvrtc-cu12==12.0.140 nvidia-cuda-nvcc-cu12==12.6.85
+    target/ptx-venv/bin/pip install --no-deps --target target/ptx-venv/hopper \
+        nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-nvcc-cu12==12.9.86
     target/ptx-venv/bin/python kernels/build.py            # writes kernels/ptx/
     target/ptx-venv/bin/python kernels/build.py --check    # compiles, compares, writes nothing
 
 Linux, no GPU needed. NVRTC is the oldest of CUDA 12, so that every driver from R525 (December 2022) on loads its PTX. Machine code
 of any ptxas of CUDA 12 runs on those drivers too (CUDA's "minor version compatibility"), so it comes from the one that spills least:
-the tile kernel decodes 4096x4096 alone 5 % faster than with 12.0. It also spares the driver a second of compiling when a machine first loads
+the tile kernel decodes 4096x4096 alone 5 % faster than with 12.0. Code for compute capability 9.0 alone (linear) comes from the last
+compilers of CUDA 12, both, since no PTX of it is kept: ptxas 12.6 makes products of 8 rows 25 % slower
+(benches/record/2026-11-22-linear-compilers.md). It also spares the driver a second of compiling when a machine first loads
 the PTX, which is what is left where a driver refuses the machine code. Both versions are part of the result. ptxas also says what each kernel takes of a multiprocessor: the manifest notes it, and a spill of registers above ALLOWED_SPILLS
 fails the build. tests/ptx.rs compares the committed files with the manifest wherever the crate is tested.
 """
@@ -26,15 +30,12 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 KERNELS = Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 MODULES = ["gap", "tile", "linear"]
-NVRTC = (12, 0)
-PTXAS = (12, 6)
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
-WHEELS = ["nvidia-cuda-nvrtc-cu12==12.0.140", "nvidia-cuda-nvcc-cu12==12.6.85"]
-PACKAGES = Path(sysconfig.get_path("purelib")) / "nvidia"
 # Targets whose resources are checked; machine code is kept for those of which a device was there to test it.
 TARGETS = ["sm_80", "sm_90"]
 KEPT_TARGETS = ["sm_90"]
@@ -43,6 +44,35 @@ HOPPER_MODULES = ["linear"]
 HOPPER_TARGET = "sm_90a"
 HOPPER_OPTIONS = ["--gpu-architecture=compute_90a", "--std=c++17"]
 
+
+class Tools(NamedTuple):
+    """Compilers of one release of CUDA."""
+
+    packages: Path
+    nvrtc: tuple[int, int]
+    ptxas: tuple[int, int]
+    wheels: list[str]
+
+    def need(self, path: str) -> Path:
+        found = self.packages / path
+        if not found.exists():
+            sys.exit(f"{found} is missing: install {' '.join(self.wheels)} as this file's head says")
+        return found
+
+
+COMMON_TOOLS = Tools(
+    Path(sysconfig.get_path("purelib")) / "nvidia",
+    (12, 0),
+    (12, 6),
+    ["nvidia-cuda-nvrtc-cu12==12.0.140", "nvidia-cuda-nvcc-cu12==12.6.85"],
+)
+HOPPER_TOOLS = Tools(
+    Path(sys.prefix) / "hopper" / "nvidia",
+    (12, 9),
+    (12, 9),
+    ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvcc-cu12==12.9.86"],
+)
+
 # Bytes of spill stores, by kernel and target: words that are needed between tasks or rounds, where the threads that fit a multiprocessor leave 64 and 80 registers each. Fewer threads decode slower (kernels/*.cu).
 ALLOWED_SPILLS = {
     ("df11_gap_decode_16", "sm_80"): 4,
@@ -50,9 +80,7 @@ ALLOWED_SPILLS = {
     ("df11_gap_decode_32", "sm_90"): 32,
     # Words that are needed between tiles: x of a tile in registers is 10 % faster than loaded again.
     ("df11_linear_tile_16", "sm_80"): 128,
-    ("df11_linear_tile_16", "sm_90a"): 160,
-    # 64 sums a thread of 104 registers; ptxas of CUDA 13.5 needs no spills.
-    ("df11_linear_fast_128", "sm_90a"): 80,
+    ("df11_linear_tile_16", "sm_90a"): 130,
 }
 # Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in linear_wide.cuh: 104 for each of 512
 # threads, 64 for each of 128, of 640), and with fewer a warp waits for registers for ever.
@@ -83,22 +111,16 @@ def sources_of(name: str) -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
-def need(path: Path) -> Path:
-    if not path.exists():
-        sys.exit(f"{path} is missing: pip install {' '.join(WHEELS)}")
-    return path
-
-
 class Nvrtc:
     """The few calls of NVIDIA's run-time compiler that are needed."""
 
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL(str(need(PACKAGES / "cuda_nvrtc/lib/libnvrtc.so.12")))
+    def __init__(self, tools: Tools) -> None:
+        self.library = ctypes.CDLL(str(tools.need("cuda_nvrtc/lib/libnvrtc.so.12")))
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        if (major.value, minor.value) != NVRTC:
-            sys.exit(f"NVRTC {major.value}.{minor.value} found: pip install {WHEELS[0]}")
+        if (major.value, minor.value) != tools.nvrtc:
+            sys.exit(f"NVRTC {major.value}.{minor.value} found: install {tools.wheels[0]}")
 
     def call(self, function: str, *arguments: object) -> None:
         if code := getattr(self.library, function)(*arguments):
@@ -134,12 +156,12 @@ class Nvrtc:
         return self.text("PTX", program)
 
 
-def assemble(ptx: bytes, target: str) -> tuple[bytes, str]:
+def assemble(tools: Tools, ptx: bytes, target: str) -> tuple[bytes, str]:
     """Machine code, and what ptxas says about it."""
-    ptxas = need(PACKAGES / "cuda_nvcc/bin/ptxas")
+    ptxas = tools.need("cuda_nvcc/bin/ptxas")
     version = subprocess.run([ptxas, "--version"], check=True, capture_output=True, text=True).stdout
-    if f"release {PTXAS[0]}.{PTXAS[1]}," not in version:
-        sys.exit(f"another ptxas found: pip install {WHEELS[1]}")
+    if "release {}.{},".format(*tools.ptxas) not in version:
+        sys.exit(f"another ptxas found: install {tools.wheels[1]}")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "in.ptx").write_bytes(ptx)
         command = [ptxas, "-v", f"-arch={target}", "in.ptx", "-o", "out.cubin"]
@@ -149,7 +171,7 @@ def assemble(ptx: bytes, target: str) -> tuple[bytes, str]:
 
 def build() -> tuple[dict[str, bytes], bool]:
     """The files of kernels/ptx, by name, and whether no kernel spills more than it may."""
-    compiler = Nvrtc()
+    compiler, hopper_compiler = Nvrtc(COMMON_TOOLS), Nvrtc(HOPPER_TOOLS)
     files: dict[str, bytes] = {}
     modules = {}
     good = True
@@ -162,11 +184,12 @@ def build() -> tuple[dict[str, bytes], bool]:
         extra = {}
         hopper = module in HOPPER_MODULES
         for target in [*TARGETS[:-1], HOPPER_TARGET] if hopper else TARGETS:
-            source = ptx
+            source, tools = ptx, COMMON_TOOLS
             if target == HOPPER_TARGET:
-                source = compiler.compile(f"{module}.cu", sources, HOPPER_OPTIONS)
+                tools = HOPPER_TOOLS
+                source = hopper_compiler.compile(f"{module}.cu", sources, HOPPER_OPTIONS)
                 extra["hopper_constants"] = constants(source.decode(), module)
-            code, log = assemble(source, target)
+            code, log = assemble(tools, source, target)
             taken[target] = resources(log)
             good &= report_resources(taken[target], target)
             if target in KEPT_TARGETS or target == HOPPER_TARGET:
@@ -182,9 +205,9 @@ def build() -> tuple[dict[str, bytes], bool]:
             "sources": {name: sha256(text) for name, text in sources.items()},
         }
     manifest = {
-        "compiler": f"NVRTC {NVRTC[0]}.{NVRTC[1]}, ptxas {PTXAS[0]}.{PTXAS[1]}",
-        "wheels": WHEELS,
+        "wheels": COMMON_TOOLS.wheels,
         "options": OPTIONS,
+        "hopper_wheels": HOPPER_TOOLS.wheels,
         "hopper_options": HOPPER_OPTIONS,
         "modules": modules,
     }
@@ -193,9 +216,11 @@ def build() -> tuple[dict[str, bytes], bool]:
 
 
 def constants(ptx: str, module: str) -> list[int]:
-    """The words of the module's array of constants, as PTX initialises it: byte by byte."""
-    array = re.search(rf"^\.const \.align 4 \.b8 {module}_constants\[\d+\] = {{(.*)}};$", ptx, re.MULTILINE)[1]
-    return [word for (word,) in struct.iter_unpack("<I", bytes(map(int, array.split(","))))]
+    """The words of the module's array of constants, as PTX initialises it: byte by byte, without the last zeros."""
+    pattern = rf"^\.const \.align 4 \.b8 {module}_constants\[(\d+)\] = {{(.*)}};$"
+    size, array = re.search(pattern, ptx, re.MULTILINE).groups()
+    given = bytes(map(int, array.split(",")))
+    return [word for (word,) in struct.iter_unpack("<I", given.ljust(int(size), b"\0"))]
 
 
 def report_resources(kernels: dict[str, dict[str, int]], target: str) -> bool:
