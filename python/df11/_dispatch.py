@@ -73,7 +73,7 @@ def _handles(*funcs: Any) -> Callable[[Handler], Handler]:
 # ---- copies ----
 
 
-@_handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.view_as.default)
+@_handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def _alias(self: Any) -> Any:
     return self.like()
 

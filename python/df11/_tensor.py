@@ -345,9 +345,9 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled(x.device.type)
         or weight._place != x.device
         or x.is_meta
+        or torch.is_autocast_enabled(x.device.type)
     ):
         return None
     return _shared.multiply(x, weight, bias)

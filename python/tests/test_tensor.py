@@ -1,0 +1,582 @@
+"""Compressed tensors: every function of PyTorch gives the bits that it gives for BF16 weights."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import run
+from df11 import _native
+from df11._tensor import CompressedTensor, arrays_of, from_arrays
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+from weights import compressed, container_of, same, seeded_weights
+
+WEIGHTS = seeded_weights()
+MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+X = torch.randn(3, 4, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+BIAS = torch.randn(128, generator=torch.Generator().manual_seed(2)).bfloat16()
+IDS = torch.tensor([[3, -1], [0, 3]])
+Function = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return container_of(WEIGHTS, tmp_path_factory.mktemp("tensor"))
+
+
+@pytest.fixture
+def q(container: Any) -> CompressedTensor:
+    return compressed(container, "q")
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_it_decodes_to_the_original_bits(container: Any, name: str) -> None:
+    tensor = compressed(container, name)
+    expected = WEIGHTS[name]
+    assert same(tensor, expected) and tensor.stride() == expected.stride()
+    assert tensor.dtype == torch.bfloat16 and not tensor.requires_grad
+    assert tensor.nbytes_stored < 0.8 * expected.nbytes or name == "every"
+
+
+def test_pieces_are_stacked(container: Any) -> None:
+    tiles = [container[name].tiles for name in "qkv"]
+    expected = torch.cat([WEIGHTS[name] for name in "qkv"])
+    assert same(CompressedTensor.from_tiles(tiles), expected)
+    assert same(CompressedTensor.from_tiles(tiles, (4, 64, 256)), expected.view(4, 64, 256))
+    with pytest.raises(ValueError, match="256 x 256"):
+        CompressedTensor.from_tiles(tiles, (3, 64, 256))
+
+
+# ---- products ----
+
+PRODUCTS: dict[str, tuple[str, Function]] = {
+    "linear": ("q", lambda w: functional.linear(X, w)),
+    "linear with bias": ("q", lambda w: functional.linear(X, w, BIAS)),
+    "linear of one row": ("q", lambda w: functional.linear(X[0, 0], w)),
+    "matmul": ("q", lambda w: X @ w.T),
+    "matmul of a vector": ("q", lambda w: X[0, 0] @ w.mT),
+    "mm": ("q", lambda w: torch.mm(X[0], w.t())),
+    "addmm": ("q", lambda w: torch.addmm(BIAS, X[0], w.t())),
+    "addmm scaled": ("q", lambda w: torch.addmm(BIAS, X[0], w.t(), beta=2, alpha=0.5)),
+    "not transposed": ("q", lambda w: X[..., :128] @ w),
+    "on the left": ("q", lambda w: w @ X[0].T),
+    "with itself": ("q", lambda w: w @ w.T),
+    "einsum": ("q", lambda w: torch.einsum("abi,oi->abo", X, w)),
+    "bmm": ("experts", lambda w: torch.bmm(X.repeat(2, 1, 1), w.transpose(1, 2))),
+    "bmm not transposed": ("experts", lambda w: torch.bmm(X.repeat(2, 1, 1)[:, :, :64], w)),
+    "matmul of experts": ("experts", lambda w: X.repeat(2, 1, 1) @ w.mT),
+    "grouped": (
+        "experts",
+        lambda w: functional.grouped_mm(
+            X.view(12, 256),
+            w.transpose(-2, -1),
+            offs=torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32),
+        ),
+    ),
+    "window of rows": ("q", lambda w: functional.linear(X, w[32:96])),
+    "other rows": ("q", lambda w: functional.linear(X, w[5:77])),
+    "window of columns": ("wide", lambda w: functional.linear(X, w[:, 256:])),
+    "an expert": ("experts", lambda w: functional.linear(X, w[3])),
+    "an expert apart": ("experts_apart", lambda w: functional.linear(X, w[3])),
+    "convolution": (
+        "convolution",
+        lambda w: functional.conv2d(X[None, :, :, :64].permute(0, 3, 1, 2), w),
+    ),
+    "embedding": ("q", lambda w: functional.embedding(IDS.abs(), w, padding_idx=0)),
+    "embedding of other rows": ("q", lambda w: functional.embedding(IDS.abs(), w[3:])),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(container: Any, name: str, exact: bool, mode: Any) -> None:
+    """On the CPU both modes have the same bits."""
+    weight, function = PRODUCTS[name]
+    with mode():
+        found = function(compressed(container, weight, exact))
+        assert same(found, function(WEIGHTS[weight]))
+
+
+def test_look_ups_of_rows_that_do_not_exist_are_refused(q: CompressedTensor) -> None:
+    for index in (128, -1):
+        with pytest.raises(IndexError):
+            functional.embedding(torch.tensor([index]), q)
+    with pytest.raises(RuntimeError, match="read only"):
+        functional.embedding(torch.tensor([1]), q, max_norm=1.0)
+
+
+def test_autocast_casts_the_input(q: CompressedTensor) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = functional.linear(X.float(), q)
+            assert same(found, functional.linear(X.float(), WEIGHTS["q"]))
+
+
+def test_an_input_of_another_dtype_is_refused(q: CompressedTensor) -> None:
+    for weight in (q, q.with_mode(exact=False)):
+        with pytest.raises(RuntimeError):
+            functional.linear(X.float(), weight)
+
+
+def test_vmap_and_functional_gradients(q: CompressedTensor) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, w).square().sum()
+
+    expected = torch.func.grad(f)(X[0], WEIGHTS["q"])
+    assert same(torch.func.grad(f)(X[0], q), expected)
+
+
+# ---- views ----
+
+VIEWS: dict[str, tuple[str, Function, bool]] = {
+    "rows": ("q", lambda w: w[32:64], True),
+    "any rows": ("q", lambda w: w[5:9], True),
+    "last rows": ("odd", lambda w: w[32:], True),
+    "rows of rows": ("edge", lambda w: w[32:300][100:], True),
+    "columns": ("wide", lambda w: w[:, 256:512], True),
+    "any columns": ("wide", lambda w: w[:, 3:500], True),
+    "rows and columns": ("wide", lambda w: w[32:64, :256], True),
+    "one row": ("q", lambda w: w[7], True),
+    "last row": ("q", lambda w: w[-1], True),
+    "one column": ("q", lambda w: w[:, 3], True),
+    "one element": ("q", lambda w: w[3, 4], True),
+    "every second row": ("q", lambda w: w[::2], False),
+    "no rows": ("q", lambda w: w[5:5], False),
+    "an expert": ("experts", lambda w: w[2], True),
+    "some experts": ("experts", lambda w: w[2:5], True),
+    "half of an expert": ("experts", lambda w: w[2][32:], True),
+    "half of all experts": ("experts", lambda w: w[:, 32:], False),
+    "columns of experts": ("experts", lambda w: w[..., :100], True),
+    "transposed": ("q", lambda w: w.t(), True),
+    "transposed twice": ("q", lambda w: w.T.T, True),
+    "transposed experts": ("experts", lambda w: w.transpose(-1, -2), True),
+    "permuted": ("experts", lambda w: w.permute(0, 2, 1), True),
+    "permuted otherwise": ("experts", lambda w: w.permute(1, 0, 2), False),
+    "an expert transposed": ("experts", lambda w: w.mT[4], True),
+    "rows of a transposed one": ("q", lambda w: w.t()[5:77], True),
+    "a row of a transposed one": ("q", lambda w: w.t()[5], False),
+    "contiguous": ("q", lambda w: w.t().contiguous(), True),
+    "flat": ("q", lambda w: w.view(-1), False),
+    "other rows of it": ("q", lambda w: w.view(2, 64, 256), True),
+    "reshaped": ("q", lambda w: w.reshape(2, -1, 256), True),
+    "unsqueezed": ("q", lambda w: w.unsqueeze(0), True),
+    "squeezed": ("q", lambda w: w[None].squeeze(0), True),
+    "flat convolution": ("convolution", lambda w: w.flatten(1), True),
+    "inputs of a convolution": ("convolution", lambda w: w[:, 10:20], True),
+    "split": ("q", lambda w: w.split(40)[3], True),
+    "split sizes": ("q", lambda w: w.split([64, 32, 32])[1], True),
+    "split columns": ("wide", lambda w: w.split(256, dim=1)[1], True),
+    "chunk": ("experts", lambda w: w[1].chunk(2, dim=-2)[1], True),
+    "unbound": ("experts", lambda w: w.unbind()[5], True),
+    "detached": ("q", lambda w: w.detach(), True),
+    "alias": ("q", lambda w: w.view_as(w), True),
+    "expanded": ("q", lambda w: w.expand(2, 128, 256), False),
+    "diagonal": ("every", lambda w: w.diagonal(), False),
+    "stacked": ("q", lambda w: torch.cat([w, w[32:64]]), True),
+    "stacked otherwise": ("q", lambda w: torch.cat([w, w], dim=1), False),
+    "chosen rows": ("q", lambda w: w[IDS], False),
+    "selected rows": ("q", lambda w: w.index_select(0, IDS[1]), False),
+    "chosen by a mask": ("q", lambda w: w[torch.arange(128) % 3 == 0], False),
+    "chosen experts": ("experts", lambda w: w[IDS], False),
+    "chosen transposed experts": ("experts", lambda w: w.mT[IDS], False),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", VIEWS)
+def test_views(container: Any, name: str, mode: Any) -> None:
+    weight, function, stays = VIEWS[name]
+    with mode():
+        found, expected = function(compressed(container, weight)), function(WEIGHTS[weight])
+        assert isinstance(found, CompressedTensor) == stays
+        assert same(found, expected)
+        if name.startswith("transposed"):
+            assert found.stride() == expected.stride() == found.decode().stride()
+
+
+def test_experts_stored_the_other_way_round(container: Any) -> None:
+    """As transformers makes weights by transposing what a checkpoint has: in memory they are contiguous."""
+    stored = compressed(container, "experts")
+    weight = CompressedTensor(stored.arrays, stored.parts, (6, 256, 64), transposed=True)
+    expected = WEIGHTS["experts"].transpose(1, 2).contiguous()
+    assert same(weight, expected) and weight.decode().is_contiguous() and weight.is_contiguous()
+    x, offs = X.view(12, 256)[:, :64], torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32)
+    for function in (
+        lambda w: w[2],
+        lambda w: w[:, :100],
+        lambda w: w[2:4],
+        lambda w: w[IDS],
+        lambda w: w.transpose(1, 2),
+        lambda w: functional.linear(x, w[3]),
+        lambda w: x @ w[3].T,
+        lambda w: functional.grouped_mm(x, w.transpose(-2, -1), offs=offs),
+        lambda w: functional.grouped_mm(X.view(12, 256), w, offs=offs),
+        lambda w: torch.bmm(X.repeat(2, 1, 1), w),
+    ):
+        assert same(function(weight), function(expected))
+    # The view that a product wants is what is stored.
+    assert weight.transpose(1, 2)[1].is_contiguous() is False
+
+
+# ---- everything else ----
+
+OTHERS: dict[str, Function] = {
+    "sum": lambda w: w.sum(),
+    "norm": lambda w: torch.linalg.vector_norm(w.float(), dim=1),
+    "add": lambda w: w + 1,
+    "add to": lambda w: torch.ones(128, 256) + w,
+    "of two": lambda w: w * w[32:33],
+    "compare": lambda w: w == w.clone(),
+    "where": lambda w: torch.where(w > 0, w, 0),
+    "float": lambda w: w.float(),
+    "half": lambda w: w.to(torch.float16),
+    "bits": lambda w: w.view(torch.int16),
+    "stack": lambda w: torch.stack([w, w]),
+    "svd": lambda w: torch.linalg.svdvals(w.float()),
+    "copy into another": lambda w: torch.zeros(128, 256).copy_(w),
+    "assign to another": lambda w: assigned(torch.zeros(130, 256), w),
+    "out": lambda w: torch.add(w, w, out=torch.empty(128, 256, dtype=torch.bfloat16)),
+}
+
+
+def assigned(out: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    out[1:129] = value
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:a compressed weight is converted")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions_get_decoded_weights(q: CompressedTensor, name: str, mode: Any) -> None:
+    with mode():
+        found = OTHERS[name](q)
+        assert not isinstance(found, CompressedTensor)
+        assert same(found, OTHERS[name](WEIGHTS["q"]))
+
+
+def test_equality(q: CompressedTensor, container: Any) -> None:
+    assert torch.equal(q, WEIGHTS["q"]) and torch.equal(WEIGHTS["q"], q)
+    assert not torch.equal(q, q + 1) and torch.allclose(q, WEIGHTS["q"])
+    every = compressed(container, "every")
+    assert torch.equal(every.isnan(), WEIGHTS["every"].isnan())
+
+
+def test_functions_of_shapes_give_ordinary_tensors(q: CompressedTensor) -> None:
+    for made in (torch.empty_like(q), q.new_empty(3, 4), torch.randn_like(q), q.new_zeros(5)):
+        assert type(made) is torch.Tensor
+        assert made.dtype == torch.bfloat16 and made.device.type == "cpu"
+    assert torch.equal(torch.zeros_like(q), torch.zeros_like(WEIGHTS["q"]))
+    assert torch.equal(torch.ones_like(q, dtype=torch.float32), torch.ones(128, 256))
+    assert torch.empty_like(q.t()).stride() == torch.empty_like(WEIGHTS["q"].t()).stride()
+
+
+def test_values_leave_pytorch_decoded(q: CompressedTensor) -> None:
+    assert q[0, :3].tolist() == WEIGHTS["q"][0, :3].tolist()
+    assert q[1, 2].item() == WEIGHTS["q"][1, 2].item() and bool(q[1, 2]) is True
+    assert torch.equal(torch.from_dlpack(q), WEIGHTS["q"])
+    assert "CompressedTensor(shape=(128, 256), device='cpu', exact, as stored" in repr(q)
+
+
+def test_no_memory_is_at_its_address(q: CompressedTensor) -> None:
+    address = q.data_ptr()
+    assert address == q.detach().data_ptr() and address % 256 == 0
+    assert address != q[32:64].data_ptr()
+    assert address >= 1 << 62  # above what any processor can address
+
+
+# ---- writing ----
+
+WRITES: dict[str, Callable[[CompressedTensor], Any]] = {
+    "fill": lambda w: w.fill_(0),
+    "add": lambda w: w.add_(1),
+    "item": lambda w: w.__setitem__(0, 0),
+    "a window": lambda w: w[0:3].zero_(),
+    "a transposed view": lambda w: w.t().mul_(2),
+    "init": lambda w: nn.init.normal_(w),
+    "other weights": lambda w: w.copy_(WEIGHTS["q"]),
+    "out": lambda w: torch.add(WEIGHTS["q"], 1, out=w),
+    "foreach": lambda w: torch._foreach_add_([w], 1),
+    "resize": lambda w: w.resize_(3),
+    "index": lambda w: w.index_fill_(0, torch.tensor([1]), 0),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_is_refused(q: CompressedTensor, name: str, mode: Any) -> None:
+    with mode(), pytest.raises(RuntimeError, match="compressed tensor"):
+        WRITES[name](q)
+    assert same(q, WEIGHTS["q"])
+
+
+def test_gradients_of_it_are_refused(q: CompressedTensor) -> None:
+    def set_attribute(w: CompressedTensor) -> None:
+        w.requires_grad = True
+
+    for ask in (lambda w: w.requires_grad_(), set_attribute, nn.Parameter):
+        with pytest.raises(RuntimeError, match="train adapters"):
+            ask(q)
+    assert q.requires_grad_(False) is q
+    q.requires_grad = False
+
+
+# ---- gradients through it ----
+
+
+@pytest.mark.parametrize("name", ["linear", "linear with bias", "matmul", "mm", "an expert", "bmm"])
+def test_gradients_flow_through_it(
+    container: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, function = PRODUCTS[name]
+    results = []
+    for w in (compressed(container, weight), WEIGHTS[weight]):
+        x = X.clone().requires_grad_()
+        monkeypatch.setitem(globals(), "X", x)
+        function(w).square().sum().backward()
+        results.append(x.grad)
+        monkeypatch.undo()
+    assert results[0] is not None and same(*results)
+
+
+def test_gradients_of_checkpointed_layers(q: CompressedTensor, container: Any) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    results = []
+    for a, b in (
+        (q, compressed(container, "wide")),
+        (WEIGHTS["q"], WEIGHTS["wide"]),
+    ):
+        x = X.clone().requires_grad_()
+
+        def layer(x: torch.Tensor, a: torch.Tensor = a, b: torch.Tensor = b) -> torch.Tensor:
+            return functional.linear(functional.linear(x, a).repeat(1, 1, 4), b).relu()
+
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+        results.append(x.grad)
+    assert same(*results)
+
+
+# ---- copies, modules, files ----
+
+
+def linear_of(weight: torch.Tensor) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.bfloat16)
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    return made
+
+
+def test_as_a_parameter(q: CompressedTensor) -> None:
+    layer = linear_of(q)
+    assert isinstance(layer.weight, nn.Parameter) and isinstance(layer.weight, CompressedTensor)
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert same(layer(X), functional.linear(X, WEIGHTS["q"]))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert isinstance(other.weight, nn.Parameter) and same(other.weight, WEIGHTS["q"])
+        assert same(other(X), layer(X))
+    # As accelerate makes a parameter of another class.
+    again = type(layer.weight)(layer.weight, requires_grad=False)
+    assert isinstance(again, nn.Parameter) and same(again, WEIGHTS["q"])
+    assert not isinstance(layer.weight.data, nn.Parameter)
+
+
+def test_copies_share_what_nothing_can_write(q: CompressedTensor) -> None:
+    for other in (copy.deepcopy(q), q.clone(), copy.copy(q)):
+        assert same(other, WEIGHTS["q"])
+        assert other.plane0.data_ptr() == q.plane0.data_ptr()
+
+
+def test_state_dict(q: CompressedTensor, container: Any) -> None:
+    layer = linear_of(q)
+    state = layer.state_dict()
+    assert isinstance(state["weight"], CompressedTensor)
+    layer.load_state_dict(layer.state_dict())
+    ordinary = nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
+    ordinary.load_state_dict(layer.state_dict())
+    assert same(ordinary.weight.data, WEIGHTS["q"])
+    other = linear_of(compressed(container, "wide")[:, :256].clone())
+    for state in (other.state_dict(), ordinary.state_dict()):
+        padded = {"weight": torch.cat([state["weight"]] * 2)[:128]}
+        with pytest.raises(RuntimeError, match="assign=True"):
+            layer.load_state_dict(padded)
+    layer.load_state_dict(ordinary.state_dict(), assign=True)
+    assert same(layer.weight.data, WEIGHTS["q"])
+    # What is on the meta device takes the place of nothing.
+    empty = copy.deepcopy(linear_of(q)).to("meta")
+    assert empty.weight.is_meta and isinstance(empty.weight, CompressedTensor)
+    assert empty(X.to("meta")).shape == (3, 4, 128)
+    empty.load_state_dict({"weight": q.detach()}, assign=True)
+    assert same(empty.weight, WEIGHTS["q"])
+
+
+def test_conversions_of_modules(q: CompressedTensor) -> None:
+    assert isinstance(linear_of(q).to("cpu").bfloat16().weight, CompressedTensor)
+    with pytest.warns(UserWarning, match="decodes it"):
+        half = linear_of(q).half()
+    assert type(half.weight) is nn.Parameter and same(half.weight.data, WEIGHTS["q"].half())
+
+
+def test_setting_data(q: CompressedTensor, container: Any) -> None:
+    layer = linear_of(q)
+    layer.weight.data = compressed(container, "every")[:128]
+    assert same(layer.weight, WEIGHTS["every"][:128])
+    with pytest.raises(RuntimeError, match="other shape"):
+        layer.weight.data = compressed(container, "k")
+    parameter = layer.weight
+    with pytest.warns(UserWarning, match="ordinary tensor from now on"):
+        layer.weight.data = WEIGHTS["wide"]
+    assert parameter is layer.weight and type(parameter) is nn.Parameter
+    assert same(parameter.data, WEIGHTS["wide"])
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_saving_by_pytorch(container: Any, weights_only: bool) -> None:
+    experts = compressed(container, "experts", exact=False)
+    held = {"e": experts, "t": experts.mT, "w": experts[2][32:], "p": linear_of(experts[1]).weight}
+    file = io.BytesIO()
+    torch.save(held, file)
+    file.seek(0)
+    found = torch.load(file, weights_only=weights_only)
+    for name, value in held.items():
+        assert isinstance(found[name], CompressedTensor) and same(found[name], value.decode())
+        assert found[name].stride() == value.stride() and not found[name].exact
+    assert isinstance(found["p"], nn.Parameter) and not isinstance(found["e"], nn.Parameter)
+    file.seek(0)
+    assert torch.load(file, weights_only=weights_only, map_location="meta")["e"].is_meta
+
+
+def test_saving_as_safetensors(container: Any, tmp_path: Any) -> None:
+    held = {"q": compressed(container, "q"), "e": compressed(container, "experts", False).mT}
+    arrays: dict[str, torch.Tensor] = {}
+    told: dict[str, str] = {}
+    for name, value in held.items():
+        some, told[name] = arrays_of(name, value)
+        arrays.update(some)
+    save_file(arrays, tmp_path / "compressed.safetensors", metadata=told)
+    from safetensors import safe_open
+
+    loaded = load_file(tmp_path / "compressed.safetensors")
+    with safe_open(tmp_path / "compressed.safetensors", "pt") as file:
+        said = file.metadata()
+    for name, value in held.items():
+        found = from_arrays(name, loaded, said[name])
+        assert same(found, value.decode()) and found.exact == value.exact
+    with pytest.raises(KeyError, match="records"):
+        from_arrays("q", {"q.0.codebook": loaded["q.0.codebook"]}, said["q"])
+
+
+# ---- compilation ----
+
+
+class Layers(nn.Module):
+    """What a model does with weights."""
+
+    def __init__(self, weights: Callable[[str], torch.Tensor]) -> None:
+        super().__init__()
+        self.embed = nn.Parameter(weights("q"), requires_grad=False)
+        self.up = linear_of(weights("every")[:128])
+        self.experts = nn.Parameter(weights("experts"), requires_grad=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = functional.embedding(ids, self.embed)
+        h = functional.linear(x, self.experts[2]) + x[..., :64] @ self.embed[:64, :64].T
+        h = h + torch.bmm(x, self.experts[: x.shape[0]].transpose(1, 2))
+        return functional.linear(h.repeat(1, 1, 4), self.embed)
+
+
+@pytest.fixture
+def layers(container: Any) -> tuple[Layers, Layers]:
+    return Layers(lambda name: compressed(container, name)), Layers(lambda name: WEIGHTS[name])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_without_a_graph_break(layers: tuple[Layers, Layers], mode: Any) -> None:
+    ids = torch.tensor([[1, 5, 127], [0, 0, 64]])
+    ours, plain = layers
+    with mode():
+        expected = plain(ids)
+        assert same(ours(ids), expected)
+        torch._dynamo.reset()
+        exact = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        assert same(exact(ids), expected)
+        torch._dynamo.reset()
+        found = torch.compile(ours, fullgraph=True)(ids)
+        assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)
+
+
+def test_compiled_with_gradients(layers: tuple[Layers, Layers]) -> None:
+    results = []
+    for model in layers:
+        torch._dynamo.reset()
+        step = torch.compile(model.up, fullgraph=True, backend="aot_eager")
+        x = X.clone().requires_grad_()
+        x_finite = x.clamp(-1, 1)
+        step(x_finite).nan_to_num(0, 0, 0).sum().backward()
+        results.append(x.grad)
+    assert same(*results)
+
+
+def test_exported(q: CompressedTensor) -> None:
+    layer = linear_of(q)
+    program = torch.export.export(layer, (X,))
+    assert same(program.module()(X), functional.linear(X, WEIGHTS["q"]))
+
+
+def test_fake_tensors(q: CompressedTensor) -> None:
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = mode.from_tensor(q)
+        assert isinstance(fake, CompressedTensor) and fake.plane0.shape == q.plane0.shape
+        y = functional.linear(mode.from_tensor(X), fake)
+        assert y.shape == (3, 4, 128) and fake.decode().shape == (128, 256)
+
+
+# ---- tensor parallelism ----
+
+
+def test_tensor_parallel(container: Any) -> None:
+    """Two processes, each with its rows or columns: the bits of BF16's tensor parallelism."""
+    script = """
+    import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+    sys.path.insert(0, sys.argv[2])
+    import df11
+    from torch.distributed.tensor import DTensor, Shard, Replicate, init_device_mesh
+    from weights import compressed, same, seeded_weights
+
+    def work(rank, path, port):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        mesh = init_device_mesh("cpu", (2,))
+        container, plain = df11.open(path), seeded_weights()
+        x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+        h = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+        q, wide = slice(64 * rank, 64 * rank + 64), slice(256 * rank, 256 * rank + 256)
+        results = []
+        for weight in (lambda name: compressed(container, name), plain.__getitem__):
+            column = DTensor.from_local(weight("q")[q], mesh, [Shard(0)])
+            y = torch.nn.functional.linear(DTensor.from_local(x, mesh, [Replicate()]), column)
+            row = DTensor.from_local(weight("wide")[:, wide], mesh, [Shard(1)])
+            z = torch.nn.functional.linear(DTensor.from_local(h[:, wide], mesh, [Shard(1)]), row)
+            results.append((y.full_tensor(), z.full_tensor()))
+        assert all(same(a, b) for a, b in zip(*results))
+        assert same(results[0][0], torch.nn.functional.linear(x, plain["q"]))
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        import socket
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]
+        mp.start_processes(work, (sys.argv[1], port), nprocs=2, start_method="fork")
+        print("same")
+    """
+    from pathlib import Path
+
+    assert run(script, container.path, Path(__file__).parent).endswith("same")
