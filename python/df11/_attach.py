@@ -12,6 +12,7 @@ from . import _native
 from ._hub import brought
 from ._load import check_options, load
 from ._names import join
+from ._parallel import gathered
 from ._parameters import MissingError, Weight, by_name, missing_error
 from ._place import Placement, byte_count, default_device, device_of, resolve
 from ._plan import group
@@ -148,6 +149,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model.
 
     Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the wrapper's.
+    All processes of a distributed model must call it at once, and each gets whole weights.
     """
     names = {
         (spot.key): join(path, place.name)
@@ -172,7 +174,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def plain(value: torch.Tensor) -> torch.Tensor:
     """A copy in host memory, decoded."""
-    value = value.detach()
+    value = gathered(value.detach())
     return (value.decode() if isinstance(value, CompressedTensor) else value).cpu().clone()
 
 

@@ -24,6 +24,7 @@ from . import _native
 from ._errors import GpuError
 from ._load import Bar, compressed
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
+from ._parallel import cuts
 from ._plan import Group, Item, aligned
 from ._tensor import CompressedTensor, arrays_of_tiles
 
@@ -119,6 +120,7 @@ class _Gpu:
         """Five arrays of each tensor, in one slab. Done when it returns."""
         if not tiles:
             return {}
+        own = cuts(tiles)
         lengths = [length for each in tiles.values() for length in (*each.lengths, TABLE_BYTES)]
         slab = self._empty(sum(map(aligned, lengths)))
         begins = itertools.accumulate(map(aligned, lengths), initial=0)
@@ -126,10 +128,16 @@ class _Gpu:
         arrays = {name: list(itertools.islice(views, 5)) for name in tiles}
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
-        items = [(name, _addresses(each)) for name, each in arrays.items()]
+        items = [(name, _addresses(each)) for name, each in arrays.items() if name not in own]
         _native.upload(self.container, self.device.index, items, self.bar.part)
+        for name, cut in own.items():
+            for view, array in zip(arrays[name], arrays_of_tiles(cut)[:4], strict=False):
+                view.copy_(array)
+        torch.cuda.current_stream(self.device).synchronize()
         self._build_tables(arrays)
         self.bar.add(sum(sum(each.lengths) for each in tiles.values()))
+        for cut in own.values():
+            cut.release()
         return arrays
 
     def _build_tables(self, arrays: dict[str, Arrays]) -> None:
@@ -172,7 +180,7 @@ class _Gpu:
     ) -> _Packed | None:
         results = []
         for run in runs:
-            packing = _Packing(self.device, run.rows, item.weight.shape[-1])
+            packing = _Packing(self.device, run.rows, run.pieces[0].part.width)
             for piece in itertools.islice(slices, len(run.pieces)):
                 for rows in piece:
                     packing.add(rows)
@@ -202,10 +210,14 @@ class _Gpu:
         """
         if not tiles:
             return {}
+        own = cuts(tiles)
         for each in tiles.values():
             each.check()
             self.bar.add(sum(each.lengths))
-        arrays = _pinned({name: arrays_of_tiles(each)[:4] for name, each in tiles.items()})
+        found = {name: arrays_of_tiles(each)[:4] for name, each in tiles.items()}
+        arrays = _copied(found) if own else _pinned(found)
+        for cut in own.values():
+            cut.release()
         tables = self._empty(TABLE_BYTES * len(tiles)).view(-1, TABLE_BYTES)
         torch.cuda.current_stream(self.device).synchronize()
         for mine, table in zip(arrays.values(), tables, strict=True):

@@ -143,8 +143,7 @@ class _Loader:
         self.order = order
         self.main = main
         self.spots = {id(w): s for w, s in zip(source.weights, source.spots, strict=True)}
-        names = {name for weight in source.weights for name in weight.tensors}
-        self.bar = Bar(sum(self.container[name].stored_bytes for name in names))
+        self.bar = Bar(_stored_bytes(source))
 
     def load(self, each: Group) -> None:
         """Puts the weights of a group into their places."""
@@ -182,6 +181,14 @@ class _Loader:
             return device
         before = [p for p in self.where if self.order.get(p, 0) <= self.order.get(path, 0)]
         return self.where[max(before, key=lambda p: self.order.get(p, 0))] if before else self.main
+
+
+def _stored_bytes(source: Source) -> int:
+    """What is to be loaded."""
+    shards = [weight.parts[1] for weight in source.weights if weight.parts is not None]
+    sizes = {name: sum(tiles.lengths) for each in shards for name, tiles in each.items()}
+    whole = {name for weight in source.weights if not weight.parts for name in weight.tensors}
+    return sum(sizes.values()) + sum(source.container[name].stored_bytes for name in whole)
 
 
 class Bar:

@@ -98,6 +98,17 @@ def like(value: torch.Tensor, other: Any) -> torch.Tensor:
     )
 
 
+def gathered(value: torch.Tensor) -> torch.Tensor:
+    """A parameter as a whole. Of a DTensor: decoded, and all processes must ask for it at once."""
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined, no-any-return]
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not several or torch.distributed.get_rank() == 0
+
+
 def shard(root: nn.Module, source: Source) -> None:
     """Has the weights of a source be the shards that the parameters of the module have room for."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

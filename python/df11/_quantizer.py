@@ -44,7 +44,7 @@ from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_options, load
 from ._names import join
-from ._parallel import prepare
+from ._parallel import gathered, is_first, prepare
 from ._parameters import Weight
 from ._place import Placement, resolve
 from ._plan import group
@@ -332,8 +332,10 @@ class Df11Quantizer(HfQuantizer):
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
-            copy_containers(sources(model)[""].container, self.saving_to)
-            _save_others(model, self.saving_to / WEIGHTS)
+            others = _others(model)
+            if is_first():
+                copy_containers(sources(model)[""].container, self.saving_to)
+                _save_others(others, self.saving_to / WEIGHTS)
             return {}, {}
         return None, {}
 
@@ -421,21 +423,25 @@ def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) 
         type(self).save_pretrained(self, save_directory, *args, **kwargs)
     finally:
         self.hf_quantizer.saving_to = None
-    if not adapters:
+    if not adapters and is_first():
         mark_config(folder / "config.json")
 
 
-def _save_others(model: Any, path: Path) -> None:
-    """What the containers lack, a new head, in the file that the loader looks for beside them."""
-    from safetensors.torch import save_file
-
+def _others(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters that the containers lack, such as a new head."""
     held = {spot.key for spots in sources(model)[""].spots for spot in spots}
-    others = {
-        join(path, attribute): value.detach().cpu().contiguous()
+    return {
+        join(path, attribute): gathered(value.detach()).cpu().contiguous()
         for path, module in model.named_modules()
         for attribute, value in module._parameters.items()
         if value is not None and (id(module), attribute) not in held
     }
+
+
+def _save_others(others: dict[str, torch.Tensor], path: Path) -> None:
+    """In the file that the loader looks for beside the containers."""
+    from safetensors.torch import save_file
+
     if others:
         save_file(others, path, metadata={"format": "pt"})
     else:

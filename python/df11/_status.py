@@ -10,6 +10,7 @@ from torch import nn
 
 from . import _native
 from ._errors import CorruptError
+from ._parallel import local
 from ._parameters import decode_piece, piece_bytes
 from ._source import Source, sources
 from ._tensor import CompressedTensor
@@ -131,7 +132,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
 
     With `verify` every weight is decoded on its device and compared with the container decoded by the
     CPU, and that with the hashes of the original tensors; takes about as long as reading the model
-    twice. Raises CorruptError if a bit differs.
+    twice. Raises CorruptError if a bit differs. Of a model that is distributed over several processes
+    each tells what it holds itself.
     """
     found = sources(model)
     if not found:
@@ -163,7 +165,8 @@ def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceRep
     out.paths.append(str(source.container.path))
     out.unused_tensors += source.unused
     counted: set[tuple[int, int]] = set()
-    for weight, value in source.found():
+    for weight, whole in source.found():
+        value = local(whole)
         if not isinstance(value, CompressedTensor):
             _add_ordinary(
                 out, devices, weight.name, value, weight.ordinary_because or "changed since"
@@ -192,6 +195,7 @@ def _add_ordinary(
     value: torch.Tensor,
     reason: str,
 ) -> None:
+    value = local(value)
     size = value.numel() * value.element_size()
     out.original_bytes += size
     out.residences[name] = "ordinary"
@@ -209,7 +213,7 @@ def _verify(source: Source) -> int:
     count = 0
     with torch.no_grad():
         for weight, value in source.found():
-            value = value.detach()
+            value = local(value.detach())
             if isinstance(value, CompressedTensor):
                 value = value.decode()
             if weight.pieces and not weight.transposed and weight.stored is None:
