@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _native, _ops
-
-if TYPE_CHECKING:
-    from ._tensor import CompressedTensor
+from ._matrices import PART
 
 #: Weights of one product, at most: what a launch takes.
 _MOST = 8
@@ -57,18 +56,41 @@ class _Moment(NamedTuple):
         return cls(weakref.ref(x), x._version, stream, capture)
 
 
+class Operand:
+    """What products need of a weight, which keeps it.
+
+    Weak references point to this and never to the weight: PyTorch exchanges tensors in place when a
+    module moves (`torch.utils.swap_tensors`), and refuses those that have some.
+    """
+
+    __slots__ = ("__weakref__", "arrays", "device", "exact", "parts", "shared")
+
+    def __init__(
+        self, arrays: Sequence[Tensor], parts: tuple[int, ...], exact: bool, device: torch.device
+    ) -> None:
+        self.arrays, self.parts, self.exact, self.device = arrays, parts, exact, device
+        #: What it is multiplied together with: nothing yet (None), or nothing ever (False).
+        self.shared: SharedInput | None | bool = None
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of the decoded weight."""
+        rows, columns = _ops.shape_of(self.parts)
+        return 2 * rows * columns
+
+
 class SharedInput:
     """Some weights, with their biases, that are multiplied by the same x."""
 
     def __init__(
-        self, weights: list[weakref.ref[CompressedTensor]], biases: list[weakref.ref[Tensor] | None]
+        self, weights: list[weakref.ref[Operand]], biases: list[weakref.ref[Tensor] | None]
     ) -> None:
         self.weights, self.biases = weights, biases
         #: Of the last product: results by the identity of their weight.
         self._left: tuple[_Moment, dict[int, Tensor], tuple[int, ...]] | None = None
         self._times_left = 0
 
-    def multiply(self, x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> Tensor | None:
+    def multiply(self, x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor | None:
         """The product with a weight, which is one of these; None if they cannot be multiplied together."""
         now = _Moment.of(x)
         weights, biases = [ref() for ref in self.weights], [ref and ref() for ref in self.biases]
@@ -92,11 +114,16 @@ class SharedInput:
                 self.part()
                 return None
         arrays = [array for other in alive for array in other.arrays]
-        parts = [number for other in alive for number in other.flat_parts]
-        counts = [len(other.parts) for other in alive]
+        parts = [number for other in alive for number in other.parts]
+        counts = [len(other.parts) // PART for other in alive]
         added = [x.new_empty(0) if b is None else b for b in biases]
         products = _ops.linears(
-            x, arrays, parts, counts, added if any(b is not None for b in biases) else [], weight.exact
+            x,
+            arrays,
+            parts,
+            counts,
+            added if any(b is not None for b in biases) else [],
+            weight.exact,
         )
         results = {id(other): y for other, y in zip(alive, products, strict=True)}
         y = results.pop(id(weight))
@@ -116,30 +143,27 @@ class _Last(threading.local):
 
     def __init__(self) -> None:
         self.moment: _Moment | None = None
-        self.weights: list[weakref.ref[CompressedTensor]] = []
+        self.weights: list[weakref.ref[Operand]] = []
         self.biases: list[weakref.ref[Tensor] | None] = []
 
 
 _last = _Last()
 
 
-def multiply(x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> Tensor:
-    """`_ops.linear`, together with those weights that share x.
-
-    `weight.shared`: its `SharedInput`, None as long as it has none, False if it shall have none.
-    """
+def multiply(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:
+    """`_ops.linear`, together with those weights that share x."""
     shared = weight.shared
     if isinstance(shared, SharedInput):
         y = shared.multiply(x, weight, bias)
         if y is not None:
             return y
-    y = _ops.linear(x, weight.arrays, weight.flat_parts, bias, weight.exact)
+    y = _ops.linear(x, weight.arrays, weight.parts, bias, weight.exact)
     if shared is None:
         _learn(x, weight, bias)
     return y
 
 
-def _learn(x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> None:
+def _learn(x: Tensor, weight: Operand, bias: Tensor | None) -> None:
     now = _Moment.of(x)
     is_same = now is not None and _last.moment is not None and now.is_same(_last.moment)
     if not is_same:
@@ -158,12 +182,12 @@ def _learn(x: Tensor, weight: CompressedTensor, bias: Tensor | None) -> None:
         _last.moment = None
 
 
-def _suit(weights: list[CompressedTensor]) -> bool:
+def _suit(weights: list[Operand]) -> bool:
     """Whether one product is right for all of them, and of use."""
     if len({id(weight) for weight in weights}) < len(weights) or len(weights) > _MOST:
         return False
     if any(weight.shared is False for weight in weights):
         return False
-    alike = {(weight.exact, weight.device, weight.flat_parts[7] - weight.flat_parts[6]) for weight in weights}
-    decoded = sum(2 * weight.numel() for weight in weights)
+    alike = {(weight.exact, weight.device, _ops.shape_of(weight.parts)[1]) for weight in weights}
+    decoded = sum(weight.decoded_bytes for weight in weights)
     return len(alike) == 1 and not (weights[0].exact and decoded > _MOST_DECODED)

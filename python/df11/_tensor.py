@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import _ops, _shared
+from . import _shared
 from ._matrices import ARRAYS, FAST, STORED, Part, each, lay_out, shape_of
 
 REMEDY = "load the model in BF16 to change its weights, or take a decoded copy with .decode()"
@@ -53,8 +53,8 @@ class CompressedTensor(Tensor):
     _names: tuple[str, ...]
     #: Its device, which PyTorch takes some microseconds to tell of a subclass.
     _place: torch.device
-    #: What it is multiplied together with (`_shared`).
-    shared: _shared.SharedInput | None | bool = None
+    #: What products need of it.
+    operand: _shared.Operand
     #: `parts` as operators take them.
     flat_parts: tuple[int, ...]
 
@@ -129,6 +129,10 @@ class CompressedTensor(Tensor):
         if prod(shape) != rows * columns:
             raise ValueError(f"parts of {rows} x {columns} weights for a tensor of shape {shape}")
         self.is_matrix = tuple(shape) == matrix and not (transposed or flipped)
+        self._ready()
+
+    def _ready(self) -> None:
+        self.operand = _shared.Operand(self.arrays, self.flat_parts, self.exact, self._place)
 
     # ---- what it holds ----
 
@@ -157,6 +161,7 @@ class CompressedTensor(Tensor):
         self.exact, self.transposed = other.exact, other.transposed
         self.flipped, self.is_streamed = other.flipped, other.is_streamed
         self.is_matrix, self._place = other.is_matrix, other._place
+        self._ready()
 
     def like(
         self,
@@ -267,7 +272,7 @@ class CompressedTensor(Tensor):
             {
                 key: value
                 for key, value in self.__dict__.items()
-                if key not in copy.__dict__ and key != "shared"
+                if key not in copy.__dict__
             }
         )
         memo[id(self)] = copy
@@ -350,7 +355,7 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
         or torch.is_autocast_enabled(x.device.type)
     ):
         return None
-    return _shared.multiply(x, weight, bias)
+    return _shared.multiply(x, weight.operand, bias)
 
 
 def refuse_writing(what: str) -> None:

@@ -101,7 +101,7 @@ def test_weights_of_other_models_do_not_matter(weights: Any) -> None:
     x = torch.randn(3, 512).bfloat16()
     step(weights, x)
     other = {name: (dense, copy.deepcopy(compressed)) for name, (dense, compressed) in weights.items()}
-    assert all(compressed.shared is None for _, compressed in other.values())
+    assert all(compressed.operand.shared is None for _, compressed in other.values())
     step(weights, x, "q")
     step(other, x)
     del weights["v"]
@@ -128,5 +128,25 @@ def test_large_groups_are_not_decoded_at_once(weights: Any, monkeypatch: pytest.
     monkeypatch.setattr(_shared, "_MOST_DECODED", 2 * (256 + 128) * 512)
     for _ in range(2):
         step(weights, torch.randn(3, 512).bfloat16())
-    assert weights["q"][1].shared is weights["k"][1].shared is not None
-    assert weights["v"][1].shared is None
+    assert weights["q"][1].operand.shared is weights["k"][1].operand.shared is not None
+    assert weights["v"][1].operand.shared is None
+
+
+def test_a_module_moves_after_it_was_used(weights: Any) -> None:
+    """PyTorch exchanges tensors in place then, and refuses those that something refers to weakly."""
+    layers = torch.nn.ModuleDict(
+        {
+            name: torch.nn.Linear(512, SIZES[name][0], bias=False, device="meta", dtype=torch.bfloat16)
+            for name in "qkv"
+        }
+    )
+    for name, layer in layers.items():
+        layer.weight = torch.nn.Parameter(weights[name][1], requires_grad=False)
+    for _ in range(2):
+        x = torch.randn(3, 512).bfloat16()
+        for name, layer in layers.items():
+            assert torch.equal(layer(x), functional.linear(x, weights[name][0]))
+    assert layers["q"].weight.operand.shared
+    layers.to("meta")
+    assert all(layer.weight.is_meta for layer in layers.values())
+    assert layers["q"](torch.randn(3, 512).bfloat16().to("meta")).shape == (3, 256)
