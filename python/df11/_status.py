@@ -227,6 +227,8 @@ def _verify(source: Source) -> int:
                     "memory fails: load the model again"
                 )
             count += 1
+    for device in {value.device for _, value in source.found() if value.is_cuda}:
+        _native.check(device.index, torch.cuda.current_stream(device).cuda_stream)
     return count
 
 

@@ -90,12 +90,22 @@ def test_a_weight_is_read(pair: Pair) -> None:
         assert torch.equal(found, look(original)), name
 
 
-def test_resized_embeddings_are_refused(pair: Pair) -> None:
-    """transformers writes into the old ones."""
-    expected = pair[1](prompt()).logits
-    with pytest.raises(RuntimeError, match="a compressed tensor"):
-        pair[1].resize_token_embeddings(520, mean_resizing=False)
-    assert torch.equal(pair[1](prompt()).logits, expected)
+@pytest.mark.filterwarnings("ignore:.*ordinary")
+def test_resized_embeddings(pair: Pair) -> None:
+    """transformers replaces the memory of the old ones, which are ordinary from then on."""
+    original, model = pair
+    expected = model(prompt()).logits
+    for each in (original, model):
+        each.resize_token_embeddings(520, mean_resizing=False)
+    for head in ("model.embed_tokens.weight", "lm_head.weight"):
+        found = model.get_parameter(head)
+        assert found.shape == (520, 128) and not isinstance(found, CompressedTensor)
+        assert torch.equal(found[:512], original.get_parameter(head)[:512])
+    assert torch.equal(model(prompt()).logits[..., :512], expected)
+    report = df11.report(model)
+    assert report.residences["model.layers.0.mlp.up_proj.weight"] == "stored"
+    assert report.residences["lm_head.weight"] == "ordinary"
+    assert {"changed since", "not in the containers"} <= report.ordinary.keys()
 
 
 # ---- adapters ----
@@ -143,22 +153,34 @@ def test_an_adapter_is_saved_and_loaded(pair: Pair, root: Path, tmp_path: Path) 
     assert torch.equal(again(prompt()).logits, expected)
 
 
-def test_adapters_are_not_merged(pair: Pair) -> None:
+def test_an_adapter_is_not_merged_in_place(pair: Pair) -> None:
     model = adapted(pair[1])
     expected = model(prompt()).logits
-    for merge in (model.merge_adapter, model.merge_and_unload):
-        with pytest.raises(RuntimeError, match="a compressed tensor"):
-            merge()
+    with pytest.raises(RuntimeError, match="a compressed tensor"):
+        model.merge_adapter()
     assert torch.equal(model(prompt()).logits, expected)
 
 
-def test_an_adapter_that_changes_its_base_is_refused(pair: Pair) -> None:
-    """PiSSA takes the largest singular vectors out of the base weight."""
-    before = df11.state_dict(pair[1])
-    with pytest.raises(RuntimeError, match="a compressed tensor"):
-        adapted(copy.deepcopy(pair[1]), init_lora_weights="pissa")
-    after = df11.state_dict(pair[1])
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+def test_an_adapter_is_merged_into_a_decoded_copy(pair: Pair) -> None:
+    original, model = (adapted(each) for each in pair)
+    original.merge_adapter(safe_merge=True)
+    with pytest.warns(UserWarning, match="ordinary"):
+        model.merge_adapter(safe_merge=True)
+    assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+
+
+@pytest.mark.parametrize("kind", ["pissa", "olora"])
+def test_an_adapter_that_changes_its_base(root: Path, pair: Pair, kind: str) -> None:
+    """What it takes out of the base weight is taken out of a decoded copy, and no other weight."""
+    with pytest.warns(UserWarning, match="ordinary"):
+        model = adapted(pair[1], init_lora_weights=kind)
+    original = adapted(pair[0], init_lora_weights=kind)
+    assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    layer = model.base_model.model.model.layers[1]
+    assert not isinstance(layer.self_attn.q_proj.base_layer.weight, CompressedTensor)
+    assert isinstance(layer.self_attn.o_proj.weight, CompressedTensor)
+    again = load(root, "llama")[1]
+    assert df11.report(again, verify=True).verified
 
 
 # ---- offloading ----

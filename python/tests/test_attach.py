@@ -369,10 +369,13 @@ def test_adapters_are_used_and_not_merged(tmp_path: Path, device: str) -> None:
     assert state.keys() - {"count", "head.weight"} == names | added
     assert torch.equal(state["layers.1.up.weight"], original.layers[1].up.base_layer.weight.cpu())
     assert state["layers.1.up.down"].eq(0.125).all()
-    for safe in (True, False):
-        with pytest.raises(RuntimeError, match="a compressed tensor"):
-            module.layers[1].up.merge(safe)
+    with pytest.raises(RuntimeError, match="a compressed tensor"):
+        module.layers[1].up.merge(safe=False)
     assert torch.equal(module(tokens().to(device)), expected)
+    with pytest.warns(UserWarning, match="ordinary"):
+        module.layers[1].up.merge(safe=True)
+    with pytest.raises(df11.CorruptError, match=r"layers\.1\.up\.weight"):
+        df11.report(module, verify=True)
 
 
 WRITES = {

@@ -145,7 +145,26 @@ def test_state_dict_and_copies_are_compressed(folders: Folders, tmp_path: Path) 
         assert torch.equal(load(tmp_path / "again")(prompt()).logits, expected)
 
 
-@pytest.mark.parametrize("layout", ["tile", "raw"])
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+def test_options(folders: Folders) -> None:
+    """The caller's, whatever the checkpoint says; they are not saved."""
+    folder = folders.compressed("llama")
+    for model in (
+        load(folder, quantization_config=df11.Df11Config(mode="fused")),
+        load(folder, config=with_options(folder, mode="fused")),
+    ):
+        assert not model.lm_head.weight.exact
+        assert df11.report(model).modes == ["fused"] and " fused," in str(df11.report(model))
+        # The CPU has no kernels that multiply.
+        assert torch.equal(model(prompt()).logits, load(folder)(prompt()).logits)
+        assert model.config.quantization_config.to_dict() == {"quant_method": "df11"}
+    with pytest.warns(UserWarning, match="prefetch does nothing"):
+        load(folder, config=with_options(folder, prefetch=True))
+    with pytest.raises(ValueError, match="choose one of exact, fused"):
+        df11.Df11Config(mode="fast")
+
+
+@pytest.mark.parametrize("layout", ["tile", "gap", "raw"])
 def test_other_layouts(folders: Folders, layout: str) -> None:
     expected = greedy(load(folders.bf16("llama")), prompt(), 3)
     found = greedy(load(folders.compressed("llama", layout)), prompt(), 3)
