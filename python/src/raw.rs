@@ -45,17 +45,20 @@ impl Opened {
     /// Goes to a stream of the caller.
     ///
     /// # Safety
-    /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the call.
-    unsafe fn on<T>(
-        &self,
-        stream: usize,
-        work: impl FnOnce(&CudaStream, &Status) -> df11::Result<T>,
-    ) -> df11::Result<T> {
-        let _visit = Visit::new();
+    /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
+    unsafe fn on(&self, stream: usize) -> OnStream<'_> {
+        let visit = Visit::new();
         // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
         let stream = unsafe { self.device.context().wrap_borrowed_stream(stream as CUstream) };
-        work(&stream, &self.status)
+        OnStream { stream, status: &self.status, _visit: visit }
     }
+}
+
+/// A stream of the caller, for as long as a call lasts.
+struct OnStream<'o> {
+    stream: Arc<CudaStream>,
+    status: &'o Status,
+    _visit: Visit,
 }
 
 /// A part on a GPU.
@@ -116,10 +119,9 @@ impl DeviceMatrix {
     pub(crate) unsafe fn decode(&self, output: u64, stream: usize) -> df11::Result<()> {
         let slice = (self.part.row_range.clone(), self.part.column_range.clone());
         // SAFETY: the caller's promise.
-        unsafe {
-            self.opened
-                .on(stream, |stream, status| self.whole.decode_slice_into_raw(slice, output, stream, status))
-        }
+        let on = unsafe { self.opened.on(stream) };
+        // SAFETY: the caller's promise.
+        unsafe { self.whole.decode_slice_into_raw(slice, output, &on.stream, on.status) }
     }
 
     /// # Safety
@@ -134,9 +136,9 @@ impl DeviceMatrix {
         let window = self.window()?;
         let output = (output, self.part.column_count());
         // SAFETY: the caller's promise.
-        unsafe {
-            self.opened.on(stream, |stream, status| window.gather(indices, count, output, stream, status))
-        }
+        let on = unsafe { self.opened.on(stream) };
+        // SAFETY: the caller's promise.
+        unsafe { window.gather(indices, count, output, &on.stream, on.status) }
     }
 }
 
@@ -178,9 +180,9 @@ pub(crate) fn decode_all(
         }
         let all: Vec<_> = windows.iter().map(|(window, output)| (window, *output)).collect();
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
-        unsafe {
-            found[0].opened.on(stream, |stream, status| GpuMatrix::decode_all_into_raw(&all, stream, status))
-        }?;
+        let on = unsafe { found[0].opened.on(stream) };
+        // SAFETY: as above.
+        unsafe { GpuMatrix::decode_all_into_raw(&all, &on.stream, on.status) }?;
         // SAFETY: as above.
         others.into_iter().try_for_each(|(matrix, output)| unsafe { matrix.decode(output, stream) })
     };
@@ -214,6 +216,7 @@ impl Linear {
         self.inner.crossover_rows()
     }
 
+    #[expect(clippy::too_many_arguments, reason = "addresses by name")]
     fn multiply(
         &self,
         py: Python<'_>,
@@ -228,11 +231,9 @@ impl Linear {
         let outputs: Vec<LinearOutput> = outputs.iter().map(output).collect();
         let x = LinearInput::new(x, rows, pitch);
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
-        let multiplied = unsafe {
-            self.opened
-                .on(stream, |stream, status| self.inner.multiply(x, &outputs, workspace, stream, status))
-        };
-        multiplied.or_raise(py)
+        let on = unsafe { self.opened.on(stream) };
+        // SAFETY: as above.
+        unsafe { self.inner.multiply(x, &outputs, workspace, &on.stream, on.status) }.or_raise(py)
     }
 }
 
@@ -272,10 +273,9 @@ impl Grouped {
         let routing = Routing::new(offsets, places).rows(rows);
         let (x, y) = (LinearInput::new(x, x_rows, pitch), LinearOutput::new(y, y_pitch));
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
-        let multiplied = unsafe {
-            self.opened.on(stream, |stream, status| self.inner.multiply(x, routing, y, stream, status))
-        };
-        multiplied.or_raise(py)
+        let on = unsafe { self.opened.on(stream) };
+        // SAFETY: as above.
+        unsafe { self.inner.multiply(x, routing, y, &on.stream, on.status) }.or_raise(py)
     }
 }
 
@@ -299,33 +299,36 @@ impl Packer {
     ) -> PyResult<Self> {
         let opened = Opened::get(device).or_raise(py)?;
         // SAFETY: the class's contract, which python/df11/_native.pyi states.
-        let inner = unsafe {
-            opened.on(stream, |stream, _| FastPacker::new(&opened.device, (rows, columns), strips, stream))
-        };
+        let on = unsafe { opened.on(stream) };
+        // SAFETY: as above.
+        let inner = unsafe { FastPacker::new(&opened.device, (rows, columns), strips, &on.stream) };
+        drop(on);
         Ok(Self { inner: inner.or_raise(py)?, opened })
     }
 
     fn pack(&self, py: Python<'_>, first_row: u64, rows: u64, weights: u64, stream: usize) -> PyResult<()> {
         let rows = first_row..first_row + rows;
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
-        unsafe { self.opened.on(stream, |stream, _| self.inner.pack(rows, weights, stream)) }.or_raise(py)
+        let on = unsafe { self.opened.on(stream) };
+        // SAFETY: as above.
+        unsafe { self.inner.pack(rows, weights, &on.stream) }.or_raise(py)
     }
 
     fn finish(&self, py: Python<'_>, stream: usize) -> PyResult<Option<u64>> {
-        // SAFETY: as above.
-        py.detach(|| unsafe { self.opened.on(stream, |stream, _| self.inner.exceptions(stream)) })
-            .or_raise(py)
+        py.detach(|| {
+            // SAFETY: the method's contract, which python/df11/_native.pyi states.
+            let on = unsafe { self.opened.on(stream) };
+            self.inner.exceptions(&on.stream)
+        })
+        .or_raise(py)
     }
 
     fn take(&self, py: Python<'_>, entries: u64, stream: usize) -> PyResult<()> {
+        // SAFETY: the method's contract, which python/df11/_native.pyi states.
+        let on = unsafe { self.opened.on(stream) };
+        let count = self.inner.exceptions(&on.stream).or_raise(py)?.unwrap_or(0);
         // SAFETY: as above; there is room for as many as `finish` told.
-        let taken = unsafe {
-            self.opened.on(stream, |stream, _| {
-                let count = self.inner.exceptions(stream)?.unwrap_or(0);
-                self.inner.take(count, entries, stream)
-            })
-        };
-        taken.or_raise(py)
+        unsafe { self.inner.take(count, entries, &on.stream) }.or_raise(py)
     }
 }
 
@@ -412,13 +415,10 @@ pub(crate) fn check(py: Python<'_>, device: usize, stream: usize) -> PyResult<()
     let check = || {
         let opened = Opened::get(device)?;
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
-        unsafe {
-            opened.on(stream, |stream, status| {
-                let found = status.check(stream);
-                status.clear(stream)?;
-                found
-            })
-        }
+        let on = unsafe { opened.on(stream) };
+        let found = on.status.check(&on.stream);
+        on.status.clear(&on.stream)?;
+        found
     };
     py.detach(check).or_raise(py)
 }

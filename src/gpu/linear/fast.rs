@@ -33,9 +33,9 @@ pub(in crate::gpu) struct FastArrays {
 impl FastArrays {
     pub(super) fn new(device: Device, (rows, columns): (u64, u64), strips: Region, entries: Region) -> Self {
         let exceptions = entries.bytes() / ENTRY_BYTES;
-        let (to_strips, to_entries) = (strips.pointer(), entries.pointer());
-        let _memory = Some([strips, entries]);
-        Self { device, rows, columns, strips: to_strips, entries: to_entries, exceptions, _memory }
+        let (at, entries_at) = (strips.pointer(), entries.pointer());
+        let kept = Some([strips, entries]);
+        Self { device, rows, columns, strips: at, entries: entries_at, exceptions, _memory: kept }
     }
 
     /// In memory that the caller keeps.
