@@ -78,15 +78,19 @@ ALLOWED_SPILLS = {
     ("df11_gap_decode_16", "sm_80"): 4,
     ("df11_gap_decode_32", "sm_80"): 28,
     ("df11_gap_decode_32", "sm_90"): 32,
-    # Words that are needed between tiles: x of a tile in registers is 10 % faster than loaded again.
-    ("df11_linear_tile_16", "sm_80"): 128,
-    ("df11_linear_tile_16", "sm_90a"): 130,
+    # Words that are needed between tiles, and of 16 rows of x some of a tile's bands.
+    ("df11_linear_tile_8", "sm_90a"): 48,
+    ("df11_linear_tile_16", "sm_80"): 72,
+    ("df11_linear_tile_16", "sm_90a"): 336,
 }
-# Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in linear_wide.cuh: 104 for each of 512
-# threads, 64 for each of 128, of 640), and with fewer a warp waits for registers for ever.
+# Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in
+# linear_wide.cuh and linear_tile.cuh: 104 for each of 512 threads, 64 for each of 128, of 640), and
+# with fewer a warp waits for registers for ever.
 LEAST_REGISTERS = {
     ("df11_linear_fast_64", "sm_90a"): (104 * 512 + 64 * 128) // 640,
     ("df11_linear_fast_128", "sm_90a"): (104 * 512 + 64 * 128) // 640,
+    ("df11_linear_tile_8", "sm_90a"): (104 * 512 + 64 * 128) // 640,
+    ("df11_linear_tile_16", "sm_90a"): (104 * 512 + 64 * 128) // 640,
 }
 
 

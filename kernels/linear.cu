@@ -127,16 +127,16 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     gather_tile(task);
 }
 
-// Matrices in tiles as stored. Any number of blocks, persistent, of one warp and up to
-// LINEAR_TILE_WARPS more; bits of y depend on neither.
-constexpr u32 LINEAR_TILE_WARPS = 15;
-extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
+// Matrices in tiles as stored. Any number of blocks, persistent, of TILE_HELPERS warps and up to
+// LINEAR_TILE_WARPS more, in groups of four; bits of y depend on neither.
+constexpr u32 LINEAR_TILE_WARPS = HAS_WIDE ? MOST_TILE_WARPS : 12;
+extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<1, true>(Shared{launch});
+    linear_tile<1>(Shared{launch});
 }
-extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + 1) * LANES, 1)
+extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2, true>(Shared{launch});
+    linear_tile<2>(Shared{launch});
 }
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
@@ -215,15 +215,15 @@ __constant__ u32 linear_constants[] = {
     WIDE_COLUMNS,
     WIDE_RANGES,
     WIDE_LEAST_STAGES,
-    // df11_linear_tile_{8,16}: the most warps of a block besides the first; of dynamic shared memory
-    // the bytes of a table, of which one more is needed than the block holds (two with several
-    // matrices), bytes for each row of x, for each warp, and how many times a warp needs a tile's
-    // bits (tile_shared_bytes).
+    // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
+    // shared memory (tile_shared_bytes) the bytes of the table, bytes for each row of x, for each
+    // warp that decodes, and how many times it needs a tile's bits.
+    TILE_HELPERS,
     LINEAR_TILE_WARPS,
     sizeof(TileTable),
     RUN_SETS * run_set_bytes(1),
-    PLANE_AHEAD * PLANE_PAIR + TILE_STAGES * (BITS_BEFORE + BITS_AFTER),
-    TILE_STAGES,
+    TILE_SLOTS * (SLOT_HEAD + BITS_AFTER),
+    TILE_SLOTS,
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

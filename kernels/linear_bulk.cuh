@@ -33,16 +33,16 @@ __device__ inline void init_barrier(u32 barrier, u32 count) {
 __device__ inline void arrive(u32 barrier) {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(barrier) : "memory");
 }
+// Arrives when the copies that this thread has started before are there.
+__device__ inline void arrive_with_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ inline void arrive_expecting(u32 barrier, u32 bytes) {
     asm volatile(
         "{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier),
         "r"(bytes)
         : "memory");
-}
-// Arrives when the copies that this thread has started before are there.
-__device__ inline void arrive_with_copies(u32 barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline void wait_for(u32 barrier, u32 phase) {
     asm volatile(

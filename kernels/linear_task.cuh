@@ -218,9 +218,10 @@ static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 
 // A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
 // a multiple of 8: the same argument, at most this many rows of x. Any number of blocks, persistent,
-// of one warp and some more, of which df11_linear_constants tells the most; good is one a
-// multiprocessor, no more than `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend
-// on the matrix and on the row of x, and on nothing else.
+// of some warps that do not decode and a multiple of four that do; df11_linear_constants tells how
+// many of the former and the most of the latter. Good is one block a multiprocessor, no more than
+// `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend on the matrix and on the row
+// of x, and on nothing else.
 
 // Rows of a matrix by their indices on the device: df11_linear_gather of one in the fast layout,
 // df11_linear_tile_gather of one in tiles as stored; one argument by value; count *

@@ -1,48 +1,54 @@
 // Products with matrices in tiles as stored (spec/format.md 6.4), up to 16 rows of x: 10.6 bits are
 // read for each weight, and nothing is decoded to memory. For compute capability 8.0 and newer; on
-// 9.0 the launch may begin while the one before ends.
+// 9.0 the launch may begin while the one before ends, and warps exchange registers.
 //
 //   item      as in the fast layout: a strip, or of the last strips a slice of the columns
 //   run       tiles of an item side by side, at most 16 runs an item: a warp decodes one and adds
 //             its sums in shared memory; bits of y depend on runs, not on which warp had which
 //   unit      eight weights of each lane: B of two mma.m16n8k16, whose k has any order; x is A
 //   block     persistent, one a multiprocessor:
-//             warp 0         adds the sums of the runs of item after item, in order, and stores y
-//             the others     decode run after run, without waiting for each other
+//             warp 0         adds the sums of the runs of item after item, in order; stores y
+//             warps 1 to 3   bring tiles: record, where each lane's bits begin, and the bits, by
+//                            cp.async, into a slot of the warp that decodes the tile
+//             the others     decode slot after slot
 //
-//      item 0  | run 0  | run 1  | ...  | run 15 |    warp 1 has run 0, ..., warp 15 run 14,
-//      item 1  | run 0  | run 1  | ...                warp 1 run 15, warp 2 run 0 of item 1, ...
+//      item 0  | run 0  | run 1  | ...  | run 15 |    each of 16 warps that decode has a column
+//      item 1  | run 0  | run 1  | ...  | run 15 |    of tiles of 4096 columns, and keeps its x
 //
-//      shared memory   | table, or two | sums of two items | warp 1: bits, next bits, plane | ...
+//      shared memory   | table | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
+//      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
-//   tables    of the matrix in use, and with several matrices of the next one, on its way
-//   bits      of a warp's next tile come while it decodes one, by cp.async; the plane comes 2 units
-//             of each lane at once, three such ahead, each lane its own bytes
-//   x         of a tile in registers, for all four bands
-//   sums      of an item meet when all warps have passed it (mbarrier); two items are on their way
-//   edges     partial tiles, tiles with more bits than the stage takes, and x that is not aligned
-//             go unit by unit, with the same bits of y
+//   table     of the matrix in use; for another one warp 0 fills it again
+//   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
+//   x         of a tile in registers, until a tile of other columns comes
+//   sums      of an item meet when all its runs have been decoded; two items are on their way
+//   edges     partial tiles, tiles with more bits than a slot takes, and x that is not aligned go
+//             unit by unit, with the same bits of y
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin): 16 warps of 125 registers, no spills; with 16 rows of x
-// 128, and 160 bytes of spills, words that are needed between tiles. Shared memory, one matrix whose
-// tiles have at most 2704 bytes of bits: 146 KiB at one row of x, 174 KiB at 8, 206 KiB at 16.
+// Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 92
+// bytes, with 16 rows of x 384. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
+// one row of x, 143 KiB at 8, 175 KiB at 16. PTX for compute capability 8.0: 12 warps that decode,
+// 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
-//                     0.72   0.66   0.49
-// What limits it (ncu, 28672 x 4096, one row, 19 warps): latency. 83 instructions a unit of 256
-// weights, of them 56 in the loop, 21 once a tile and 7 for escapes; issue slots 56 % busy; 24.7
-// wavefronts of shared memory a unit, 14.3 for look-ups, of the 39 cycles that a unit takes. Of the
-// warps' time 59 % goes to the loop, a third of that to waiting for look-ups; 26 % to what is done
-// once a tile, 9 % to the launch's beginning, 6 % to escapes.
+//                     0.77   0.73   0.51
+// What limits it (ncu, 28672 x 4096, one row, of a variant): the latency of four look-ups, one
+// after the other, for each unit. 56 % of the warps' time goes to the loop of 48 instructions a
+// unit: of that 31 % to waiting for look-ups and windows, 25 % to results of arithmetic, 13 % to
+// the plane. 54 % of the issue slots are busy; a unit takes 20 wavefronts of shared memory, and 38
+// cycles.
 //
-// Rejected, in the record with their figures: x loaded for each unit; plane bytes prefetched into
-// registers; look-ups through an address that is added; escapes decoded one by one; 19 and 23 warps
+// Rejected, in the record with their figures: tables in copies, so that lanes do not meet in a
+// bank; escapes fixed without a branch, in a function, or by one piece of code for all units; x
+// loaded for each unit, and more warps; other splits of the registers; tiles brought by the warp
+// that decodes them
 //
-// Safety on any content: tiles are those of the launch; staging is bounded by the bitstream and by
-// the stage, windows by the stage, an edge's words by the tile's bytes, look-ups by the table. A
-// tile decodes as many weights as it has, whatever its bits. Contradictions set bits of the status
-// word, as in the decoder.
+// Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
+// the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile
+// decodes as many weights as it has, whatever its bits. Contradictions set bits of the status word,
+// as in the decoder.
 #pragma once
 #include "linear_bulk.cuh"
 #include "tile_code.cuh"
@@ -52,27 +58,32 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
 constexpr u32 MOST_RUNS = 16, RUN_SETS = 2, RUN_PITCH = STRIP_ROWS;
-// Bytes of a stage besides a tile's bits: a word that is not decoded before them, and the three
-// that windows reach after them.
-constexpr u32 BITS_BEFORE = 16, BITS_AFTER = 16, TILE_STAGES = 2;
-// Pairs of units whose plane is on its way, or read.
-constexpr u32 PLANE_AHEAD = BAND_UNITS / 2;
+// Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
+// those that decode are groups: groups exchange registers.
+constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
+static_assert(TILE_HELPERS == 4, "a group of warps");
+// Slots of each warp that decodes: tiles that are there or on their way.
+constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 16;
+// Pairs of units whose plane bytes are on their way.
+__host__ __device__ constexpr u32 plane_ahead(u32 eights) {
+    return eights > 1 ? 1 : 2;
+}
+// Before the bits of a slot: what is decoded, and where each lane's bits are. The last word of it
+// is loaded with the first bits, and not decoded. After them: what windows reach.
+constexpr u32 TICKET_BYTES = 48, SLOT_HEAD = TICKET_BYTES + LANES * 8, BITS_AFTER = 16;
 
 __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
-// Tables, with room to begin at a multiple of their size, and the sums of runs.
-__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 matrices) {
-    return (1 + (matrices > 1 ? 2 : 1)) * u32(sizeof(TileTable)) + RUN_SETS * run_set_bytes(x_rows);
+// The table, and the sums of runs.
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows) {
+    return u32(sizeof(TileTable)) + RUN_SETS * run_set_bytes(x_rows);
 }
 // Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact; at least for 0.
-__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 matrices,
-                                                    u32 staged_bytes) {
-    return tile_fixed_bytes(x_rows, matrices) +
-           warps *
-               (TILE_STAGES * (staged_bytes + BITS_BEFORE + BITS_AFTER) + PLANE_AHEAD * PLANE_PAIR);
+__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
+    return tile_fixed_bytes(x_rows) + warps * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -86,56 +97,57 @@ struct Runs {
 
 // A tile of the launch, the same for all lanes of a warp.
 struct TilePlace {
-    u32 number;         // of the item, among the block's that exist
-    u32 run;            // of the item
-    bool first;         // of the run
     u32 matrix, strip;  // of the launch, of the matrix
     u32 tile;           // of the strip
 };
 
-// The tiles of one of the block's warps: each takes the run after that of the warp before.
-struct TileCursor {
+// The tiles of a block in the order in which they are brought: of item after item first the first
+// tile of each run, then the second of each, ... Run after run takes the next warp.
+struct TileWalk {
     TilePlace at;
-    u32 item, begin, end;       // tiles of the item
-    u32 run_length, run_count;  // Runs
-    u32 first_warp;             // that takes the first run of the item
+    u32 number;         // of the item, among the block's that exist
+    u32 fill;           // how often the table must have been filled again
+    u32 run, turn;      // of the item; of the run's tiles
+    u32 warp;           // that decodes it
+    u32 item, end;      // of the launch; tiles of the item end here
+    u32 length, count;  // Runs
+    u32 begin;          // tiles of the item begin here
+    u32 first_warp;     // that has the first run of the item
     bool exists;
 
-    __device__ bool find_item(const Shared& work) {
+    __device__ void find_item(const Shared& work) {
+        exists = false;
         for (; item < work.items(); item += gridDim.x) {
             const Range range = work.range(item);
             if (!range.exists) continue;
+            fill += range.matrix != at.matrix;
             at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
             end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
             const Runs runs(end - begin);
-            run_length = runs.length, run_count = runs.count;
-            return true;
-        }
-        return false;
-    }
-    // The warp's next run from at.run on.
-    __device__ void find_run(const Shared& work, u32 warp, u32 warps) {
-        while (exists) {
-            if (at.run < run_count) {
-                at.tile = begin + at.run * run_length, at.first = true;
-                return;
-            }
-            for (first_warp += run_count; first_warp >= warps;) first_warp -= warps;
-            at.number++, item += gridDim.x;
-            at.run = warp - first_warp + (warp < first_warp ? warps : 0);
-            exists = find_item(work);
+            length = runs.length, count = runs.count, run = 0, turn = 0;
+            at.tile = begin, warp = first_warp, exists = true;
+            return;
         }
     }
-    __device__ void start(const Shared& work, u32 warp, u32 warps) {
-        at = {}, item = blockIdx.x, first_warp = 0, at.run = warp;
-        exists = find_item(work);
-        find_run(work, warp, warps);
+    __device__ void start(const Shared& work) {
+        at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
+        if (item < work.items()) at.matrix = work.range(item).matrix;
+        find_item(work);
     }
-    __device__ void advance(const Shared& work, u32 warp, u32 warps) {
-        at.tile++, at.first = false;
-        if (at.tile < min(begin + (at.run + 1) * run_length, end)) return;
-        at.run += warps;
-        find_run(work, warp, warps);
+    __device__ void advance(const Shared& work, u32 warps) {
+        run++, at.tile += length, warp = warp + 1 == warps ? 0 : warp + 1;
+        if (at.tile < end) return;
+        // The last run may be shorter.
+        turn++, run = 0, warp = first_warp, at.tile = begin + turn;
+        if (turn < length) return;
+        for (first_warp += count; first_warp >= warps;) first_warp -= warps;
+        number++, item += gridDim.x;
+        find_item(work);
+    }
+    // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
+    __device__ u32 arrivals() const {
+        if (turn + 1 < length && at.tile + 1 < end) return 0;
+        return run + 1 == count ? MOST_RUNS + 1 - count : 1;
     }
 };
 
@@ -191,61 +203,63 @@ __device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, 
     return at;
 }
 
+// The entry of the code with which a window begins, two bits above its end.
+__device__ __forceinline__ u32 entry_at(u32 window) {
+    return *reinterpret_cast<const u32*>(linear_shared + (window & INDEX_MASK));
+}
+
 // A lane's next bits, 96 of them from the word with `position` on: it is read in order.
 struct Window {
-    u32 w0, w1, w2, position;  // less than 32
-    u32 next, last;            // shared addresses: of the word after, and of the last one there is
-    __device__ void begin(u32 stage, u32 stage_bytes, u32 from) {
-        const u32 at = stage + BITS_BEFORE - 4 + min(from >> 5, (stage_bytes - 32) / 4) * 4;
+    u32 w0, w1, w2;
+    u32 position;    // its low five bits, a shift's: the others may be anything
+    u32 next, last;  // shared addresses: of the word after, and of the last one there is
+    // `bits`: the shared address of the first staged bits.
+    __device__ void begin(u32 bits, u32 bytes, u32 from) {
+        const u32 at = bits - 4 + min(from >> 5, (bytes - 16) / 4) * 4;
         w0 = load_shared(at), w1 = load_shared(at + 4), w2 = load_shared(at + 8);
-        next = at + 12, last = stage + stage_bytes - 4, position = from & 31;
+        next = at + 12, last = bits + bytes - 4, position = from;
     }
     __device__ void refill() {
         w0 = w1, w1 = w2, w2 = load_shared(next), next = min(next + 4, last);
     }
-    __device__ void advance(u32 bits) {
-        position += bits;
-        if (position >= 32) position -= 32, refill();
-    }
-    // Counted as LaneBits; none where the end of the stage was met.
-    __device__ u32 place(u32 stage) const {
-        return next == last ? ~0u : (next - 12 - (stage + BITS_BEFORE - 4)) * 8 + position;
+    // Counted as LaneBits; none where the end of the slot was met.
+    __device__ u32 place(u32 bits) const {
+        return next == last ? ~0u : (next - 12 - (bits - 4)) * 8 + (position & 31);
     }
 };
 
-// `table`: its shared address, a multiple of its size, so that one logic op makes an entry's.
-__device__ inline u32 tile_entry(u32 table, u32 window) {
-    return load_shared((window & INDEX_MASK) | table);
-}
-
 // Four pairs one by one, however many bits they take.
-__device__ __forceinline__ void decode_long_unit(u32 table, Window& bits, u32 (&e)[4]) {
+__device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
 #pragma unroll 1
     for (u32 i = 0; i < 4; i++) {
         const u32 low = __funnelshift_r(bits.w0, bits.w1, bits.position);
-        u32 entry = tile_entry(table, low);
+        u32 entry = entry_at(low), length = entry & LENGTH_MASK;
         if (int(entry) < 0) entry = escaped(entry, low >> ((entry >> 15 & 31) + 2));
-        bits.advance(entry & LENGTH_MASK);
+        length += bits.position & 31, bits.position = length;
+        if (length >= 32) bits.refill();
         e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = entry;
     }
 }
 
 // Four pairs: 48 bits at most, except with escapes.
-__device__ __forceinline__ void decode_unit(u32 table, Window& bits, u32 (&e)[4], u32& problems) {
-    u32 low[5], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
+__device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
+    const u32 before = bits.position & 31;
+    u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
     low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        e[i] = tile_entry(table, low[i]);
+        e[i] = entry_at(low[i]);
+        if (i == 3) break;
         low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
     }
-    const u32 total = (e[0] + e[1] + e[2] + e[3]) & 127;
-    u32 position = bits.position + total;
+    // Right in seven bits, unless there are several escapes.
+    u32 position = e[0] + e[1] + before + e[2] + e[3];
     // Rarely: an escape, or more bits than one word more makes up for.
-    if (int(e[0] | e[1] | e[2] | e[3]) < 0 || position >= 64) {
+    if (int(e[0] | e[1] | e[2] | e[3] | position << 25) < 0) {
+        const u32 total = (position - before) & 127;
         if (total > WINDOW_BITS) {
-            decode_long_unit(table, bits, e);
-            position = bits.position;
+            decode_long_unit(bits, e);
+            position = bits.position & 31;
             if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
         } else {
 #pragma unroll
@@ -255,27 +269,42 @@ __device__ __forceinline__ void decode_unit(u32 table, Window& bits, u32 (&e)[4]
                 if (e[i] >> 15 == (0x10000 | NO_CODE)) problems |= STATUS_NO_CODE;
                 e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
             }
+            position = before + total;
             if (position >= 64) position -= 32, bits.refill();
         }
     }
     bits.position = position;
-    if (bits.position >= 32) bits.position -= 32, bits.refill();
+    if (position & 32) bits.refill();
 }
 
-// A unit's product: eight rows of weights by eight of x. The lane's 16 bytes of x are a whole A
-// fragment as they are: the one product is right in the first eight rows of sums, the other in the
-// last eight, and the others are of no use.
-__device__ __forceinline__ void multiply_unit(float (&even)[4], float (&odd)[4], const uint4& w,
-                                              const uint4& x) {
-    multiply(even, x.x, x.y, x.z, x.w, w.x, w.z);
-    multiply(odd, x.x, x.y, x.z, x.w, w.y, w.w);
+// A unit of x as A fragments. Of eight rows the lane's 16 bytes are a whole one as they are: one
+// product is right in the first eight rows of sums, the other in the last eight, and the others
+// are of no use. Of 16 rows two fragments have the same pairs in the same places, so that a row has
+// the same bits in either.
+template <u32 EIGHTS>
+__device__ __forceinline__ void make_fragments(uint4 (&x)[EIGHTS]) {
+    if (EIGHTS == 1) return;
+    const uint4 low = x[0], high = x[EIGHTS - 1];
+    x[0] = make_uint4(low.x, high.x, low.z, high.z);
+    x[EIGHTS - 1] = make_uint4(low.y, high.y, low.w, high.w);
+    // Kept: the compiler would make them again for each product.
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++)
+        asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w));
 }
 template <u32 EIGHTS>
 struct Sums {
-    float even[EIGHTS][4] = {}, odd[EIGHTS][4] = {};
+    float even[4] = {}, odd[4] = {};
+    // `x`: of make_fragments.
     __device__ __forceinline__ void add(const uint4& w, const uint4 (&x)[EIGHTS]) {
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++) multiply_unit(even[i], odd[i], w, x[i]);
+        const uint4 &a = x[0], &b = x[EIGHTS - 1];
+        multiply(even, a.x, a.y, a.z, a.w, w.x, w.z);
+        multiply(odd, b.x, b.y, b.z, b.w, w.y, w.w);
+    }
+    // Those of two weights' rows by a row of x.
+    __device__ __forceinline__ float2 of(u32 eight) const {
+        const u32 at = eight * 2, other = EIGHTS == 1 ? 2 : at;
+        return make_float2(even[at] + odd[other], even[at + 1] + odd[other + 1]);
     }
 };
 __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
@@ -288,21 +317,38 @@ __device__ inline uint4 merge_words(const u32 (&e)[4], u32 p0, u32 p1) {
 // Where the sums of a row of the strip are in those of a row of x: so that lanes never meet in a
 // bank.
 __device__ inline u32 run_place(u32 x_row, u32 row) { return row ^ x_row % 4 * BAND_ROWS; }
+// Where a lane's sums of the first band are.
+__device__ inline u32 sums_place(u32 lane) {
+    return (lane / 4 * RUN_PITCH + run_place(lane / 4, 0) + lane % 4 * 2) * 4;
+}
 
-// Adds a band's sums to those of the run; `to`: those of the run.
+// Adds a band's sums to those of the run. `to`: shared address of those of the run; `place`: of
+// sums_place.
 template <u32 EIGHTS>
-__device__ __forceinline__ void keep_sums(float* to, const Sums<EIGHTS>& sums, u32 band, bool first,
-                                          u32 x_rows, u32 lane) {
-    to += lane / 4 * RUN_PITCH + run_place(lane / 4, band * BAND_ROWS) + lane % 4 * 2;
+__device__ __forceinline__ void keep_sums(u32 to, u32 place, const Sums<EIGHTS>& sums, u32 band,
+                                          bool first, u32 x_rows, u32 lane) {
+    to += place ^ band * BAND_ROWS * 4;
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++) {
+        const u32 two = to + i * 8 * RUN_PITCH * 4;
         if (lane / 4 + 8 * i >= x_rows) continue;
-        float2* const two = reinterpret_cast<float2*>(to + 8 * i * RUN_PITCH);
-        float2 sum =
-            make_float2(sums.even[i][0] + sums.odd[i][2], sums.even[i][1] + sums.odd[i][3]);
-        if (!first) sum.x += two->x, sum.y += two->y;
-        *two = sum;
+        float2 sum = sums.of(i);
+        if (!first) {
+            const uint2 before = load_shared_8(two);
+            sum.x += __uint_as_float(before.x), sum.y += __uint_as_float(before.y);
+        }
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(two), "f"(sum.x), "f"(sum.y)
+                     : "memory");
     }
+}
+
+// 16 bytes of the plane, or what was there.
+__device__ __forceinline__ void load_plane_where(uint4& to, const u8* from, bool exists) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p "
+        "ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+        : "l"(from), "r"(u32(exists)));
 }
 
 // 16 bytes of x, if that row exists: else what was there, of which nothing is used.
@@ -333,12 +379,11 @@ __device__ inline uint2 load_unit_plane(const u8* plane, u32 width, u32 rows, u3
     return __ldg(reinterpret_cast<const uint2*>(plane));
 }
 
-// A tile at an edge, or of an x that is not aligned, or with more bits than the stage takes, which
+// A tile at an edge, or of an x that is not aligned, or with more bits than the slot takes, which
 // are then read where they are stored. Problems.
 template <u32 EIGHTS>
-__device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& place, u32 stage,
-                                          u32 stage_bytes, u32 table, float* to, u32 lane) {
-    const TilePlace at = place;
+__device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 bits,
+                                          u32 bits_bytes, u32 to, bool first, u32 lane) {
     const LinearMatrix& m = work.launch.matrices[at.matrix];
     const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
               q = lane % 4;
@@ -347,11 +392,10 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& pl
     u32 problems = 0;
     const TileBits found =
         find_bits(load_record(record_of(m, at.strip, at.tile), lane), m.rest_count, lane, problems);
-    const bool fits = found.bytes <= stage_bytes - BITS_BEFORE - BITS_AFTER;
     const u32* words = static_cast<const u32*>(m.rest) + found.byte / 4;
-    if (fits)
-        words = reinterpret_cast<const u32*>(linear_shared + BITS_BEFORE +
-                                             (stage - shared_address(linear_shared)));
+    if (found.bytes + BITS_AFTER <= bits_bytes)
+        words =
+            reinterpret_cast<const u32*>(linear_shared + (bits - shared_address(linear_shared)));
     const u32 count = (found.bytes + 3) / 4;
     u32 position = found.lane.position - POSITION_OF_BIT_0;
     auto word = [&](u32 i) { return i < count ? words[i] : 0; };
@@ -374,13 +418,14 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& pl
                 x[i] = first < width
                            ? load_x(work, g + 8 * i, at.tile * TILE_WIDTH + first, aligned)
                            : w;
+            make_fragments(x);
             if (g < rows && first < width) {
                 u32 e[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const u32 window =
                         __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
-                    e[i] = tile_entry(table, window << 2);
+                    e[i] = entry_at(window << 2);
                     if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
                     if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                     position += e[i] & LENGTH_MASK;
@@ -390,302 +435,408 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, const TilePlace& pl
             __syncwarp();
             sums.add(w, x);
         }
-        keep_sums<EIGHTS>(to, sums, band, at.first, work.launch.x_rows, lane);
+        keep_sums<EIGHTS>(to, sums_place(lane), sums, band, first, work.launch.x_rows, lane);
     }
     return problems | check_end(found.lane, position + POSITION_OF_BIT_0);
 }
 
-// Full: the sums of an item are there; empty: they have been added.
-struct RunBarriers {
-    u32 full, empty;
-    __device__ static void wait(u32 barrier, u32 phase) {
+// Waits until a barrier's phase of this parity, the last one or the one before, is complete.
+__device__ inline void wait_parity(u32 barrier, u32 parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-        wait_for(barrier, phase);
+    wait_for(barrier, parity);
 #else
-        u32 done = 0;
-        while (!done)
-            asm volatile(
-                "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, "
-                "0, p; }"
-                : "=r"(done)
-                : "r"(barrier), "r"(phase)
-                : "memory");
+    u32 done = 0;
+    while (!done)
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, "
+            "0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
 #endif
-    }
-    // Until an item may have its sums there.
-    __device__ void wait_empty(u32 number) const {
-        if (number >= RUN_SETS) wait(empty + 8 * (number % RUN_SETS), (number / RUN_SETS - 1) % 2);
-    }
-    __device__ void wait_full(u32 number) const {
-        wait(full + 8 * (number % RUN_SETS), number / RUN_SETS % 2);
-    }
-};
-
-// The decode tables of the matrices of which the block has items, one after the other: the one in
-// use, and the next one on its way.
-struct Tables {
-    u32 matrix, address;         // of the one in use
-    u32 first;                   // address of the first place
-    u32 next_item, next_number;  // the first item of the next one's matrix; its number in the
-                                 // block
-    __device__ u32 other() const { return 2 * first + u32(sizeof(TileTable)) - address; }
-    __device__ void ask(const Shared& work, u32 of, u32 to) const {
-        const u8* from = reinterpret_cast<const u8*>(work.launch.matrices[of].table);
-        for (u32 i = threadIdx.x - LANES; i < sizeof(TileTable) / 16; i += blockDim.x - LANES)
-            copy_async(to + 16 * i, from + 16 * i);
-    }
-    __device__ void find_next(const Shared& work) {
-        for (; next_item < work.items(); next_item += gridDim.x) {
-            const Range at = work.range(next_item);
-            if (at.matrix != matrix) return;
-            next_number += at.exists;
-        }
-    }
-    __device__ void begin(const Shared& work) {
-        next_number = 0;
-        if (blockIdx.x >= work.items()) {
-            next_item = work.items();
-            return;
-        }
-        matrix = work.range(blockIdx.x).matrix, address = first;
-        next_item = blockIdx.x;
-        ask(work, matrix, address);
-        ask_next(work);
-    }
-    __device__ void ask_next(const Shared& work) {
-        if (matrix + 1 == work.launch.matrix_count) next_item = work.items(), next_number = ~0u;
-        find_next(work);
-        if (next_item < work.items()) ask(work, work.range(next_item).matrix, other());
-    }
-    // All warps that decode together.
-    __device__ void advance(const Shared& work) {
-        commit_copies();
-        wait_for_copies();
-        group_barrier(1, blockDim.x - LANES);
-        matrix = work.range(next_item).matrix, address = other();
-        ask_next(work);
-    }
-};
-
-// Adds the runs' sums of item after item, in order. One warp, the first.
-__device__ __forceinline__ void add_runs(const Shared& work, const float* sets,
-                                         RunBarriers barriers) {
-    const u32 lane = threadIdx.x, x_rows = work.launch.x_rows;
-    wait_for_launch_before();
-    u32 number = 0;
-    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
-        const Range at = work.range(item);
-        if (!at.exists) continue;
-        const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
-        barriers.wait_full(number);
-        const float* from = sets + number % RUN_SETS * (run_set_bytes(x_rows) / 4);
-        for (u32 x_row = 0; x_row < x_rows; x_row++, from += RUN_PITCH) {
-            float sum = 0;
-#pragma unroll 4
-            for (u32 run = 0; run < runs.count; run++)
-                sum += from[run * x_rows * RUN_PITCH + run_place(x_row, lane)];
-            if (at.slices == 1)
-                store_product(work, at, x_row, lane, sum);
-            else
-                __stcg(work.launch.partials + u64(at.partial) * partial_floats(x_rows) +
-                           x_row * STRIP_ROWS + lane,
-                       sum);
-        }
-        __syncwarp();
-        if (lane == 0) arrive(barriers.empty + 8 * (number % RUN_SETS));
-        add_slices<1>(work, at);
-        number++;
-    }
 }
 
-template <u32 EIGHTS, bool HOLDS_X>
-__device__ __forceinline__ void multiply_tiles(const Shared& work, TileCursor& cursor, float* sets,
-                                               u32 table, u32 stage, u32 stage_bytes,
-                                               RunBarriers barriers, u32 warp, u32 lane) {
-    const u32 x_rows = work.launch.x_rows, stages = 2 * stage + stage_bytes;
-    const bool aligned = work.aligned();
-    Tables tables;
-    tables.first = table;
-    u32 problems = 0, arrived = 0;
-    LaneBits next;         // of the cursor's tile, whose bits are on their way
-    const u8* next_plane;  // of it, of the lane
-    bool whole;            // no edge
-    auto move_cursor = [&] {
-        __syncwarp();
-        if (lane == 0) {
-            TileCursor moved = cursor;
-            moved.advance(work, warp, blockDim.x / LANES - 1);
-            cursor = moved;
-        }
-        __syncwarp();
-        if (!cursor.exists) return;
-        const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
-        prefetch_l2(reinterpret_cast<const u8*>(record_of(m, cursor.at.strip, cursor.at.tile)));
-    };
-    u32 ring = stages + stage_bytes - stage + lane * 16;
-    asm volatile("" : "+r"(ring));
-    auto ask_for_bits = [&] {
-        const LinearMatrix& m = work.launch.matrices[cursor.at.matrix];
-        const TileBits at =
-            find_bits(load_record(record_of(m, cursor.at.strip, cursor.at.tile), lane),
-                      m.rest_count, lane, problems);
-        const u8* from = static_cast<const u8*>(m.rest) + at.byte;
-        const u32 height = rows_left(work, cursor.at);
-        const bool fits = at.bytes <= stage_bytes - BITS_BEFORE - BITS_AFTER;
-        next = at.lane;
-        next_plane = plane_of(m.data, m.whole_columns, m.first_column, cursor.at.strip,
-                              cursor.at.tile, height) +
-                     lane * 16;
-        whole =
-            fits && aligned && height == STRIP_ROWS && columns_left(work, cursor.at) == TILE_WIDTH;
-        if (fits)
+// What all warps of a block share, besides dynamic shared memory.
+struct TileShared {
+    u64 set_full[RUN_SETS], set_empty[RUN_SETS];  // sums of an item: there; added
+    u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
+    u64 filled;  // the table, again
+    u32 added;   // items whose sums have been added
+    u32 fills;   // how often the table has been filled again
+};
+// Of which parity a phase of a barrier is does not tell how far it is, and a warp may be several
+// items or tables before others: a count tells first. One warp counts.
+__device__ inline void tell(u32* count, u32 value, u64* barrier, u32 lane) {
+    arrive(shared_address(barrier));
+    __syncwarp();
+    if (lane == 0) atomicExch(count, value);
+}
+__device__ inline void wait_until(u32* count, u32 least, u64* barrier, u32 phase, u32 lane) {
+    if (lane == 0)
+        while (atomicOr(count, 0) < least) __nanosleep(32);
+    __syncwarp();
+    wait_parity(shared_address(barrier), phase % 2);
+}
+// Until the table has been filled again so often.
+__device__ inline void wait_for_table(TileShared& common, u32 fill, u32 lane) {
+    wait_until(&common.fills, fill, &common.filled, fill - 1, lane);
+}
+// Until the sums of the item may be written.
+__device__ inline void wait_for_set(TileShared& common, u32 number, u32 lane) {
+    wait_until(&common.added, number + 1 - RUN_SETS, common.set_empty + number % RUN_SETS,
+               number / RUN_SETS - 1, lane);
+}
+// Arrivals at a slot: those of the copies, and that of the rest.
+constexpr u32 SLOT_ARRIVALS = LANES + 1;
+
+// Dynamic shared memory, and the barriers, by shared addresses.
+struct TileBlock {
+    u32 table, sets, slots, slot_bytes;
+    u32 set_full, slot_full, slot_empty;
+    __device__ u32 slot(u32 warp, u32 number) const {
+        return slots + (warp * TILE_SLOTS + number) * slot_bytes;
+    }
+    __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
+    __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
+        return sets + walk.number % RUN_SETS * run_set_bytes(x_rows) +
+               walk.run * x_rows * RUN_PITCH * 4;
+    }
+};
+
+// Copies a matrix's table to its place, later.
+__device__ __forceinline__ void ask_for_table(const TileTable* from, u32 to, u32 thread,
+                                              u32 threads) {
+    for (u32 i = thread; i < sizeof(TileTable) / 16; i += threads)
+        copy_async(to + 16 * i, reinterpret_cast<const u8*>(from) + 16 * i);
+    commit_copies();
+}
+
+// What a warp that decodes needs of a tile.
+struct alignas(16) Ticket {
+    u64 plane;
+    u32 tile;    // of the strip
+    u32 number;  // of the item
+    u32 sums;    // shared address of the run's
+    u32 fill, arrivals, flags;
+    u32 matrix, strip, reserved[2];
+};
+static_assert(sizeof(Ticket) == TICKET_BYTES, "three words of 16 bytes");
+constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
+
+__device__ inline const TileRecord* record_at(const Shared& work, const TilePlace& at) {
+    return record_of(work.launch.matrices[at.matrix], at.strip, at.tile);
+}
+
+// Brings a tile into a slot.
+__device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& block,
+                                           const TileWalk& walk, const Record& record, u32 slot,
+                                           u32 full, bool aligned, u32 lane, u32& problems) {
+    const u32 bits_bytes = block.bits_bytes();
+    const LinearMatrix& m = work.launch.matrices[walk.at.matrix];
+    const u32 height = rows_left(work, walk.at);
+    const u8* const plane =
+        plane_of(m.data, m.whole_columns, m.first_column, walk.at.strip, walk.at.tile, height);
+    bool whole = aligned && height == STRIP_ROWS && columns_left(work, walk.at) == TILE_WIDTH;
+    if (whole && lane < PLANE_BAND / 128) prefetch_l2(plane + lane * 128);
+    const TileBits bits = find_bits(record, m.rest_count, lane, problems);
+    const bool fits = bits.bytes + BITS_AFTER <= bits_bytes;
+    whole = whole && fits;
+    if (fits) {
+        const u8* from = static_cast<const u8*>(m.rest) + bits.byte;
 #pragma unroll 1
-            for (u32 i = lane * 16; i < at.bytes; i += LANES * 16)
-                copy_async(stage + BITS_BEFORE + i, from + i);
-    };
-    // Each lane copies what it reads itself: its 16 bytes of the plane of two units, so that no
-    // other has to wait. A group of copies each.
-    auto ask_for_plane = [&] {
-#pragma unroll
-        for (u32 i = 0; i < PLANE_AHEAD - 1; i++) {
-            if (whole) copy_line_async(ring + i * PLANE_PAIR, next_plane + i * PLANE_PAIR);
-            commit_copies();
-        }
-    };
-    auto arrive_before = [&](u32 number) {
-        for (; arrived < number; arrived++) {
-            while (arrived == tables.next_number) tables.advance(work);
-            barriers.wait_empty(arrived);
-            __syncwarp();
-            if (lane == 0) arrive(barriers.full + 8 * (arrived % RUN_SETS));
-        }
-    };
+        for (u32 i = lane * 16; i < bits.bytes; i += LANES * 16)
+            copy_async(slot + SLOT_HEAD + i, from + i);
+    }
+    arrive_with_copies(full);
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(slot + TICKET_BYTES + lane * 8),
+                 "r"(bits.lane.position), "r"(bits.lane.end)
+                 : "memory");
     if (lane == 0) {
-        TileCursor first;
-        first.start(work, warp, blockDim.x / LANES - 1);
-        cursor = first;
+        const u64 at = reinterpret_cast<u64>(plane);
+        store_shared_16(slot, make_uint4(u32(at), u32(at >> 32), walk.at.tile, walk.number));
+        store_shared_16(
+            slot + 16, make_uint4(block.sums(walk, work.launch.x_rows), walk.fill, walk.arrivals(),
+                                  (whole ? TICKET_WHOLE : 0) | (walk.turn == 0 ? TICKET_FIRST : 0)));
+        store_shared_16(slot + 32, make_uint4(walk.at.matrix, walk.at.strip, 0, 0));
     }
     __syncwarp();
-    tables.begin(work);
-    if (cursor.exists) ask_for_bits();
-    commit_copies();
-    wait_for_copies();
-    if (cursor.exists) ask_for_plane();
-    group_barrier(1, blockDim.x - LANES);
-    wait_for_launch_before();
-    while (cursor.exists) {
-        arrive_before(cursor.at.number);
-        while (cursor.at.number == tables.next_number) tables.advance(work);
-        barriers.wait_empty(cursor.at.number);
-        // The tile's bits are older than the copies of the plane.
-        wait_for_all_but<PLANE_AHEAD - 1>();
-        __syncwarp();
-        float* const to = sets + cursor.at.number % RUN_SETS * (run_set_bytes(x_rows) / 4) +
-                          cursor.at.run * x_rows * RUN_PITCH;
-        if (!whole) {
-            problems |= multiply_edge<EIGHTS>(work, cursor.at, stage, stage_bytes, tables.address,
-                                              to, lane);
-            move_cursor();
-            if (!cursor.exists) break;
-            ask_for_bits();
-            commit_copies();
-            ask_for_plane();
-            continue;
-        }
-        const bool first = cursor.at.first;
-        u64 x_from[EIGHTS];
-#pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++) {
-            x_from[i] =
-                reinterpret_cast<u64>(work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
-                                      cursor.at.tile * TILE_WIDTH + lane % 4 * 8);
-            // Kept: the compiler would make it again in each unit.
-            asm volatile("" : "+l"(x_from[i]));
-        }
-        auto load_x_unit = [&](u32 unit, uint4(&x)[EIGHTS]) {
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++)
-                load_x_where(x[i], x_from[i] + unit * STEP_COLUMNS * 2, lane / 4 + 8 * i < x_rows);
-        };
-        uint4 x[HOLDS_X ? BAND_UNITS : 1][EIGHTS] = {};
-        if (HOLDS_X)
-#pragma unroll
-            for (u32 unit = 0; unit < BAND_UNITS; unit++) load_x_unit(unit, x[HOLDS_X ? unit : 0]);
-        const LaneBits mine = next;
-        const u8* plane = next_plane;
-        Window bits;
-        bits.begin(stage, stage_bytes, mine.position);
-        // The other stage takes the next tile's bits.
-        stage = stages - stage;
-        move_cursor();
-        const bool more = cursor.exists;
-#pragma unroll 1
-        for (u32 band = 0; band < TILE_BANDS; band++) {
-            Sums<EIGHTS> sums;
-            // Where the plane goes on after the band; anywhere after the warp's last tile.
-            const u8* after = plane + PLANE_BAND;
-            if (band == TILE_BANDS - 1) after = more && whole ? next_plane : plane;
-#pragma unroll
-            for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
-                constexpr u32 PAIRS = BAND_UNITS / 2;
-                const u32 pair = unit / 2, wanted = pair + PLANE_AHEAD - 1;
-                wait_for_all_but<PLANE_AHEAD - 2>();
-                const uint4 p = load_shared_16(ring + pair * PLANE_PAIR);
-                // Into the place of the pair before.
-                copy_line_async(ring + wanted % PAIRS * PLANE_PAIR,
-                                (wanted < PAIRS ? plane : after) + wanted % PAIRS * PLANE_PAIR);
-                commit_copies();
-                u32 e[4];
-                if (!HOLDS_X) load_x_unit(unit, x[0]);
-                decode_unit(tables.address, bits, e, problems);
-                sums.add(merge_words(e, p.x, p.y), x[HOLDS_X ? unit : 0]);
-                if (!HOLDS_X) load_x_unit(unit + 1, x[0]);
-                decode_unit(tables.address, bits, e, problems);
-                sums.add(merge_words(e, p.z, p.w), x[HOLDS_X ? unit + 1 : 0]);
-            }
-            plane += PLANE_BAND;
-            keep_sums<EIGHTS>(to, sums, band, first, x_rows, lane);
-            if (band == 0 && more) ask_for_bits();
-        }
-        problems |= check_end(mine, bits.place(stages - stage));
-        __syncwarp();
+    if (lane == 0) arrive(full);
+}
+
+// How many tiles each warp has been brought, modulo four.
+struct Brought {
+    u64 counts = 0;
+    __device__ u32 of(u32 warp) const { return u32(counts >> 2 * warp) & 3; }
+    __device__ void count(u32 warp) {
+        const u64 one = u64((of(warp) + 1) & 3) << 2 * warp;
+        counts = (counts & ~(u64(3) << 2 * warp)) | one;
     }
-    arrive_before(cursor.at.number);
-    while (tables.next_item < work.items()) tables.advance(work);
+};
+
+// Brings all tiles but the first of each warp. One of TILE_BRINGERS warps.
+__device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
+                                            u32 warps, u32 lane) {
+    const bool aligned = work.aligned();
+    u32 problems = 0, begun = 0;
+    Brought brought;
+    TileWalk walk;
+    walk.start(work);
+    // To the next tile that is this warp's to bring; its slot.
+    auto find = [&](u32& number) {
+        for (; walk.exists; walk.advance(work, warps)) {
+            const u32 warp = walk.warp;
+            number = brought.of(warp);
+            brought.count(warp);
+            if (!(begun >> warp & 1)) {
+                begun |= 1u << warp;
+                continue;
+            }
+            if (warp % TILE_BRINGERS == bringer) return;
+        }
+    };
+    auto bring = [&](const TileWalk& one, const Record& record, u32 number) {
+        const u32 at = (one.warp * TILE_SLOTS + number % TILE_SLOTS) * 8;
+        wait_parity(block.slot_empty + at, number / TILE_SLOTS % 2 ^ 1);
+        bring_tile(work, block, one, record, block.slot(one.warp, number % TILE_SLOTS),
+                   block.slot_full + at, aligned, lane, problems);
+    };
+    u32 number = 0;
+    find(number);
+    Record record;
+    if (walk.exists) record = load_record(record_at(work, walk.at), lane);
+    while (walk.exists) {
+        const TileWalk one = walk;
+        const Record mine = record;
+        const u32 of = number;
+        walk.advance(work, warps);
+        find(number);
+        if (walk.exists) record = load_record(record_at(work, walk.at), lane);
+        bring(one, mine, of);
+    }
+    for (u32 warp = bringer; warp < warps; warp += TILE_BRINGERS) {
+        const u32 of = brought.of(warp), at = (warp * TILE_SLOTS + of % TILE_SLOTS) * 8;
+        wait_parity(block.slot_empty + at, of / TILE_SLOTS % 2 ^ 1);
+        if (lane == 0)
+            store_shared_16(block.slot(warp, of % TILE_SLOTS) + 16,
+                            make_uint4(0, 0, 0, TICKET_END));
+        arrive(block.slot_full + at);
+        __syncwarp();
+        if (lane == 0) arrive(block.slot_full + at);
+    }
     if (problems) atomicOr(work.status(), problems);
 }
 
-template <u32 EIGHTS, bool HOLDS_X>
+// Adds the runs' sums of item after item, in order, and fills the table again for another matrix.
+// One warp, the first.
+__device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& block,
+                                         const float* sets, TileShared& common) {
+    const u32 lane = threadIdx.x, x_rows = work.launch.x_rows;
+    wait_for_launch_before();
+    u32 number = 0, fills = 0,
+        matrix = blockIdx.x < work.items() ? work.range(blockIdx.x).matrix : 0;
+    for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
+        const Range at = work.range(item);
+        if (!at.exists) continue;
+        if (at.matrix != matrix) {
+            // All runs with the table so far have been added.
+            matrix = at.matrix;
+            ask_for_table(work.launch.matrices[matrix].table, block.table, lane, LANES);
+            wait_for_copies();
+            tell(&common.fills, ++fills, &common.filled, lane);
+        }
+        const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
+        wait_parity(block.set_full + 8 * (number % RUN_SETS), number / RUN_SETS % 2);
+        const float* const set = sets + number % RUN_SETS * (run_set_bytes(x_rows) / 4);
+        // Four rows of x at once: each adds in order, and waits.
+        constexpr u32 ROWS = 4;
+        for (u32 first = 0; first < x_rows; first += ROWS) {
+            float sum[ROWS] = {};
+            const float* from[ROWS];
+#pragma unroll
+            for (u32 i = 0; i < ROWS; i++) {
+                const u32 row = min(first + i, x_rows - 1);
+                from[i] = set + row * RUN_PITCH + run_place(row, lane);
+            }
+#pragma unroll 4
+            for (u32 run = 0; run < runs.count; run++)
+#pragma unroll
+                for (u32 i = 0; i < ROWS; i++) sum[i] += from[i][run * x_rows * RUN_PITCH];
+#pragma unroll
+            for (u32 i = 0; i < ROWS; i++) {
+                if (first + i >= x_rows) break;
+                if (at.slices == 1)
+                    store_product(work, at, first + i, lane, sum[i]);
+                else
+                    __stcg(work.launch.partials + u64(at.partial) * partial_floats(x_rows) +
+                               (first + i) * STRIP_ROWS + lane,
+                           sum[i]);
+            }
+        }
+        number++;
+        tell(&common.added, number, common.set_empty + (number - 1) % RUN_SETS, lane);
+        add_slices<1>(work, at);
+    }
+}
+
+// A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit.
+template <u32 EIGHTS>
+__device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane,
+                                            uint4 (&x)[BAND_UNITS][EIGHTS]) {
+    u64 from[EIGHTS];
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++)
+        from[i] = reinterpret_cast<u64>(work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
+                                        tile * TILE_WIDTH + lane % 4 * 8);
+#pragma unroll
+    for (u32 unit = 0; unit < BAND_UNITS; unit++) {
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++) {
+            x[unit][i] = make_uint4(0, 0, 0, 0);
+            load_x_where(x[unit][i], from[i] + unit * STEP_COLUMNS * 2,
+                         lane / 4 + 8 * i < work.launch.x_rows);
+        }
+        make_fragments(x[unit]);
+    }
+}
+
+// Asks for the table, and brings a warp's first tile: its number in the strip if its x can be held,
+// else none.
+__device__ __forceinline__ u32 bring_first(const Shared& work, const TileBlock& block, u32 warp,
+                                           u32 warps, u32 lane, u32& problems) {
+    TileWalk walk;
+    walk.start(work);
+    if (walk.exists)
+        ask_for_table(work.launch.matrices[walk.at.matrix].table, block.table,
+                      threadIdx.x - TILE_HELPERS * LANES, warps * LANES);
+    while (walk.exists && walk.warp != warp) walk.advance(work, warps);
+    if (!walk.exists) return ~0u;
+    bring_tile(work, block, walk, load_record(record_at(work, walk.at), lane), block.slot(warp, 0),
+               block.slot_full + warp * TILE_SLOTS * 8, work.aligned(), lane, problems);
+    return work.aligned() && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
+}
+
+template <u32 EIGHTS>
+__device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
+                                               TileShared& common, u32 warp, u32 warps, u32 lane) {
+    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
+    // So that it stays in a register: the assembler would read it again in each band.
+    lane = __shfl_sync(ALL_LANES, lane, lane);
+    u32 problems = 0, fill = 0;
+    u32 held = bring_first(work, block, warp, warps, lane, problems);
+    uint4 x[BAND_UNITS][EIGHTS] = {};
+    wait_for_launch_before();
+    if (held != ~0u) load_x_tile(work, held, lane, x);
+    wait_for_copies();
+    group_barrier(1, warps * LANES);
+    asm volatile("" ::: "memory");
+#pragma unroll 1
+    for (u32 turn = 0;; turn++) {
+        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
+                  slot = block.slots + place * block.slot_bytes;
+        wait_parity(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
+        const uint4 one = load_shared_16(slot), two = load_shared_16(slot + 16);
+        if (two.w & TICKET_END) break;
+        const bool first = two.w & TICKET_FIRST;
+        // Of the lane, and the pairs of units that are on their way.
+        const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
+        uint4 ahead[AHEAD];
+        if (two.w & TICKET_WHOLE)
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
+        if (two.y != fill) fill = two.y, wait_for_table(common, fill, lane);
+        if (first && one.w >= RUN_SETS) wait_for_set(common, one.w, lane);
+        if (!(two.w & TICKET_WHOLE)) {
+            const uint4 three = load_shared_16(slot + 32);
+            problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
+                                              block.bits_bytes(), two.x, first, lane);
+            // Not kept over the call.
+            held = ~0u;
+#pragma unroll
+            for (u32 unit = 0; unit < BAND_UNITS; unit++)
+#pragma unroll
+                for (u32 i = 0; i < EIGHTS; i++) x[unit][i] = make_uint4(0, 0, 0, 0);
+        } else {
+            if (one.z != held) held = one.z, load_x_tile(work, held, lane, x);
+            Window bits;
+            bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
+                       load_shared(slot + TICKET_BYTES + lane * 8));
+#pragma unroll 1
+            for (u32 band = 0; band < TILE_BANDS; band++) {
+                Sums<EIGHTS> sums;
+                const bool more = band + 1 < TILE_BANDS;
+                if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
+#pragma unroll
+                for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
+                    const u32 pair = unit / 2;
+                    uint4& p = ahead[pair % AHEAD];
+                    u32 e[4];
+                    decode_unit(bits, e, problems);
+                    sums.add(merge_words(e, p.x, p.y), x[unit]);
+                    decode_unit(bits, e, problems);
+                    const uint4 w = merge_words(e, p.z, p.w);
+                    // Of the band after, if there is one.
+                    load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
+                                     pair + AHEAD < PAIRS || more);
+                    sums.add(w, x[unit + 1]);
+                }
+                plane += PLANE_BAND;
+                keep_sums<EIGHTS>(two.x, sums_place(lane), sums, band, first, work.launch.x_rows,
+                                  lane);
+            }
+            const uint2 ends = load_shared_8(slot + TICKET_BYTES + lane * 8);
+            problems |= check_end({ends.x, ends.y}, bits.place(slot + SLOT_HEAD));
+        }
+        const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24);
+        __syncwarp();
+        if (lane == 0) arrive(block.slot_empty + place * 8);
+        for (u32 i = 0; i < arrivals; i++) arrive(block.set_full + 8 * (number % RUN_SETS));
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+template <u32 EIGHTS>
 __device__ __forceinline__ void linear_tile(const Shared& work) {
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
-              warps = blockDim.x / LANES - 1;
-    __shared__ __align__(8) u64 barriers[2 * RUN_SETS];
-    __shared__ TileCursor cursors[32];
-    const RunBarriers at = {shared_address(barriers), shared_address(barriers + RUN_SETS)};
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < RUN_SETS; i++)
-            init_barrier(at.full + 8 * i, warps), init_barrier(at.empty + 8 * i, 1);
+              warps = blockDim.x / LANES - TILE_HELPERS;
+    __shared__ TileShared common;
+    TileBlock block;
+    block.set_full = shared_address(common.set_full),
+    block.slot_full = shared_address(common.slot_full),
+    block.slot_empty = shared_address(common.slot_empty);
+    if (warp == 0) {
+        for (u32 i = lane; i < warps * TILE_SLOTS; i += LANES)
+            init_barrier(block.slot_full + 8 * i, SLOT_ARRIVALS),
+                init_barrier(block.slot_empty + 8 * i, 1);
+        if (lane < RUN_SETS)
+            init_barrier(block.set_full + 8 * lane, MOST_RUNS * LANES),
+                init_barrier(shared_address(common.set_empty + lane), LANES);
+        if (lane == 0)
+            init_barrier(shared_address(&common.filled), LANES), common.added = common.fills = 0;
     }
     __syncthreads();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     let_next_launch_begin();
 #endif
-    // Tables begin at a multiple of their size, whatever lies before.
-    const u32 base = shared_address(linear_shared), size = sizeof(TileTable),
-              table = (base + size - 1) / size * size,
-              fixed = tile_fixed_bytes(work.launch.x_rows, work.launch.matrix_count);
-    float* const sets = reinterpret_cast<float*>(linear_shared + (table - base) +
-                                                 (work.launch.matrix_count > 1 ? 2 : 1) * size);
-    if (warp == 0) {
-        add_runs(work, sets, at);
-        return;
-    }
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 bytes = ((room - fixed) / warps - PLANE_AHEAD * PLANE_PAIR) / (TILE_STAGES * 16) * 16,
-              each = TILE_STAGES * bytes + PLANE_AHEAD * PLANE_PAIR;
-    const u32 first =
-        shared_address(sets) + RUN_SETS * run_set_bytes(work.launch.x_rows) + (warp - 1) * each;
-    multiply_tiles<EIGHTS, HOLDS_X>(work, cursors[warp], sets, table, first, bytes, at, warp - 1,
-                                    lane);
+    const u32 fixed = tile_fixed_bytes(work.launch.x_rows);
+    block.table = shared_address(linear_shared), block.sets = block.table + u32(sizeof(TileTable)),
+    block.slots = block.table + fixed,
+    block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
+    float* const sets = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
+    // Together as many registers as the block begins with, which build.py compares.
+    if (warp < TILE_HELPERS) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+#endif
+        if (warp == 0)
+            add_runs(work, block, sets, common);
+        else
+            bring_tiles(work, block, warp - 1, warps, lane);
+    } else {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+#endif
+        multiply_tiles<EIGHTS>(work, block, common, warp - TILE_HELPERS, warps, lane);
+    }
 }

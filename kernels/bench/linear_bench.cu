@@ -6,7 +6,9 @@
 //                                      best; `wide`: 17 to 128 rows of x alone
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
-//                                      stored
+//                                      stored; profile X_ROWS: some launches. Of other codes than
+//                                      the encoder's: CODE_BITS=N of the longest one at most,
+//                                      ESCAPE_COST=N bits that an escape counts more than it takes
 //   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
@@ -812,6 +814,9 @@ int main(int argc, char** argv) {
     }
     if (mode == "stored") {
         const std::string of = argc > 2 ? argv[2] : "";
+        if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
+        if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
+        if (of == "profile") return profile_stored(c, atoi(argv[3]));
         if (of == "check") {
             const bool good = check_stored(c);
             early = false;

@@ -159,6 +159,21 @@ static void bench_stored_gather(Context& c, int rounds) {
     for (auto p : {w, out}) CUDA(cudaFree(p));
 }
 
+// A few launches of one kernel, for a profiler.
+static int profile_stored(Context& c, u32 x_rows) {
+    const u32 rows = 28672, columns = 4096;
+    u16 *w = make_weights(rows, columns, 3, 0), *x = make_weights(x_rows, columns, 9, 4), *y;
+    const Tiles t = store_tiles(w, rows, columns);
+    CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
+    for (u32 i = 0; i < 3; i++) {
+        LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+        add_matrix(l, t, y, rows, nullptr);
+        launch_stored(stored(x_rows), l, t.staged, false, c.stream);
+        CUDA(cudaDeviceSynchronize());
+    }
+    return 0;
+}
+
 static int bench_stored(Context& c, int rounds) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
@@ -170,6 +185,7 @@ static int bench_stored(Context& c, int rounds) {
         const int copies = std::max<int>(4, int(500e6 / (n * 1.3)));
         std::vector<u16*> ws = {make_weights(rows, columns, 3, 0)};
         std::vector<Tiles> ts = {store_tiles(ws[0], rows, columns)};
+        printf("%ux%u: %.4f bits a weight\n", rows, columns, ts[0].bytes() * 8.0 / n);
         for (int i = 1; i < copies; i++)
             ws.push_back(copy_of(ws[0], n * 2)), ts.push_back(ts[0].copy());
         u16 *x = make_weights(16, columns, 9, 4), *y;
@@ -191,8 +207,6 @@ static int bench_stored(Context& c, int rounds) {
             };
             add(stored(x_rows), true);
             add(stored(x_rows), false);
-            for (auto& v : stored_variants)
-                if (v.eights == (x_rows + 7) / 8) add(v, true);
             measure(c, all, copies, rounds);
             double best = 1;
             for (size_t i = 0; i < peers; i++) best = std::min(best, median_of(all[i].seconds));

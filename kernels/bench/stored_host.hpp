@@ -103,6 +103,8 @@ __global__ void write_tiles(const u16* w, u32 rows, u32 columns, const u64* code
             plane[before + i] = u8((unit[i] >> 8 & 0x80) | (unit[i] & 0x7F));
     });
 }
+// Bits of the longest code that the bench makes.
+static int code_limit = TABLE_BITS;
 static Tiles store_tiles(const u16* w, u32 rows, u32 columns) {
     Tiles t;
     t.rows = rows, t.columns = columns, t.tiles = u64((rows + 31) / 32) * ((columns + 255) / 256);
@@ -113,7 +115,7 @@ static Tiles store_tiles(const u16* w, u32 rows, u32 columns) {
     count_pairs<<<1024, 256>>>(w, pairs, step, counted);
     std::vector<u64> counts(65536), codes(65536);
     CUDA(cudaMemcpy(counts.data(), counted, 65536 * 8, cudaMemcpyDeviceToHost));
-    const Code c = code_of(counts, pairs / step, TABLE_BITS);
+    const Code c = code_of(counts, pairs / step, code_limit);
     for (u32 i = 0; i < 65536; i++) {
         const PairCode one = pair_code(c, i);
         codes[i] = u64(one.length) << 32 | one.code;
@@ -144,32 +146,17 @@ static Tiles store_tiles(const u16* w, u32 rows, u32 columns) {
     return t;
 }
 
-// Eights of rows of x, whether x is held in registers, warps that decode.
-#define STORED(EIGHTS, HOLDS, WARPS)                                                       \
-    __global__ void __launch_bounds__((WARPS + 1) * LANES, 1)                              \
-        stored_##EIGHTS##_##HOLDS##_##WARPS(const __grid_constant__ LinearLaunch launch) { \
-        linear_tile<EIGHTS, HOLDS>(Shared{launch});                                        \
-    }
-#define STOREDS(X) X(1, 1, 19) X(1, 0, 19) X(1, 0, 23) X(2, 0, 15)
-STOREDS(STORED)
 struct StoredVariant {
     const char* name;
     const void* kernel;
     u32 eights, warps;
 };
-#define STORED_ROW(EIGHTS, HOLDS, WARPS)                             \
-    {"tile " #EIGHTS " eights, x held " #HOLDS ", " #WARPS " warps", \
-     (const void*)stored_##EIGHTS##_##HOLDS##_##WARPS, EIGHTS, WARPS},
-static const StoredVariant stored_variants[] = {STOREDS(STORED_ROW)};
-static const char* forced_stored = nullptr;
 static StoredVariant stored(u32 x_rows) {
-    if (forced_stored)
-        for (auto& v : stored_variants)
-            if (strstr(v.name, forced_stored) && v.eights * 8 >= x_rows) return v;
     const char* name = x_rows <= 8 ? "df11_linear_tile_8" : "df11_linear_tile_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
-    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, LINEAR_TILE_WARPS};
+    // The kernels of the PTX have 12.
+    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? 12 : LINEAR_TILE_WARPS};
 }
 static u32 most_shared(const void* kernel) {
     int n;
@@ -180,7 +167,7 @@ static u32 most_shared(const void* kernel) {
 }
 static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
-    const u32 shared = std::min(tile_shared_bytes(v.warps, l.x_rows, l.matrix_count, staged),
+    const u32 shared = std::min(tile_shared_bytes(v.warps, l.x_rows, staged),
                                 most_shared(v.kernel) / 16 * 16);
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     LinearLaunch copy = l;
@@ -189,8 +176,9 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = std::min<u32>(l.items, sm_count()), config.blockDim = (v.warps + 1) * LANES,
-    config.dynamicSmemBytes = shared, config.stream = stream;
+    config.gridDim = std::min<u32>(l.items, sm_count()),
+    config.blockDim = (v.warps + TILE_HELPERS) * LANES, config.dynamicSmemBytes = shared,
+    config.stream = stream;
     config.attrs = &attribute, config.numAttrs = !ring && begins_early;
     CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
 }

@@ -154,6 +154,7 @@ inline Code make_code(const Matrix& m, int limit) {
     return code_of(counts, pairs, limit);
 }
 // Of this many pairs.
+static double escape_cost = 0; // bits that an escape counts more than it takes
 inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     Code c;
     std::vector<u32> order;
@@ -164,7 +165,8 @@ inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     double best = 1e30;
     std::vector<u8> best_lengths;
     size_t kept = 0;
-    for (double factor : {1.0, 0.5, 0.25, 0.125, 0.0625}) {
+    for (double factor : {1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125}) {
+        if (factor < 0.06 && !escape_cost) break;
         const u64 least = u64(pairs / double(1u << limit) * factor);
         std::vector<u64> symbols;
         u64 escaped = 0;
@@ -175,7 +177,7 @@ inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
         symbols.push_back(std::max<u64>(escaped, 1));
         if (symbols.size() > 1u << limit) continue;
         std::vector<u8> lengths = code_lengths(symbols, limit);
-        double bits = 16.0 * escaped;
+        double bits = (16.0 + escape_cost) * escaped;
         for (size_t i = 0; i < symbols.size(); i++) bits += double(symbols[i]) * lengths[i];
         if (bits < best) best = bits, best_lengths = lengths, kept = k;
     }

@@ -47,7 +47,7 @@ impl Launch {
 
     fn new(kernels: &LinearKernels, order: &[usize], matrices: &[Matrix]) -> Self {
         let largest = order.iter().filter_map(|&at| matrices[at].staged_bytes()).max();
-        let staged = largest.map(|bytes| Staged { bytes, several: order.len() > 1 });
+        let staged = largest.map(Staged);
         let most_rows = kernels.most_rows(staged);
         let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
         let split = |at: usize| Split::new(shape(at).0, shape(at).1);

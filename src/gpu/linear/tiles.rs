@@ -13,29 +13,27 @@ use crate::{
 };
 
 /// How many of the kernels' constants are theirs.
-pub(super) const TILE_CONSTANTS: usize = 5;
-/// With fewer warps that decode, memory is idle: rather they stage less than some tiles have.
-const LEAST_WARPS: u32 = 4;
+pub(super) const TILE_CONSTANTS: usize = 6;
+/// Warps that decode come in groups, which exchange registers with the others. With fewer than one
+/// memory is idle: rather they stage less than some tiles have.
+const WARP_GROUP: u32 = 4;
 /// Bits of a tile that a stage holds at least, if it has that many: most of those of a common tile.
 const LEAST_STAGE: u32 = 2048;
 /// Bytes of which the stages of a block are a multiple, together.
 const STAGE_UNIT: u32 = 16;
 
-/// What blocks ask of shared memory depends on this of a launch's matrices.
+/// What the largest tile of a launch's matrices takes of its bitstream, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Staged {
-    /// What the largest tile of all takes of its bitstream, in bytes.
-    pub(super) bytes: u32,
-    /// Whether there are two or more.
-    pub(super) several: bool,
-}
+pub(super) struct Staged(pub(super) u32);
 
 /// What blocks ask of shared memory, in bytes, and what they bear.
 #[derive(Clone, Copy, Debug)]
 struct Needs {
-    /// Warps that decode, at most; one more adds their sums.
+    /// Warps that bring tiles to the others and add their sums.
+    helpers: u32,
+    /// Warps that decode, at most.
     most_warps: u32,
-    /// A decode table; there is room for one more than are used at once, which is two at most.
+    /// A decode table.
     table: u32,
     /// For each row of x.
     row: u32,
@@ -56,22 +54,22 @@ struct Shape {
 
 impl Needs {
     fn new(constants: &[u32]) -> Self {
-        let [most_warps, table, row, warp, stages] =
+        let [helpers, most_warps, table, row, warp, stages] =
             *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        Self { most_warps, table, row, warp, stages }
+        Self { helpers, most_warps, table, row, warp, stages }
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
     /// not hold is read from where it lies, slowly. None if stages would be too small for common
     /// tiles as well.
     fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
-        let fixed = (2 + u32::from(staged.several)) * self.table + self.row * x_rows;
+        let fixed = self.table + self.row * x_rows;
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
         let of_warp = |bytes| self.warp + self.stages * bytes;
-        let each = of_warp(staged.bytes);
-        let warps = (free / each).clamp(LEAST_WARPS, self.most_warps);
+        let each = of_warp(staged.0);
+        let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let shared = fixed + free.min(warps * each);
-        (free >= warps * of_warp(staged.bytes.min(LEAST_STAGE))).then_some(Shape { warps, shared })
+        (free >= warps * of_warp(staged.0.min(LEAST_STAGE))).then_some(Shape { warps, shared })
     }
 }
 
@@ -132,7 +130,7 @@ impl TileKernels {
         let shape = shape.expect("most_rows says how many rows fit");
         let config = LaunchConfig {
             grid_dim: (launch.items.min(self.processors), 1, 1),
-            block_dim: ((shape.warps + 1) * LANES, 1, 1),
+            block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
             shared_mem_bytes: shape.shared,
         };
         let function = if u64::from(launch.x_rows) <= FEW_ROWS { &self.few } else { &self.most };
@@ -154,24 +152,22 @@ mod tests {
 
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
-        let needs = Needs { most_warps: 15, table: 16_384, row: 4096, warp: 2112, stages: 2 };
-        let shape = |x_rows, bytes, several, room| {
-            let shape = needs.shape(x_rows, Staged { bytes, several }, room);
+        let needs = Needs { helpers: 4, most_warps: 16, table: 16_384, row: 4096, warp: 640, stages: 2 };
+        let shape = |x_rows, bytes, room| {
+            let shape = needs.shape(x_rows, Staged(bytes), room);
             shape.map(|Shape { warps, shared }| (warps, shared))
         };
         // Common weights: compute capability 9.0, and 8.6.
-        let (hopper, consumer, warp) = (226 << 10, 98 << 10, 2112 + 2 * 2704);
-        assert_eq!(shape(16, 2704, false, hopper), Some((15, 32_768 + 65_536 + 15 * warp)));
-        assert_eq!(shape(16, 2704, true, hopper), Some((15, 49_152 + 65_536 + 15 * warp)));
-        assert_eq!(shape(1, 2704, false, consumer), Some((8, 32_768 + 4096 + 8 * warp)));
+        let (hopper, consumer, warp) = (226 << 10, 98 << 10, 640 + 2 * 2704);
+        assert_eq!(shape(16, 2704, hopper), Some((16, 16_384 + 65_536 + 16 * warp)));
+        assert_eq!(shape(1, 2704, consumer), Some((12, 16_384 + 4096 + 12 * warp)));
+        // Larger tiles: fewer warps.
+        assert_eq!(shape(16, 4096, hopper), Some((16, 16_384 + 65_536 + 16 * (640 + 8192))));
+        assert_eq!(shape(16, 4864, hopper), Some((12, 16_384 + 65_536 + 12 * (640 + 9728))));
         // Four warps, with stages that hold less than the largest tiles.
-        assert_eq!(shape(8, 14_864, false, consumer), Some((4, consumer)));
-        assert_eq!(shape(9, 2704, false, consumer), Some((4, 32_768 + 9 * 4096 + 4 * warp)));
+        assert_eq!(shape(8, 14_864, consumer), Some((4, consumer)));
+        assert_eq!(shape(14, 2704, consumer), Some((4, 16_384 + 14 * 4096 + 4 * warp)));
         // Too many rows for so little.
-        assert_eq!((shape(11, 2704, false, consumer), shape(40, 2704, false, consumer)), (None, None));
-        assert_eq!(
-            (shape(6, 2704, true, consumer), shape(7, 2704, true, consumer)),
-            (Some((4, consumer)), None)
-        );
+        assert_eq!((shape(16, 2704, consumer), shape(40, 2704, consumer)), (None, None));
     }
 }
