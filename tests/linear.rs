@@ -13,8 +13,8 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions, Result,
     gpu::{
-        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
-        Plan, Residence, Routing, Status, Transcoded,
+        Device, FastPacker, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
+        Matrix, Plan, Residence, Routing, Status, TableAddresses, TileAddresses, Transcoded,
         cudarc::driver::{CudaContext, DevicePtr as _},
     },
 };
@@ -73,8 +73,8 @@ fn matrices_know_their_sizes() {
         assert_eq!((matrix.name(), matrix.row_count(), matrix.column_count()), (name, rows, columns));
         assert_eq!((matrix.residence(), matrix.exceptions()), (Residence::Stored, None));
         assert_eq!(matrix.decoded_bytes(), 2 * rows * columns);
-        // Ten or eleven bits a weight, a decode table and a task.
-        let arrays = (matrix.device_bytes() - 16_384 - 128) * 8;
+        // Ten or eleven bits a weight, and a decode table.
+        let arrays = (matrix.device_bytes() - 16_384) * 8;
         assert!((10 * rows * columns..12 * rows * columns).contains(&arrays), "{name}: {arrays}");
         let (strips, steps) = (rows.div_ceil(32), columns.div_ceil(32));
         let fast = fast(&matrix);
@@ -251,6 +251,117 @@ fn experts_are_prepared_and_checked() {
     multiply(x, Routing::new(4, 1 << 31).rows(4), y).unwrap();
 }
 
+/// Where arrays of a matrix might lie; the stand-in never looks.
+const AT: TileAddresses = TileAddresses {
+    records: 256,
+    bitstream: 512,
+    bitstream_bytes: 4096,
+    plane: 8192,
+    table: 16_384,
+    staged_bytes: 2704,
+};
+
+#[test]
+fn matrices_in_memory_of_the_caller_are_checked() {
+    if !is_child("matrices_in_memory_of_the_caller_are_checked", 2) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
+    // SAFETY: the stand-in runs no kernels, so that nothing is read or written; so for all that follows.
+    let tiles = |device: &Device, shape, at| unsafe { Matrix::of_tiles(device, shape, at) };
+    // SAFETY: as above.
+    let fast = |shape, strips, entries| unsafe { Matrix::of_fast(&device, shape, strips, entries) };
+    for shape in [(0, 256), (256, 0), (64, 260), (1 << 32, 256), (64, 1 << 32)] {
+        assert!(refused(tiles(&device, shape, AT)).contains("multiple of 8"));
+        assert!(refused(fast(shape, 256, (512, 0))).contains("multiple of 8"));
+    }
+    for at in [
+        TileAddresses { records: 8, ..AT },
+        TileAddresses { bitstream: 8, ..AT },
+        TileAddresses { bitstream_bytes: 4088, ..AT },
+        TileAddresses { plane: 8, ..AT },
+        TileAddresses { table: 8, ..AT },
+    ] {
+        assert!(refused(tiles(&device, (64, 512), at)).contains("misaligned"));
+    }
+    assert!(refused(fast((64, 512), 8, (512, 0))).contains("misaligned"));
+    assert!(refused(fast((1 << 20, 4096), 256, (512, 0))).contains("fewer rows"));
+
+    let stored = tiles(&device, (100, 520), AT).unwrap();
+    assert_eq!((stored.row_count(), stored.column_count()), (100, 520));
+    assert_eq!(
+        (stored.residence(), stored.device_bytes()),
+        (Residence::Stored, 32 * 13 + 4096 + 52_000 + 16_384)
+    );
+    let packed = fast((96, 520), 256, (65_536, 7)).unwrap();
+    assert_eq!((packed.residence(), packed.exceptions()), (Residence::Fast, Some(7)));
+    assert_eq!(packed.device_bytes(), Matrix::fast_bytes(96, 520) + 28);
+    for matrix in [&stored, &packed] {
+        // SAFETY: as above.
+        let decode = |slice, to| unsafe { matrix.decode_slice_into_raw(slice, to, &stream, &status) };
+        decode((5..7, 3..4), 256).unwrap();
+        assert!(refused(decode((0..1, 0..520), 8)).contains("256 bytes"));
+        assert!(refused(decode((0..101, 0..520), 256)).contains("0..101"));
+        assert!(refused(decode((0..1, 520..521), 256)).contains("520..521"));
+    }
+    let all = [(&stored, 256), (&packed, 512), (&stored, 1024)];
+    // SAFETY: as above.
+    let decode_all = |all: &[(&Matrix, u64)]| unsafe { Matrix::decode_all_into_raw(all, &stream, &status) };
+    decode_all(&[]).unwrap();
+    decode_all(&all.repeat(9)).unwrap();
+    assert!(refused(decode_all(&[(&stored, 8)])).contains("256 bytes"));
+    let other = tiles(&Device::open(1).unwrap(), (100, 520), AT).unwrap();
+    assert!(refused(decode_all(&[(&stored, 256), (&other, 256)])).contains("different GPUs"));
+    assert!(refused(decode_all(&[(&other, 256)])).contains("another device"));
+
+    assert!(refused(GroupedLinear::of_parts(&stored, 1)).contains("in the fast layout"));
+    assert!(refused(GroupedLinear::of_parts(&packed, 0)).contains("are not 0 experts"));
+    assert!(refused(GroupedLinear::of_parts(&packed, 5)).contains("96 rows are not 5 experts"));
+    assert!(refused(GroupedLinear::of_parts(&packed, 2)).contains("multiples of 32"));
+    assert!(refused(GroupedLinear::of_parts(&packed, 1025)).contains("1 to 1024"));
+    assert_eq!(GroupedLinear::of_parts(&packed, 3).unwrap().experts(), 3);
+
+    // SAFETY: as above.
+    let packer = |shape, strips| unsafe { FastPacker::new(&device, shape, strips, &stream) };
+    assert!(refused(packer((0, 520), 256)).contains("fewer rows") && packer((100, 520), 8).is_err());
+    assert!(packer((1 << 16, 1 << 16), 256).is_err());
+    let packer = packer((100, 520), 256).unwrap();
+    assert_eq!(
+        (packer.bytes(), packer.exceptions(&stream).unwrap()),
+        (Matrix::fast_bytes(100, 520), Some(0))
+    );
+    // SAFETY: as above.
+    let pack = |rows| unsafe { packer.pack(rows, 256, &stream) };
+    pack(0..64).unwrap();
+    pack(64..100).unwrap();
+    for rows in [0..33, 1..32, 32..32, 96..101] {
+        assert!(refused(pack(rows)).contains("multiples of 32"));
+    }
+    // SAFETY: as above.
+    assert!(refused(unsafe { packer.take(1 << 40, 256, &stream) }).contains("exceptions"));
+
+    let table = TableAddresses { codebook: 2, codebook_bytes: 30, table: 16 };
+    // SAFETY: as above.
+    let build = |tables: &[TableAddresses]| unsafe { device.build_tables(tables) };
+    build(&[]).unwrap();
+    build(&[table, table]).unwrap();
+    assert!(refused(build(&[TableAddresses { codebook: 1, ..table }])).contains("misaligned"));
+    assert!(refused(build(&[TableAddresses { table: 8, ..table }])).contains("misaligned"));
+
+    let model = sample();
+    // SAFETY: as above.
+    let upload = |names: &[&str]| {
+        let wanted: Vec<_> = names.iter().map(|&name| (name, [256; 4])).collect();
+        // SAFETY: as above.
+        unsafe { model.upload_arrays(&device, &wanted, &()) }
+    };
+    upload(&["a", "tied", "stack"]).unwrap();
+    for name in ["vector", "gap", "raw", "floats", "folded", "absent"] {
+        assert!(refused(upload(&["a", name])).contains("Tensor::tile_shape"));
+    }
+}
+
 /// Whatever is multiplied or decoded, in device memory there is what was there before: the caller's
 /// temporary, as large as the largest matrix, is all that a transposed product takes. And nothing
 /// waits.
@@ -269,6 +380,10 @@ fn calls_allocate_nothing_and_wait_for_nothing() {
     let fast: Vec<Matrix> = matrices.iter().skip(1).step_by(2).cloned().collect();
     let linear = Linear::new(&matrices).unwrap();
     let experts = GroupedLinear::new(&fast[2].split_rows(3).unwrap()).unwrap();
+    // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
+    let borrowed = unsafe { Matrix::of_tiles(&device, (100, 520), AT) }.unwrap();
+    // SAFETY: as above.
+    let packed = unsafe { Matrix::of_fast(&device, (96, 520), 256, (65_536, 7)) }.unwrap();
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
     let largest = matrices.iter().map(Matrix::decoded_bytes).max().unwrap();
     let temporary = stream.alloc_zeros::<u8>(largest as usize).unwrap();
@@ -285,6 +400,19 @@ fn calls_allocate_nothing_and_wait_for_nothing() {
         // SAFETY: the temporary is as large as the largest of them.
         unsafe { matrix.decode_into_raw(place, &stream, &status) }.unwrap();
     }
+    // Nor does whoever holds the arrays, and makes everything anew for each call.
+    let parts = [borrowed.rows(32..64).unwrap(), packed.rows(32..64).unwrap()];
+    // SAFETY: the stand-in runs no kernels.
+    unsafe { Matrix::decode_all_into_raw(&parts.each_ref().map(|part| (part, place)), &stream, &status) }
+        .unwrap();
+    let y = [LinearOutput::new(4096, 3200); 2];
+    let both = Linear::new(&parts).unwrap();
+    // SAFETY: as above.
+    unsafe { both.multiply(LinearInput::new(2, 3, 520), &y, 0, &stream, &status) }.unwrap();
+    let grouped = GroupedLinear::of_parts(&packed, 3).unwrap();
+    // SAFETY: as above.
+    unsafe { grouped.multiply(LinearInput::new(2, 3, 520), Routing::new(4, 3), y[0], &stream, &status) }
+        .unwrap();
     let (x, outputs) = (LinearInput::new(2, 100, 520), [LinearOutput::new(4096, 3200); 6]);
     // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
     unsafe { linear.multiply(x, &outputs, 0, &stream, &status) }.unwrap();
@@ -351,6 +479,18 @@ fn all_calls() -> Result<()> {
     unsafe { fast.gather(Indices::I64(8), 3, (256, 4096), &stream, &status) }?;
     // SAFETY: as above.
     unsafe { matrix.columns(0..2048)?.decode_into_raw(256, &stream, &status) }?;
+    // SAFETY: as above.
+    unsafe { device.build_tables(&[TableAddresses { codebook: 2, codebook_bytes: 30, table: 16 }]) }?;
+    // SAFETY: as above.
+    let packer = unsafe { FastPacker::new(&device, (40, 4096), 256, &stream) }?;
+    // SAFETY: as above.
+    unsafe { packer.pack(0..40, 256, &stream) }?;
+    let exceptions = packer.exceptions(&stream)?.unwrap_or(0);
+    // SAFETY: as above.
+    unsafe { packer.take(exceptions, 256, &stream) }?;
+    let mut memory = [0_u8; 4096];
+    // SAFETY: the memory is there until the result is dropped.
+    drop(unsafe { device.pin(memory.as_mut_ptr().cast(), memory.len()) }?);
     status.check(&stream)
 }
 
@@ -409,7 +549,7 @@ fn failures_of_the_driver_are_errors() {
     );
     let large = constants.replace(",9,0,0,0,0,0,", ",232449,0,0,0,0,0,");
     run("df11_linear_constants", &large, "shared memory");
-    let large = constants.replace(",15,16384,4096,", ",15,16384,400000,");
+    let large = constants.replace(",16,16384,4096,", ",16,16384,400000,");
     run("df11_linear_constants", &large, "shared memory");
     run("memory", "300000", "a matrix in the fast layout needs 393472 bytes");
 }

@@ -6,8 +6,8 @@ use std::{ops::Range, slice, sync::Arc};
 use df11::{
     Error,
     gpu::{
-        Device, GpuModel, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Residence, Status,
-        Transcoded,
+        Device, FastPacker, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
+        Matrix, Residence, Routing, Status, TableAddresses, TileAddresses, Transcoded,
         cudarc::driver::{
             CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
             result::memset_d8_async,
@@ -458,6 +458,128 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
             check(&Call::new(&x), &host, &multiply(&stream, &linear(part), &Call::new(&x))[0], &what);
         }
     }
+}
+
+/// A matrix of a model in device memory of the caller, in both forms, and what it was brought to.
+struct Borrowed {
+    stored: Matrix,
+    fast: Matrix,
+    _memory: Vec<CudaSlice<u8>>,
+}
+
+impl Borrowed {
+    #[expect(unsafe_code, reason = "raw pointers")]
+    fn new(device: &Device, stream: &Arc<CudaStream>, host: &Host) -> Self {
+        let model = open(Model::new(&[host.item("w")], &[]).build());
+        let tensor = model.tensor("w").unwrap();
+        let (rows, columns) = tensor.tile_shape().unwrap().unwrap();
+        let lengths = tensor.tile_array_lengths();
+        let alloc = |bytes: u64| stream.alloc_zeros::<u8>(bytes.max(1) as usize).unwrap();
+        let mut memory: Vec<_> = lengths.into_iter().chain([Device::table_bytes()]).map(alloc).collect();
+        let [codebook, records, bitstream, plane, table] =
+            [0, 1, 2, 3, 4].map(|at| memory[at].device_ptr(stream).0);
+        stream.synchronize().unwrap();
+        // SAFETY: each array has its memory.
+        unsafe { model.upload_arrays(device, &[("w", [codebook, records, bitstream, plane])], &()) }.unwrap();
+        let tables = [TableAddresses { codebook, codebook_bytes: lengths[0], table }];
+        // SAFETY: the codebook is there, and the table has its bytes.
+        unsafe { device.build_tables(&tables) }.unwrap();
+        let arrays = [0, 1, 2, 3].map(|at| tensor.tile_array(at).unwrap());
+        let arrays =
+            df11::encoding::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
+        let staged_bytes = arrays.unwrap().staged_bytes();
+        let at =
+            TileAddresses { records, bitstream, bitstream_bytes: lengths[2], plane, table, staged_bytes };
+        // SAFETY: the arrays are there, and `Self` keeps them.
+        let stored = unsafe { Matrix::of_tiles(device, (rows, columns), at) }.unwrap();
+
+        let weights = stream.clone_htod(&host.bytes()).unwrap();
+        let strips = alloc(Matrix::fast_bytes(rows, columns));
+        let to = strips.device_ptr(stream).0;
+        // SAFETY: the strips have their bytes, and the weights are there.
+        let packer = unsafe { FastPacker::new(device, (rows, columns), to, stream) }.unwrap();
+        for first in (0..rows).step_by(64) {
+            let rows = first..rows.min(first + 64);
+            let from = weights.device_ptr(stream).0 + 2 * first * columns;
+            // SAFETY: as above.
+            unsafe { packer.pack(rows, from, stream) }.unwrap();
+        }
+        let count = packer.exceptions(stream).unwrap().expect("few");
+        assert_eq!(count, host.exceptions());
+        let entries = alloc(4 * count);
+        let entries_at = entries.device_ptr(stream).0;
+        // SAFETY: there is room for as many.
+        unsafe { packer.take(count, entries_at, stream) }.unwrap();
+        stream.synchronize().unwrap();
+        // SAFETY: as for the stored one.
+        let fast = unsafe { Matrix::of_fast(device, (rows, columns), to, (entries_at, count)) }.unwrap();
+        memory.extend([strips, entries]);
+        Self { stored, fast, _memory: memory }
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn matrices_in_memory_of_the_caller_are_the_same() {
+    let Some(device) = gpu() else { return };
+    let stream = device.context().new_stream().unwrap();
+    let hosts = [Host::normal(3 * 1024 + 70, 1304, 8), Host::normal(96, 1304, 9), Host::normal(40, 264, 10)];
+    let all: Vec<Borrowed> = hosts.iter().map(|host| Borrowed::new(device, &stream, host)).collect();
+    for (Borrowed { stored, fast, .. }, host) in all.iter().zip(&hosts) {
+        for matrix in [stored, fast] {
+            assert!(decode(&stream, matrix) == host.bytes());
+            for (rows, columns) in [(5..37, 3..200), (0..1, 8..264), (32..40, 0..256)] {
+                let part = host.slice(rows.clone(), columns.clone());
+                let status = Status::new(device).unwrap();
+                let mut output = stream.clone_htod(&vec![POISON; part.bytes().len() + GUARD]).unwrap();
+                let slice = (rows.start as u64..rows.end as u64, columns.start as u64..columns.end as u64);
+                let to = output.device_ptr_mut(&stream).0;
+                // SAFETY: the output has the bytes; everything lives until the status has been read.
+                unsafe { matrix.decode_slice_into_raw(slice, to, &stream, &status) }.unwrap();
+                status.check(&stream).unwrap();
+                let mut found = stream.clone_dtoh(&output).unwrap();
+                assert!(found.split_off(part.bytes().len()).iter().all(|&byte| byte == POISON));
+                assert!(found == part.bytes(), "{rows:?}, {columns:?}");
+            }
+            let x = Host::normal(3, host.columns, 2);
+            let product =
+                multiply(&stream, &Linear::new(&[matrix.clone()]).unwrap(), &Call::new(&x)).remove(0);
+            check(&Call::new(&x), host, &product, "borrowed");
+        }
+    }
+    // Many at once: more than a launch takes, in both forms.
+    let mut outputs: Vec<_> =
+        (0..12).map(|at| stream.clone_htod(&vec![POISON; hosts[at % 3].bytes().len()]).unwrap()).collect();
+    let forms = |at: usize| if at < 10 { &all[at % 3].stored } else { &all[at % 3].fast };
+    let places: Vec<_> = outputs
+        .iter_mut()
+        .enumerate()
+        .map(|(at, output)| (forms(at), output.device_ptr_mut(&stream).0))
+        .collect();
+    let status = Status::new(device).unwrap();
+    // SAFETY: the outputs have their bytes; everything lives until the status has been read.
+    unsafe { Matrix::decode_all_into_raw(&places, &stream, &status) }.unwrap();
+    status.check(&stream).unwrap();
+    for (at, output) in outputs.iter().enumerate() {
+        assert!(stream.clone_dtoh(output).unwrap() == hosts[at % 3].bytes(), "{at}");
+    }
+    // Experts that are parts of one: the bits of each by itself.
+    let experts = &all[1].fast;
+    let (parts, each) = (GroupedLinear::of_parts(experts, 3).unwrap(), experts.split_rows(3).unwrap());
+    let x = Host::normal(4, 1304, 5);
+    let x_here = stream.clone_htod(&x.bits).unwrap();
+    let offsets = stream.clone_htod(&[0_u32, 1, 1, 4]).unwrap();
+    let products = [parts, GroupedLinear::new(&each).unwrap()].map(|grouped| {
+        let mut y = stream.clone_htod(&vec![POISON_HALF; 4 * 32]).unwrap();
+        let (from, to) = (x_here.device_ptr(&stream).0, y.device_ptr_mut(&stream).0);
+        let routing = Routing::new(offsets.device_ptr(&stream).0, 4);
+        let (x, status) = (LinearInput::new(from, 4, 1304), Status::new(device).unwrap());
+        // SAFETY: as many rows, offsets and places; all live until the status has been read.
+        unsafe { grouped.multiply(x, routing, LinearOutput::new(to, 32), &stream, &status) }.unwrap();
+        status.check(&stream).unwrap();
+        stream.clone_dtoh(&y).unwrap()
+    });
+    assert!(products[0] == products[1] && !products[0].contains(&POISON_HALF));
 }
 
 #[test]
