@@ -51,14 +51,11 @@ ALLOWED_SPILLS = {
     # Words that are needed between tiles: x of a tile in registers is 10 % faster than loaded again.
     ("df11_linear_tile_16", "sm_80"): 128,
     ("df11_linear_tile_16", "sm_90a"): 160,
-    # 64 sums a thread of 104 registers; ptxas of CUDA 13.5 needs no spills.
-    ("df11_linear_fast_128", "sm_90a"): 80,
 }
 # Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in linear_wide.cuh: 104 for each of 512
 # threads, 64 for each of 128, of 640), and with fewer a warp waits for registers for ever.
 LEAST_REGISTERS = {
-    ("df11_linear_fast_64", "sm_90a"): (104 * 512 + 64 * 128) // 640,
-    ("df11_linear_fast_128", "sm_90a"): (104 * 512 + 64 * 128) // 640,
+    (f"df11_linear_fast_{rows}", "sm_90a"): (104 * 512 + 64 * 128) // 640 for rows in (32, 64, 128)
 }
 
 
