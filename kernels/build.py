@@ -87,10 +87,8 @@ ALLOWED_SPILLS = {
 # linear_wide.cuh and linear_tile.cuh: 104 for each of 512 threads, 64 for each of 128, of 640), and
 # with fewer a warp waits for registers for ever.
 LEAST_REGISTERS = {
-    ("df11_linear_fast_64", "sm_90a"): (104 * 512 + 64 * 128) // 640,
-    ("df11_linear_fast_128", "sm_90a"): (104 * 512 + 64 * 128) // 640,
-    ("df11_linear_tile_8", "sm_90a"): (104 * 512 + 64 * 128) // 640,
-    ("df11_linear_tile_16", "sm_90a"): (104 * 512 + 64 * 128) // 640,
+    (f"df11_linear_{kernel}", "sm_90a"): (104 * 512 + 64 * 128) // 640
+    for kernel in ("fast_32", "fast_64", "fast_128", "tile_8", "tile_16")
 }
 
 

@@ -1,6 +1,6 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
 // y = x W^T (+ bias), up to 128 rows of x. Nothing is decoded to memory: 12.02 bits are read for
-// each weight where a BF16 product reads 16. Here are those up to 32 rows; linear_wide.cuh has the
+// each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh has the
 // others, linear_tile.cuh those by matrices in tiles as stored, and both have heads of their own.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
@@ -27,16 +27,16 @@
 // 96 registers, 18 warps; 149 KiB of shared memory with up to 8 rows of x, 183 KiB with 16. About 115
 // instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
-//   rows of x             1       8       16      32
-//   H100                  1.41    1.40    1.35    1.22
-//   H100, plain launches  1.31    1.31    1.28    1.16
-//   H200                  1.31    1.32    1.21    0.96
-//   H200, plain launches  1.23    1.25    1.16    0.91
+//   rows of x             1       8       16
+//   H100                  1.41    1.40    1.35
+//   H100, plain launches  1.31    1.31    1.28
+//   H200                  1.31    1.32    1.21
+//   H200, plain launches  1.23    1.25    1.16
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
 // and about 2 us at the ends of each launch, which a launch that begins early hides. From 16 rows
 // on, x: L2 and shared memory bring 16 rows of it at 2/3 of the bytes of the weights, of which a
-// cluster of two spares half. With 64 rows it took twice cuBLASLt's time: each 32 rows of weights
-// read all of x from shared memory.
+// cluster of two spares half. With 32 rows it made 0.98 on an H200, and twice cuBLASLt's time with
+// 64: each 32 rows of weights read all of x from shared memory.
 //
 // Rejected, in the record with their figures:
 //   cp.async in warps' own rings; 8 warps; 2 or 3 blocks a multiprocessor; 3 or 6 stages; no
@@ -62,7 +62,7 @@ static_assert(LINEAR_DEPTH > 0 && LINEAR_GROUP % LINEAR_CLUSTER == 0 &&
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2) * LANES, LINEAR_EARLY = 1, GROUPED_EIGHTS = 2;
-constexpr u32 HAS_WIDE = 1, SHARED_32 = bulk_shared_bytes(LINEAR_WARPS, 4, 3);
+constexpr u32 HAS_WIDE = 1;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return bulk_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_STAGES);
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void linear(const Work& work) {
 #else
 #define CLUSTERS
 constexpr u32 LINEAR_THREADS = LINEAR_WARPS * LANES, LINEAR_EARLY = 0, GROUPED_EIGHTS = 1;
-constexpr u32 HAS_WIDE = 0, SHARED_32 = 0;
+constexpr u32 HAS_WIDE = 0;
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return linear_shared_bytes(LINEAR_WARPS, (x_rows + 7) / 8, LINEAR_DEPTH);
 }
@@ -93,21 +93,17 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     linear<2, LINEAR_CLUSTER>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// 17 to 32 rows of x.
-extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
+// 17 to 128 rows of x (linear_wide.cuh).
+#define WIDE_CLUSTERED __cluster_dims__(WIDE_CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1)
+extern "C" __global__ void WIDE_CLUSTERED
     df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
-    linear<4, LINEAR_CLUSTER>(Shared{launch});
+    linear_wide<32>(launch);
 }
-// 33 to 128 rows of x: df11_linear_arrange, then the one that multiplies (linear_wide.cuh).
-extern "C" __global__ void __launch_bounds__(ARRANGE_THREADS, 32)
-    df11_linear_arrange(const __grid_constant__ LinearLaunch launch) {
-    arrange_x(launch);
-}
-extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
+extern "C" __global__ void WIDE_CLUSTERED
     df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
     linear_wide<64>(launch);
 }
-extern "C" __global__ void CLUSTERS __launch_bounds__(WIDE_THREADS, 1)
+extern "C" __global__ void WIDE_CLUSTERED
     df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
 }
@@ -203,18 +199,18 @@ __constant__ u32 linear_constants[] = {
     shared_for(14),
     shared_for(15),
     shared_for(16),
-    // Dynamic shared memory of df11_linear_fast_{32,64,128}; threads of a block of the last two,
-    // and of df11_linear_arrange. 0 where there are none.
-    SHARED_32,
-    HAS_WIDE * wide_shared_bytes(64),
-    HAS_WIDE * wide_shared_bytes(128),
+    // Dynamic shared memory of df11_linear_fast_{32,64,128}, and threads of a block. 0 where there
+    // are none.
+    HAS_WIDE * WIDE_SHARED_BYTES,
     HAS_WIDE * WIDE_THREADS,
-    HAS_WIDE * ARRANGE_THREADS,
-    // How wide_split shares out.
-    WIDE_ITEM_ROWS,
+    // How wide_parts and wide_items share out.
+    WIDE_STRIPS,
     WIDE_COLUMNS,
-    WIDE_RANGES,
-    WIDE_LEAST_STAGES,
+    WIDE_CLUSTER,
+    WIDE_CLUSTERS,
+    WIDE_LEAST_STRIPS,
+    WIDE_ENDS,
+    WIDE_MEETING,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
     // shared memory (tile_shared_bytes) the bytes of the table, bytes for each row of x, for each
     // warp that decodes, and how many times it needs a tile's bits.

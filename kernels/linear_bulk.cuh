@@ -198,7 +198,6 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
                                                u32 lane) {
     wait_for_launch_before();
     float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
-    constexpr u32 KEPT = EIGHTS > 2 ? 1 : EIGHTS;
     const u32 weights_place = kept(warp * STEP_BYTES + lane * 16),
               head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
     const u32 x_place =
@@ -218,25 +217,19 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             auto load_x = [&](u32 i) {
                 return load_shared_16(stages.place + x_place + 8 * i * x_pitch_bytes(WARPS));
             };
-            // Many rows of x do not fit registers: then they are read as they are needed, and the
-            // stage is free later.
-            uint4 p0, p1, codes, x[KEPT];
+            uint4 p0, p1, codes, x[EIGHTS];
             Head head = {};
             if (has) {
                 const u32 mine = stages.place + weights_place;
                 p0 = load_shared_16(mine), p1 = load_shared_16(mine + 512),
                 codes = load_shared_16(mine + 1024);
                 head.words = load_shared_8(stages.place + head_place);
-                if (EIGHTS == KEPT)
 #pragma unroll
-                    for (u32 i = 0; i < KEPT; i++) x[i] = load_x(i);
+                for (u32 i = 0; i < EIGHTS; i++) x[i] = load_x(i);
             }
-            auto leave = [&] {
-                __syncwarp();
-                if (lane == 0) arrive(stages.empty());
-                stages.next();
-            };
-            if (EIGHTS == KEPT) leave();
+            __syncwarp();
+            if (lane == 0) arrive(stages.empty());
+            stages.next();
             if (has) {
                 u32 weights[4][4];
                 decode_codes(weights[0], p0.x, p0.y, codes.x, head.base());
@@ -248,10 +241,8 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
                                               static_cast<const u32*>(m.rest), m.rest_count, lane);
 #pragma unroll
                 for (u32 i = 0; i < EIGHTS; i++)
-                    multiply_step(sums[0][i], sums[1][i], weights,
-                                  EIGHTS == KEPT ? x[i % KEPT] : load_x(i));
+                    multiply_step(sums[0][i], sums[1][i], weights, x[i]);
             }
-            if (EIGHTS != KEPT) leave();
         }
         if (!at.exists) continue;
 #pragma unroll

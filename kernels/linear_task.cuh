@@ -72,8 +72,8 @@ struct alignas(16) LinearMatrix {
 };
 static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 
-// A launch of df11_linear_fast_{8,16}, and with the machine code for compute capability 9.0 _32:
-// one argument, by value. At most this many rows of x, at least 1. Any multiple of LINEAR_GROUP
+// A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at least
+// 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
 // shared memory: df11_linear_constants tells them. df11_linear_fast_{64,128} take it too: see
 // below.
@@ -97,10 +97,11 @@ struct alignas(16) LinearLaunch {
     float* partials;   // the sum of linear_split(..).partials() times LINEAR_PARTIAL_BYTES for each
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
-    u16* arranged;     // for 33 rows of x and more: see below; else of no use
+    u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
+    u32 wide_strips, reserved[3];    // likewise
     LinearMatrix matrices[LINEAR_MATRICES];
 };
-static_assert(sizeof(LinearLaunch) == 64 + 8 * 96, "as Rust has it");
+static_assert(sizeof(LinearLaunch) == 80 + 8 * 96, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
 // How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,
@@ -125,67 +126,57 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
     return split;
 }
 
-// 33 to 128 rows of x: the machine code for compute capability 9.0 has df11_linear_fast_{64,128},
-// for at most this many rows. Two launches with the same argument: df11_linear_arrange, any number of
-// blocks of ARRANGE_THREADS, good is two a multiprocessor at most, writes x to `arranged`; the
-// kernel that multiplies, any multiple of two blocks of WIDE_THREADS, good is what fits the GPU at
-// once, no more than twice the sum of wide_split(..).ranges. Both may have the attribute of
-// programmatic stream serialization.
-//
-// Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not read. What
-// differs from above:
-//   counters   twice the sum of wide_split(..).ranges, 0 before and after
-//   partials   the sum of wide_partial_bytes of all matrices, aligned to 16
-//   arranged   wide_arranged_bytes, aligned to 16
+// 17 to 128 rows of x: the machine code for compute capability 9.0 has
+// df11_linear_fast_{32,64,128}, for at most this many rows. A launch of 4 * (the sum of wide_items)
+// blocks of WIDE_THREADS, in clusters of four; it may have the attribute of programmatic stream
+// serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not
+// read, nor are items, counters and partials. What differs from above:
+//   wide_parts    of each matrix: wide_parts(rows, columns)
+//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is wide_strips(..)
 // Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
-// rows; no other row, no other matrix, no grid changes them.
-constexpr u32 WIDE_ROWS = 128;       // of x, at most
-constexpr u32 WIDE_ITEM_ROWS = 256;  // of a matrix: an item of a cluster of two blocks
-constexpr u32 WIDE_COLUMNS = 128;    // a stage
+// rows; no other row, no other matrix changes them.
+constexpr u32 WIDE_ROWS = 128;     // of x, at most
+constexpr u32 WIDE_STRIPS = 8;     // of a block, at most
+constexpr u32 WIDE_COLUMNS = 64;   // a stage
+constexpr u32 WIDE_CLUSTER = 4;    // blocks
+constexpr u32 WIDE_CLUSTERS = 30;  // that an H200 runs at once; it has 132 multiprocessors
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
-    return x_rows <= 64 ? 64 : 128;
+    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
+}
+__host__ __device__ constexpr u32 strips_of(u32 rows) {
+    return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
+}
+__host__ __device__ constexpr u32 wide_stage_count(u32 columns) {
+    return columns / WIDE_COLUMNS + (columns % WIDE_COLUMNS != 0);
+}
+// Clusters for a matrix.
+__host__ __device__ constexpr u32 wide_items(u32 strips, u32 parts, u32 block_strips) {
+    const u32 groups = (strips + block_strips - 1) / block_strips;
+    return (groups * parts + WIDE_CLUSTER - 1) / WIDE_CLUSTER;
 }
 
-// How a matrix is shared out among clusters, in ranges of equal length. Each range has the same
-// number of whole items. The stages of the items that are left, one after another, are cut into
-// shares as equal as can be, each the begin of a range: an item that several ranges have a part of
-// is the sum of theirs, which meet in memory. By shape alone. Whole items come last, since whoever
-// multiplies a part waits for memory at its end.
-constexpr u32 WIDE_RANGES = LINEAR_BLOCKS / 2;  // at most
-constexpr u32 WIDE_LEAST_STAGES = 4;            // of a share, if there are that many
-struct WideSplit {
-    u32 stages, ranges;  // stages: of an item
-    u32 shared, whole;   // items: first those in shares; then as many whole ones for each range
-    u32 shares;          // the first ranges have one each
-    u32 least, longer;   // stages of a share; how many shares, the first ones, have one more
-    __host__ __device__ constexpr u32 share_begin(u32 range) const {
-        const u32 before = range < shares ? range : shares;
-        return before * least + (before < longer ? before : longer);
-    }
-    // The range whose share has a stage.
-    __host__ __device__ constexpr u32 range_of(u32 stage) const {
-        const u32 in_longer = longer * (least + 1);
-        return stage < in_longer ? stage / (least + 1) : longer + (stage - in_longer) / least;
-    }
-    // Places of sums of parts: that of an item's in a range is range + item.
-    __host__ __device__ constexpr u32 partials() const { return shared ? shared + shares : 0; }
-};
-__host__ __device__ constexpr WideSplit wide_split(u32 rows, u32 columns) {
-    const u32 items = (rows + WIDE_ITEM_ROWS - 1) / WIDE_ITEM_ROWS,
-              stages = (columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS;
-    WideSplit split = {stages, WIDE_RANGES, items % WIDE_RANGES, items / WIDE_RANGES, 0, 0, 0};
-    const u32 total = split.shared * stages,
-              most = (total + WIDE_LEAST_STAGES - 1) / WIDE_LEAST_STAGES;
-    split.shares = most < split.ranges ? most : split.ranges;
-    if (!split.whole) split.ranges = split.shares;
-    if (split.shares) split.least = total / split.shares, split.longer = total % split.shares;
-    return split;
+// Time that `items` take which run WIDE_CLUSTERS at once: how often as many do, times stages of a
+// part and strips of a block, of which fewer than four take as long as four, and what the ends take,
+// more if parts meet. In times of one strip's stage.
+constexpr u32 WIDE_LEAST_STRIPS = 4, WIDE_ENDS = 25, WIDE_MEETING = 20;
+__host__ __device__ constexpr u64 wide_time(u64 items, u32 stages, u32 parts, u32 block_strips) {
+    const u64 times = (items + WIDE_CLUSTERS - 1) / WIDE_CLUSTERS;
+    const u32 strips = block_strips < WIDE_LEAST_STRIPS ? WIDE_LEAST_STRIPS : block_strips;
+    return times * (u64((stages + parts - 1) / parts) * strips + WIDE_ENDS +
+                    (parts > 1 ? WIDE_MEETING : 0));
 }
-__host__ __device__ constexpr u64 wide_partial_bytes(u32 rows, u32 columns, u32 x_rows) {
-    return u64(wide_split(rows, columns).partials()) * WIDE_ITEM_ROWS * wide_class(x_rows) * 4;
-}
-__host__ __device__ constexpr u64 wide_arranged_bytes(u32 columns, u32 x_rows) {
-    return u64((columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS) * WIDE_COLUMNS * wide_class(x_rows) * 2;
+// In how many parts a matrix's columns are multiplied, by blocks of a cluster, whose sums are added
+// in order: by shape alone.
+__host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
+    u32 best = 1;
+    u64 least = ~0ull;
+    for (u32 parts = 1; parts <= WIDE_CLUSTER; parts *= 2)
+        for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+            const u64 time = wide_time(wide_items(strips_of(rows), parts, strips),
+                                       wide_stage_count(columns), parts, strips);
+            if (time < least) least = time, best = parts;
+        }
+    return best;
 }
 
 // A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with

@@ -37,6 +37,11 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
     WEIGHTS "}, x, add, 1, 1, 0; }"
 #define WEIGHTS_AND_X "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(x)
 
+__device__ inline void multiply_wide(float (&d)[16], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
+    asm volatile(PRODUCT("32", PLACES_16, "%16, %17, %18, %19", "%20")
+                 : SUMS_16(0)
+                 : WEIGHTS_AND_X);
+}
 __device__ inline void multiply_wide(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("64", PLACES_32, "%32, %33, %34, %35", "%36")
                  : SUMS_16(0), SUMS_16(16)

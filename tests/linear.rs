@@ -313,7 +313,6 @@ fn matrices_in_memory_of_the_caller_are_checked() {
     assert!(refused(decode_all(&[(&stored, 8)])).contains("256 bytes"));
     let other = tiles(&Device::open(1).unwrap(), (100, 520), AT).unwrap();
     assert!(refused(decode_all(&[(&stored, 256), (&other, 256)])).contains("different GPUs"));
-    assert!(refused(decode_all(&[(&other, 256)])).contains("another device"));
 
     assert!(refused(GroupedLinear::of_parts(&stored, 1)).contains("in the fast layout"));
     assert!(refused(GroupedLinear::of_parts(&packed, 0)).contains("are not 0 experts"));
@@ -537,17 +536,17 @@ fn failures_of_the_driver_are_errors() {
         run_child(command);
     }
     // And with kernels for more rows.
-    let wide = constants.replace(",9,0,0,0,0,0,", ",9,9,9,9,640,64,");
+    let wide = constants.replace(",9,0,0,8,", ",9,9,640,8,");
     run("df11_linear_constants", &wide, "");
     // Another size of a task, of a block of warps, and kernels that need more shared memory than
     // there is.
-    run("df11_linear_constants", &constants.replace("832,", "848,"), "build df11 again");
+    run("df11_linear_constants", &constants.replace("848,", "864,"), "build df11 again");
     run(
         "df11_linear_constants",
         &constants.replace(",2048,8,", ",2048,4,"),
-        "count by [4, 8, 2048, 4, 4, 1024, 256, 128, 66, 4]",
+        "count by [4, 8, 2048, 4, 4, 1024, 8, 64, 4, 30, 4, 25, 20]",
     );
-    let large = constants.replace(",9,0,0,0,0,0,", ",232449,0,0,0,0,0,");
+    let large = constants.replace(",9,0,0,8,", ",232449,0,0,8,");
     run("df11_linear_constants", &large, "shared memory");
     let large = constants.replace(",16,16384,4096,", ",16,16384,400000,");
     run("df11_linear_constants", &large, "shared memory");

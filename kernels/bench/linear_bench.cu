@@ -4,6 +4,7 @@
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
 //                                      best; `wide`: 17 to 128 rows of x alone
+//   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
 //                                      stored; profile X_ROWS: some launches. Of other codes than
@@ -85,16 +86,6 @@ static Variant standard(u32 x_rows) {
     if (forced)
         for (auto& v : variants)
             if (strstr(v.name, forced) && v.eights * 8 >= x_rows) return v;
-    if (x_rows > LINEAR_ROWS)
-        return {"df11_linear_fast_32",
-                kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32),
-                4,
-                3,
-                LINEAR_WARPS,
-                1,
-                true,
-                early,
-                2};
     const char* name = x_rows <= 8 ? "df11_linear_fast_8" : "df11_linear_fast_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_fast_8 : (const void*)df11_linear_fast_16;
@@ -142,7 +133,6 @@ struct Context {
     cudaStream_t stream;
     u32 *counters, *status;
     float* partials;
-    u16* arranged;
     Context() {
         cublasLtCreate(&lt);
         CUDA(cudaMalloc(&room, LT_ROOM));
@@ -152,9 +142,7 @@ struct Context {
         CUDA(cudaMalloc(&status, 4));
         CUDA(cudaMemset(status, 0, 4));
         CUDA(cudaMalloc(&partials, 64 << 20));
-        CUDA(cudaMalloc(&arranged, 8 << 20));
         CUDA(cudaMemset(partials, 0xFF, 64 << 20));
-        CUDA(cudaMemset(arranged, 0xFF, 8 << 20));
     }
     u32 take_status() {
         u32 s;
@@ -167,16 +155,16 @@ struct Context {
 static LinearLaunch launch_of(Context& c, const u16* x, u64 pitch, u32 x_rows, u32 columns) {
     LinearLaunch l = {};
     l.x = x, l.x_pitch = pitch, l.x_rows = x_rows, l.columns = columns, l.counters = c.counters,
-    l.partials = c.partials, l.status = c.status, l.arranged = c.arranged;
+    l.partials = c.partials, l.status = c.status;
     return l;
 }
 
 static void launch_product(const LinearLaunch& l, bool early, cudaStream_t stream);
 #include "stored_host.hpp"
 // Rows of x up to which the kernels are those of linear_bulk.cuh, and which of them.
-constexpr u32 MOST_BY_SHARED = 32;
+constexpr u32 MOST_BY_SHARED = LINEAR_ROWS;
 static u32 class_of(u32 x_rows) {
-    return x_rows <= MOST_BY_SHARED ? (x_rows > LINEAR_ROWS) : wide_class(x_rows);
+    return x_rows <= MOST_BY_SHARED ? 0 : wide_class(x_rows);
 }
 
 // --- check
@@ -193,6 +181,8 @@ static Errors errors_of(const std::vector<u16>& y, const std::vector<double>& re
     u64 n = 0;
     for (size_t i = 0; i < y.size(); i++) {
         const double v = from_bf16(y[i]), r = reference[i];
+        // A sum that can overflow f32 in one order and not in another is no error of either.
+        if (std::isfinite(r) && scale[i] * 256 > 3.4e38) continue;
         if (std::isnan(r) != std::isnan(v) || std::isinf(r) != std::isinf(v) ||
             (std::isinf(r) && (r > 0) != (v > 0)))
             e.classes++;
@@ -555,11 +545,8 @@ static int hostile(Context& c, int count, u64 seed) {
         CUDA(cudaMalloc(&back, u64(rows) * columns * 2));
         LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
         add_matrix(l, f, y, rows, nullptr);
-        const Workspace room(l);
-        if (x_rows <= MOST_BY_SHARED) l.counters = c.counters, l.partials = c.partials;
         launch_product(l, early, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
-        room.free();
         unpack(f, back, columns, c.status);
         LinearMatrix m = {};
         m.data = f.data, m.index = f.heads, m.rest = f.entries, m.rest_count = f.count,
@@ -746,7 +733,7 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
             };
             if (x_rows > LINEAR_ROWS && ring) continue;
             if (x_rows > MOST_BY_SHARED) {
-                add_wide(x_rows > 64 ? "df11_linear_fast_128" : "df11_linear_fast_64", true);
+                add_wide(("df11_linear_fast_" + std::to_string(wide_class(x_rows))).c_str(), true);
                 add_wide("the same, launched plainly", false);
             } else {
                 add(standard(x_rows));
@@ -792,6 +779,17 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     return 0;
 }
 
+static int one(Context& c, u32 rows, u32 columns, u32 x_rows) {
+    const Fast f = pack(make_weights(rows, columns, 3, 0), rows, columns);
+    u16 *x = make_weights(x_rows, columns, 9, 4), *y;
+    CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
+    LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
+    add_matrix(l, f, y, rows, nullptr);
+    for (int i = 0; i < 3; i++) launch_product(l, early, c.stream);
+    CUDA(cudaStreamSynchronize(c.stream));
+    return 0;
+}
+
 int main(int argc, char** argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     cudaDeviceProp properties;
@@ -826,6 +824,7 @@ int main(int argc, char** argv) {
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
         if (of == "bench") return bench_stored(c, atoi(argv[3]));
     }
+    if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
     if (mode == "bench" || mode == "variants" || mode == "wide")
         return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");

@@ -1,8 +1,8 @@
-// Host side of linear_bench.cu: launches of 33 to 128 rows of x, checks of 17 to 128, and the
-// crossover. Loaded after Context.
+// Host side of linear_bench.cu: launches of 17 to 128 rows of x, their checks, and the crossover.
+// Loaded after Context.
 #pragma once
 
-static u32 most_blocks = 0;  // of a product, for checks; 0: what fits the GPU
+static u32 forced_strips = 0;  // of a block, for checks; 0: what is good
 
 static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared, bool early,
                         LinearLaunch l, cudaStream_t stream) {
@@ -18,50 +18,42 @@ static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared,
 }
 
 static const void* wide_kernel(u32 n) {
-    return n == 64 ? kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64)
-                   : kernel_of("df11_linear_fast_128", (const void*)df11_linear_fast_128);
+    return n == 32   ? kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32)
+           : n == 64 ? kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64)
+                     : kernel_of("df11_linear_fast_128", (const void*)df11_linear_fast_128);
 }
-static void launch_wide(const LinearLaunch& l, bool early, cudaStream_t stream) {
-    const u32 n = wide_class(l.x_rows);
-    u32 ranges = 0;
+static u32 items_of(const LinearLaunch& l, u32 strips) {
+    u32 items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
-        ranges += wide_split(l.matrices[i].rows, l.columns).ranges;
-    const u32 pieces = (l.columns + WIDE_COLUMNS - 1) / WIDE_COLUMNS * WIDE_STEPS * n * 2;
-    const u32 room = most_blocks ? most_blocks : sm_count() / 2 * 2;
-    launch_with(kernel_of("df11_linear_arrange", (const void*)df11_linear_arrange),
-                std::min<u32>((pieces + ARRANGE_THREADS - 1) / ARRANGE_THREADS, 2 * sm_count()),
-                ARRANGE_THREADS, 0, early, l, stream);
-    launch_with(wide_kernel(n), std::min(2 * ranges, room), WIDE_THREADS, wide_shared_bytes(n),
-                early, l, stream);
+        items += wide_items(strips_of(l.matrices[i].rows), l.wide_parts[i], strips);
+    return items;
 }
-
-// Room of exactly what launches of these matrices need.
-struct Workspace {
-    u32* counters;
-    float* partials;
-    u16* arranged;
-    explicit Workspace(LinearLaunch& l) {
-        u64 partial_bytes = 0, ranges = 0;
-        for (u32 i = 0; i < l.matrix_count; i++) {
-            ranges += wide_split(l.matrices[i].rows, l.columns).ranges;
-            partial_bytes += wide_partial_bytes(l.matrices[i].rows, l.columns, l.x_rows);
-        }
-        const u64 arranged_bytes = wide_arranged_bytes(l.columns, l.x_rows);
-        CUDA(cudaMalloc(&counters, ranges * 8));
-        CUDA(cudaMalloc(&partials, partial_bytes));
-        CUDA(cudaMalloc(&arranged, arranged_bytes));
-        CUDA(cudaMemset(counters, 0, ranges * 8));
-        CUDA(cudaMemset(partials, 0xFF, partial_bytes));
-        CUDA(cudaMemset(arranged, 0xFF, arranged_bytes));
-        l.counters = counters, l.partials = partials, l.arranged = arranged;
+// Those of a block with which the launch takes the least time.
+static u32 wide_strips(const LinearLaunch& l) {
+    u32 best = 1;
+    u64 least = ~0ull;
+    for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+        u64 time = 0;
+        for (u32 i = 0; i < l.matrix_count; i++)
+            time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),
+                                            l.wide_parts[i], strips));
+        if (time < least) least = time, best = strips;
     }
-    void free() const {
-        for (void* p : {(void*)counters, (void*)partials, (void*)arranged}) CUDA(cudaFree(p));
-    }
-};
+    return best;
+}
+static void launch_wide(const LinearLaunch& launch, bool early, cudaStream_t stream) {
+    const u32 n = wide_class(launch.x_rows);
+    LinearLaunch l = launch;
+    l.counters = nullptr, l.partials = nullptr, l.items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        l.wide_parts[i] = u8(wide_parts(l.matrices[i].rows, l.columns));
+    l.wide_strips = forced_strips ? forced_strips : wide_strips(l);
+    launch_with(wide_kernel(n), WIDE_CLUSTER * items_of(l, l.wide_strips), WIDE_THREADS,
+                WIDE_SHARED_BYTES, early, l, stream);
+}
 
 // Some matrices in one launch, slices of columns and of rows of one: the bits of each alone, packed
-// from its own weights, in any grid.
+// from its own weights, with any number of strips a block.
 static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first, u32 columns,
                               u32 x_rows, bool early) {
     u16 *w = make_weights(rows, whole_columns, 17, 3), *own, *y, *one;
@@ -88,10 +80,9 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
         l.matrices[i].whole_columns = whole_columns, l.matrices[i].first_column = first;
         offset += slice.rows;
     }
-    const Workspace room(l);
     bool good = true;
-    for (u32 blocks : {0u, 2u, 38u, 0u}) {
-        most_blocks = blocks;
+    for (u32 strips : {0u, 1u, 3u, 8u, 0u}) {
+        forced_strips = strips;
         CUDA(cudaMemset(y, 0xA5, x_rows * y_pitch * 2));
         launch_wide(l, early, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
@@ -101,14 +92,13 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
             const Fast alone = pack(own + u64(begins[i]) * columns, count, columns);
             LinearLaunch single = launch_of(c, x, columns, x_rows, columns);
             add_matrix(single, alone, one, count, i ? nullptr : bias);
-            const Workspace own_room(single);
-            most_blocks = 0;
+            forced_strips = 0;
             launch_wide(single, early, c.stream);
             CUDA(cudaStreamSynchronize(c.stream));
             for (u32 k = 0; k < x_rows; k++)
                 good &= same_bits(y + k * y_pitch + offset, one + u64(k) * count, count);
             offset += count;
-            own_room.free(), alone.free();
+            alone.free();
         }
         for (u32 k = 0; k < x_rows; k++)
             good &= from_device(y + k * y_pitch + offset, 1)[0] == 0xA5A5;
@@ -116,7 +106,7 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
     good &= c.take_status() == 0;
     printf("slices of %ux%u, columns %u to %u, %u rows of x%s\n", rows, whole_columns, first,
            first + columns, x_rows, good ? "" : "  WRONG");
-    room.free(), whole.free();
+    whole.free();
     for (void* p : {(void*)w, (void*)own, (void*)x, (void*)bias, (void*)y, (void*)one})
         CUDA(cudaFree(p));
     return good;
@@ -137,7 +127,7 @@ static bool check_wide(Context& c, bool early) {
         good &= check_one<Fast>(c, 4096, 14336, 0, x_rows, seed++),
             good &= check_one<Fast>(c, 6144, 4096, 1, x_rows, seed++);
     good &= check_one<Fast>(c, 28672, 4096, 0, 48, seed++);
-    for (u32 x_rows : {33u, 64u, 128u})
+    for (u32 x_rows : {17u, 64u, 128u})
         good &= check_wide_launch(c, 1000, 2100, 512, 1588, x_rows, early),
             good &= check_wide_launch(c, 320, 4096, 256, 1024, x_rows, early);
     return good;

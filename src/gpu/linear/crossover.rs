@@ -50,13 +50,14 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// ```text
 /// rows of x              16     24     32     64    128    192    256      decode, then cuBLASLt
 /// H200, stored          239    418    478                                   204 + 118
-/// H200, fast             96    115    124    141    187    328              187 + 131, or more
+/// H200, fast             96    106    107    121    168    289    337       187 + 131, or more
 /// H100, stored          238    413    476                                   300 + 164
 /// H100, fast            121           137    157    195    352    391       243 + 171, or more
 /// ```
 ///
-/// The last numbers of rows for which a launch fewer would do are 16, 24, 160 and 256; at 161 to 192
-/// rows the H200 is on a par.
+/// The last numbers of rows for which a launch fewer would do are 16, 24, 192 and 256. Times of 192
+/// and 256 rows are those of two launches; on the H100 those of the fast layout from 32 rows on are of
+/// the kernels before.
 const KNOWN: [(Gpu, Crossover); 2] =
     [(H100, Crossover { stored: 25, fast: 257 }), (H200, Crossover { stored: 17, fast: 193 })];
 

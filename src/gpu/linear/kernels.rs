@@ -9,10 +9,10 @@ use super::{
     Matrix, Residence,
     crossover::{Crossover, Gpu},
     multiply::{Multiply, run},
-    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT, Wide},
+    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
     task::{
-        FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MORE_ROWS, MOST_EXPERTS,
-        PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
+        FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
+        PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
         tiles_across,
     },
     tiles::{Staged, TILE_CONSTANTS, TileKernels},
@@ -32,18 +32,13 @@ const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 const CONSTANTS: usize = TILE_AT + TILE_CONSTANTS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
-/// From where on they are that of the kernels for more rows: of that for [`MORE_ROWS`], those for
-/// [`WIDE_CLASSES`]; then threads of these, and of the kernel that arranges x for them. Zeros if
-/// there are none.
+/// From where on they are that of the kernels for more rows, [`WIDE_CLASSES`], and their threads.
+/// Zeros if there are none.
 const WIDE_AT: usize = SHARED_AT + ROWS as usize;
 /// From where on they say how matrices are shared out for more rows.
-const WIDE_SPLIT_AT: usize = WIDE_AT + 1 + WIDE_CLASSES.len() + 2;
+const WIDE_SPLIT_AT: usize = WIDE_AT + 2;
 /// From where on they are of the kernels for matrices as stored.
 const TILE_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
-/// Blocks that arrange x, for each multiprocessor.
-const ARRANGE_BLOCKS: u32 = 2;
-/// Bytes of x that a thread arranges at once.
-const ARRANGED_PIECE: u64 = 16;
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -52,8 +47,8 @@ const EARLY_DRIVER: (i32, i32) = (12, 3);
 pub(in crate::gpu) struct LinearKernels {
     /// For each number of rows of x from 1 on.
     fast: Vec<Multiply>,
-    /// For more rows, if there are such kernels for this GPU.
-    wide: Option<WideKernels>,
+    /// For more rows, each of [`WIDE_CLASSES`], if there are such kernels for this GPU.
+    wide: Option<Vec<Multiply>>,
     tiles: TileKernels,
     grouped: Multiply,
     count: CudaFunction,
@@ -66,45 +61,23 @@ pub(in crate::gpu) struct LinearKernels {
     /// Whether a kernel that multiplies may begin while the one before it ends.
     early: bool,
     crossover: Crossover,
-    /// Multiprocessors of this GPU.
-    processors: u32,
 }
 
-/// Kernels for more than [`ROWS`] rows of x by matrices in the fast layout.
-#[derive(Debug)]
-struct WideKernels {
-    /// For [`MORE_ROWS`].
-    more: Multiply,
-    /// Writes x to the workspace, in the order in which the next ones want it.
-    arrange: Multiply,
-    /// For each of [`WIDE_CLASSES`].
-    most: Vec<Multiply>,
-}
-
-impl WideKernels {
-    /// None if this GPU's code has none, or its blocks have too little shared memory. `threads`: of
-    /// a block of those for fewer rows.
-    fn load(
-        function: impl Fn(&str) -> Result<CudaFunction>,
-        constants: &[u32],
-        threads: u32,
-        others: &Kernels,
-    ) -> Result<Option<Self>> {
-        let (shared, wide_threads) = constants.split_at(1 + WIDE_CLASSES.len());
-        if wide_threads[0] == 0 {
-            return Ok(None);
-        }
-        let prepare = |rows: u64, threads, shared| {
-            Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others)
-        };
-        let more = prepare(MORE_ROWS, threads, shared[0])?;
-        let most = WIDE_CLASSES.into_iter().zip(&shared[1..]);
-        let most = most.map(|(rows, &shared)| prepare(rows, wide_threads[0], shared));
-        let most = most.collect::<Result<Vec<_>>>()?;
-        let arrange = Multiply::prepare(function("arrange")?, wide_threads[1], 0, others)?;
-        let fit = most.iter().chain([&more]).all(|kernel| kernel.blocks > 0);
-        Ok(fit.then_some(Self { more, arrange, most }))
+/// The kernels for more than [`ROWS`] rows of x by matrices in the fast layout. None if this GPU's
+/// code has none, or its blocks have too little shared memory.
+fn load_wide(
+    function: impl Fn(&str) -> Result<CudaFunction>,
+    constants: &[u32],
+    others: &Kernels,
+) -> Result<Option<Vec<Multiply>>> {
+    let (shared, threads) = (constants[0], constants[1]);
+    if threads == 0 {
+        return Ok(None);
     }
+    let prepare = |rows| Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others);
+    let all = WIDE_CLASSES.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
+    let fit = all.iter().all(|kernel| kernel.blocks > 0);
+    Ok(fit.then_some(all))
 }
 
 impl LinearKernels {
@@ -129,7 +102,7 @@ impl LinearKernels {
             Multiply::prepare(function.clone(), threads, shared, others)
         };
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
-        let wide = WideKernels::load(function, &constants[WIDE_AT..], threads, others)?;
+        let wide = load_wide(function, &constants[WIDE_AT..], others)?;
         let tiles = TileKernels::load(function, &constants[TILE_AT..], others)?;
         let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
@@ -138,7 +111,7 @@ impl LinearKernels {
         let [scan, pack] = [function("scan")?, function("pack")?];
         let [unpack, gather] = [function("unpack")?, function("gather")?];
         let early = early == 1 && driver >= EARLY_DRIVER;
-        let (crossover, processors) = (Crossover::of(Gpu::of(stream.context())?), others.processors());
+        let crossover = Crossover::of(Gpu::of(stream.context())?);
         Ok(Self {
             fast,
             wide,
@@ -152,7 +125,6 @@ impl LinearKernels {
             count_bytes,
             early,
             crossover,
-            processors,
         })
     }
 
@@ -180,7 +152,7 @@ impl LinearKernels {
     /// Puts a product on the stream.
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`MORE_ROWS`] rows of x, and no
+    /// The launch is as `kernels/linear_task.cuh` asks with 1 to [`ROWS`] rows of x, and no
     /// more than [`most_rows`](Self::most_rows) says of the same matrices; all that it points to
     /// lives until the kernel is done.
     pub(super) unsafe fn multiply(
@@ -193,37 +165,29 @@ impl LinearKernels {
             // SAFETY: the caller's promise; matrices are whole before a launch can name them.
             return unsafe { self.tiles.multiply(self.early, staged, stream, launch) };
         }
-        let few = self.fast.get(launch.x_rows as usize - 1);
-        let more = || self.wide.as_ref().map(|wide| &wide.more);
-        let kernel = few.or_else(more).expect("most_rows says whether there are kernels for this many");
+        let kernel = &self.fast[launch.x_rows as usize - 1];
         // SAFETY: as above.
         unsafe { kernel.run(self.early, stream, launch.items, launch) }
     }
 
-    /// Puts a product of more rows on the stream, by matrices in the fast layout: one kernel that
-    /// arranges x, one that multiplies.
+    /// Puts a product of more rows on the stream, by matrices in the fast layout.
     ///
     /// # Safety
-    /// As [`multiply`](Self::multiply), with more than [`MORE_ROWS`] rows of x and no more than
-    /// [`most_rows`](Self::most_rows); the ranges are those of [`Wide`].
+    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than
+    /// [`most_rows`](Self::most_rows); the items, strips and parts are those of
+    /// [`Wide`](super::split::Wide).
     pub(super) unsafe fn multiply_wide(
         &self,
         stream: &CudaStream,
-        ranges: u64,
+        items: u64,
         launch: &LinearLaunch,
     ) -> Result<()> {
         let kernels = self.wide.as_ref().expect("most_rows says whether there are kernels for this many");
         let rows = u64::from(launch.x_rows);
-        let pieces = Wide::arranged_bytes(launch.columns.into(), rows) / ARRANGED_PIECE;
-        let blocks = pieces.div_ceil(u64::from(kernels.arrange.threads));
-        // More would leave no room for the blocks of the next kernel, which begin early.
-        let blocks = blocks.min(u64::from(ARRANGE_BLOCKS * self.processors));
-        // SAFETY: the caller's promise; it waits for the kernel before it at once.
-        unsafe { kernels.arrange.run(self.early, stream, blocks as u32, launch) }?;
-        let kernel = WIDE_CLASSES.iter().zip(&kernels.most).find(|&(&class, _)| rows <= class);
+        let kernel = WIDE_CLASSES.iter().zip(kernels).find(|&(&class, _)| rows <= class);
         let (_, kernel) = kernel.expect("no more rows than the last class has");
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
-        unsafe { kernel.run(self.early, stream, (ranges * WIDE_CLUSTER) as u32, launch) }
+        unsafe { kernel.run_blocks(self.early, stream, (items * WIDE_CLUSTER) as u32, launch) }
     }
 
     /// Puts a product with experts on the stream.

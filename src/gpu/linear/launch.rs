@@ -7,7 +7,7 @@ use super::{
     LinearInput, LinearOutput, Matrix, Residence,
     kernels::LinearKernels,
     split::{COUNTERS, MATRIX_COUNTERS, Split, Wide},
-    task::{LinearLaunch, LinearMatrix, MATRICES, MORE_ROWS, PARTIAL_BYTES, ROWS},
+    task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
     tiles::Staged,
 };
 use crate::{Result, gpu::Status};
@@ -28,8 +28,8 @@ pub(super) struct Launch {
     arguments: LinearLaunch,
     /// Items whose sums meet in the workspace.
     partials: u64,
-    /// For more than [`MORE_ROWS`] rows of x.
-    wide: Wide,
+    /// Clusters for more than [`ROWS`] rows of x.
+    wide_items: u64,
 }
 
 impl Launch {
@@ -54,13 +54,17 @@ impl Launch {
         // Kernels number the counters by strips, and use those of tails alone: numbers start so far
         // before the workspace that the tail of each matrix has its counters there.
         let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
+        let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
+        let wide = Wide::new(&rows, shape(order[0]).1);
         let mut arguments = LinearLaunch {
+            wide_parts: wide.parts,
+            wide_strips: wide.strips as u32,
             columns: matrices[order[0]].column_count() as u32,
             matrix_count: order.len() as u32,
             counters: (4 * before).wrapping_neg(),
             ..LinearLaunch::default()
         };
-        let (mut partials, mut wide) = (0, Wide::default());
+        let mut partials = 0;
         for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
             let split = split(at);
             // No overflow: a matrix has at most 2^27 strips, and few more items.
@@ -74,9 +78,8 @@ impl Launch {
             };
             arguments.items += split.items() as u32;
             partials += split.partials();
-            wide = wide.and(shape(at).0, shape(at).1);
         }
-        Self { most_rows, staged, order: order.to_vec(), arguments, partials, wide }
+        Self { most_rows, staged, order: order.to_vec(), arguments, partials, wide_items: wide.items }
     }
 
     /// The most rows of x at once.
@@ -86,14 +89,8 @@ impl Launch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        let (rows, columns) = (rows.min(self.most_rows), self.arguments.columns.into());
-        let each = rows.clamp(1, MORE_ROWS).div_ceil(ROWS) * PARTIAL_BYTES;
-        let narrow = if self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * each };
-        if rows <= MORE_ROWS {
-            return narrow;
-        }
-        let wide = self.wide.partial_bytes(rows) + Wide::arranged_bytes(columns, rows);
-        narrow.max(COUNTER_BYTES + wide)
+        // Kernels for more than `ROWS` need none; but it may be used for fewer rows.
+        if rows == 0 || self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES }
     }
 
     /// Puts it on the stream, for no more rows than [`Launch::most_rows`]; the product of the
@@ -119,16 +116,14 @@ impl Launch {
             let LinearOutput { pointer, pitch, bias } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
         }
-        if x.rows <= MORE_ROWS {
+        if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
             // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
             // counters are zero, since kernels leave them so; the rest is the caller's promise.
             return unsafe { kernels.multiply(self.staged, stream, &arguments) };
         }
-        arguments.counters = workspace;
-        arguments.arranged = arguments.partials + self.wide.partial_bytes(x.rows);
-        // SAFETY: as above; the workspace has room for x as the kernel wants it.
-        unsafe { kernels.multiply_wide(stream, self.wide.ranges, &arguments) }
+        // SAFETY: as above; the kernel needs no workspace.
+        unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) }
     }
 }
 

@@ -38,8 +38,23 @@ impl Multiply {
         items: u32,
         argument: &T,
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_blocks(early, stream, items.min(self.blocks), argument) }
+    }
+
+    /// Likewise, exactly so many blocks.
+    ///
+    /// # Safety
+    /// As [`run_early`].
+    pub(super) unsafe fn run_blocks<T: DeviceRepr>(
+        &self,
+        early: bool,
+        stream: &CudaStream,
+        blocks: u32,
+        argument: &T,
+    ) -> Result<()> {
         let config = LaunchConfig {
-            grid_dim: (items.min(self.blocks), 1, 1),
+            grid_dim: (blocks, 1, 1),
             block_dim: (self.threads, 1, 1),
             shared_mem_bytes: self.shared,
         };

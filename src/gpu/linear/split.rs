@@ -52,70 +52,86 @@ impl Split {
     }
 }
 
-/// Counters of a matrix: of the strips of its tail, or of ranges for each block of a cluster.
+/// Counters of a matrix: of the strips of its tail.
 pub(super) const MATRIX_COUNTERS: u64 = BLOCKS;
 /// Counters that a launch needs.
 pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
-/// Rows of a matrix that a cluster of blocks multiplies by more than
-/// [`MORE_ROWS`](super::task::MORE_ROWS) rows of
-/// x: an item.
-const WIDE_ITEM_ROWS: u64 = 256;
-/// Columns of a stage of an item.
-const WIDE_COLUMNS: u64 = 128;
+/// Strips of a block, at most, that multiplies by more than [`ROWS`](super::task::ROWS) rows of x.
+const WIDE_STRIPS: u64 = 8;
+/// Columns of a stage.
+const WIDE_COLUMNS: u64 = 64;
 /// Blocks of a cluster.
-pub(super) const WIDE_CLUSTER: u64 = 2;
-/// At most.
-const WIDE_RANGES: u64 = BLOCKS / WIDE_CLUSTER;
-/// Of a share, if there are that many.
-const WIDE_LEAST_STAGES: u64 = 4;
+pub(super) const WIDE_CLUSTER: u64 = 4;
+/// That an H200 runs at once.
+const WIDE_CLUSTERS: u64 = 30;
+/// Of a block: fewer take as long.
+const WIDE_LEAST_STRIPS: u64 = 4;
+/// What the ends of a block's work take, in times of one strip's stage.
+const WIDE_ENDS: u64 = 25;
+/// And more if sums of parts meet.
+const WIDE_MEETING: u64 = 20;
 /// What of this the kernels' constants tell.
-pub(super) const WIDE_SPLIT: [u64; 4] = [WIDE_ITEM_ROWS, WIDE_COLUMNS, WIDE_RANGES, WIDE_LEAST_STAGES];
+pub(super) const WIDE_SPLIT: [u64; 7] =
+    [WIDE_STRIPS, WIDE_COLUMNS, WIDE_CLUSTER, WIDE_CLUSTERS, WIDE_LEAST_STRIPS, WIDE_ENDS, WIDE_MEETING];
 /// Rows of x up to which each kernel multiplies.
-pub(super) const WIDE_CLASSES: [u64; 2] = [64, 128];
+pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
 
-/// How matrices of a launch are shared out among clusters for more rows of x: the sums of
-/// `wide_split` of the kernels, by shapes alone.
-#[derive(Clone, Copy, Debug, Default)]
+/// Clusters for a matrix: `wide_items` of the kernels.
+const fn wide_items(rows: u64, parts: u64, strips: u64) -> u64 {
+    let groups = rows.div_ceil(STRIP_ROWS).div_ceil(strips);
+    (groups * parts).div_ceil(WIDE_CLUSTER)
+}
+
+/// `wide_time` of the kernels.
+const fn wide_time(items: u64, columns: u64, parts: u64, strips: u64) -> u64 {
+    let each = if strips < WIDE_LEAST_STRIPS { WIDE_LEAST_STRIPS } else { strips };
+    let ends = if parts > 1 { WIDE_ENDS + WIDE_MEETING } else { WIDE_ENDS };
+    items.div_ceil(WIDE_CLUSTERS) * (columns.div_ceil(WIDE_COLUMNS).div_ceil(parts) * each + ends)
+}
+
+/// In how many parts a matrix's columns are multiplied, by its shape alone: `wide_parts` of the
+/// kernels.
+fn wide_parts(rows: u64, columns: u64) -> u64 {
+    let parts = (0..=WIDE_CLUSTER.ilog2()).map(|power| 1_u64 << power);
+    let all = parts.flat_map(|parts| (1..=WIDE_STRIPS).map(move |strips| (parts, strips)));
+    // The first one of the fastest.
+    let time =
+        |&(parts, strips): &(u64, u64)| wide_time(wide_items(rows, parts, strips), columns, parts, strips);
+    all.min_by_key(time).map_or(1, |(parts, _)| parts)
+}
+
+/// How matrices of a launch are shared out among clusters for more than
+/// [`ROWS`](super::task::ROWS) rows of x.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Wide {
-    /// A cluster's work: a share of the items that are not whole, and whole items.
-    pub(super) ranges: u64,
-    /// Parts of items, whose sums meet in memory.
-    partials: u64,
+    /// In how many parts the columns of each are multiplied.
+    pub(super) parts: [u8; MATRICES],
+    /// Of a block.
+    pub(super) strips: u64,
+    /// Clusters.
+    pub(super) items: u64,
 }
 
 impl Wide {
-    /// And a matrix more.
-    #[must_use]
-    pub(super) const fn and(self, rows: u64, columns: u64) -> Self {
-        let (items, stages) = (rows.div_ceil(WIDE_ITEM_ROWS), columns.div_ceil(WIDE_COLUMNS));
-        let rest = items % WIDE_RANGES;
-        let most = (rest * stages).div_ceil(WIDE_LEAST_STAGES);
-        let shares = if most < WIDE_RANGES { most } else { WIDE_RANGES };
-        let ranges = if items < WIDE_RANGES { shares } else { WIDE_RANGES };
-        Self { ranges: self.ranges + ranges, partials: self.partials + rest + shares }
+    /// Of up to [`MATRICES`] matrices with these rows and as many columns.
+    pub(super) fn new(rows: &[u64], columns: u64) -> Self {
+        let mut parts = [0; MATRICES];
+        for (parts, &rows) in parts.iter_mut().zip(rows) {
+            *parts = wide_parts(rows, columns) as u8;
+        }
+        let each = || rows.iter().zip(parts).map(|(&rows, parts)| (rows, u64::from(parts)));
+        let items = |strips: u64| each().map(|(rows, parts)| wide_items(rows, parts, strips)).sum::<u64>();
+        let time =
+            |&strips: &u64| each().map(|(_, parts)| wide_time(items(strips), columns, parts, strips)).max();
+        let strips = (1..=WIDE_STRIPS).min_by_key(time).unwrap_or(1);
+        Self { parts, strips, items: items(strips) }
     }
-
-    /// Of sums of parts, for this many rows of x.
-    pub(super) fn partial_bytes(self, x_rows: u64) -> u64 {
-        self.partials * WIDE_ITEM_ROWS * wide_class(x_rows) * 4
-    }
-
-    /// Of x as the kernels want it.
-    pub(super) fn arranged_bytes(columns: u64, x_rows: u64) -> u64 {
-        columns.next_multiple_of(WIDE_COLUMNS) * wide_class(x_rows) * 2
-    }
-}
-
-/// Rows for which the kernel of this many rows of x has room.
-fn wide_class(x_rows: u64) -> u64 {
-    let most = WIDE_CLASSES[WIDE_CLASSES.len() - 1];
-    WIDE_CLASSES.into_iter().find(|&class| x_rows <= class).unwrap_or(most)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, WIDE_CLUSTER, WIDE_RANGES, Wide};
+    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, wide_items};
 
     #[test]
     fn strips_are_shared_out_in_groups() {
@@ -137,22 +153,26 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_shared_out_in_ranges() {
+    fn strips_are_shared_out_among_clusters() {
         for rows in (1..200_000).step_by(3001) {
             for columns in (8..40_000).step_by(1016) {
-                let Wide { ranges, partials } = Wide::default().and(rows, columns);
-                assert!(ranges > 0 && ranges * WIDE_CLUSTER <= MATRIX_COUNTERS, "{rows} x {columns}");
-                assert!(partials < 2 * WIDE_RANGES, "{rows} x {columns}");
+                let Wide { parts, strips, items } = Wide::new(&[rows], columns);
+                assert!(matches!(parts[0], 1 | 2 | 4), "{rows} x {columns}");
+                assert!((1..=WIDE_STRIPS).contains(&strips) && items > 0, "{rows} x {columns}");
+                let blocks = items * 4 / u64::from(parts[0]);
+                assert!(blocks * strips >= rows.div_ceil(32), "{rows} x {columns}");
             }
         }
         let of = |rows, columns| {
-            let wide = Wide::default().and(rows, columns);
-            [wide.ranges, wide.partials]
+            let wide = Wide::new(&[rows], columns);
+            (u64::from(wide.parts[0]), wide.strips, wide.items)
         };
-        assert_eq!([of(4096, 4096), of(28_672, 4096), of(32, 520)], [[66, 82], [66, 112], [2, 3]]);
-        assert_eq!([of(256 * 66, 4096), of(256 * 67, 4096)], [[66, 0], [66, 9]]);
-        let both = Wide::default().and(4096, 4096).and(32, 520);
-        assert_eq!((both.ranges, both.partial_bytes(33)), (68, 85 * 256 * 64 * 4));
-        assert_eq!((Wide::arranged_bytes(520, 33), Wide::arranged_bytes(512, 128)), (640 * 128, 512 * 256));
+        assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 7, 28), (4, 5, 26)]);
+        assert_eq!([of(28_672, 4096), of(4096, 14_336), of(32, 256)], [(1, 8, 28), (4, 5, 26), (1, 1, 1)]);
+        // Parts are those of each matrix alone; strips are those of all together.
+        let both = Wide::new(&[4096, 1024, 1024], 4096);
+        assert_eq!(both.parts[..4], [4, 4, 4, 0]);
+        assert_eq!((both.strips, both.items), (7, 19 + 5 + 5));
+        assert_eq!(wide_items(33, 2, 1), 1);
     }
 }

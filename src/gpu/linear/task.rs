@@ -22,10 +22,8 @@ pub(super) const ENTRY_BYTES: u64 = 4;
 
 /// Matrices of a launch, at most.
 pub(super) const MATRICES: usize = 8;
-/// Rows of x of a launch, at most.
+/// Rows of x of a launch, at most; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
-/// Likewise with compute capability 9.0, in the fast layout; of more x is arranged first.
-pub(super) const MORE_ROWS: u64 = 32;
 /// Rows of x that the smaller one of two kernels multiplies.
 pub(super) const FEW_ROWS: u64 = 8;
 /// Bytes of the sums of an item, for each [`ROWS`] rows of x.
@@ -99,8 +97,11 @@ pub(super) struct LinearLaunch {
     pub(super) counters: u64,
     pub(super) partials: u64,
     pub(super) status: u64,
-    /// x as kernels for more than [`ROWS`] rows want it.
-    pub(super) arranged: u64,
+    /// For more than [`ROWS`] rows: in how many parts the columns of each matrix are multiplied.
+    pub(super) wide_parts: [u8; MATRICES],
+    /// Likewise: strips of a block.
+    pub(super) wide_strips: u32,
+    pub(super) reserved: [u32; 3],
     pub(super) matrices: [LinearMatrix; MATRICES],
 }
 
