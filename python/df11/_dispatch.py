@@ -1,8 +1,8 @@
 """What operators of PyTorch do with compressed tensors.
 
-Views of whole rows or columns, and those that exchange the last two dimensions, are compressed tensors
-of the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
-decoded weights. What would write to a compressed tensor is refused.
+Views of rows or columns, and those that exchange the last two dimensions, are compressed tensors of
+the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
+decoded weights; a view is then a copy. What would write to a compressed tensor is refused.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
     return _moved(self, torch.device(device), bool(options.get("non_blocking")))
 
 
-def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> CompressedTensor:
+def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> Any:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if device.type not in ("cpu", "cuda", "meta"):

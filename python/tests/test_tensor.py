@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import run
-from df11 import _native
-from df11._tensor import CompressedTensor, arrays_of, from_arrays
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 from weights import compressed, container_of, same, seeded_weights
+
+from df11._tensor import CompressedTensor, arrays_of, from_arrays
 
 WEIGHTS = seeded_weights()
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
@@ -205,7 +205,7 @@ def test_views(container: Any, name: str, mode: Any) -> None:
 
 
 def test_experts_stored_the_other_way_round(container: Any) -> None:
-    """As transformers makes weights by transposing what a checkpoint has: in memory they are contiguous."""
+    """As transformers makes weights by transposing those of a checkpoint: contiguous in memory."""
     stored = compressed(container, "experts")
     weight = CompressedTensor(stored.arrays, stored.parts, (6, 256, 64), transposed=True)
     expected = WEIGHTS["experts"].transpose(1, 2).contiguous()
