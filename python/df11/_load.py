@@ -189,7 +189,7 @@ def _stored_bytes(source: Source) -> int:
     sizes = {name: sum(tiles.lengths) for each in shards for name, tiles in each.items()}
     whole = {name for weight in source.weights if not weight.parts for name in weight.tensors}
     stored = sum(int(source.container[name].stored_bytes) for name in whole)
-    return sum(sizes.values()) + stored
+    return int(sum(sizes.values())) + stored
 
 
 class Bar:

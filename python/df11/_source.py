@@ -76,10 +76,16 @@ class Source:
         return Source(self.container, self.weights, deepcopy(self.spots, memo), self.unused)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "container": self.container.path}
+        state = {**self.__dict__, "path": self.container.path}
+        del state["container"]
+        return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, container=_native.open(state["container"]))
+    def __getattr__(self, name: str) -> Any:
+        # A pickled model has its weights with it; the container is opened if it is asked for.
+        if name != "container":
+            raise AttributeError(name)
+        self.container = _native.open(self.path)
+        return self.container
 
     def found(self) -> Iterator[tuple[Weight, torch.Tensor]]:
         """Each weight with what is in its place now; none that were taken away since."""
