@@ -49,7 +49,7 @@ from ._parameters import Weight
 from ._place import Placement, resolve
 from ._plan import group
 from ._pretrained import checkpoint_dtype, weights_of
-from ._source import Source, sources
+from ._source import KEY, Source
 from ._torch import dtype_of
 from ._versions import mismatch
 
@@ -238,16 +238,17 @@ class Df11Quantizer(HfQuantizer):
         held = self._by_name = {
             place.name: weight for weight in self.weights for place in weight.places
         }
-        for name, value in (
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(),
-        ):
-            if name in held:
-                value._is_hf_initialized = True
 
         def hide(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
             for name in held:
                 state.pop(prefix + name, None)
+            # Sharding makes new parameters after this, and before it looks at what to load.
+            for name, value in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(),
+            ):
+                if name in held:
+                    value._is_hf_initialized = True
 
         self._hidden = self.model.register_state_dict_post_hook(hide)
         return weight_conversions
@@ -334,7 +335,7 @@ class Df11Quantizer(HfQuantizer):
         if self.saving_to is not None:
             others = _others(model)
             if is_first():
-                copy_containers(sources(model)[""].container, self.saving_to)
+                copy_containers(model.__dict__[KEY].container, self.saving_to)
                 _save_others(others, self.saving_to / WEIGHTS)
             return {}, {}
         return None, {}
@@ -429,7 +430,7 @@ def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) 
 
 def _others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for spots in sources(model)[""].spots for spot in spots}
+    held = {spot.key for spots in model.__dict__[KEY].spots for spot in spots}
     return {
         join(path, attribute): gathered(value.detach()).cpu().contiguous()
         for path, module in model.named_modules()

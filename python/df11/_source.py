@@ -104,8 +104,8 @@ def set_source(root: nn.Module, source: Source) -> None:
     root.__dict__[KEY] = source
 
 
-def sources(model: Any) -> dict[str, Source]:
-    """The sources in a module, or in the components of a pipeline, by the path of their module."""
+def sources(model: Any) -> list[tuple[str, Source]]:
+    """The sources in a module, or in the components of a pipeline, with the path of their module."""
     if isinstance(model, nn.Module):
         parts: Iterable[Any] = [model]
     else:
@@ -117,5 +117,5 @@ def sources(model: Any) -> dict[str, Source]:
     modules = [
         pair for part in parts if isinstance(part, nn.Module) for pair in part.named_modules()
     ]
-    found = {path: module.__dict__.get(KEY) for path, module in modules}
-    return {path: source for path, source in found.items() if source is not None}
+    found = ((path, module.__dict__.get(KEY)) for path, module in modules)
+    return [(path, source) for path, source in found if source is not None]
