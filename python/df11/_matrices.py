@@ -177,7 +177,8 @@ def grouped(
     """The product with experts on a GPU, or None if there is no kernel for them."""
     part = Part(*parts[:PART])
     able = len(parts) == PART and part.form == FAST and part.width == part.columns
-    if not (able and part.is_aligned and _native.fits(index)):
+    able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
+    if not (able and _native.fits(index)):
         return None
     key = (experts, _key(arrays, parts, index))
     if key in _products:

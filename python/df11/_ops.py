@@ -181,11 +181,11 @@ def _multiply(
     columns = parts[7] - parts[6]
     _check_input(x, columns, biases)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
-    if flat.stride(1) != 1:
+    rows = flat.shape[0]
+    if flat.stride(1) != 1 or (rows > 1 and flat.stride(0) < columns):
         flat = flat.contiguous()
     heights = (shape_of(parts)[0],) if len(counts) == 1 else _heights(arrays, parts, counts)
     outputs = [x.new_empty((*x.shape[:-1], height)) for height in heights]
-    rows = flat.shape[0]
     if rows == 0:
         return outputs
     kernels = product(arrays, parts, index)
@@ -196,7 +196,8 @@ def _multiply(
     memory = workspace(index, stream, size) if (size := kernels.workspace_bytes(rows)) else None
     address = memory.data_ptr() if memory is not None else 0
     places = _places(parts, counts, heights, outputs, biases)
-    kernels.multiply(flat.data_ptr(), rows, flat.stride(0), places, address, stream)
+    pitch = flat.stride(0) if rows > 1 else columns
+    kernels.multiply(flat.data_ptr(), rows, pitch, places, address, stream)
     return outputs
 
 
@@ -207,8 +208,13 @@ def _check_input(x: Tensor, columns: int, biases: Sequence[Tensor | None]) -> No
             "exact mode multiplies as PyTorch does"
         )
     for bias in biases:
-        if bias is not None and (bias.dtype != _BF16 or not bias.is_contiguous()):
-            raise RuntimeError(f"a bias is contiguous BF16, and not {bias.dtype}")
+        if bias is None or (
+            (bias.dtype, bias.device) == (_BF16, x.device) and bias.is_contiguous()
+        ):
+            continue
+        raise RuntimeError(
+            f"a bias is contiguous BF16 on {x.device}, and not {bias.dtype} on {bias.device}"
+        )
 
 
 def _places(
@@ -246,13 +252,21 @@ def _multiply_decoded(
         first += height
         flat, begin = y.view(-1, height), 0
         for some, cut, rows in slices(*mine, most):
-            w = decode(some, cut, x.device).t()
-            out = flat[:, begin : begin + rows]
-            if bias is None:
-                torch.mm(x, w, out=out)
-            else:
-                torch.addmm(bias[begin : begin + rows], x, w, out=out)
-            begin += rows
+            end = begin + rows
+            add = bias[begin:end] if bias is not None else None
+            _multiply_slice(x, some, cut, add, flat[:, begin:end])
+            begin = end
+
+
+def _multiply_slice(
+    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, out: Tensor
+) -> None:
+    """A function of its own, so that what one slice decodes is free before the next one."""
+    w = decode(arrays, parts, x.device).t()
+    if bias is None:
+        torch.mm(x, w, out=out)
+    else:
+        torch.addmm(bias, x, w, out=out)
 
 
 def _linear_fake(
@@ -378,7 +392,7 @@ def grouped_linear(
     if kernels is None:
         _each_expert(x, offsets, rows, arrays, parts, y)
         return y
-    flat = x if x.stride(1) == 1 else x.contiguous()
+    flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
     offsets = offsets.contiguous()
     chosen = rows.contiguous() if rows is not None else None
     kernels.multiply(
@@ -407,8 +421,7 @@ def _each_expert(
     """Decodes and multiplies each expert that has places."""
     for expert, begin, end in _routed(offsets):
         mine = x[begin:end] if rows is None else x[rows[begin:end]]
-        w = _expert(arrays, parts, y.shape[1], expert, x.device)
-        torch.mm(mine, w.t(), out=y[begin:end])
+        torch.mm(mine, _expert(arrays, parts, y.shape[1], expert, x.device).t(), out=y[begin:end])
 
 
 def _expert(
@@ -444,6 +457,10 @@ def _grouped_fake(
     _check(
         rows is None or (rows.dtype == torch.int32 and rows.dim() == 1),
         lambda: "rows are int32 and of one dimension",
+    )
+    _check(
+        offsets.device == x.device and (rows is None or rows.device == x.device),
+        lambda: f"offsets and rows lie on {x.device}, as x does",
     )
     return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
 

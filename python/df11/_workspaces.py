@@ -31,7 +31,8 @@ _spare: dict[int, Tensor] = {}
 
 def workspace(index: int, stream: int, size: int) -> Tensor:
     """A workspace of at least `size` bytes for the next product on this stream of a GPU."""
-    capture = _native.capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
+    # The default stream, 0, cannot be captured.
+    capture = _native.capture_id(stream) if stream else 0
     held = _held.get((index, stream, capture))
     if held is not None and held.nbytes >= size and (capture or index in _spare):
         return held

@@ -399,3 +399,28 @@ def test_slices_cover_all_rows_once(container: Any) -> None:
         assert rows <= 50 and rows == _matrices.shape_of(cut)[0]
         found.append(ops.decode(some, cut, CPU))
     assert same(torch.cat(found), torch.cat([WEIGHTS["odd"]] * 2))
+
+
+def test_at_most_one_slice_is_decoded_at_a_time(
+    container: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does for many rows of x in fused mode; it needs no GPU itself."""
+    arrays, parts = described(container, "edge", "edge")
+    x, bias = normal(5, 264), normal(520)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    real = df11._ops.decode
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        dense = real(*arguments)
+        assert dense.nbytes <= 64 * 2 * 264 and all(one() is None for one in alive)
+        alive.append(weakref.ref(dense))
+        return dense
+
+    monkeypatch.setattr(df11._ops, "decode", watched)
+    monkeypatch.setattr(df11._ops, "TEMPORARY_BYTES", 64 * 2 * 264)
+    outputs = [torch.empty(5, 520, dtype=torch.bfloat16) for _ in range(2)]
+    df11._ops._multiply_decoded(x, arrays, parts, [520, 520], outputs, [None, bias])
+    assert len(alive) == 2 * 9
+    for y, add in zip(outputs, (None, bias), strict=True):
+        expected = functional.linear(x, WEIGHTS["edge"], add)
+        assert torch.allclose(y.float(), expected.float(), rtol=1e-2, atol=1e-2)

@@ -114,6 +114,23 @@ def test_look_ups_of_rows_that_do_not_exist_are_refused(q: CompressedTensor) -> 
         functional.embedding(torch.tensor([1]), q, max_norm=1.0)
 
 
+def test_chosen_experts_are_decoded_once(container: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, decoded = compressed(container, "experts_apart"), []
+    real = CompressedTensor.decode
+
+    def counted(self: CompressedTensor) -> torch.Tensor:
+        decoded.append(self.numel())
+        return real(self)
+
+    monkeypatch.setattr(CompressedTensor, "decode", counted)
+    assert same(experts[IDS], WEIGHTS["experts_apart"][IDS])
+    assert decoded == [40 * 256] * 3
+    assert experts[torch.empty(0, dtype=torch.int64)].shape == (0, 40, 256)
+    for index in (6, -7):
+        with pytest.raises(IndexError):
+            experts[torch.tensor([index])]
+
+
 def test_autocast_casts_the_input(q: CompressedTensor) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype), warnings.catch_warnings():
