@@ -132,7 +132,7 @@ def save(model: Any, folder: str | Path) -> None:
     """Copies the containers of a model with compressed weights into a folder, byte for byte."""
     from ._copy import copy_containers
 
-    found = list(sources(model).values())
+    found = [source for _, source in sources(model)]
     if not found:
         raise ValueError("the model has no compressed weights of df11")
     paths = {shard["path"] for source in found for shard in source.container.shards}
@@ -153,7 +153,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """
     names = {
         (spot.key): join(path, place.name)
-        for path, source in sources(model).items()
+        for path, source in sources(model)
         for weight, spots in zip(source.weights, source.spots, strict=True)
         for place, spot in zip(weight.places, spots, strict=True)
     }

@@ -1,8 +1,8 @@
 """What operators of PyTorch do with compressed tensors.
 
-Views of whole rows or columns, and those that exchange the last two dimensions, are compressed tensors
-of the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
-decoded weights. What would write to a compressed tensor is refused.
+Views of rows or columns, and those that exchange the last two dimensions, are compressed tensors of
+the same arrays. Products and look-ups go to the operators of `_ops`. Everything else is done with
+decoded weights; a view is then a copy. What would write to a compressed tensor is refused.
 """
 
 from __future__ import annotations
@@ -100,9 +100,11 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
     return _moved(self, torch.device(device), bool(options.get("non_blocking")))
 
 
-def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> CompressedTensor:
+def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> Any:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
+    if device == self.device:
+        return self.like()
     if device.type not in ("cpu", "cuda", "meta"):
         return NotImplemented
     if device.type == "cpu" and any(part.form == FAST for part in self.parts):
@@ -402,14 +404,27 @@ def _rows(self: CompressedTensor, chosen: Tensor) -> Any:
         return NotImplemented
     if chosen.device != self.device:
         chosen = chosen.to(self.device)
-    if height > 1:
-        within = torch.arange(height, device=chosen.device, dtype=chosen.dtype)
-        chosen_rows = chosen.reshape(-1, 1) * height + within
-    else:
-        chosen_rows = chosen
-    found = torch.ops.df11.embedding(chosen_rows, self.arrays, self.flat_parts)
     shape = (*chosen.shape, *self.shape[1:])
+    if height == 1:
+        return torch.ops.df11.embedding(chosen, self.arrays, self.flat_parts).view(shape)
+    if type(chosen) is Tensor and not chosen.is_cuda:
+        return _blocks(self, chosen.reshape(-1), height).view(shape)
+    # Row by row, so that the host need not wait for the numbers.
+    within = torch.arange(height, device=chosen.device, dtype=chosen.dtype)
+    rows_of_all = chosen.reshape(-1, 1) * height + within
+    found = torch.ops.df11.embedding(rows_of_all, self.arrays, self.flat_parts)
     return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
+
+
+def _blocks(self: CompressedTensor, chosen: Tensor, height: int) -> Tensor:
+    """Elements of several rows each, by numbers that the host has: each is decoded once."""
+    some, back = torch.unique(chosen, return_inverse=True)
+    numbers = some.tolist()
+    if numbers and not 0 <= numbers[0] <= numbers[-1] < self.shape[0]:
+        raise IndexError(f"indices {numbers[0]} to {numbers[-1]} of {self.shape[0]}")
+    decoded = [self.select(0, number).decode() for number in numbers]
+    empty = torch.empty((0, *self.shape[1:]), dtype=self.dtype)
+    return (torch.stack(decoded) if decoded else empty)[back]
 
 
 # ---- products ----

@@ -129,7 +129,8 @@ class _Gpu:
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
         items = [(name, _addresses(each)) for name, each in arrays.items() if name not in own]
-        _native.upload(self.container, self.device.index, items, self.bar.part)
+        if items:
+            _native.upload(self.container, self.device.index, items, self.bar.part)
         for name, cut in own.items():
             for view, array in zip(arrays[name], arrays_of_tiles(cut)[:4], strict=False):
                 view.copy_(array)

@@ -56,7 +56,7 @@ def load(
     with loader.bar:
         for each in groups:
             loader.load(each)
-    _place_buffers(root, source, loader)
+    _place_others(root, source, loader)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
 
@@ -188,7 +188,8 @@ def _stored_bytes(source: Source) -> int:
     shards = [weight.parts[1] for weight in source.weights if weight.parts is not None]
     sizes = {name: sum(tiles.lengths) for each in shards for name, tiles in each.items()}
     whole = {name for weight in source.weights if not weight.parts for name in weight.tensors}
-    return sum(sizes.values()) + sum(source.container[name].stored_bytes for name in whole)
+    stored = sum(int(source.container[name].stored_bytes) for name in whole)
+    return int(sum(sizes.values())) + stored
 
 
 class Bar:
@@ -242,13 +243,17 @@ def compressed(
     )
 
 
-def _place_buffers(root: nn.Module, source: Source, loader: _Loader) -> None:
-    """Other buffers go where their module runs."""
+def _place_others(root: nn.Module, source: Source, loader: _Loader) -> None:
+    """Buffers and parameters that the container lacks go where their module runs."""
     held = {spot.key for spots in source.spots for spot in spots}
     for path, module in root.named_modules():
         for attribute, value in module._buffers.items():
             if value is not None and not value.is_meta and (id(module), attribute) not in held:
                 module._buffers[attribute] = value.to(loader.device_at(path))
+        for attribute, parameter in module._parameters.items():
+            here = parameter is None or parameter.is_meta or (id(module), attribute) in held
+            if not here:
+                parameter.data = parameter.data.to(loader.device_at(path))
 
 
 def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:

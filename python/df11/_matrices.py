@@ -1,8 +1,8 @@
 """Compressed matrices in tensors: what describes them, and the native objects for their addresses.
 
 A *piece* is a BF16 matrix of R rows and C columns, compressed in some arrays (one-dimensional uint8
-tensors). Its form is 0, as stored: codebook, records, bits, plane and decode table (which is empty on
-the CPU); or 1, in the fast layout: strips and entries. A *part* is a window of a piece, as eight
+tensors). Its form is 0, as stored: codebook, records, bits, plane and decode table (empty on the
+CPU); or 1, in the fast layout: strips and entries. A *part* is a window of a piece, as eight
 numbers: form, R, C, staged bytes, first row, end of rows, first column, end of columns. Parts are
 written one after another in a flat list, and so are the arrays of their pieces.
 """
@@ -106,12 +106,11 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
 class _Cache(dict[Any, Any]):
     """A bounded dict. Its keys are addresses: values must follow from them and own nothing."""
 
-    def keep(self, key: Any, value: Any) -> Any:
+    def keep(self, key: Any, value: Any) -> None:
         """Adds an entry; forgets all others when there are too many."""
         if len(self) >= _MOST:
             self.clear()
         self[key] = value
-        return value
 
 
 _matrices: _Cache = _Cache()
@@ -133,12 +132,13 @@ def matrices(
     that this device cannot read.
     """
     key = _key(arrays, parts, index)
-    found: list[_native.Matrix] | None = _matrices.get(key)
-    if found is not None:
-        return found
+    if (known := _matrices.get(key)) is not None:
+        return known  # type: ignore[no-any-return]
     check(arrays, parts)
     _check_readable(arrays, index)
-    return _matrices.keep(key, [_matrix(part, mine, index) for part, mine in each(arrays, parts)])  # type: ignore[no-any-return]
+    found = [_matrix(part, mine, index) for part, mine in each(arrays, parts)]
+    _matrices.keep(key, found)
+    return found
 
 
 def _matrix(part: Part, arrays: Sequence[Tensor], index: int | None) -> _native.Matrix:
@@ -166,7 +166,9 @@ def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _nati
         return _products[key]  # type: ignore[no-any-return]
     found = matrices(arrays, parts, index)
     able = _native.fits(index) and all(part.is_aligned for part, _ in each(arrays, parts))
-    return _products.keep(key, _native.Linear(found) if able else None)  # type: ignore[no-any-return]
+    made = _native.Linear(found) if able else None
+    _products.keep(key, made)
+    return made
 
 
 def grouped(
@@ -175,12 +177,15 @@ def grouped(
     """The product with experts on a GPU, or None if there is no kernel for them."""
     part = Part(*parts[:PART])
     able = len(parts) == PART and part.form == FAST and part.width == part.columns
-    if not (able and part.is_aligned and _native.fits(index)):
+    able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
+    if not (able and _native.fits(index)):
         return None
     key = (experts, _key(arrays, parts, index))
     if key in _products:
         return _products[key]  # type: ignore[no-any-return]
-    return _products.keep(key, _native.Grouped(matrices(arrays, parts, index)[0], experts))  # type: ignore[no-any-return]
+    made = _native.Grouped(matrices(arrays, parts, index)[0], experts)
+    _products.keep(key, made)
+    return made
 
 
 def slices(
@@ -221,10 +226,8 @@ def window(
 
 def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool) -> Tensor:
     """A decoded matrix with the shape and strides of its tensor."""
-    if not transposed:
-        held = dense.view(tuple(shape))
-    else:
-        held = dense.view(*shape[:-2], shape[-1], shape[-2]).transpose(-2, -1)
+    *outer, rows, columns = shape if transposed else (*shape, 0, 0)
+    held = dense.view(*outer, columns, rows).mT if transposed else dense.view(tuple(shape))
     if transposed == flipped:
         return held
     return held.mT.contiguous().mT if flipped else held.contiguous()

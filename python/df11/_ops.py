@@ -13,8 +13,8 @@ df11::grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[
 df11::table(Tensor codebook) -> Tensor
 ```
 These schemas are stable. `arrays` and `parts` describe matrices with the same columns, stacked row
-after row into one of R rows and C columns (see `_matrices`). Arrays lie on the device of the work, or
-in pinned memory of the host, from which a GPU reads them over the bus.
+after row into one of R rows and C columns (see `_matrices`). Arrays lie on the device of the work,
+or in pinned memory of the host, from which a GPU reads them over the bus.
 
 Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them is told by
 `_native.check`, which waits; the CPU raises `CorruptError` at once.
@@ -50,10 +50,12 @@ TEMPORARY_BYTES = 64_000_000
 _BF16 = torch.bfloat16
 
 Arrays = Sequence[Tensor]
+_check: Callable[[bool, Callable[[], str]], None] = torch._check
+_check_type: Callable[[bool, Callable[[], str]], None] = torch._check_type
 
 
 def _stream(index: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 # ---- decode ----
@@ -66,8 +68,8 @@ def decode(arrays: Arrays, parts: Sequence[int], device: torch.device) -> Tensor
     synchronises. On the CPU 1 to 3 GB/s a core, on all cores.
 
     # Errors
-    `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays contradict
-    their part; on the CPU `CorruptError`.
+    `ValueError` and `TypeError` as `_matrices.check`; `ParameterError` if lengths of arrays
+    contradict their part; on the CPU `CorruptError`.
     """
     index = device.index if device.type == "cuda" else None
     if device.type == "cuda" and index is None:
@@ -114,10 +116,10 @@ def linear(
 ) -> Tensor:
     """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
 
-    With `exact`, and always on the CPU, W is decoded (2 × R × C bytes, freed after the product) and
+    With `exact`, and always on the CPU, W is decoded (2 R C bytes, freed after the product) and
     `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
-    multiply without decoding to memory if x has few rows; for many, at most 64 MB at a time are decoded
-    before each product. x and bias are BF16 then.
+    multiply without decoding to memory if x has few rows; for many, at most 64 MB at a time are
+    decoded before each product. x and bias are BF16 then.
 
     Gradients flow to x and bias; the backward pass decodes W anew.
 
@@ -146,7 +148,7 @@ def linears(
     heights, added = _heights(arrays, parts, counts), _added(biases, counts)
     if not exact and x.is_cuda:
         return _multiply(x, arrays, parts, counts, added)
-    dense = decode(arrays, parts, x.device).split(heights)
+    dense = torch.split(decode(arrays, parts, x.device), heights)
     return [functional.linear(x, w, bias) for w, bias in zip(dense, added, strict=True)]
 
 
@@ -179,11 +181,11 @@ def _multiply(
     columns = parts[7] - parts[6]
     _check_input(x, columns, biases)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
-    if flat.stride(1) != 1:
+    rows = flat.shape[0]
+    if flat.stride(1) != 1 or (rows > 1 and flat.stride(0) < columns):
         flat = flat.contiguous()
     heights = (shape_of(parts)[0],) if len(counts) == 1 else _heights(arrays, parts, counts)
     outputs = [x.new_empty((*x.shape[:-1], height)) for height in heights]
-    rows = flat.shape[0]
     if rows == 0:
         return outputs
     kernels = product(arrays, parts, index)
@@ -194,7 +196,8 @@ def _multiply(
     memory = workspace(index, stream, size) if (size := kernels.workspace_bytes(rows)) else None
     address = memory.data_ptr() if memory is not None else 0
     places = _places(parts, counts, heights, outputs, biases)
-    kernels.multiply(flat.data_ptr(), rows, flat.stride(0), places, address, stream)
+    pitch = flat.stride(0) if rows > 1 else columns
+    kernels.multiply(flat.data_ptr(), rows, pitch, places, address, stream)
     return outputs
 
 
@@ -205,8 +208,13 @@ def _check_input(x: Tensor, columns: int, biases: Sequence[Tensor | None]) -> No
             "exact mode multiplies as PyTorch does"
         )
     for bias in biases:
-        if bias is not None and (bias.dtype != _BF16 or not bias.is_contiguous()):
-            raise RuntimeError(f"a bias is contiguous BF16, and not {bias.dtype}")
+        if bias is None or (
+            (bias.dtype, bias.device) == (_BF16, x.device) and bias.is_contiguous()
+        ):
+            continue
+        raise RuntimeError(
+            f"a bias is contiguous BF16 on {x.device}, and not {bias.dtype} on {bias.device}"
+        )
 
 
 def _places(
@@ -244,13 +252,21 @@ def _multiply_decoded(
         first += height
         flat, begin = y.view(-1, height), 0
         for some, cut, rows in slices(*mine, most):
-            w = decode(some, cut, x.device).t()
-            out = flat[:, begin : begin + rows]
-            if bias is None:
-                torch.mm(x, w, out=out)
-            else:
-                torch.addmm(bias[begin : begin + rows], x, w, out=out)
-            begin += rows
+            end = begin + rows
+            add = bias[begin:end] if bias is not None else None
+            _multiply_slice(x, some, cut, add, flat[:, begin:end])
+            begin = end
+
+
+def _multiply_slice(
+    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, out: Tensor
+) -> None:
+    """A function of its own, so that what one slice decodes is free before the next one."""
+    w = decode(arrays, parts, x.device).t()
+    if bias is None:
+        torch.mm(x, w, out=out)
+    else:
+        torch.addmm(bias, x, w, out=out)
 
 
 def _linear_fake(
@@ -262,12 +278,12 @@ def _linear_fake(
 
 def _product_fake(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor:
     rows, columns = shape
-    torch._check(
+    _check(
         x.dim() > 0 and x.shape[-1] == columns,
         lambda: f"x has shape {tuple(x.shape)}, and the weight {columns} columns",
     )
-    torch._check(x.dtype == _BF16, lambda: f"x is {x.dtype}, and the weight torch.bfloat16; cast x")
-    torch._check(
+    _check(x.dtype == _BF16, lambda: f"x is {x.dtype}, and the weight torch.bfloat16; cast x")
+    _check(
         bias is None or tuple(bias.shape) == (rows,),
         lambda: f"a bias of shape {tuple(bias.shape)} for {rows} rows",  # type: ignore[union-attr]
     )
@@ -294,12 +310,12 @@ def _linears_fake(
 def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64.
 
-    Decodes the tiles that hold these rows; a GPU once for each index. Parts begin and end on multiples of 32
-    rows and 256 columns of their piece, or at its end.
+    Decodes the tiles that hold these rows; a GPU once for each index. Parts begin and end on
+    multiples of 32 rows and 256 columns of their piece, or at its end.
 
     # Errors
-    As `decode`; `TypeError` for other indices; on the CPU `IndexError` for a row that does not exist.
-    A GPU writes zeros for such a row, and `_native.check` tells.
+    As `decode`; `TypeError` for other indices; on the CPU `IndexError` for a row that does not
+    exist. A GPU writes zeros for such a row, and `_native.check` tells.
     """
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
@@ -336,7 +352,7 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Sequence[int], out: Tens
 
 def _embedding_fake(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
     check(arrays, parts)
-    torch._check_type(
+    _check_type(
         indices.dtype in (torch.int32, torch.int64),
         lambda: f"indices are int32 or int64, and not {indices.dtype}",
     )
@@ -354,14 +370,15 @@ def grouped_linear(
     parts: Sequence[int],
     experts: int,
 ) -> Tensor:
-    """Products with the experts of a mixture, whose matrices are equal shares of the rows: [P, R/E].
+    """Products with the experts of a mixture, whose matrices are equal shares of the rows.
 
-    Row i of the result is `x[rows[i]]` (or `x[i]`) times the matrix of expert e, transposed, for each i
-    in `offsets[e]..offsets[e + 1]`. `offsets` (int32, E + 1, ascending, from 0 to P) and `rows` (int32,
-    P) lie on the device of x.
+    Row i of the result [P, R / E] is `x[rows[i]]` (or `x[i]`) times the matrix of expert e,
+    transposed, for each i in `offsets[e]..offsets[e + 1]`; rows from `offsets[E]` on hold anything.
+    `offsets` (int32, E + 1, ascending, from 0 to at most P) and `rows` (int32, P) lie on the device
+    of x.
 
-    In the fast layout, as one piece, it is one launch that reads them there. Else offsets are copied to
-    the host, which waits for the stream, and each expert that has rows is decoded alone.
+    In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
+    copied to the host, which waits for the stream, and each expert that has rows is decoded alone.
 
     # Errors
     As `linear`.
@@ -375,7 +392,7 @@ def grouped_linear(
     if kernels is None:
         _each_expert(x, offsets, rows, arrays, parts, y)
         return y
-    flat = x if x.stride(1) == 1 else x.contiguous()
+    flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
     offsets = offsets.contiguous()
     chosen = rows.contiguous() if rows is not None else None
     kernels.multiply(
@@ -404,8 +421,7 @@ def _each_expert(
     """Decodes and multiplies each expert that has places."""
     for expert, begin, end in _routed(offsets):
         mine = x[begin:end] if rows is None else x[rows[begin:end]]
-        w = _expert(arrays, parts, y.shape[1], expert, x.device)
-        torch.mm(mine, w.t(), out=y[begin:end])
+        torch.mm(mine, _expert(arrays, parts, y.shape[1], expert, x.device).t(), out=y[begin:end])
 
 
 def _expert(
@@ -424,23 +440,27 @@ def _grouped_fake(
 ) -> Tensor:
     check(arrays, parts)
     height, columns = shape_of(parts)
-    torch._check(
+    _check(
         x.dim() == 2 and x.shape[1] == columns and x.dtype == _BF16,
         lambda: f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}",
     )
-    torch._check(
+    _check(
         experts > 0 and height % experts == 0,
         lambda: f"{height} rows are not {experts} experts of equal size",
     )
-    torch._check(
+    _check(
         offsets.dtype == torch.int32 and tuple(offsets.shape) == (experts + 1,),
         lambda: (
             f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {tuple(offsets.shape)}"
         ),
     )
-    torch._check(
+    _check(
         rows is None or (rows.dtype == torch.int32 and rows.dim() == 1),
         lambda: "rows are int32 and of one dimension",
+    )
+    _check(
+        offsets.device == x.device and (rows is None or rows.device == x.device),
+        lambda: f"offsets and rows lie on {x.device}, as x does",
     )
     return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
 
@@ -605,16 +625,16 @@ def _grouped_backward_fake(
 
 # ---- registration ----
 
-library = torch.library.Library("df11", "DEF")
+library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     name = schema.partition("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    # The same function for both: it looks at devices, since arrays of a GPU's work may be on the host.
-    # Functions of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    # The same function for both: arrays of a GPU's work may be on the host, so it looks at devices.
+    # An operator of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
     for key in ("CPU", "CUDA"):
-        library.impl(name, run, key)
+        library.impl(name, run, key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"df11::{name}", fake, lib=library)
 
 

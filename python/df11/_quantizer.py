@@ -44,12 +44,13 @@ from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_options, load
 from ._names import join
-from ._parallel import gathered, is_first, prepare
+from ._parallel import gathered, is_first, local, prepare
 from ._parameters import Weight
 from ._place import Placement, resolve
 from ._plan import group
 from ._pretrained import checkpoint_dtype, weights_of
-from ._source import Source, sources
+from ._source import KEY, Source
+from ._tensor import CompressedTensor
 from ._torch import dtype_of
 from ._versions import mismatch
 
@@ -238,16 +239,17 @@ class Df11Quantizer(HfQuantizer):
         held = self._by_name = {
             place.name: weight for weight in self.weights for place in weight.places
         }
-        for name, value in (
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(),
-        ):
-            if name in held:
-                value._is_hf_initialized = True
 
         def hide(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
             for name in held:
                 state.pop(prefix + name, None)
+            # Sharding makes new parameters after this, and before it looks at what to load.
+            for name, value in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(),
+            ):
+                if name in held:
+                    value._is_hf_initialized = True
 
         self._hidden = self.model.register_state_dict_post_hook(hide)
         return weight_conversions
@@ -297,13 +299,8 @@ class Df11Quantizer(HfQuantizer):
         )
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
-        self.model, self.weights, self._by_name, self._hidden, self.container = (
-            None,
-            [],
-            {},
-            None,
-            None,
-        )
+        self.model = self._hidden = self.container = None
+        self.weights, self._by_name = [], {}
         return model
 
     # ---- afterwards ----
@@ -334,9 +331,13 @@ class Df11Quantizer(HfQuantizer):
         if self.saving_to is not None:
             others = _others(model)
             if is_first():
-                copy_containers(sources(model)[""].container, self.saving_to)
+                copy_containers(model.__dict__[KEY].container, self.saving_to)
                 _save_others(others, self.saving_to / WEIGHTS)
             return {}, {}
+        if not getattr(model, "_hf_peft_config_loaded", False):
+            raise ValueError(
+                "call save_pretrained of the model itself, which copies its containers"
+            )
         return None, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
@@ -418,6 +419,11 @@ def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) 
     adapters = getattr(self, "_hf_peft_config_loaded", False)
     if kwargs.get("variant") or kwargs.get("state_dict"):
         raise ValueError("a compressed model is saved as it is, without variant or state_dict")
+    if not adapters and (changed := _changed(self)):
+        raise RuntimeError(
+            f"{changed[0]} is an ordinary weight now, and the containers have what it was; load "
+            "df11.state_dict(model) into a BF16 model, save that, and compress it"
+        )
     self.hf_quantizer.saving_to = None if adapters else folder
     try:
         type(self).save_pretrained(self, save_directory, *args, **kwargs)
@@ -427,9 +433,22 @@ def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) 
         mark_config(folder / "config.json")
 
 
+def _changed(model: Any) -> list[str]:
+    """Weights that were compressed, and in whose places are others."""
+    now = dict(model.named_parameters(remove_duplicate=False))
+    return [
+        place.name
+        for weight in model.__dict__[KEY].weights
+        for place in weight.places
+        if weight.ordinary_because is None
+        and place.name in now
+        and not isinstance(local(now[place.name]), CompressedTensor)
+    ]
+
+
 def _others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for spots in sources(model)[""].spots for spot in spots}
+    held = {spot.key for spots in model.__dict__[KEY].spots for spot in spots}
     return {
         join(path, attribute): gathered(value.detach()).cpu().contiguous()
         for path, module in model.named_modules()

@@ -1,12 +1,13 @@
 """Products that share x: the first of several weights is multiplied together with the others.
 
-Modules multiply the same x by one weight after another: q, k and v; gate and up. One launch for all of
-them takes less time than one each. Nothing has to be known of a model: weights that were multiplied by
-one x, one right after another, are multiplied together from the next time on, and results wait for
-whoever asks for them. Bits do not depend on it: neither kernels nor decoding look at other weights.
+Modules multiply the same x by one weight after another: q, k and v; gate and up. One launch for all
+of them takes less time than one each. Nothing has to be known of a model: weights that were
+multiplied by one x, one right after another, are multiplied together from the next time on, and
+results wait for whoever asks for them. Bits do not depend on it: neither kernels nor decoding look at other weights.
 
-A result is handed out for exactly that x: the same object, unchanged since, on the same stream, in the
-same capture of a CUDA graph. If results are left over again and again, the weights go their own ways.
+A result is handed out for exactly that x: the same object, unchanged since, on the same stream, in
+the same capture of a CUDA graph. If results are left over again and again, the weights go their own
+ways.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _ops
-from ._matrices import PART
+from ._matrices import PART, shape_of
 
 #: Weights of one product, at most: what a launch takes.
 _MOST = 8
@@ -50,7 +51,7 @@ class _Moment(NamedTuple):
             return None
         stream = capture = 0
         if x.is_cuda:
-            stream = torch._C._cuda_getCurrentRawStream(x.device.index)  # type: ignore[attr-defined]
+            stream = torch._C._cuda_getCurrentRawStream(x.device.index)
             if torch.cuda.is_current_stream_capturing():
                 capture = _native.capture_id(stream)
         return cls(weakref.ref(x), x._version, stream, capture)
@@ -70,12 +71,12 @@ class Operand:
     ) -> None:
         self.arrays, self.parts, self.exact, self.device = arrays, parts, exact, device
         #: What it is multiplied together with: nothing yet (None), or nothing ever (False).
-        self.shared: SharedInput | None | bool = None
+        self.shared: SharedInput | bool | None = None
 
     @property
     def decoded_bytes(self) -> int:
         """Bytes of the decoded weight."""
-        rows, columns = _ops.shape_of(self.parts)
+        rows, columns = shape_of(self.parts)
         return 2 * rows * columns
 
 
@@ -91,9 +92,10 @@ class SharedInput:
         self._times_left = 0
 
     def multiply(self, x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor | None:
-        """The product with a weight, which is one of these; None if they cannot be multiplied together."""
+        """The product with a weight, one of these; None if they cannot be multiplied together."""
         now = _Moment.of(x)
-        weights, biases = [ref() for ref in self.weights], [ref and ref() for ref in self.biases]
+        weights = [ref() for ref in self.weights]
+        biases = [None if ref is None else ref() for ref in self.biases]
         at = next((at for at, other in enumerate(weights) if other is weight), None)
         alive = [other for other in weights if other is not None]
         if now is None or at is None or len(alive) < len(weights) or biases[at] is not bias:
@@ -188,6 +190,6 @@ def _suit(weights: list[Operand]) -> bool:
         return False
     if any(weight.shared is False for weight in weights):
         return False
-    alike = {(weight.exact, weight.device, _ops.shape_of(weight.parts)[1]) for weight in weights}
+    alike = {(weight.exact, weight.device, shape_of(weight.parts)[1]) for weight in weights}
     decoded = sum(weight.decoded_bytes for weight in weights)
     return len(alike) == 1 and not (weights[0].exact and decoded > _MOST_DECODED)

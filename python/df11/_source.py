@@ -76,10 +76,16 @@ class Source:
         return Source(self.container, self.weights, deepcopy(self.spots, memo), self.unused)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "container": self.container.path}
+        state = {**self.__dict__, "path": self.container.path}
+        del state["container"]
+        return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, container=_native.open(state["container"]))
+    def __getattr__(self, name: str) -> Any:
+        # A pickled model has its weights with it; the container is opened if it is asked for.
+        if name != "container":
+            raise AttributeError(name)
+        self.container = _native.open(self.path)
+        return self.container
 
     def found(self) -> Iterator[tuple[Weight, torch.Tensor]]:
         """Each weight with what is in its place now; none that were taken away since."""
@@ -98,8 +104,8 @@ def set_source(root: nn.Module, source: Source) -> None:
     root.__dict__[KEY] = source
 
 
-def sources(model: Any) -> dict[str, Source]:
-    """The sources in a module, or in the components of a pipeline, by the path of their module."""
+def sources(model: Any) -> list[tuple[str, Source]]:
+    """The sources in a module, or in the components of a pipeline, with the path of their module."""
     if isinstance(model, nn.Module):
         parts: Iterable[Any] = [model]
     else:
@@ -111,5 +117,5 @@ def sources(model: Any) -> dict[str, Source]:
     modules = [
         pair for part in parts if isinstance(part, nn.Module) for pair in part.named_modules()
     ]
-    found = {path: module.__dict__.get(KEY) for path, module in modules}
-    return {path: source for path, source in found.items() if source is not None}
+    found = ((path, module.__dict__.get(KEY)) for path, module in modules)
+    return [(path, source) for path, source in found if source is not None]

@@ -135,29 +135,29 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     twice. Raises CorruptError if a bit differs. Of a model that is distributed over several processes
     each tells what it holds itself.
     """
-    found = sources(model)
+    found = [source for _, source in sources(model)]
     if not found:
         return ModelReport(False)
     out = ModelReport(True)
     devices: dict[torch.device, DeviceReport] = {}
-    for source in found.values():
+    for source in found:
         _add(out, source, devices)
-    seen = {id(value) for source in found.values() for _, value in source.found()}
+    seen = {id(value) for source in found for _, value in source.found()}
     for name, value in _parameters(model, found):
         if id(value) not in seen:
             seen.add(id(value))
             _add_ordinary(out, devices, name, value, _OTHER)
     out.devices = list(devices.values())
     if verify:
-        out.verified = sum(_verify(source) for source in found.values())
+        out.verified = sum(_verify(source) for source in found)
     return out
 
 
-def _parameters(model: Any, found: dict[str, Source]) -> list[tuple[str, torch.Tensor]]:
+def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor]]:
     """The parameters around the sources, by name."""
     if isinstance(model, nn.Module):
         return list(model.named_parameters())
-    modules = [spot.module for source in found.values() for spots in source.spots for spot in spots]
+    modules = [spot.module for source in found for spots in source.spots for spot in spots]
     return [pair for module in modules if module is not None for pair in module.named_parameters()]
 
 

@@ -32,7 +32,7 @@ Numbers = Sequence[int]
 
 
 class CompressedTensor(Tensor):
-    """A BF16 tensor whose memory is the compressed arrays of one or several pieces (see `_matrices`).
+    """A BF16 tensor whose memory is the compressed arrays of some pieces (see `_matrices`).
 
     The rows of all parts, stacked, are its elements in row-major order: of a tensor of any rank the
     first dimensions together count rows, and the others columns. It does not require gradients.
@@ -61,7 +61,7 @@ class CompressedTensor(Tensor):
     @staticmethod
     def __new__(
         cls,
-        arrays: Sequence[Tensor] | CompressedTensor,
+        arrays: CompressedTensor | Sequence[Tensor],
         parts: Sequence[Numbers] = (),
         shape: Sequence[int] = (),
         *,
@@ -73,10 +73,10 @@ class CompressedTensor(Tensor):
     ) -> CompressedTensor:
         """Makes one of arrays, which it keeps; or another one of the same arrays (an alias).
 
-        `arrays` and `parts` are as `_matrices` says, with a sequence of eight numbers for each part.
-        `shape` has as many elements as the parts. `device`: the GPU that works with arrays on the host,
-        which are pinned. `transposed`: arrays hold the last two dimensions the other way round, and
-        what is decoded is a contiguous copy.
+        `arrays` and `parts` are as `_matrices` says, with eight numbers for each part.
+        `shape` has as many elements as the parts. `device`: the GPU that works with arrays on the
+        host, which are pinned. `transposed`: arrays hold the last two dimensions the other way
+        round, and what is decoded is a contiguous copy.
 
         # Errors
         `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
@@ -90,7 +90,7 @@ class CompressedTensor(Tensor):
             swapped = [*shape[:-2], shape[-1], shape[-2]]
             strides = list(_contiguous(swapped))
             strides[-2:] = strides[-1], strides[-2]
-        made: CompressedTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: CompressedTensor = Tensor._make_wrapper_subclass(
             cls,
             tuple(shape),
             strides=tuple(strides),
@@ -102,7 +102,7 @@ class CompressedTensor(Tensor):
 
     def __init__(
         self,
-        arrays: Sequence[Tensor] | CompressedTensor,
+        arrays: CompressedTensor | Sequence[Tensor],
         parts: Sequence[Numbers] = (),
         shape: Sequence[int] = (),
         *,
@@ -191,7 +191,8 @@ class CompressedTensor(Tensor):
     def decode(self) -> Tensor:
         """The weights as an ordinary BF16 tensor of the same shape, strides and device.
 
-        Costs two bytes of new memory a weight (twice if `transposed`); see `df11::decode` for the time.
+        Costs two bytes of new memory a weight, for a moment twice that if `transposed`; the time is
+        that of `df11::decode`.
 
         # Errors
         `CorruptError` on the CPU if arrays contradict themselves.
@@ -209,8 +210,8 @@ class CompressedTensor(Tensor):
     ) -> CompressedTensor:
         """A tensor on the CPU of what containers hold (`df11.Tensor.tiles`), stacked row after row.
 
-        Copies nothing: arrays are the containers' own memory, which they keep alive. `shape` is that of
-        the matrix unless told.
+        Copies nothing: arrays are the containers' own memory, which they keep alive. `shape` is
+        that of the matrix unless told.
 
         # Errors
         `CorruptError` if a checksum differs or arrays contradict themselves.
@@ -256,7 +257,7 @@ class CompressedTensor(Tensor):
             device=device,
         )
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         form = "fast layout" if any(part.form == FAST for part in self.parts) else "as stored"
         where = ", streamed" if self.is_streamed else ""
         mode = "exact" if self.exact else "fused"
@@ -269,11 +270,7 @@ class CompressedTensor(Tensor):
         # Nothing can write to the arrays, so a copy need not have its own.
         copy = CompressedTensor(self)
         copy.__dict__.update(
-            {
-                key: value
-                for key, value in self.__dict__.items()
-                if key not in copy.__dict__
-            }
+            {key: value for key, value in self.__dict__.items() if key not in copy.__dict__}
         )
         memo[id(self)] = copy
         return copy
@@ -309,7 +306,7 @@ class CompressedTensor(Tensor):
             return func(*args, **kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Any,
@@ -382,7 +379,7 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
     if isinstance(value, CompressedTensor):
         if (value.shape, value.stride(), value.device) != (self.shape, self.stride(), self.device):
             raise RuntimeError(
-                "the data of a compressed tensor cannot be another compressed one of other shape or on "
+                "the data of a compressed tensor cannot be a compressed one of other shape or on "
                 "another device; put a new parameter in its module instead"
             )
         self.become(value)
@@ -394,11 +391,11 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
     )
     is_parameter = getattr(self, "_is_param", False)
     other = nn.Parameter(value, requires_grad=False) if is_parameter else value.detach()
-    torch.utils.swap_tensors(self, other)
+    torch.utils.swap_tensors(self, other)  # type: ignore[no-untyped-call]
 
 
 def _address(self: CompressedTensor) -> int:
-    """A number that aliases share, as of any tensor; no memory can be there, so reading it faults."""
+    """A number that aliases share, as of any tensor. Reading there faults: it is no address."""
     told = hash((self.arrays[0].data_ptr(), self.flat_parts, self.transposed))
     return _NO_MEMORY + told % (1 << 44) * 256
 
@@ -434,7 +431,7 @@ def _assign(self: Tensor, key: Any, value: Any) -> None:
 
 
 def arrays_of_tiles(tiles: Any) -> list[Tensor]:
-    """The five arrays of a tensor of a container, on the CPU, in its own memory; no check is made."""
+    """The five arrays of a tensor of a container, in its own memory on the CPU. Checks nothing."""
     with warnings.catch_warnings():
         # PyTorch has no read-only tensors. Nothing here writes to these.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -486,7 +483,7 @@ def rebuild(
 
 
 def arrays_of(name: str, tensor: CompressedTensor) -> tuple[dict[str, Tensor], str]:
-    """A compressed tensor as ordinary tensors with names, and the rest as JSON, for safetensors files.
+    """A compressed tensor as ordinary tensors with names, and the rest as JSON, for safetensors.
 
     Names begin with `name` and a dot. Copies nothing. `from_arrays` is the way back.
     """
@@ -521,6 +518,6 @@ def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> Compresse
     return rebuild(held, [list(part) for part in parts], said["shape"], options)
 
 
-torch.serialization.add_safe_globals([rebuild])  # type: ignore[no-untyped-call]
+torch.serialization.add_safe_globals([rebuild])
 
-from . import _dispatch  # noqa: E402 it needs the class
+from . import _dispatch  # noqa: E402  it needs the class

@@ -4,11 +4,11 @@ A product has its workspace for itself while it runs. Products on one stream run
 so one workspace for each stream is enough. A captured graph may be replayed on any stream, together
 with anything else: each capture has a workspace of its own.
 
-No workspace is ever freed: kernels in flight and captured graphs have its address. Nor does one come
-from the memory pool of a capture, where it would be found missing among the capture's results
-(PyTorch's CUDA graph trees check that), and where a zeroing would only be recorded, not done. So
-workspaces are made by a thread of their own, which no capture knows; and since memory cannot be
-allocated during a capture, one is made beforehand.
+No workspace is ever freed: kernels in flight and captured graphs have its address. Nor does one
+come from the memory pool of a capture: PyTorch's CUDA graph trees refuse memory there that is none
+of a graph's results, and a zeroing would be recorded, not done. So workspaces are made by a thread
+of their own, whose allocations no pool gets; and as memory cannot be allocated during a capture,
+one is made beforehand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _spare: dict[int, Tensor] = {}
 
 def workspace(index: int, stream: int, size: int) -> Tensor:
     """A workspace of at least `size` bytes for the next product on this stream of a GPU."""
-    capture = _native.capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
+    # The default stream, 0, cannot be captured.
+    capture = _native.capture_id(stream) if stream else 0
     held = _held.get((index, stream, capture))
     if held is not None and held.nbytes >= size and (capture or index in _spare):
         return held

@@ -91,7 +91,7 @@ def test_a_weight_is_read(pair: Pair) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*ordinary")
-def test_resized_embeddings(pair: Pair) -> None:
+def test_resized_embeddings(pair: Pair, tmp_path: Path) -> None:
     """transformers replaces the memory of the old ones, which are ordinary from then on."""
     original, model = pair
     expected = model(prompt()).logits
@@ -106,6 +106,11 @@ def test_resized_embeddings(pair: Pair) -> None:
     assert report.residences["model.layers.0.mlp.up_proj.weight"] == "stored"
     assert report.residences["lm_head.weight"] == "ordinary"
     assert {"changed since", "not in the containers"} <= report.ordinary.keys()
+    with pytest.raises(RuntimeError, match=r"weight is an ordinary weight now.*df11\.state_dict"):
+        model.save_pretrained(tmp_path)
+    original.load_state_dict(df11.state_dict(model))
+    with pytest.raises(ValueError, match="of the model itself"):
+        type(model).save_pretrained(model, tmp_path)
 
 
 # ---- adapters ----

@@ -415,6 +415,16 @@ def test_parts_are_saved_by_themselves(tmp_path: Path) -> None:
         df11.save(pair, tmp_path / "saved")
 
 
+def test_a_pipeline_is_all_of_its_components(tmp_path: Path) -> None:
+    path = compressed(fill(Net()), tmp_path)
+    parts = {name: df11.attach(Net(), path, device="cpu") for name in ("one", "two")}
+    pipeline = types.SimpleNamespace(components={**parts, "scheduler": object()})
+    one, both = df11.report(parts["one"]), df11.report(pipeline, verify=True)
+    assert both.device_bytes == 2 * one.device_bytes
+    assert both.original_bytes == 2 * one.original_bytes
+    assert both.paths == 2 * one.paths
+
+
 def test_several_devices_that_are_no_gpus(tmp_path: Path) -> None:
     path = compressed(fill(Net()), tmp_path)
     df11.attach(Net(), path, device=["cpu"])

@@ -1,4 +1,4 @@
-"""The operators of compressed matrices: bits, shapes, gradients, and what PyTorch asks of operators."""
+"""Operators of compressed matrices: bits, shapes, gradients, what PyTorch asks of operators."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import df11
 import pytest
 import torch
-from df11 import _matrices
 from torch.library import opcheck
 from torch.nn import functional
 from weights import compressed, container_of, same, seeded_weights
 
-import df11._tensor  # noqa: F401 registers the operators
+import df11
+import df11._tensor
+from df11 import _matrices
 
 ops = torch.ops.df11
 CPU = torch.device("cpu")
@@ -229,10 +229,8 @@ def test_gradients_have_the_bits_of_pytorch(container: Any) -> None:
     for compressed_ in (True, False):
         x = normal(3, 2, 264).requires_grad_()
         bias = normal(520, seed=4).requires_grad_()
-        if compressed_:
-            y = ops.linear(x, arrays, parts, bias, True)
-        else:
-            y = functional.linear(x, WEIGHTS["edge"], bias)
+        ours = (arrays, parts, bias, True)
+        y = ops.linear(x, *ours) if compressed_ else functional.linear(x, WEIGHTS["edge"], bias)
         y.square().sum().backward()
         results.append((y.detach(), x.grad, bias.grad))
     assert all(same(*pair) for pair in zip(*results, strict=True))
@@ -270,7 +268,7 @@ def test_gradients_through_experts(container: Any) -> None:
 def test_backward_does_not_use_memory_of_the_forward_pass(
     container: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if decoded weights are kept for backward, or memory of them that others use meanwhile."""
+    """Fails if decoded weights are kept for backward, or their memory, which others use by then."""
     arrays, parts = described(container, "edge")
     kept: list[weakref.ref[torch.Tensor]] = []
     addresses: list[int] = []
@@ -292,7 +290,9 @@ def test_backward_does_not_use_memory_of_the_forward_pass(
     others = [torch.full((520, 264), float("nan"), dtype=torch.bfloat16) for _ in range(4)]
     y.sum().backward()
     plain = normal(3, 264).requires_grad_()
-    functional.linear(functional.linear(plain, torch.eye(264).bfloat16()), WEIGHTS["edge"]).sum().backward()
+    functional.linear(
+        functional.linear(plain, torch.eye(264).bfloat16()), WEIGHTS["edge"]
+    ).sum().backward()
     assert same(x.grad, plain.grad)
     assert len(others) == 4 and len(addresses) >= 1
 
@@ -399,3 +399,28 @@ def test_slices_cover_all_rows_once(container: Any) -> None:
         assert rows <= 50 and rows == _matrices.shape_of(cut)[0]
         found.append(ops.decode(some, cut, CPU))
     assert same(torch.cat(found), torch.cat([WEIGHTS["odd"]] * 2))
+
+
+def test_at_most_one_slice_is_decoded_at_a_time(
+    container: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does for many rows of x in fused mode; it needs no GPU itself."""
+    arrays, parts = described(container, "edge", "edge")
+    x, bias = normal(5, 264), normal(520)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    real = df11._ops.decode
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        dense = real(*arguments)
+        assert dense.nbytes <= 64 * 2 * 264 and all(one() is None for one in alive)
+        alive.append(weakref.ref(dense))
+        return dense
+
+    monkeypatch.setattr(df11._ops, "decode", watched)
+    monkeypatch.setattr(df11._ops, "TEMPORARY_BYTES", 64 * 2 * 264)
+    outputs = [torch.empty(5, 520, dtype=torch.bfloat16) for _ in range(2)]
+    df11._ops._multiply_decoded(x, arrays, parts, [520, 520], outputs, [None, bias])
+    assert len(alive) == 2 * 9
+    for y, add in zip(outputs, (None, bias), strict=True):
+        expected = functional.linear(x, WEIGHTS["edge"], add)
+        assert torch.allclose(y.float(), expected.float(), rtol=1e-2, atol=1e-2)

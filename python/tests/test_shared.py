@@ -25,7 +25,9 @@ def weights(tmp_path: Path) -> dict[str, tuple[torch.Tensor, CompressedTensor]]:
     save_file(dense, tmp_path / "model.safetensors")
     df11.compress(tmp_path / "model.safetensors", tmp_path / "model.df11", progress=False)
     container = df11.open(tmp_path / "model.df11")
-    return {name: (dense[name], CompressedTensor.from_tiles([container[name].tiles])) for name in SIZES}
+    return {
+        name: (dense[name], CompressedTensor.from_tiles([container[name].tiles])) for name in SIZES
+    }
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ def step(weights: Any, x: torch.Tensor, names: str = "qkv", biases: Any = None) 
     for name in names:
         dense, compressed = weights[name]
         bias = (biases or {}).get(name)
-        assert torch.equal(functional.linear(x, compressed, bias), functional.linear(x, dense, bias))
+        assert torch.equal(
+            functional.linear(x, compressed, bias), functional.linear(x, dense, bias)
+        )
 
 
 def test_weights_that_share_x_are_multiplied_together(weights: Any, calls: list[str]) -> None:
@@ -100,7 +104,9 @@ def test_biases_belong_to_their_weights(weights: Any, calls: list[str]) -> None:
 def test_weights_of_other_models_do_not_matter(weights: Any) -> None:
     x = torch.randn(3, 512).bfloat16()
     step(weights, x)
-    other = {name: (dense, copy.deepcopy(compressed)) for name, (dense, compressed) in weights.items()}
+    other = {
+        name: (dense, copy.deepcopy(compressed)) for name, (dense, compressed) in weights.items()
+    }
     assert all(compressed.operand.shared is None for _, compressed in other.values())
     step(weights, x, "q")
     step(other, x)
@@ -124,7 +130,9 @@ def test_gradients_take_their_own_way(weights: Any) -> None:
     assert torch.equal(grad, torch.autograd.grad(expected, x)[0])
 
 
-def test_large_groups_are_not_decoded_at_once(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_groups_are_not_decoded_at_once(
+    weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_shared, "_MOST_DECODED", 2 * (256 + 128) * 512)
     for _ in range(2):
         step(weights, torch.randn(3, 512).bfloat16())
@@ -133,10 +141,12 @@ def test_large_groups_are_not_decoded_at_once(weights: Any, monkeypatch: pytest.
 
 
 def test_a_module_moves_after_it_was_used(weights: Any) -> None:
-    """PyTorch exchanges tensors in place then, and refuses those that something refers to weakly."""
+    """PyTorch exchanges tensors in place then, and refuses those that have weak references."""
     layers = torch.nn.ModuleDict(
         {
-            name: torch.nn.Linear(512, SIZES[name][0], bias=False, device="meta", dtype=torch.bfloat16)
+            name: torch.nn.Linear(
+                512, SIZES[name][0], bias=False, device="meta", dtype=torch.bfloat16
+            )
             for name in "qkv"
         }
     )

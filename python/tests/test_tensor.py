@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import run
-from df11 import _native
-from df11._tensor import CompressedTensor, arrays_of, from_arrays
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 from weights import compressed, container_of, same, seeded_weights
+
+from df11._tensor import CompressedTensor, arrays_of, from_arrays
 
 WEIGHTS = seeded_weights()
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
@@ -114,6 +114,23 @@ def test_look_ups_of_rows_that_do_not_exist_are_refused(q: CompressedTensor) -> 
         functional.embedding(torch.tensor([1]), q, max_norm=1.0)
 
 
+def test_chosen_experts_are_decoded_once(container: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, decoded = compressed(container, "experts_apart"), []
+    real = CompressedTensor.decode
+
+    def counted(self: CompressedTensor) -> torch.Tensor:
+        decoded.append(self.numel())
+        return real(self)
+
+    monkeypatch.setattr(CompressedTensor, "decode", counted)
+    assert same(experts[IDS], WEIGHTS["experts_apart"][IDS])
+    assert decoded == [40 * 256] * 3
+    assert experts[torch.empty(0, dtype=torch.int64)].shape == (0, 40, 256)
+    for index in (6, -7):
+        with pytest.raises(IndexError):
+            experts[torch.tensor([index])]
+
+
 def test_autocast_casts_the_input(q: CompressedTensor) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype), warnings.catch_warnings():
@@ -205,7 +222,7 @@ def test_views(container: Any, name: str, mode: Any) -> None:
 
 
 def test_experts_stored_the_other_way_round(container: Any) -> None:
-    """As transformers makes weights by transposing what a checkpoint has: in memory they are contiguous."""
+    """As transformers makes weights by transposing those of a checkpoint: contiguous in memory."""
     stored = compressed(container, "experts")
     weight = CompressedTensor(stored.arrays, stored.parts, (6, 256, 64), transposed=True)
     expected = WEIGHTS["experts"].transpose(1, 2).contiguous()

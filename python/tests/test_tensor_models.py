@@ -1,4 +1,4 @@
-"""Models of transformers whose parameters are compressed tensors, without anything else of this package."""
+"""Models of transformers whose parameters are compressed tensors, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import df11
 import pytest
 import torch
 import transformers
-from df11._tensor import CompressedTensor
 from models import config_of, seeded
 from torch import nn
 from weights import container_of, same
+
+import df11
+from df11._tensor import CompressedTensor
 
 IDS = torch.arange(20).view(2, 10)
 
@@ -44,7 +45,9 @@ def replace(model: nn.Module, old: nn.Parameter, new: torch.Tensor) -> None:
                 module._parameters[attribute] = made
 
 
-@pytest.fixture(params=["llama", "llama-tied", "llama-bias", "mixtral", "qwen3-moe"], scope="module")
+@pytest.fixture(
+    params=["llama", "llama-tied", "llama-bias", "mixtral", "qwen3-moe"], scope="module"
+)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return pair(request.param, tmp_path_factory.mktemp("model"))
 

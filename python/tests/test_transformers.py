@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -143,6 +144,18 @@ def test_state_dict_and_copies_are_compressed(folders: Folders, tmp_path: Path) 
         assert df11.report(other, verify=True).verified
         other.save_pretrained(tmp_path / "again")
         assert torch.equal(load(tmp_path / "again")(prompt()).logits, expected)
+
+
+def test_a_pickled_model_needs_no_container(folders: Folders, tmp_path: Path) -> None:
+    shutil.copytree(folders.compressed("llama"), tmp_path / "df11")
+    model = load(tmp_path / "df11")
+    expected = model(prompt()).logits
+    torch.save(model, tmp_path / "model.pt")
+    shutil.rmtree(tmp_path / "df11")
+    saved = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(saved(prompt()).logits, expected)
+    with pytest.raises(df11.IoError, match="df11"):
+        df11.report(saved)
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import df11
 import torch
 from conftest import write_safetensors
+
+import df11
 from df11._tensor import CompressedTensor
 
 
 def seeded_weights() -> dict[str, torch.Tensor]:
-    """Matrices whose edges are at many places of their tiles, experts, a convolution; all patterns."""
+    """Matrices that end at many places of their tiles, experts, a convolution, all patterns."""
     generator = torch.Generator().manual_seed(11)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -58,4 +59,6 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
         return False
     if found.dtype != torch.bfloat16:
         return torch.equal(found, expected)
-    return torch.equal(found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16))
+    return torch.equal(
+        found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16)
+    )

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Tensor parallelism: BF16 beside compressed weights in each mode, the same plan for all, in turns.
+
+    torchrun --nproc-per-node 2 bench/parallel.py                   # 8B geometry, seeded weights, 2 GPUs
+    torchrun --nproc-per-node 2 bench/parallel.py --geometry tiny --device cpu     # tries the script
+
+| figure | what it is |
+|---|---|
+| held | what a process holds: bytes, and as a part of the containers' (or of the checkpoint's) |
+| touched | pages of the containers that a process has read through its mapping, as such a part |
+| steps | of all greedy steps those whose logits are those of BF16, bit for bit, on all processes |
+| eager, graph | milliseconds of a decode step, launched by Python or replayed as a CUDA graph |
+
+Each process writes its own rows of JSON to OUT with its rank at the end; the first one prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from decode_step import capture, median, replays
+from llm import GEOMETRIES, Bench, scratch
+from torch import distributed
+from torch.nn.attention import SDPBackend
+from transformers.distributed import DistributedConfig
+
+import df11
+
+KINDS: dict[str, dict[str, str] | None] = {
+    "bf16": None,
+    "exact": {"mode": "exact", "residence": "stored"},
+    "stored": {"mode": "fused", "residence": "stored"},
+    "fast": {"mode": "fused", "residence": "fast"},
+}
+CACHE_TOKENS = 512
+
+
+def main() -> None:
+    """Makes the model once, and measures all kinds."""
+    options = arguments()
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device(options.device, local if options.device == "cuda" else None)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        device_id=device if device.type == "cuda" else None,
+    )
+    options.device, options.layout, options.only = str(device), None, []
+    options.out = options.out and options.out.with_name(f"{options.out.name}.{rank}")
+    bench = Parallel(options)
+    if rank == 0:
+        bench.make()
+    distributed.barrier()
+    bench.run()
+    distributed.destroy_process_group()
+
+
+def arguments() -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
+    parser.add_argument("--prompt", type=int, default=37, help="tokens before them")
+    parser.add_argument(
+        "--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8]
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=scratch() / "df11-bench")
+    parser.add_argument("--out", type=Path, help="rows are appended to this file")
+    return parser.parse_args()
+
+
+class Parallel(Bench):
+    """All kinds of one model, each over all processes."""
+
+    def row(self, part: str, **figures: Any) -> None:
+        """Prints a row of the first process, and keeps those of all."""
+        if distributed.get_rank() == 0 or self.options.out:
+            super().row(part, rank=distributed.get_rank(), **figures)
+
+    def run(self) -> None:
+        """Loads all kinds, compares steps, and times them in turns."""
+        models = {kind: self.loaded(kind) for kind in self.options.kinds}
+        self.compare(models)
+        for batch in self.options.batches:
+            self.time(models, batch)
+
+    def loaded(self, kind: str) -> Any:
+        """A model, and what loading it took."""
+        how = KINDS[kind]
+        folder = self.folders["bf16" if how is None else "df11"]
+        before, touched = self.used(), _touched(folder)
+        start = time.perf_counter()
+        more = {} if how is None else {"quantization_config": df11.Df11Config(**how)}
+        told = DistributedConfig(tp_size=distributed.get_world_size(), tp_plan="auto")
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, distributed_config=told, dtype=torch.bfloat16, **more
+        )
+        self.sync()
+        seconds = time.perf_counter() - start
+        suffix = "*.safetensors" if how is None else "*.df11"
+        whole = sum(path.stat().st_size for path in folder.glob(suffix))
+        held = (
+            sum(_bytes(value) for value in {*model.parameters(), *model.buffers()})
+            if how is None
+            else df11.report(model).device_bytes
+        )
+        self.row(
+            "load",
+            kind=kind,
+            seconds=seconds,
+            held=held,
+            held_part=held / whole,
+            used=self.used() - before,
+            # What an earlier model has touched stays in the mapping of this one.
+            touched_part=max(0, _touched(folder) - touched) / whole,
+        )
+        return model
+
+    @torch.no_grad()
+    def compare(self, models: dict[str, Any]) -> None:
+        """Greedy steps of BF16, and the same tokens for all others."""
+        kinds = [SDPBackend.FLASH_ATTENTION] if self.on_gpu else []
+        tokens = self.prompt(1, self.options.prompt)
+        expected: list[torch.Tensor] = []
+        inputs = [tokens]
+        for kind, model in models.items():
+            same, cache = 0, None
+            with self.reproducible(*kinds):
+                for at in range(self.options.steps):
+                    out = model(inputs[at], past_key_values=cache, use_cache=True)
+                    cache = out.past_key_values
+                    if kind == "bf16":
+                        expected.append(out.logits)
+                    if len(inputs) == at + 1:
+                        inputs.append(out.logits[:, -1:].argmax(-1))
+                    same += bool(expected) and torch.equal(out.logits, expected[at])
+            count = torch.tensor(same, device=tokens.device)
+            distributed.all_reduce(count, distributed.ReduceOp.MIN)
+            self.row("steps", kind=kind, identical=int(count), of=self.options.steps)
+
+    def time(self, models: dict[str, Any], batch: int) -> None:
+        """A decode step of each kind, in turns."""
+        steps = {kind: self.step(model, batch) for kind, model in models.items()}
+        for step in steps.values():
+            step()
+        eager = {kind: self.rounds(lambda s=s: self.milliseconds(s)) for kind, s in steps.items()}
+        self.tell("eager", batch, eager)
+        if self.on_gpu:
+            graphs = {kind: capture(step)[0] for kind, step in steps.items()}
+            times: dict[str, list[float]] = {kind: [] for kind in graphs}
+            for _ in range(self.options.rounds):
+                for kind, graph in graphs.items():
+                    times[kind].append(replays(graph))
+            self.tell("graph", batch, {kind: median(each) for kind, each in times.items()})
+
+    def rounds(self, once: Any) -> float:
+        """The median of some."""
+        return median(once() for _ in range(self.options.rounds))
+
+    def milliseconds(self, step: Any) -> float:
+        """Of five steps, each of them."""
+        return 1e3 * self.seconds(lambda: [step() for _ in range(5)]) / 5
+
+    def step(self, model: Any, batch: int) -> Any:
+        """A decode step at position 64, with a cache of its own."""
+        cache = transformers.StaticCache(config=self.config, max_cache_len=CACHE_TOKENS)
+        ids = self.prompt(batch, 1)
+        place = torch.tensor([64], device=self.device)
+
+        @torch.no_grad()
+        def step() -> Any:
+            return model(
+                input_ids=ids, past_key_values=cache, cache_position=place, position_ids=place[None]
+            ).logits
+
+        return step
+
+    def tell(self, what: str, batch: int, times: dict[str, float]) -> None:
+        """Milliseconds, and how many times as fast as BF16 each is."""
+        for kind, value in times.items():
+            ratio = times["bf16"] / value if "bf16" in times else None
+            self.row(what, kind=kind, batch=batch, milliseconds=value, of_bf16=ratio)
+
+
+def _bytes(value: Any) -> int:
+    return int(getattr(value, "_local_tensor", value).nbytes)
+
+
+def _touched(folder: Path) -> int:
+    """Bytes of the files of a folder whose pages this process has mapped and read."""
+    total, mine = 0, False
+    smaps = Path("/proc/self/smaps")
+    for line in smaps.read_text().splitlines() if smaps.exists() else ():
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):
+            mine = bool(rest) and rest[-1].startswith(os.fspath(folder))
+        elif mine and first == "Rss:":
+            total += 1024 * int(rest[0])
+    return total
+
+
+if __name__ == "__main__":
+    main()

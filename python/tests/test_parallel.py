@@ -1,0 +1,340 @@
+"""Tensor parallelism of transformers models: two processes on the CPU, each with its own shards.
+
+All cases run in one pair of processes, which is this file as a program; tests look at what they wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers.distributed.tensor_parallel")
+
+from models import SMALL, config_of, greedy, seeded  # noqa: E402
+
+import df11  # noqa: E402
+from df11._parallel import Cut, _chunk, _flat, local  # noqa: E402
+from df11._tensor import CompressedTensor  # noqa: E402
+
+#: All slices begin and end between tiles.
+EVEN = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "tie_word_embeddings": False,
+}
+#: No slice of rows does, and few of columns.
+ODD = {
+    "hidden_size": 320,
+    "intermediate_size": 1320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 40,
+    "vocab_size": 1000,
+    "bos_token_id": 1,
+    "eos_token_id": 999,
+    "tie_word_embeddings": False,
+}
+OWN = {"even": ("LlamaConfig", EVEN), "odd": ("Qwen2Config", ODD)}
+#: Of these and of `models.CAUSAL`, logits are compared.
+MODELS = ["even", "odd", "llama-tied", "llama-bias", "phi3", "gemma2", "mixtral", "qwen3-moe"]
+PROMPT = torch.randint(1, 500, (2, 19), generator=torch.Generator().manual_seed(3))
+STEPS = 6
+
+
+def _config(name: str) -> Any:
+    if name not in OWN:
+        return config_of(name)
+    kind, changes = OWN[name]
+    return getattr(transformers, kind)(**{**SMALL, **changes}, dtype="bfloat16")
+
+
+# ---- what each of two processes does ----
+
+
+def _load(folder: Path, **options: Any) -> Any:
+    from transformers.distributed import DistributedConfig
+
+    distributed = DistributedConfig(**{"tp_size": 2, "tp_plan": "auto", **options.pop("told", {})})
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, distributed_config=distributed, **options
+    )
+
+
+def _of_both(root: Path, name: str, **options: Any) -> tuple[Any, Any]:
+    return _load(root / name / "bf16", **options), _load(root / name / "df11", **options)
+
+
+def _compare(original: Any, model: Any) -> dict[str, Any]:
+    """Of all steps whether logits are the same, with and without gradients, and what is held."""
+    pairs = zip(greedy(original, PROMPT, STEPS), greedy(model, PROMPT, STEPS), strict=True)
+    report = df11.report(model, verify=True)
+    shapes = [
+        (name, tuple(value.shape), tuple(local(value).shape))
+        for name, value in original.named_parameters()
+    ]
+    mine = [
+        (name, tuple(value.shape), tuple(local(value).shape))
+        for name, value in model.named_parameters()
+    ]
+    return {
+        "same": [torch.equal(one, other) for one, other in pairs],
+        "same_with_gradients": torch.equal(original(PROMPT).logits, model(PROMPT).logits),
+        "held": report.device_bytes,
+        "verified": report.verified,
+        "residences": report.residences,
+        "modes": report.modes,
+        "differing_shapes": [
+            one[0] for one, other in zip(shapes, mine, strict=True) if one != other
+        ],
+        "kinds": {
+            name: type(local(value)).__name__
+            for name, value in model.named_parameters()
+            if value.dim() > 1
+        },
+    }
+
+
+def _fused(root: Path) -> dict[str, Any]:
+    config = transformers.AutoConfig.from_pretrained(root / "even" / "df11")
+    config.quantization_config = {"quant_method": "df11", "mode": "fused"}
+    original, model = _load(root / "even" / "bf16"), _load(root / "even" / "df11", config=config)
+    pairs = zip(greedy(original, PROMPT, STEPS), greedy(model, PROMPT, STEPS), strict=True)
+    close = [torch.allclose(one, other, rtol=0.02, atol=0.02) for one, other in pairs]
+    return {"close": close, "modes": df11.report(model).modes}
+
+
+def _by_argument(root: Path) -> dict[str, Any]:
+    """`tp_plan` as an argument of its own, as releases before 5.18 want it."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            root / "even" / "df11", tp_plan="auto"
+        )
+    return {"same": torch.equal(model(PROMPT).logits, _load(root / "even" / "bf16")(PROMPT).logits)}
+
+
+def _whole_again(root: Path) -> dict[str, Any]:
+    """A state dict of whole weights, and a saved folder; all of the one, by one process the other."""
+    model = _load(root / "odd" / "df11")
+    state = df11.state_dict(model)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(
+        root / "odd" / "bf16", device_map="cpu"
+    ).state_dict()
+    model.save_pretrained(root / "saved")
+    torch.distributed.barrier()
+    saved = _load(root / "saved")
+    return {
+        "names": state.keys() == expected.keys(),
+        "differing": [
+            name for name, value in expected.items() if not torch.equal(value, state[name])
+        ],
+        "saved": torch.equal(saved(PROMPT).logits, model(PROMPT).logits),
+        "files": sorted(path.name for path in (root / "saved").iterdir()),
+    }
+
+
+def _experts(root: Path) -> dict[str, Any]:
+    """Whole experts on each process: by the one option or the other."""
+    from transformers.distributed import DistributedConfig
+
+    newer = hasattr(DistributedConfig(), "ep_size")
+    told = {"ep_size": 2} if newer else {"enable_expert_parallel": True}
+    return _compare(*_of_both(root, "qwen3-moe", told=told))
+
+
+def _refusal(root: Path) -> dict[str, Any]:
+    """Other ways to distribute a model."""
+    try:
+        _load(root / "even" / "df11", told={"tp_size": 1, "tp_plan": None, "fsdp_size": 2})
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"error": "nothing was refused"}
+
+
+CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    **{name: lambda root, name=name: _compare(*_of_both(root, name)) for name in MODELS},  # type: ignore[misc]
+    "fused": _fused,
+    "by argument": _by_argument,
+    "whole again": _whole_again,
+    "experts": _experts,
+    "refusal": _refusal,
+}
+
+
+def main(root: Path) -> None:
+    """Runs all cases, and writes what came out."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = case(root)
+        except Exception:
+            found[name] = {"failed": traceback.format_exc()}
+    rank = torch.distributed.get_rank()
+    (root / f"found-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+# ---- what came out ----
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each process what each case gave."""
+    root = tmp_path_factory.mktemp("parallel")
+    for name in MODELS:
+        seeded(transformers.AutoModelForCausalLM.from_config(_config(name))).save_pretrained(
+            root / name / "bf16"
+        )
+        df11.compress(root / name / "bf16", root / name / "df11", progress=False)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", __file__, os.fspath(root)]
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
+
+
+def _each(found: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
+    results = [each[case] for each in found]
+    assert not any("failed" in result for result in results), results[0].get("failed")
+    return results
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_parallel_bf16_model(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    for result in _each(found, name):
+        assert result["same"] == [True] * STEPS
+        assert result["same_with_gradients"]
+        assert result["verified"]
+        assert result["modes"] == ["exact"]
+        # Older releases leave it whole.
+        assert set(result["differing_shapes"]) <= {"model.embed_tokens.weight"}
+        assert CompressedTensor.__name__ in result["kinds"].values()
+
+
+def test_each_process_holds_its_slices_alone(found: list[dict[str, Any]], tmp_path: Path) -> None:
+    for result in _each(found, "even"):
+        assert set(result["kinds"].values()) == {CompressedTensor.__name__}
+        assert set(result["residences"].values()) == {"stored", "ordinary"}
+    seeded(transformers.AutoModelForCausalLM.from_config(_config("even"))).save_pretrained(
+        tmp_path / "bf16"
+    )
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "df11", device_map="cpu")
+    whole = df11.report(alone).device_bytes
+    assert all(result["held"] < 0.52 * whole for result in _each(found, "even"))
+    # Together they hold what one process would, norms and codebooks twice.
+    assert whole < sum(result["held"] for result in _each(found, "even")) < 1.04 * whole
+
+
+def test_slices_within_tiles_stay_compressed_if_that_saves(found: list[dict[str, Any]]) -> None:
+    for result, keys in zip(_each(found, "odd"), ("Tensor", "CompressedTensor"), strict=True):
+        kinds = {
+            name.removeprefix("model.layers.0."): kind for name, kind in result["kinds"].items()
+        }
+        for name in ("self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"):
+            assert kinds[f"{name}.weight"] == CompressedTensor.__name__
+        # The one has 40 of 64 rows in tiles, the other 40 of 48.
+        assert kinds["self_attn.k_proj.weight"] == keys
+
+
+def test_fused_products_are_close(found: list[dict[str, Any]]) -> None:
+    for result in _each(found, "fused"):
+        assert result == {"close": [True] * STEPS, "modes": ["fused"]}
+
+
+def test_the_plan_may_be_an_argument(found: list[dict[str, Any]]) -> None:
+    assert all(result["same"] for result in _each(found, "by argument"))
+
+
+def test_whole_weights_come_back_and_are_saved_once(found: list[dict[str, Any]]) -> None:
+    for result in _each(found, "whole again"):
+        assert result["names"]
+        assert not result["differing"]
+        assert result["saved"]
+        assert "config.json" in result["files"]
+
+
+def test_whole_experts_are_distributed(found: list[dict[str, Any]]) -> None:
+    for result in _each(found, "experts"):
+        assert result["same"] == [True] * STEPS
+        experts = {kind for name, kind in result["kinds"].items() if ".experts." in name}
+        assert experts == {CompressedTensor.__name__}
+
+
+def test_what_is_not_tensor_parallel_is_refused(found: list[dict[str, Any]]) -> None:
+    for result in _each(found, "refusal"):
+        assert "fsdp_size" in result["error"]
+
+
+# ---- parts of it ----
+
+
+def test_chunks_are_those_of_torch() -> None:
+    for size in (0, 1, 5, 8, 9):
+        for count in (1, 2, 3, 4):
+            expected = [len(each) for each in torch.arange(size).chunk(count)]
+            got = [_chunk((7, 7 + size), at, count) for at in range(count)]
+            assert [end - begin for begin, end in got if end > begin] == [n for n in expected if n]
+
+
+def test_ranges_of_dimensions_are_ranges_of_elements() -> None:
+    shape, held = (3, 8, 4), [[(0, 3)], [(0, 2), (4, 6)], [(0, 4)]]
+    numbers = torch.arange(96).view(shape)
+    expected = torch.cat([numbers[:, 0:2], numbers[:, 4:6]], 1).flatten().tolist()
+    assert [at for begin, end in _flat(shape, held) for at in range(begin, end)] == expected
+    assert _flat(shape, [[(0, 3)], [(0, 8)], [(0, 4)]]) == [(0, 96)]
+
+
+def test_a_cut_takes_no_more_than_its_tiles(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    weights = (torch.randn(130, 1000, generator=torch.Generator().manual_seed(1)) / 50).bfloat16()
+    save_file({"weight": weights}, tmp_path / "model.safetensors")
+    df11.compress(
+        tmp_path / "model.safetensors", tmp_path / "model.df11", layout="tile", progress=False
+    )
+    tiles = df11.open(tmp_path / "model.df11")["weight"].tiles
+    cut = Cut(tiles, (32, 96), (256, 1000))
+    about = cut.lengths
+    cut.check()
+    assert len(cut.array(3)) == 64 * 744
+    assert sum(cut.lengths) < 0.42 * sum(tiles.lengths)
+    assert all(abs(one - two) < 0.1 * two + 64 for one, two in zip(about, cut.lengths, strict=True))
+    cut.release()
+    assert torch.equal(
+        CompressedTensor.from_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous()
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

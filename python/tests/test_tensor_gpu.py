@@ -1,0 +1,364 @@
+"""Compressed tensors on a GPU: stored, in the fast layout, streamed; graphs, memory, compilation."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_tensor
+import torch
+from models import greedy
+from test_tensor import PRODUCTS, VIEWS, WEIGHTS, linear_of
+from test_tensor_models import pair
+from torch.nn import functional
+from weights import compressed, container_of, same
+
+import df11
+from df11 import _native, _ops, _workspaces
+from df11._tensor import CompressedTensor
+
+pytestmark = pytest.mark.gpu
+ops = torch.ops.df11
+GPU = torch.device("cuda", 0)
+FORMS = ["stored", "fast", "streamed"]
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return container_of(WEIGHTS, tmp_path_factory.mktemp("tensor-gpu"))
+
+
+def stream() -> int:
+    return torch._C._cuda_getCurrentRawStream(0)
+
+
+def fast_of(tensor: CompressedTensor) -> CompressedTensor:
+    """One piece in the fast layout, of a tensor on the GPU."""
+    rows, columns = tensor.matrix_shape
+    dense = ops.decode(tensor.arrays, tensor.flat_parts, GPU)
+    strips = torch.empty(_native.strips_bytes(rows, columns), dtype=torch.uint8, device=GPU)
+    packer = _native.Packer(0, rows, columns, strips.data_ptr(), stream())
+    packer.pack(0, rows, dense.data_ptr(), stream())
+    count = packer.finish(stream())
+    if count is None:
+        pytest.skip("too many exceptions for the fast layout")
+    entries = torch.empty(4 * count, dtype=torch.uint8, device=GPU)
+    if count:
+        packer.take(entries.data_ptr(), stream())
+    part = (1, rows, columns, 0, 0, rows, 0, columns)
+    return CompressedTensor([strips, entries], [part], tensor.shape, exact=tensor.exact)
+
+
+def on_gpu(container: Any, name: str, form: str, exact: bool = True) -> CompressedTensor:
+    tensor = compressed(container, name, exact)
+    moved = tensor.to(GPU)
+    if form == "stored":
+        return moved
+    if form == "fast":
+        return fast_of(moved)
+    arrays = [array.pin_memory() for array in tensor.arrays[:4]]
+    return CompressedTensor(
+        [*arrays, moved.table0], tensor.parts, tensor.shape, exact=exact, device=GPU
+    )
+
+
+def plain(name: str) -> torch.Tensor:
+    return WEIGHTS[name].to(GPU)
+
+
+def normal(*shape: int, seed: int = 3) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16().to(GPU)
+
+
+def is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Two products that add up in other orders."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    error = (found.float() - expected.float()).abs().max()
+    return bool(error <= 0.02 * expected.float().abs().max() + 1e-3)
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_wrong() -> Any:
+    """No kernel met a contradiction."""
+    yield
+    if torch.cuda.is_available():
+        _native.check(0, stream())
+
+
+@pytest.fixture
+def inputs_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("X", "BIAS", "IDS"):
+        monkeypatch.setattr(test_tensor, name, getattr(test_tensor, name).to(GPU))
+
+
+# ---- bits ----
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_it_decodes_to_the_original_bits(container: Any, name: str, form: str) -> None:
+    tensor = on_gpu(container, name, form)
+    assert tensor.device == GPU and tensor.is_streamed == (form == "streamed")
+    assert same(tensor, plain(name))
+    rows = WEIGHTS[name].shape[0]
+    for begin, end in ((0, 1), (rows // 3, rows - 1), (32, rows)):
+        if begin < end <= rows:
+            assert same(tensor[begin:end], plain(name)[begin:end])
+
+
+@pytest.mark.usefixtures("inputs_on_gpu")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(container: Any, name: str, form: str) -> None:
+    """Exact ones have PyTorch's bits; fused ones add up in another order."""
+    weight, function = PRODUCTS[name]
+    with torch.no_grad():
+        if name == "grouped":
+            offs = torch.tensor([0, 5, 5, 5, 11, 12], dtype=torch.int32, device=GPU)
+            x = test_tensor.X.view(12, 256)
+
+            def function(w: torch.Tensor) -> torch.Tensor:
+                return functional.grouped_mm(x, w.transpose(-2, -1), offs=offs)
+
+        expected = function(plain(weight))
+        assert same(function(on_gpu(container, weight, form, exact=True)), expected)
+        fused = function(on_gpu(container, weight, form, exact=False))
+        assert is_close(fused, expected)
+
+
+@pytest.mark.usefixtures("inputs_on_gpu")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [name for name in VIEWS if "mask" not in name])
+def test_views(container: Any, name: str, form: str) -> None:
+    weight, function, stays = VIEWS[name]
+    found, expected = function(on_gpu(container, weight, form)), function(plain(weight))
+    assert isinstance(found, CompressedTensor) == stays
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 17, 33, 100, 128, 129, 700, 3000])
+@pytest.mark.parametrize("name", ["odd", "edge", "wide", "one_strip"])
+def test_fused_products_of_many_heights(
+    container: Any, name: str, rows: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, tensor = plain(name), on_gpu(container, name, form, exact=False)
+    x, bias = normal(rows, w.shape[1]), normal(w.shape[0], seed=9)
+    # In slices too, when it is decoded before.
+    monkeypatch.setattr(_ops, "TEMPORARY_BYTES", 64 * 2 * w.shape[1])
+    for add in (None, bias):
+        expected = functional.linear(x.float(), w.float(), add if add is None else add.float())
+        found = functional.linear(x, tensor, add)
+        assert is_close(found, expected.bfloat16())
+        assert torch.equal(found, functional.linear(x, tensor, add))  # the same in each run
+    apart = torch.cat([x, x], dim=1)[:, : w.shape[1]]
+    assert torch.equal(functional.linear(apart, tensor), functional.linear(x, tensor))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_several_products_at_once(container: Any, rows: int, form: str) -> None:
+    tensors = [on_gpu(container, name, form, exact=False) for name in "qkvq"]
+    arrays = [array for tensor in tensors for array in tensor.arrays]
+    parts = [number for tensor in tensors for number in tensor.flat_parts]
+    x, bias = normal(rows, 256), normal(128, seed=9)
+    none = bias.new_empty(0)
+    found = ops.linears(x, arrays, parts, [2, 1, 1], [none, none, bias], False)
+    expected = [
+        functional.linear(x, torch.cat([plain("q"), plain("k")])),
+        functional.linear(x, plain("v")),
+        functional.linear(x, plain("q"), bias),
+    ]
+    assert all(is_close(*pair_) for pair_ in zip(found, expected, strict=True))
+    exact = ops.linears(x, arrays, parts, [2, 1, 1], [none, none, bias], True)
+    assert all(same(*pair_) for pair_ in zip(exact, expected, strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_that_do_not_exist_are_told(container: Any, form: str) -> None:
+    tensor = on_gpu(container, "q", form)
+    found = functional.embedding(torch.tensor([5, 128, -1], device=GPU), tensor)
+    assert same(found[0], plain("q")[5]) and not found[1:].any()
+    with pytest.raises(df11.CorruptError):
+        _native.check(0, stream())
+
+
+@pytest.mark.parametrize("form", ["stored", "fast"])
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize("name", ["experts", "experts_apart"])
+def test_experts(container: Any, name: str, with_rows: bool, form: str) -> None:
+    tensor = on_gpu(container, name, form, exact=False)
+    offsets = torch.tensor([0, 0, 3, 3, 8, 9, 9], dtype=torch.int32, device=GPU)
+    rows = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32, device=GPU)
+    x = normal(4 if with_rows else 9, 256)
+    chosen = rows if with_rows else None
+    found = ops.grouped_linear(x, offsets, chosen, tensor.arrays, tensor.flat_parts, 6)
+    taken = x[rows] if with_rows else x
+    for at, expert in enumerate([1, 1, 1, 3, 3, 3, 3, 3, 4]):
+        assert is_close(found[at : at + 1], taken[at : at + 1] @ plain(name)[expert].T)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients(container: Any, form: str) -> None:
+    results = []
+    for w in (on_gpu(container, "edge", form), plain("edge")):
+        x = normal(7, 264).requires_grad_()
+        functional.linear(x, w).square().sum().backward()
+        results.append(x.grad)
+    assert same(*results)
+    x = normal(7, 264).requires_grad_()
+    functional.linear(x, on_gpu(container, "edge", form, exact=False)).square().sum().backward()
+    assert is_close(x.grad, results[1])
+
+
+# ---- where it lies ----
+
+
+def test_moves(container: Any) -> None:
+    tensor = compressed(container, "experts")
+    there = tensor.to(GPU)
+    assert there.table0.nbytes == 16384 and there.device == GPU and same(there, plain("experts"))
+    back = there.cpu()
+    assert back.device.type == "cpu" and same(back, WEIGHTS["experts"]) and not back.table0.numel()
+    assert there.to("cuda").plane0.data_ptr() == there.plane0.data_ptr()
+    with pytest.raises(RuntimeError, match="load it as stored"):
+        fast_of(there).cpu()
+    streamed = on_gpu(container, "experts", "streamed")
+    assert same(streamed.cpu(), WEIGHTS["experts"]) and not streamed.cpu().is_streamed
+    layer = linear_of(compressed(container, "q")).to(GPU)
+    assert same(layer(normal(2, 256)), functional.linear(normal(2, 256), plain("q")))
+
+
+def test_memory_of_the_host_must_be_pinned(container: Any) -> None:
+    tensor = compressed(container, "q")
+    table = tensor.to(GPU).table0
+    streamed = CompressedTensor(
+        [*(array.clone() for array in tensor.arrays[:4]), table],
+        tensor.parts,
+        tensor.shape,
+        device=GPU,
+    )
+    with pytest.raises(ValueError, match="pinned"):
+        streamed.decode()
+
+
+def test_files_from_and_to_a_gpu(container: Any) -> None:
+    for form in FORMS:
+        file = io.BytesIO()
+        torch.save(on_gpu(container, "q", form), file)
+        file.seek(0)
+        found = torch.load(file)
+        assert found.device.type == ("cpu" if form == "streamed" else "cuda")
+        assert same(found.decode().to(GPU), plain("q"))
+    file = io.BytesIO()
+    torch.save(compressed(container, "q"), file)
+    file.seek(0)
+    found = torch.load(file, map_location="cuda")
+    assert found.device == GPU and same(found, plain("q"))
+
+
+def test_the_largest_temporary_of_a_fused_product(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    head = (torch.randn(32768, 4096, generator=generator) * 0.02).bfloat16()
+    container = container_of({"head": head}, tmp_path)
+    tensor = compressed(container, "head", exact=False).to(GPU)
+    w = head.to(GPU)
+    for rows in (1, 16, 3000):
+        x = normal(rows, 4096)
+        expected = functional.linear(x, w)
+        y = functional.linear(x, tensor)  # makes the workspace
+        torch.cuda.synchronize()
+        del y
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = functional.linear(x, tensor)
+        used = torch.cuda.max_memory_allocated() - before - found.nbytes
+        assert used <= 64_000_000 and is_close(found, expected)
+
+
+# ---- graphs and compilation ----
+
+
+def captured(function: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        out = function()
+    return graph, out
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("exact", [True, False])
+def test_graphs(container: Any, form: str, exact: bool) -> None:
+    tensor = on_gpu(container, "wide", form, exact)
+    x = normal(3, 512)
+    expected = functional.linear(x, tensor)
+    graphs = [captured(lambda: functional.linear(x, tensor)) for _ in range(3)]
+    for graph, out in graphs:
+        out.zero_()
+        graph.replay()
+        assert same(out, expected)
+    streams = [torch.cuda.Stream() for _ in graphs]
+    x.copy_(normal(3, 512, seed=8))
+    expected = functional.linear(x, tensor)
+    torch.cuda.synchronize()
+    for _ in range(50):  # at once, each with a workspace of its own
+        for (graph, _), side in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(side):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(same(out, expected) for _, out in graphs)
+
+
+def test_a_capture_before_anything_ran(container: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = on_gpu(container, "wide", "stored", exact=False)
+    x = normal(3, 512)
+    expected = functional.linear(x, tensor)
+    monkeypatch.setattr(_workspaces, "_held", {})
+    monkeypatch.setattr(_workspaces, "_spare", {})
+    graph, out = captured(lambda: functional.linear(x, tensor) + functional.linear(x, tensor))
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        assert same(out, expected + expected)
+
+
+def test_workspaces_of_streams(container: Any) -> None:
+    tensor = on_gpu(container, "wide", "stored", exact=False)
+    x = normal(3, 512)
+    expected = functional.linear(x, tensor)
+    torch.cuda.synchronize()
+    outs = []
+    for _ in range(20):
+        for _ in range(4):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                outs.append(functional.linear(x, tensor))
+    torch.cuda.synchronize()
+    assert all(same(out, expected) for out in outs)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "mixtral"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_compiled_models_and_static_caches(name: str, exact: bool, tmp_path: Path) -> None:
+    ours, reference = pair(name, tmp_path)
+    for module in ours.modules():
+        for attribute, value in module._parameters.items():
+            if isinstance(value, CompressedTensor):
+                other = torch.nn.Parameter(value.with_mode(exact), requires_grad=False)
+                module._parameters[attribute] = other
+    ours.tie_weights()
+    ours, reference = ours.to(GPU), reference.to(GPU)
+    prompt = torch.arange(10, device=GPU)[None]
+    pairs = zip(greedy(ours, prompt, 6), greedy(reference, prompt, 6), strict=True)
+    for found, expected in pairs:
+        assert torch.equal(found, expected) if exact else is_close(found, expected)
+    with torch.no_grad():
+        torch._dynamo.reset()
+        compiled = torch.compile(ours, fullgraph=True)
+        assert is_close(compiled(prompt).logits, reference(prompt).logits)
+    options = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": "static"}
+    for _ in range(2):  # compiled by itself, with graphs that trees of PyTorch keep
+        tokens = ours.generate(prompt, **options)
+    assert tokens.shape == (1, 22)
