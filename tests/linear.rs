@@ -349,10 +349,12 @@ fn matrices_in_memory_of_the_caller_are_checked() {
     assert!(refused(build(&[TableAddresses { table: 8, ..table }])).contains("misaligned"));
 
     let model = sample();
-    // SAFETY: as above.
+    // The stand-in copies indeed: here is room for any of the arrays.
+    let memory = stream.alloc_zeros::<u8>(1 << 20).unwrap();
+    let (to, _) = memory.device_ptr(&stream);
     let upload = |names: &[&str]| {
-        let wanted: Vec<_> = names.iter().map(|&name| (name, [256; 4])).collect();
-        // SAFETY: as above.
+        let wanted: Vec<_> = names.iter().map(|&name| (name, [to; 4])).collect();
+        // SAFETY: each array has its memory.
         unsafe { model.upload_arrays(&device, &wanted, &()) }
     };
     upload(&["a", "tied", "stack"]).unwrap();
