@@ -320,12 +320,20 @@ fn matrices_in_memory_of_the_caller_are_checked() {
     assert!(refused(GroupedLinear::of_parts(&packed, 2)).contains("multiples of 32"));
     assert!(refused(GroupedLinear::of_parts(&packed, 1025)).contains("1 to 1024"));
     assert_eq!(GroupedLinear::of_parts(&packed, 3).unwrap().experts(), 3);
+}
 
-    // SAFETY: as above.
-    let packer = |shape, strips| unsafe { FastPacker::new(&device, shape, strips, &stream) };
-    assert!(refused(packer((0, 520), 256)).contains("fewer rows") && packer((100, 520), 8).is_err());
-    assert!(packer((1 << 16, 1 << 16), 256).is_err());
-    let packer = packer((100, 520), 256).unwrap();
+#[test]
+fn packers_take_strips_in_order() {
+    if !is_child("packers_take_strips_in_order", 1) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    // SAFETY: the stand-in runs no kernels, so that nothing is read or written; so for all that follows.
+    let make = |shape, strips| unsafe { FastPacker::new(&device, shape, strips, &stream) };
+    assert!(refused(make((0, 520), 256)).contains("fewer rows") && make((100, 520), 8).is_err());
+    assert!(make((1 << 16, 1 << 16), 256).is_err());
+    let packer = make((100, 520), 256).unwrap();
     assert_eq!(
         (packer.bytes(), packer.exceptions(&stream).unwrap()),
         (Matrix::fast_bytes(100, 520), Some(0))
@@ -339,9 +347,17 @@ fn matrices_in_memory_of_the_caller_are_checked() {
     }
     // SAFETY: as above.
     assert!(refused(unsafe { packer.take(1 << 40, 256, &stream) }).contains("exceptions"));
+}
 
+#[test]
+fn tables_and_arrays_come_to_the_caller() {
+    if !is_child("tables_and_arrays_come_to_the_caller", 1) {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
     let table = TableAddresses { codebook: 2, codebook_bytes: 30, table: 16 };
-    // SAFETY: as above.
+    // SAFETY: the stand-in runs no kernels, so that nothing is read or written.
     let build = |tables: &[TableAddresses]| unsafe { device.build_tables(tables) };
     build(&[]).unwrap();
     build(&[table, table]).unwrap();

@@ -532,10 +532,10 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
                 let part = host.slice(rows.clone(), columns.clone());
                 let status = Status::new(device).unwrap();
                 let mut output = stream.clone_htod(&vec![POISON; part.bytes().len() + GUARD]).unwrap();
-                let slice = (rows.start as u64..rows.end as u64, columns.start as u64..columns.end as u64);
+                let wanted = (rows.start as u64..rows.end as u64, columns.start as u64..columns.end as u64);
                 let to = output.device_ptr_mut(&stream).0;
                 // SAFETY: the output has the bytes; everything lives until the status has been read.
-                unsafe { matrix.decode_slice_into_raw(slice, to, &stream, &status) }.unwrap();
+                unsafe { matrix.decode_slice_into_raw(wanted, to, &stream, &status) }.unwrap();
                 status.check(&stream).unwrap();
                 let mut found = stream.clone_dtoh(&output).unwrap();
                 assert!(found.split_off(part.bytes().len()).iter().all(|&byte| byte == POISON));
@@ -543,7 +543,7 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
             }
             let x = Host::normal(3, host.columns, 2);
             let product =
-                multiply(&stream, &Linear::new(&[matrix.clone()]).unwrap(), &Call::new(&x)).remove(0);
+                multiply(&stream, &Linear::new(slice::from_ref(matrix)).unwrap(), &Call::new(&x)).remove(0);
             check(&Call::new(&x), host, &product, "borrowed");
         }
     }
