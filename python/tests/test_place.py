@@ -111,7 +111,10 @@ def test_weights_share_gpus(made: dict[str, Any]) -> None:
         _load._place(found, Placement([ONE, TWO], [cap, cap]), wanted)
         devices = [each.device.index for each in found]
         assert devices == sorted(devices) and set(devices) == {0, 1}
-        assert {each.residence for each in found} == expected, (wanted, share)
+        # What is left of a GPU that is nearly full is used, too.
+        residences = {each.residence for each in found}
+        assert expected <= residences <= {*expected, "fast"}, (wanted, share)
+        assert ("streamed" in residences) == ("streamed" in expected)
         for device in (ONE, TWO):
             mine = [each for each in found if each.device == device]
             assert sum(each.nbytes(each.residence) for each in mine) <= cap
