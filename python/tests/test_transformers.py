@@ -718,6 +718,11 @@ def test_compiled_on_a_gpu(folders: Folders, mode: str) -> None:
         assert (found - expected).abs().max() < 0.05 * expected.abs().max()
         # transformers compiles a step of decoding by itself, captured as a CUDA graph.
         inputs = {"input_ids": prompt().cuda(), "attention_mask": torch.ones_like(prompt()).cuda()}
-        static = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+        static = {
+            "min_new_tokens": 8,
+            "max_new_tokens": 8,
+            "do_sample": False,
+            "cache_implementation": "static",
+        }
         assert model.generate(**inputs, **static).shape == (2, 45)
     torch._dynamo.reset()
