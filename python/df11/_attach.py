@@ -10,7 +10,7 @@ from torch import nn
 
 from . import _native
 from ._hub import brought
-from ._load import check_options, load
+from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered
 from ._parameters import MissingError, Weight, by_name, missing_error
@@ -62,13 +62,15 @@ def attach(
     check_options(mode, residence)
     container = _native.open(brought(path, revision, subfolder))
     weights, unused = _weights(module, container, prefix)
-    placement = _placement(device, memory, weights, container)
+    placement = _placement(device, memory, residence, weights, container)
     source = Source(container, weights, unused=unused)
     load(module, source, placement, mode=mode, residence=residence, streamed=streamed)
     return module.eval()
 
 
-def _placement(device: Any, memory: Any, weights: list[Weight], container: Any) -> Placement:
+def _placement(
+    device: Any, memory: Any, residence: str, weights: list[Weight], container: Any
+) -> Placement:
     if isinstance(device, dict):
         return resolve(device, memory)
     caps: dict[int, int] | None = None
@@ -86,7 +88,8 @@ def _placement(device: Any, memory: Any, weights: list[Weight], container: Any) 
             )
         caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
     if caps is not None:
-        sizes = [each.nbytes("stored") for each in group(weights, container, bool(caps))]
+        groups = group(weights, container, bool(caps))
+        sizes = [each.nbytes(forms_of(residence)[0]) for each in groups]
         return resolve("auto", memory, sizes, caps)
     chosen = default_device() if device is None else device_of(device)
     budgets = None if memory is None or chosen.type != "cuda" else [byte_count(memory)]

@@ -422,7 +422,7 @@ def _blocks(self: CompressedTensor, chosen: Tensor, height: int) -> Tensor:
     numbers = some.tolist()
     if numbers and not 0 <= numbers[0] <= numbers[-1] < self.shape[0]:
         raise IndexError(f"indices {numbers[0]} to {numbers[-1]} of {self.shape[0]}")
-    decoded = [self.select(0, number).decode() for number in numbers]
+    decoded = [_select(self, 0, number).decode() for number in numbers]
     empty = torch.empty((0, *self.shape[1:]), dtype=self.dtype)
     return (torch.stack(decoded) if decoded else empty)[back]
 

@@ -81,9 +81,12 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
         if wanted == "streamed":
             raise ValueError("streamed puts all weights on one GPU; name one device")
         assert memory is not None
-        sizes = [each.nbytes("fast" if wanted == "fast" else "stored") for each in groups]
+        found = None
+        for form in forms_of(wanted):
+            sizes = [each.nbytes(form) for each in groups]
+            found = found or spread(sizes, memory)
         # What is too much for all is for the last one to stream.
-        found = spread(sizes, memory) or spread(sizes, [*memory[:-1], sum(sizes)])
+        found = found or spread(sizes, [*memory[:-1], sum(sizes)])
         assert found is not None
         for each, at in zip(groups, found, strict=True):
             each.device = devices[at]
@@ -99,6 +102,11 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
         table = [{form: each.nbytes(form) for form in forms} for each in mine]
         for each, form in zip(mine, settle(table, budget, wanted), strict=True):
             each.residence = form
+
+
+def forms_of(residence: str) -> list[Residence]:
+    """How weights shall lie, if there is room, and how else."""
+    return ["stored"] if residence in ("stored", "streamed") else ["fast", "stored"]
 
 
 def _place_by_modules(

@@ -42,7 +42,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _native
 from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_options, load
+from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered, is_first, local, prepare
 from ._parameters import Weight
@@ -272,7 +272,8 @@ class Df11Quantizer(HfQuantizer):
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: by compressed sizes. The loader puts what else there is on one."""
         assert self.max_memory is not None
-        sizes = [each.nbytes("stored") for each in group(self.weights, self.container, True)]
+        form = forms_of(self.options.residence)[0]
+        sizes = [each.nbytes(form) for each in group(self.weights, self.container, True)]
         self.placement = resolve(self.wanted, self.options.memory, sizes, self.max_memory)
         device_map.clear()
         device_map[""] = self.placement.rest

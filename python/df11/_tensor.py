@@ -110,7 +110,7 @@ class CompressedTensor(Tensor):
         transposed: bool = False,
         flipped: bool = False,
         device: torch.device | None = None,
-        requires_grad: bool = False,
+        **_: Any,
     ) -> None:
         if isinstance(arrays, CompressedTensor):
             self.become(arrays)
@@ -347,6 +347,7 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
         or weight._place != x.device
         or x.is_meta
         or torch.is_autocast_enabled(x.device.type)
@@ -400,6 +401,12 @@ def _address(self: CompressedTensor) -> int:
     return _NO_MEMORY + told % (1 << 44) * 256
 
 
+def _share_memory(self: CompressedTensor) -> CompressedTensor:
+    for array in self.arrays:
+        array.share_memory_()
+    return self
+
+
 def _of_decoded(func: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: func(self.decode(), *args, **kwargs)
 
@@ -410,6 +417,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch._has_compatible_shallow_copy_type: lambda self, other: type(self) is type(other),
     Tensor.data_ptr: _address,
+    Tensor.share_memory_: _share_memory,
+    Tensor.is_shared: lambda self: self.arrays[0].is_shared(),
     Tensor.__setitem__: lambda self, *_: (
         refuse_writing("assignment to elements")
         if isinstance(self, CompressedTensor)

@@ -121,7 +121,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
     )
     constants = {
         "DRIVER_df11_gap_constants": "128,16880,24,1,1,1,1,1,1,1,1,1",
-        "DRIVER_df11_tile_constants": "128,16384,24,1,1,1,1",
+        "DRIVER_df11_tile_constants": "128,16384,24,1,1,1,1,8",
     }
     base = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1", **constants}
     return lambda **answers: {

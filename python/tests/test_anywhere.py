@@ -217,6 +217,22 @@ def test_moves_between_devices(pair: Pair) -> None:
     assert torch.equal(model(prompt()).logits, original.cpu()(prompt()).logits)
 
 
+@pytest.mark.gpu
+def test_a_model_that_waits_on_the_host(pair: Pair) -> None:
+    """As diffusers' `enable_model_cpu_offload` has it: on the GPU from its forward on."""
+    accelerate = pytest.importorskip("accelerate")
+    original, model = pair
+    expected = original.cuda()(prompt().cuda()).logits
+    model, hook = accelerate.cpu_offload_with_hook(model, 0)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(model(prompt()).logits.cuda(), expected)
+        assert model.lm_head.weight.device.type == "cuda"
+        hook.offload()
+        assert isinstance(model.lm_head.weight, CompressedTensor)
+        assert model.lm_head.weight.device.type == "cpu"
+
+
 # ---- diffusers ----
 
 

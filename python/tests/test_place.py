@@ -18,6 +18,7 @@ from df11._names import common, look_up  # noqa: E402
 from df11._parameters import by_name  # noqa: E402
 from df11._place import Placement, resolve  # noqa: E402
 
+FORMS: list[_plan.Residence] = ["streamed", "stored", "fast"]
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
 
@@ -94,6 +95,31 @@ def test_weights_go_where_a_dict_says(made: dict[str, Any]) -> None:
     # What is streamed goes to the first GPU that is named.
     places = placed(made, "tied", {"": CPU, "layers.2": TWO, "layers.3": ONE})
     assert set(places.values()) == {(TWO, "streamed"), (TWO, "stored"), (ONE, "stored")}
+
+
+def test_weights_share_gpus(made: dict[str, Any]) -> None:
+    """In their order; what is too much for all is streamed by the last one."""
+    whole = {form: sum(each.nbytes(form) for each in groups(made, "free")) for form in FORMS}
+    for wanted, form, share, expected in [
+        ("stored", "stored", 0.6, {"stored"}),
+        ("auto", "fast", 0.6, {"fast"}),
+        ("auto", "stored", 0.4, {"stored", "streamed"}),
+        ("fast", "fast", 0.6, {"fast"}),
+    ]:
+        found = groups(made, "free")
+        cap = int(share * whole[form])
+        _load._place(found, Placement([ONE, TWO], [cap, cap]), wanted)
+        devices = [each.device.index for each in found]
+        assert devices == sorted(devices) and set(devices) == {0, 1}
+        # What is left of a GPU that is nearly full is used, too.
+        residences = {each.residence for each in found}
+        assert expected <= residences <= {*expected, "fast"}, (wanted, share)
+        assert ("streamed" in residences) == ("streamed" in expected)
+        for device in (ONE, TWO):
+            mine = [each for each in found if each.device == device]
+            assert sum(each.nbytes(each.residence) for each in mine) <= cap
+    with pytest.raises(ValueError, match='residence="auto"'):
+        _load._place(groups(made, "free"), Placement([ONE, TWO], [cap // 2, cap // 2]), "fast")
 
 
 def test_conflicts_in_a_dict_are_told(made: dict[str, Any]) -> None:

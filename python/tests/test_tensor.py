@@ -412,6 +412,19 @@ def test_copies_share_what_nothing_can_write(q: CompressedTensor) -> None:
         assert other.plane0.data_ptr() == q.plane0.data_ptr()
 
 
+def test_memory_is_shared_with_processes(container: Any) -> None:
+    layer = linear_of(compressed(container, "q").clone())
+    layer.share_memory()
+    assert layer.weight.is_shared() and layer.weight.plane0.is_shared()
+    assert same(layer(X), functional.linear(X, WEIGHTS["q"]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_traced_by_jit(q: CompressedTensor) -> None:
+    traced = torch.jit.trace(linear_of(q), X)
+    assert same(traced(X * 2), functional.linear(X * 2, WEIGHTS["q"]))
+
+
 def test_state_dict(q: CompressedTensor, container: Any) -> None:
     layer = linear_of(q)
     state = layer.state_dict()

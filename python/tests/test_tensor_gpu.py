@@ -1,4 +1,4 @@
-"""Compressed tensors on a GPU: stored, in the fast layout, streamed; graphs, memory, compilation."""
+"""Compressed tensors on a GPU: stored, fast and streamed; graphs, memory, compilation."""
 
 from __future__ import annotations
 

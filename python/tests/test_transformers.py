@@ -704,11 +704,25 @@ def test_two_threads_on_streams_of_their_own(folders: Folders) -> None:
 
 
 @pytest.mark.gpu
-def test_compiled_on_a_gpu(folders: Folders) -> None:
-    model = load(folders.compressed("llama"), "cuda")
+@pytest.mark.parametrize("mode", ["exact", "fused"])
+def test_compiled_on_a_gpu(folders: Folders, mode: str) -> None:
+    options = df11.Df11Config(mode=mode, residence="fast")
+    model = load(folders.compressed("llama"), "cuda", quantization_config=options)
+    original = load(folders.bf16("llama"), "cuda")
     with torch.no_grad():
-        expected = model(prompt().cuda()).logits.float()
+        expected = original(prompt().cuda()).logits.float()
         torch._dynamo.reset()
-        # Fused kernels round elsewhere: the weights are the same bits, and the logits nearly.
-        found = torch.compile(model)(prompt().cuda()).logits.float()
-    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+        # Generated kernels round elsewhere: the weights are the same bits, and the logits nearly.
+        compiled = torch.compile(model, fullgraph=True)
+        found = compiled(prompt().cuda()).logits.float()
+        assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+        # transformers compiles a step of decoding by itself, captured as a CUDA graph.
+        inputs = {"input_ids": prompt().cuda(), "attention_mask": torch.ones_like(prompt()).cuda()}
+        static = {
+            "min_new_tokens": 8,
+            "max_new_tokens": 8,
+            "do_sample": False,
+            "cache_implementation": "static",
+        }
+        assert model.generate(**inputs, **static).shape == (2, 45)
+    torch._dynamo.reset()
