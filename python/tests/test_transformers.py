@@ -521,7 +521,7 @@ def test_residences(folders: Folders, name: str, residence: str) -> None:
         assert same_steps(load(folders.bf16(name), "cuda"), model)
     report = df11.report(model, verify=True)
     expected = "fast" if residence == "auto" else residence
-    assert report.residences["lm_head.weight"] == expected
+    assert set(report.residences.values()) == {expected, "ordinary"}
     assert getattr(report.devices[0], expected) > 0
     assert (report.host_bytes > 0) == (residence == "streamed")
 
