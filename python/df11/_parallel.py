@@ -130,7 +130,11 @@ def _shard(weight: Weight, value: Any, container: Any) -> Weight:
     """The part of a weight that this process holds."""
     held = _held(value)
     shape = tuple(sum(end - begin for begin, end in ranges) for ranges in held)
-    assert shape == tuple(value._local_tensor.shape), (weight.name, shape)
+    if shape != tuple(value._local_tensor.shape):
+        raise ValueError(
+            f"{weight.name} is sharded as {value.placements}, in a way that this release does not know; "
+            "leave it out of the plan"
+        )
     if shape == weight.shape:
         return weight
     made = replace(weight, shape=shape, pieces=[], make=lambda: _taken(weight, container, held))
