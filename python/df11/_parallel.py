@@ -82,7 +82,7 @@ def is_sharded(value: Any) -> bool:
 
 def local(value: torch.Tensor) -> torch.Tensor:
     """What this process holds of a parameter: itself, or its shard."""
-    return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined, no-any-return]
+    return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
 def like(value: torch.Tensor, other: Any) -> torch.Tensor:
@@ -100,7 +100,7 @@ def like(value: torch.Tensor, other: Any) -> torch.Tensor:
 
 def gathered(value: torch.Tensor) -> torch.Tensor:
     """A parameter as a whole. Of a DTensor: decoded, and all processes must ask for it at once."""
-    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined, no-any-return]
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
 def is_first() -> bool:
