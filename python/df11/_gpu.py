@@ -22,10 +22,11 @@ import torch
 
 from . import _native
 from ._errors import GpuError
-from ._load import Bar, compressed
+from ._load import compressed
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
 from ._parallel import cuts
 from ._plan import Group, Item, aligned
+from ._progress import Bar
 from ._tensor import CompressedTensor, arrays_of_tiles
 
 #: Stored bytes that are brought to the GPU at once to be changed into the fast layout.

@@ -12,7 +12,7 @@ from ._parallel import like, shard
 from ._parameters import Weight
 from ._place import SHARE, Placement
 from ._plan import Group, Item, Residence, group, homes, settle, spread
-from ._progress import Watcher, watcher
+from ._progress import Bar
 from ._source import Source, set_source
 from ._tensor import CompressedTensor, arrays_of_tiles
 
@@ -198,31 +198,6 @@ def _stored_bytes(source: Source) -> int:
     whole = {name for weight in source.weights if not weight.parts for name in weight.tensors}
     stored = sum(int(source.container[name].stored_bytes) for name in whole)
     return int(sum(sizes.values())) + stored
-
-
-class Bar:
-    """One bar of progress for all that is loaded."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self.watcher: Watcher | None = None
-
-    def __enter__(self) -> None:
-        self.watcher = watcher(None)
-
-    def __exit__(self, *_: object) -> None:
-        if self.watcher is not None:
-            self.watcher.close()
-
-    def add(self, count: int) -> None:
-        """So many stored bytes more are loaded."""
-        self.done += count
-        self.part("load", 0, 0)
-
-    def part(self, stage: str, done: int, total: int) -> None:
-        """So many bytes of a part, whose bytes `add` will be told when it is done."""
-        if self.watcher is not None:
-            self.watcher("load", min(self.done + done, self.total), self.total)
 
 
 def on_cpu(item: Item, exact: bool, bar: Bar) -> torch.Tensor:

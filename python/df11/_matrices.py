@@ -9,7 +9,9 @@ written one after another in a flat list, and so are the arrays of their pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -208,20 +210,45 @@ def slices(
     yield held
 
 
+@lru_cache(maxsize=4096)
+def _layout(parts: tuple[int, ...]) -> tuple[list[Part], list[int], list[int]]:
+    """Parts, the first row of each among all rows, and its first array."""
+    held: list[Part] = []
+    rows, firsts = [0], [0]
+    for at in range(0, len(parts), PART):
+        part = Part(*parts[at : at + PART])
+        held.append(part)
+        rows.append(rows[-1] + part.height)
+        firsts.append(firsts[-1] + len(ARRAYS[part.form]))
+    return held, rows, firsts
+
+
+def windows(
+    arrays: Sequence[Any], parts: Sequence[int], ranges: Iterable[tuple[int, int]]
+) -> Iterator[tuple[list[Any], list[int]]]:
+    """Rows `begin..end` of stacked parts, for each range: arrays and parts of what holds some.
+
+    Some 20 us for 256 parts, and a microsecond a range: experts of a mixture are many parts.
+    """
+    held, rows, firsts = _layout(tuple(parts))
+    for begin, end in ranges:
+        kept: list[Any] = []
+        cut: list[int] = []
+        at = bisect_right(rows, begin) - 1
+        while at < len(held) and rows[at] < end:
+            part = held[at]
+            low, high = max(begin - rows[at], 0), min(end - rows[at], part.height)
+            kept += arrays[firsts[at] : firsts[at + 1]]
+            cut += part._replace(row_begin=part.row_begin + low, row_end=part.row_begin + high)
+            at += 1
+        yield kept, cut
+
+
 def window(
     arrays: Sequence[Any], parts: Sequence[int], begin: int, end: int
 ) -> tuple[list[Any], list[int]]:
-    """Rows `begin..end` of stacked parts: arrays and parts of those that hold some."""
-    kept: list[Any] = []
-    cut: list[int] = []
-    first = 0
-    for part, mine in each(arrays, parts):
-        low, high = max(begin - first, 0), min(end - first, part.height)
-        if low < high:
-            kept += mine
-            cut += part._replace(row_begin=part.row_begin + low, row_end=part.row_begin + high)
-        first += part.height
-    return kept, cut
+    """As `windows`, of one range."""
+    return next(windows(arrays, parts, [(begin, end)]))
 
 
 def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool) -> Tensor:

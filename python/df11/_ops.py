@@ -22,7 +22,7 @@ Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +42,7 @@ from ._matrices import (
     shape_of,
     slices,
     window,
+    windows,
 )
 from ._workspaces import workspace
 
@@ -383,7 +384,7 @@ def grouped_linear(
     # Errors
     As `linear`.
     """
-    _grouped_fake(x, offsets, rows, arrays, parts, experts)
+    _check_grouped(x, offsets, rows, shape_of(parts), experts)
     places = x.shape[0] if rows is None else rows.numel()
     y = x.new_empty((places, shape_of(parts)[0] // experts))
     if not places:
@@ -419,15 +420,18 @@ def _each_expert(
     x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Sequence[int], y: Tensor
 ) -> None:
     """Decodes and multiplies each expert that has places."""
-    for expert, begin, end in _routed(offsets):
-        mine = x[begin:end] if rows is None else x[rows[begin:end]]
-        torch.mm(mine, _expert(arrays, parts, y.shape[1], expert, x.device).t(), out=y[begin:end])
+    routed = _routed(offsets)
+    found = _experts(arrays, parts, y.shape[1], routed)
+    for (_, begin, end), (mine, cut) in zip(routed, found, strict=True):
+        some = x[begin:end] if rows is None else x[rows[begin:end]]
+        torch.mm(some, decode(mine, cut, x.device).t(), out=y[begin:end])
 
 
-def _expert(
-    arrays: Arrays, parts: Sequence[int], height: int, expert: int, device: torch.device
-) -> Tensor:
-    return decode(*window(arrays, parts, expert * height, (expert + 1) * height), device)
+def _experts(
+    arrays: Arrays, parts: Sequence[int], height: int, routed: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[list[Tensor], list[int]]]:
+    """Arrays and parts of each of these experts, which have `height` rows."""
+    return windows(arrays, parts, ((e * height, (e + 1) * height) for e, _, _ in routed))
 
 
 def _grouped_fake(
@@ -439,7 +443,15 @@ def _grouped_fake(
     experts: int,
 ) -> Tensor:
     check(arrays, parts)
-    height, columns = shape_of(parts)
+    _check_grouped(x, offsets, rows, shape_of(parts), experts)
+    places = x.shape[0] if rows is None else rows.shape[0]
+    return x.new_empty((places, shape_of(parts)[0] // experts))
+
+
+def _check_grouped(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, shape: tuple[int, int], experts: int
+) -> None:
+    height, columns = shape
     _check(
         x.dim() == 2 and x.shape[1] == columns and x.dtype == _BF16,
         lambda: f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}",
@@ -462,7 +474,6 @@ def _grouped_fake(
         offsets.device == x.device and (rows is None or rows.device == x.device),
         lambda: f"offsets and rows lie on {x.device}, as x does",
     )
-    return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
 
 
 def grouped_mm(
@@ -484,7 +495,7 @@ def grouped_mm(
         ends = offs.tolist()
         experts = [e for e, (a, b) in enumerate(pairwise([0, *ends])) if a < b] or [0]
     height = shape_of(parts)[0] // shape[0]
-    found = [window(arrays, parts, e * height, (e + 1) * height) for e in experts]
+    found = list(windows(arrays, parts, ((e * height, (e + 1) * height) for e in experts)))
     some = [array for mine, _ in found for array in mine]
     dense = decode(some, [number for _, cut in found for number in cut], x.device)
     w = lay_out(dense, (len(experts), *shape[1:]), transposed, flipped)
@@ -601,8 +612,10 @@ def grouped_linear_backward(
 ) -> Tensor:
     """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
-    for expert, begin, end in _routed(offsets):
-        part = grad[begin:end] @ _expert(arrays, parts, grad.shape[1], expert, grad.device)
+    routed = _routed(offsets)
+    found = _experts(arrays, parts, grad.shape[1], routed)
+    for (_, begin, end), (mine, cut) in zip(routed, found, strict=True):
+        part = grad[begin:end] @ decode(mine, cut, grad.device)
         if rows is None:
             to_x[begin:end] = part
         else:

@@ -82,7 +82,7 @@ def is_sharded(value: Any) -> bool:
 
 def local(value: torch.Tensor) -> torch.Tensor:
     """What this process holds of a parameter: itself, or its shard."""
-    return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined, no-any-return]
+    return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
 def like(value: torch.Tensor, other: Any) -> torch.Tensor:
@@ -100,7 +100,7 @@ def like(value: torch.Tensor, other: Any) -> torch.Tensor:
 
 def gathered(value: torch.Tensor) -> torch.Tensor:
     """A parameter as a whole. Of a DTensor: decoded, and all processes must ask for it at once."""
-    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined, no-any-return]
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
 def is_first() -> bool:
@@ -130,7 +130,11 @@ def _shard(weight: Weight, value: Any, container: Any) -> Weight:
     """The part of a weight that this process holds."""
     held = _held(value)
     shape = tuple(sum(end - begin for begin, end in ranges) for ranges in held)
-    assert shape == tuple(value._local_tensor.shape), (weight.name, shape)
+    if shape != tuple(value._local_tensor.shape):
+        raise ValueError(
+            f"{weight.name} is sharded as {value.placements}, in a way that this release does not know; "
+            "leave it out of the plan"
+        )
     if shape == weight.shape:
         return weight
     made = replace(weight, shape=shape, pieces=[], make=lambda: _taken(weight, container, held))

@@ -9,16 +9,10 @@ import torch
 
 from ._plan import balance, spread
 
-_UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 2**10,
-    "MI": 2**20,
-    "GI": 2**30,
-    "TI": 2**40,
+_UNITS = {"": 1} | {
+    prefix + binary: (1024 if binary else 1000) ** power
+    for power, prefix in enumerate("KMGT", start=1)
+    for binary in ("", "I")
 }
 #: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is for
 #: activations and caches.

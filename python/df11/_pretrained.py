@@ -228,8 +228,9 @@ class _Mapping:
         flat = ids.reshape(-1)
         breaks = (flat[1:] != flat[:-1] + 1).nonzero().reshape(-1).add(1).tolist()
         # A run of numbers may go from one tensor on into the next.
-        firsts = torch.tensor([start for start, _ in starts])
-        boundaries = torch.isin(flat, firsts).nonzero().reshape(-1).tolist()
+        is_first = torch.zeros(int(flat.max()) + 1, dtype=torch.bool)
+        is_first[[start for start, _ in starts if start < is_first.numel()]] = True
+        boundaries = is_first[flat].nonzero().reshape(-1).tolist()
         cuts = sorted({0, flat.numel(), *breaks, *boundaries})
         if len(cuts) - 1 > MOST_PIECES * len(sources):
             return None

@@ -69,7 +69,7 @@ class _Line:
         sys.stderr.flush()
 
 
-class _Bar:
+class _Tqdm:
     """A bar of tqdm."""
 
     def __init__(self, tqdm: Any) -> None:
@@ -89,7 +89,7 @@ class _Bar:
 
 def _bar() -> Watcher:
     try:
-        return _Bar(importlib.import_module("tqdm.auto").tqdm)
+        return _Tqdm(importlib.import_module("tqdm.auto").tqdm)
     except ImportError:
         return _Line()
 
@@ -97,3 +97,28 @@ def _bar() -> Watcher:
 def _in_notebook() -> bool:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell" or "google.colab" in sys.modules
+
+
+class Bar:
+    """One bar of progress for all that is loaded."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.watcher: Watcher | None = None
+
+    def __enter__(self) -> None:
+        self.watcher = watcher(None)
+
+    def __exit__(self, *_: object) -> None:
+        if self.watcher is not None:
+            self.watcher.close()
+
+    def add(self, count: int) -> None:
+        """So many stored bytes more are loaded."""
+        self.done += count
+        self.part("load", 0, 0)
+
+    def part(self, stage: str, done: int, total: int) -> None:
+        """So many bytes of a part, whose bytes `add` will be told when it is done."""
+        if self.watcher is not None:
+            self.watcher("load", min(self.done + done, self.total), self.total)

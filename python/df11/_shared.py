@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,7 +66,7 @@ class Operand:
     __slots__ = ("__weakref__", "arrays", "device", "exact", "parts", "shared")
 
     def __init__(
-        self, arrays: Sequence[Tensor], parts: tuple[int, ...], exact: bool, device: torch.device
+        self, arrays: list[Tensor], parts: tuple[int, ...], exact: bool, device: torch.device
     ) -> None:
         self.arrays, self.parts, self.exact, self.device = arrays, parts, exact, device
         #: What it is multiplied together with: nothing yet (None), or nothing ever (False).

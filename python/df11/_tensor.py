@@ -50,6 +50,8 @@ class CompressedTensor(Tensor):
     is_streamed: bool
     #: Whether it is just the matrix that arrays hold.
     is_matrix: bool
+    #: Rows of all parts, and their columns.
+    matrix_shape: tuple[int, int]
     _names: tuple[str, ...]
     #: Its device, which PyTorch takes some microseconds to tell of a subclass.
     _place: torch.device
@@ -85,20 +87,7 @@ class CompressedTensor(Tensor):
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
             shape, device, flipped = arrays.shape, arrays.device, arrays.flipped
-        strides = list(_contiguous(shape))
-        if flipped:
-            swapped = [*shape[:-2], shape[-1], shape[-2]]
-            strides = list(_contiguous(swapped))
-            strides[-2:] = strides[-1], strides[-2]
-        made: CompressedTensor = Tensor._make_wrapper_subclass(
-            cls,
-            tuple(shape),
-            strides=tuple(strides),
-            dtype=torch.bfloat16,
-            device=device or arrays[0].device,
-            requires_grad=False,
-        )
-        return made
+        return _wrapper(shape, flipped, device or arrays[0].device)
 
     def __init__(
         self,
@@ -125,26 +114,22 @@ class CompressedTensor(Tensor):
             setattr(self, name, array)
         self._place = device or arrays[0].device
         self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
-        matrix = rows, columns = shape_of(self.flat_parts)
+        self.matrix_shape = rows, columns = shape_of(self.flat_parts)
         if prod(shape) != rows * columns:
             raise ValueError(f"parts of {rows} x {columns} weights for a tensor of shape {shape}")
-        self.is_matrix = tuple(shape) == matrix and not (transposed or flipped)
+        self.is_matrix = tuple(shape) == self.matrix_shape and not (transposed or flipped)
         self._ready()
 
     def _ready(self) -> None:
-        self.operand = _shared.Operand(self.arrays, self.flat_parts, self.exact, self._place)
+        arrays = [getattr(self, name) for name in self._names]
+        self.operand = _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
 
     # ---- what it holds ----
 
     @property
     def arrays(self) -> list[Tensor]:
         """The arrays of all parts, in order."""
-        return [getattr(self, name) for name in self._names]
-
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """Rows of all parts, and their columns."""
-        return shape_of(self.flat_parts)
+        return self.operand.arrays
 
     @property
     def nbytes_stored(self) -> int:
@@ -161,6 +146,7 @@ class CompressedTensor(Tensor):
         self.exact, self.transposed = other.exact, other.transposed
         self.flipped, self.is_streamed = other.flipped, other.is_streamed
         self.is_matrix, self._place = other.is_matrix, other._place
+        self.matrix_shape = other.matrix_shape
         self._ready()
 
     def like(
@@ -171,20 +157,30 @@ class CompressedTensor(Tensor):
         **changes: Any,
     ) -> CompressedTensor:
         """Another one that differs in what is named."""
-        if "device" not in changes:
-            changes["device"] = self._place if self.is_streamed else None
         options: dict[str, Any] = {
             "exact": self.exact,
             "transposed": self.transposed,
             "flipped": self.flipped,
+            "device": self._place if self.is_streamed else None,
             **changes,
         }
-        return CompressedTensor(
-            self.arrays if arrays is None else arrays,
-            self.parts if parts is None else parts,
-            self.shape if shape is None else shape,
-            **options,
-        )
+        shape = self.shape if shape is None else shape
+        if arrays is None and parts is None:
+            return self._viewed(shape, **options)
+        arrays = self.arrays if arrays is None else arrays
+        return CompressedTensor(arrays, self.parts if parts is None else parts, shape, **options)
+
+    def _viewed(
+        self, shape: Sequence[int], exact: bool, transposed: bool, flipped: bool, **_: Any
+    ) -> CompressedTensor:
+        """With the same arrays and parts: of a mixture they are hundreds, and not looked at."""
+        made = _wrapper(shape, flipped, self._place)
+        made.__dict__.update(self.__dict__)
+        made.__dict__.pop("_is_param", None)
+        made.exact, made.transposed, made.flipped = exact, transposed, flipped
+        made.is_matrix = tuple(shape) == self.matrix_shape and not (transposed or flipped)
+        made.operand = _shared.Operand(self.arrays, self.flat_parts, exact, self._place)
+        return made
 
     # ---- what users call ----
 
@@ -322,6 +318,23 @@ def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}{at}" for at, form in enumerate(forms) for name in ARRAYS[form])
 
 
+def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
+    """A tensor of this class without anything in it."""
+    strides = list(_contiguous(shape))
+    if flipped:
+        strides = list(_contiguous([*shape[:-2], shape[-1], shape[-2]]))
+        strides[-2:] = strides[-1], strides[-2]
+    made: CompressedTensor = Tensor._make_wrapper_subclass(
+        CompressedTensor,
+        tuple(shape),
+        strides=tuple(strides),
+        dtype=torch.bfloat16,
+        device=device,
+        requires_grad=False,
+    )
+    return made
+
+
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
@@ -403,7 +416,7 @@ def _address(self: CompressedTensor) -> int:
 
 def _share_memory(self: CompressedTensor) -> CompressedTensor:
     for array in self.arrays:
-        array.share_memory_()
+        array.share_memory_()  # type: ignore[no-untyped-call]
     return self
 
 

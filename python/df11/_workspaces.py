@@ -13,7 +13,8 @@ one is made beforehand.
 
 from __future__ import annotations
 
-from threading import Lock, Thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -25,61 +26,55 @@ _lock = Lock()
 _held: dict[tuple[int, int, int], Tensor] = {}
 #: Too small by now, but perhaps in use.
 _retired: list[Tensor] = []
-#: For each GPU one for the next capture, as large as the largest in use.
-_spare: dict[int, Tensor] = {}
+#: For the next capture, by GPU and bytes, one of each size that products outside of captures had.
+_spare: dict[tuple[int, int], Tensor] = {}
 
 
 def workspace(index: int, stream: int, size: int) -> Tensor:
     """A workspace of at least `size` bytes for the next product on this stream of a GPU."""
     # The default stream, 0, cannot be captured.
     capture = _native.capture_id(stream) if stream else 0
-    held = _held.get((index, stream, capture))
-    if held is not None and held.nbytes >= size and (capture or index in _spare):
+    key, room = (index, stream, capture), 1 << (size - 1).bit_length()
+    held = _held.get(key)
+    if held is not None and held.nbytes >= room and (capture or (index, room) in _spare):
         return held
     with _lock:
-        if capture:
-            return _captured((index, stream, capture), size)
-        return _eager((index, stream, 0), size)
+        return _captured(key, room) if capture else _eager(key, room)
 
 
-def _eager(key: tuple[int, int, int], size: int) -> Tensor:
+def _eager(key: tuple[int, int, int], room: int) -> Tensor:
     index = key[0]
     held = _held.get(key)
-    if held is None or held.nbytes < size:
-        if held is not None:
-            _retired.append(held)
-        held = _held[key] = _made(index, size)
-    spare = _spare.get(index)
-    if spare is None or spare.nbytes < held.nbytes:
-        _spare[index] = _made(index, held.nbytes)
+    if held is None or held.nbytes < room:
+        held = _hold(key, _made(index, room))
+    if (index, room) not in _spare:
+        _spare[index, room] = _made(index, room)
     return held
 
 
-def _captured(key: tuple[int, int, int], size: int) -> Tensor:
+def _captured(key: tuple[int, int, int], room: int) -> Tensor:
     index = key[0]
-    spare = _spare.get(index)
-    if spare is not None and spare.nbytes >= size:
-        if key in _held:
-            _retired.append(_held[key])
-        _held[key] = _spare.pop(index)
-        return _held[key]
-    # No product ran before the capture. This one is the graph's: zeroed at each replay, and free
-    # for what follows the product on the stream as soon as the caller drops it.
-    return torch.zeros(size, dtype=torch.uint8, device=torch.device("cuda", index))
+    sizes = [size for at, size in _spare if at == index and size >= room]
+    if sizes:
+        return _hold(key, _spare.pop((index, min(sizes))))
+    # No such product ran before the capture. This memory is the graph's: zeroed at each replay, and
+    # free for what follows the product on the stream as soon as the caller drops it.
+    return torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index))
 
 
-def _made(index: int, size: int) -> Tensor:
-    made: list[Tensor] = []
+def _hold(key: tuple[int, int, int], made: Tensor) -> Tensor:
+    if key in _held:
+        _retired.append(_held[key])
+    _held[key] = made
+    return made
 
-    def make() -> None:
+
+def _made(index: int, room: int) -> Tensor:
+    def make() -> Tensor:
         with torch.cuda.device(index):
-            room = 1 << (size - 1).bit_length()
-            made.append(torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index)))
+            zeros = torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index))
             torch.cuda.current_stream().synchronize()
+        return zeros
 
-    thread = Thread(target=make)
-    thread.start()
-    thread.join()
-    if not made:
-        raise RuntimeError(f"no memory for a workspace of {size} bytes on GPU {index}")
-    return made[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

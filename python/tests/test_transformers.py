@@ -521,7 +521,7 @@ def test_residences(folders: Folders, name: str, residence: str) -> None:
         assert same_steps(load(folders.bf16(name), "cuda"), model)
     report = df11.report(model, verify=True)
     expected = "fast" if residence == "auto" else residence
-    assert report.residences["lm_head.weight"] == expected
+    assert set(report.residences.values()) == {expected, "ordinary"}
     assert getattr(report.devices[0], expected) > 0
     assert (report.host_bytes > 0) == (residence == "streamed")
 
@@ -620,8 +620,8 @@ def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
     before = torch.cuda.memory_allocated()
     model = load(folder, "cuda")
     report = df11.report(model)
-    # Each of its allocations is a multiple of 512 bytes, of large ones of 2 MiB.
-    allowed = report.devices[0].total + (1 << 21)
+    # Arrays begin on multiples of 256 bytes, and allocations on multiples of 512.
+    allowed = report.devices[0].total + (1 << 17)
     assert torch.cuda.max_memory_allocated() - before <= allowed
 
 
