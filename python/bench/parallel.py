@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tensor parallelism: BF16 beside compressed weights in each mode, the same plan for all, in turns.
 
-    torchrun --nproc-per-node 2 bench/parallel.py                   # 8B geometry, seeded weights, 2 GPUs
-    torchrun --nproc-per-node 2 bench/parallel.py --geometry tiny --device cpu     # tries the script
+    torchrun --nproc-per-node 2 bench/parallel.py     # 8B geometry, seeded weights, 2 GPUs
+    torchrun --nproc-per-node 2 bench/parallel.py --geometry tiny --device cpu    # tries it
 
 | figure | what it is |
 |---|---|
@@ -11,7 +11,7 @@
 | steps | of all greedy steps those whose logits are those of BF16, bit for bit, on all processes |
 | eager, graph | milliseconds of a decode step, launched by Python or replayed as a CUDA graph |
 
-Each process writes its own rows of JSON to OUT with its rank at the end; the first one prints a table.
+Each process appends rows of JSON to OUT with its rank at the end; the first one prints a table.
 """
 
 from __future__ import annotations

@@ -528,7 +528,8 @@ class Tiles:
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:
         """`staged_bytes` and arrays of a tensor of its own with these rows and columns; reads only what it needs, decodes nothing.
 
-        Rows begin on a multiple of 32 and end on one or with the last one; columns likewise of 256. Raises `ParameterError`, `CorruptError`.
+        Rows begin on a multiple of 32 and end on one or with the last one; columns likewise of 256. Raises `ParameterError` and
+        `CorruptError`.
         """
 
 @final

@@ -1,8 +1,8 @@
 """Tensor parallelism: what each process holds of weights that are sharded over several (DTensor).
 
-transformers makes a DTensor of each parameter in its plan before weights are loaded, without memory,
-and puts hooks on modules that compute with the shards. Here such a parameter gets its own rows and
-columns as a compressed tensor, cut out of the container without decoding:
+transformers makes a DTensor of each parameter in its plan before weights are loaded, without
+memory, and puts hooks on modules that compute with the shards. Here such a parameter gets its own
+rows and columns as a compressed tensor, cut out of the container without decoding:
 
 ```text
  placements of the DTensor ──▶ ranges of each dimension ──▶ rows and columns of container tensors
@@ -36,15 +36,17 @@ _THREADS = 8
 
 
 def prepare(model: nn.Module) -> None:
-    """Refuses what is not supported, and has the input embedding sharded like all other large weights.
+    """Refuses what is not supported, and has the input embedding sharded as other weights are.
 
-    Releases before 5.21 leave the embedding on each process. Its look-up gives the same values if it is
-    sharded by rows: all but one process add zeros.
+    Plans of some releases leave it whole on each process. A look-up gives the same values if it is
+    sharded by rows: all processes except one add zeros.
 
     # Errors
     `ValueError` if the model shall be distributed in another way.
     """
     told = getattr(model.config, "distributed_config", None)
+    if told is None:
+        return
     sizes = {
         name: getattr(told, name, None) or 1
         for name in ("fsdp_size", "pp_size", "dp_replicate_size")
@@ -55,17 +57,17 @@ def prepare(model: nn.Module) -> None:
             f"{' and '.join(wrong)}; leave it out of distributed_config"
         )
     plan = getattr(model, "tp_plan", None)
-    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    if (
-        (getattr(told, "tp_size", None) or 1) == 1
-        or not plan
-        or type(embedding) is not nn.Embedding
-    ):
+    if not plan or (getattr(told, "tp_size", None) or 1) == 1:
         return
-    name = next(path for path, module in model.named_modules() if module is embedding)
+    try:
+        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:
+        return
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    if f"{name}.weight" not in {*tied, *tied.values()}:
-        plan.setdefault(name, "embedding_rowwise")
+    for name, module in model.named_modules():
+        is_it = module is embedding and type(module) is nn.Embedding
+        if is_it and f"{name}.weight" not in {*tied, *tied.values()}:
+            plan.setdefault(name, "embedding_rowwise")
 
 
 # ---- DTensors ----
@@ -132,8 +134,8 @@ def _shard(weight: Weight, value: Any, container: Any) -> Weight:
     shape = tuple(sum(end - begin for begin, end in ranges) for ranges in held)
     if shape != tuple(value._local_tensor.shape):
         raise ValueError(
-            f"{weight.name} is sharded as {value.placements}, in a way that this release does not know; "
-            "leave it out of the plan"
+            f"{weight.name} is sharded as {value.placements}, in a way that this release does not "
+            "know; leave it out of the plan"
         )
     if shape == weight.shape:
         return weight
@@ -150,8 +152,8 @@ def _held(value: Any) -> list[list[Range]]:
     mesh = value.device_mesh
     if mesh.ndim > 1:
         raise ValueError(
-            f"a weight is sharded over a mesh of {mesh.ndim} dimensions; compressed weights are sharded "
-            "over one"
+            f"a weight is sharded over a mesh of {mesh.ndim} dimensions; compressed weights are "
+            "sharded over one"
         )
     held = [[(0, size)] for size in value.shape]
     (placement,) = value.placements

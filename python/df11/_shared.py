@@ -6,7 +6,7 @@ multiplied by one x, one right after another, are multiplied together from the n
 results wait for whoever asks for them. Bits do not depend on it: neither kernels nor decoding look at other weights.
 
 A result is handed out for exactly that x: the same object, unchanged since, on the same stream, in
-the same capture of a CUDA graph. If results are left over again and again, the weights go their own
+the same capture of a CUDA graph, right after the others of its group. If results are left over again and again, the weights go their own
 ways.
 """
 
@@ -88,6 +88,8 @@ class SharedInput:
         self.weights, self.biases = weights, biases
         #: Of the last product: results by the identity of their weight.
         self._left: tuple[_Moment, dict[int, Tensor], tuple[int, ...]] | None = None
+        #: The product of its thread with which results were left.
+        self._left_at = (0, 0)
         self._times_left = 0
 
     def multiply(self, x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor | None:
@@ -102,8 +104,10 @@ class SharedInput:
         if any(ref is not None and ref() is None for ref in self.biases):
             return None
         versions = tuple(-1 if b is None or b.is_inference() else b._version for b in biases)
-        left = self._left
-        if left is not None and now.is_same(left[0]) and left[2] == versions:
+        left, before, self._left_at = self._left, self._left_at, _last.product
+        # Nothing was multiplied meanwhile: a graph that is replayed may write to x without a version.
+        is_next = before == (_last.product[0], _last.product[1] - 1)
+        if left is not None and is_next and now.is_same(left[0]) and left[2] == versions:
             y = left[1].pop(id(weight), None)
             if not left[1]:
                 self._left = None
@@ -143,6 +147,8 @@ class _Last(threading.local):
     """The last product with one weight of this thread, and those with the same x before it."""
 
     def __init__(self) -> None:
+        #: The thread, and how many products it has made.
+        self.product = (threading.get_ident(), 0)
         self.moment: _Moment | None = None
         self.weights: list[weakref.ref[Operand]] = []
         self.biases: list[weakref.ref[Tensor] | None] = []
@@ -153,6 +159,7 @@ _last = _Last()
 
 def multiply(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:
     """`_ops.linear`, together with those weights that share x."""
+    _last.product = (_last.product[0], _last.product[1] + 1)
     shared = weight.shared
     if isinstance(shared, SharedInput):
         y = shared.multiply(x, weight, bias)

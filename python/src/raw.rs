@@ -35,6 +35,8 @@ impl Opened {
         if let Some(opened) = all.get(&ordinal) {
             return Ok(Arc::clone(opened));
         }
+        // Before the visit, which needs a driver.
+        df11::gpu::devices()?;
         let _visit = Visit::new();
         let device = Device::open(ordinal)?;
         let opened = Arc::new(Self { status: Status::new(&device)?, device });
@@ -396,9 +398,10 @@ pub(crate) fn pin(py: Python<'_>, address: usize, bytes: usize) -> PyResult<()> 
 /// Pins it no longer.
 #[pyfunction]
 pub(crate) fn unpin(address: usize) {
-    let _visit = Visit::new();
     let mut all = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(all.get_or_insert_default().remove(&address));
+    let Some(range) = all.get_or_insert_default().remove(&address) else { return };
+    let _visit = Visit::new();
+    drop(range);
 }
 
 /// The number of the capture that takes what is put on a stream; 0 if there is none.

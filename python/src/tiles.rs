@@ -36,9 +36,7 @@ impl Tiles {
     pub(crate) fn new(model: &Arc<df11::Model>, tensor: &df11::Tensor<'_>) -> df11::Result<Option<Self>> {
         let Some((rows, columns)) = tensor.tile_shape()? else { return Ok(None) };
         let (model, name) = (Arc::clone(model), tensor.name().to_owned());
-        let mut tiles = Self { model, name, rows, columns, staged_bytes: 0 };
-        tiles.staged_bytes = tiles.with(|arrays| Ok(arrays.staged_bytes()))?;
-        Ok(Some(tiles))
+        Ok(Some(Self { model, name, rows, columns, staged_bytes: tensor.tile_staged_bytes()? }))
     }
 
     fn tensor(&self) -> df11::Tensor<'_> {
@@ -102,7 +100,7 @@ impl Tiles {
         columns: (u64, u64),
     ) -> PyResult<(u32, Bound<'py, PyTuple>)> {
         let (staged, arrays) = work::briefly(py, || {
-            let arrays = self.with(|arrays| arrays.cut(rows.0..rows.1, columns.0..columns.1))?;
+            let arrays = self.tensor().cut_tiles(rows.0..rows.1, columns.0..columns.1)?;
             let view = arrays.each_ref().map(Vec::as_slice);
             let cut = Arrays::new(rows.1 - rows.0, columns.1 - columns.0, view)?;
             Ok((cut.staged_bytes(), arrays))

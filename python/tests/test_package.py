@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,20 @@ def test_the_command_comes_along(container: Path, large: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
     done = command("decompress", container, "-o", tmp_path / "back.safetensors", "--json")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(bool(df11.devices()), reason="there is a driver")
+def test_without_a_driver_the_layer_of_tensors_says_so() -> None:
+    from df11 import _native
+
+    calls: list[Callable[[], object]] = [
+        lambda: _native.pin(4096, 4096),
+        lambda: _native.check(0, 0),
+        lambda: _native.build_tables(0, [(256, 30, 512)]),
+        lambda: _native.Packer(0, 32, 256, 256, 0),
+    ]
+    for call in calls:
+        with pytest.raises(df11.GpuError, match="driver"):
+            call()
+    _native.unpin(4096)
+    assert not _native.fits(0)

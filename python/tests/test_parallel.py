@@ -1,6 +1,7 @@
 """Tensor parallelism of transformers models: two processes, each with its own shards.
 
-All cases run in one pair of processes, which is this file as a program; tests look at what they wrote.
+All cases run in one pair of processes, which is this file as a program; tests look at what they
+wrote.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,10 @@ def _compare(original: Any, model: Any) -> dict[str, Any]:
     }
 
 
+def _models(root: Path, name: str) -> dict[str, Any]:
+    return _compare(*_of_both(root, name))
+
+
 def _with(root: Path, name: str, **said: Any) -> Any:
     config = transformers.AutoConfig.from_pretrained(root / name / "df11")
     config.quantization_config = {"quant_method": "df11", **said}
@@ -173,7 +179,7 @@ def _used(root: Path) -> dict[str, Any]:
 
 
 def _whole_again(root: Path) -> dict[str, Any]:
-    """A state dict of whole weights, and a saved folder; all of the one, by one process the other."""
+    """A state dict of whole weights, which all have; and a folder, which one of them saves."""
     model = _load(root / "odd" / "df11")
     state = df11.state_dict(model)
     expected = transformers.AutoModelForCausalLM.from_pretrained(
@@ -211,7 +217,7 @@ def _refusal(root: Path) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    **{name: lambda root, name=name: _compare(*_of_both(root, name)) for name in MODELS},  # type: ignore[misc]
+    **{name: partial(_models, name=name) for name in MODELS},
     "fused": _fused,
     "by argument": _by_argument,
     "used": _used,

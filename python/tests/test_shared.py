@@ -79,6 +79,16 @@ def test_a_changed_or_another_x_is_multiplied_anew(weights: Any) -> None:
     step(weights, x + 1, "k")
 
 
+def test_results_wait_for_the_next_products_alone(weights: Any, calls: list[str]) -> None:
+    step(weights, torch.randn(3, 512).bfloat16())
+    x = torch.randn(3, 512).bfloat16()
+    step(weights, x, "q")
+    # As a graph does that is replayed: no version tells of it.
+    x.data.copy_(torch.randn(3, 512).bfloat16())
+    step(weights, torch.randn(2, 256).bfloat16(), "o")
+    step(weights, x, "kvq")
+
+
 def test_results_that_nobody_wants_end_it(weights: Any, calls: list[str]) -> None:
     step(weights, torch.randn(3, 512).bfloat16())
     for _ in range(5):

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result, dtype,
-    encoding::tile::TILE_COLUMNS,
+    encoding::tile::{self, TILE_COLUMNS},
     format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
     huffman::{self, CodeLengths, Histogram},
 };
@@ -394,6 +394,39 @@ impl<'m> Tensor<'m> {
         assert!(target.encoding() == Encoding::Tile && array < 4, "an array of a tensor in tiles");
         let length = self.tile_array_lengths()[array];
         target.shard().read_array(target.record().array_range().start + array, 0..length)
+    }
+
+    /// The most bytes of its bitstream that a tile takes, of a tensor that [has such a shape](Self::tile_shape); reads its records.
+    ///
+    /// # Errors
+    /// As [`Tensor::tile_array`].
+    pub fn tile_staged_bytes(&self) -> Result<u32> {
+        // No truncation: it is less than a tile has at most.
+        Ok(tile::staged_bytes(&self.tile_array(1)?) as u32)
+    }
+
+    /// Some of its rows and columns as a matrix of its own, of a tensor that [has such a shape](Self::tile_shape): rows from a
+    /// multiple of 32 to one or to the end, columns likewise of 256. Decodes nothing, and reads the chunks of 1 MiB alone that
+    /// hold some of it, whose checksums are checked.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`], [`Error::Io`].
+    ///
+    /// # Panics
+    /// For a tensor without such a shape.
+    pub fn cut_tiles(&self, rows: Range<u64>, columns: Range<u64>) -> Result<tile::OwnedArrays> {
+        let target = self.target();
+        let sizes = super::reader::tile_sizes(&target).map_err(|error| target.locate(error))?;
+        let (codebook, records) = (target.tile_array(0)?, target.tile_array(1)?);
+        let first = target.record().array_range().start;
+        let read = |part, range| {
+            let array = match part {
+                tile::Part::Bitstream => first + 2,
+                tile::Part::Plane => first + 3,
+            };
+            target.shard().read_array(array, range)
+        };
+        tile::cut(&sizes, (&codebook, &records), rows, columns, read).map_err(|error| target.locate(error))
     }
 
     /// What the GPU needs to decode it, of a tensor in the `gap` encoding.

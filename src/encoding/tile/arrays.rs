@@ -1,6 +1,6 @@
 //! A matrix in tiles of 32 x 256 whose four arrays lie anywhere in memory: decoded or cut without a container.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use rayon::prelude::*;
 
@@ -80,7 +80,7 @@ impl<'a> Arrays<'a> {
     /// [`Error::Corrupt`] if the arrays contradict themselves: then `weights` holds anything.
     /// [`Error::Parameter`] for rows or columns that do not exist, and another size of `weights`.
     pub fn decode(&self, rows: Range<u64>, columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
-        self.require(&rows, &columns)?;
+        require(&self.sizes, &rows, &columns)?;
         let row_bytes = 2 * (columns.end - columns.start);
         if weights.len() as u64 != row_bytes * (rows.end - rows.start) {
             let problem = format!("{} bytes for {rows:?} x {columns:?}", weights.len());
@@ -101,52 +101,19 @@ impl<'a> Arrays<'a> {
         })
     }
 
-    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to one or to
-    /// the end, columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says.
+    /// Some rows and columns as a matrix of its own, as [`cut`] makes it.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict themselves.
+    /// As [`cut`].
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
-        self.require(&rows, &columns)?;
-        let geometry = self.sizes.geometry();
-        let between = |range: &Range<u64>, unit: u64, count| {
-            range.start.is_multiple_of(unit) && (range.end.is_multiple_of(unit) || range.end == count)
+        let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
+        let read = |which, range| {
+            Ok(match which {
+                Part::Bitstream => part(self.bitstream, range).into(),
+                Part::Plane => part(self.plane, range).into(),
+            })
         };
-        let (high, wide) = (geometry.tile_rows(), geometry.tile_columns());
-        if !between(&rows, high, geometry.rows()) || !between(&columns, wide, geometry.columns()) {
-            let problem = format!("rows {rows:?} and columns {columns:?} begin or end within tiles");
-            return Err(Error::parameter(problem, "cut at multiples of 32 rows and 256 columns"));
-        }
-        check_offsets(&self.sizes, self.records)?;
-        let (mut records, mut bitstream, mut plane) = (Vec::new(), Vec::new(), Vec::new());
-        let all = self.records.as_chunks::<RECORD_BYTES>().0;
-        for strip in rows.start / high..rows.end.div_ceil(high) {
-            let first = (strip * geometry.strip_tiles() + columns.start / wide) as usize;
-            let end = (strip * geometry.strip_tiles() + columns.end.div_ceil(wide)) as usize;
-            let bytes = [first, end].map(|at| record::offset(&all[at]) / 8);
-            for mut one in all[first..end].iter().copied() {
-                let offset = record::offset(&one) - 8 * bytes[0] + 8 * bitstream.len() as u64;
-                record::set_offset(&mut one, offset);
-                records.extend(one);
-            }
-            bitstream.extend(&self.bitstream[bytes[0] as usize..bytes[1] as usize]);
-            let height = high.min(geometry.rows() - strip * high);
-            let from = strip * high * geometry.columns() + columns.start * height;
-            let count = (columns.end - columns.start) * height;
-            plane.extend(&self.plane[from as usize..(from + count) as usize]);
-        }
-        records.extend(record::last(8 * bitstream.len() as u64));
-        bitstream.resize(bitstream.len().next_multiple_of(16), 0);
-        Ok([self.codebook.to_vec(), records, bitstream, plane])
-    }
-
-    fn require(&self, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
-        let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
-        if within(rows, self.rows()) && within(columns, self.columns()) {
-            return Ok(());
-        }
-        let problem = format!("{rows:?} x {columns:?} of {} x {} weights", self.rows(), self.columns());
-        Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
+        cut(&self.sizes, (self.codebook, self.records), rows, columns, read)
     }
 
     fn span(&self, strips: Range<u64>) -> Result<Span<'a>> {
@@ -156,6 +123,70 @@ impl<'a> Arrays<'a> {
         let plane = part(self.plane, self.sizes.plane_of(&strips)?);
         Ok(decode::Span { records, bitstream: part(self.bitstream, bits), plane, strips })
     }
+}
+
+/// An array of which [`cut`] reads some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Bitstream,
+    Plane,
+}
+
+/// Some rows and columns of a matrix as one of its own, without decoding: rows from a multiple of 32 to one or to the end,
+/// columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says. `read` gives bytes of an array; it is asked for
+/// nothing else than what the result holds, strip by strip.
+///
+/// # Errors
+/// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict themselves; those of `read`.
+pub(crate) fn cut<'a>(
+    sizes: &Sizes,
+    (codebook, records): (&[u8], &[u8]),
+    rows: Range<u64>,
+    columns: Range<u64>,
+    mut read: impl FnMut(Part, Range<u64>) -> Result<Cow<'a, [u8]>>,
+) -> Result<OwnedArrays> {
+    require(sizes, &rows, &columns)?;
+    let geometry = sizes.geometry();
+    let between = |range: &Range<u64>, unit: u64, count| {
+        range.start.is_multiple_of(unit) && (range.end.is_multiple_of(unit) || range.end == count)
+    };
+    let (high, wide) = (geometry.tile_rows(), geometry.tile_columns());
+    if !between(&rows, high, geometry.rows()) || !between(&columns, wide, geometry.columns()) {
+        let problem = format!("rows {rows:?} and columns {columns:?} begin or end within tiles");
+        return Err(Error::parameter(problem, "cut at multiples of 32 rows and 256 columns"));
+    }
+    check_offsets(sizes, records)?;
+    let all = records.as_chunks::<RECORD_BYTES>().0;
+    let weights = (rows.end - rows.start) * (columns.end - columns.start);
+    let (mut kept, mut bitstream) = (Vec::new(), Vec::with_capacity(weights as usize / 3));
+    let mut plane = Vec::with_capacity(weights as usize);
+    for strip in rows.start / high..rows.end.div_ceil(high) {
+        let first = (strip * geometry.strip_tiles() + columns.start / wide) as usize;
+        let end = (strip * geometry.strip_tiles() + columns.end.div_ceil(wide)) as usize;
+        let bytes = [first, end].map(|at| record::offset(&all[at]) / 8);
+        for mut one in all[first..end].iter().copied() {
+            let offset = record::offset(&one) - 8 * bytes[0] + 8 * bitstream.len() as u64;
+            record::set_offset(&mut one, offset);
+            kept.extend(one);
+        }
+        bitstream.extend_from_slice(&read(Part::Bitstream, bytes[0]..bytes[1])?);
+        let height = high.min(geometry.rows() - strip * high);
+        let from = strip * high * geometry.columns() + columns.start * height;
+        plane.extend_from_slice(&read(Part::Plane, from..from + (columns.end - columns.start) * height)?);
+    }
+    kept.extend(record::last(8 * bitstream.len() as u64));
+    bitstream.resize(bitstream.len().next_multiple_of(16), 0);
+    Ok([codebook.to_vec(), kept, bitstream, plane])
+}
+
+fn require(sizes: &Sizes, rows: &Range<u64>, columns: &Range<u64>) -> Result<()> {
+    let geometry = sizes.geometry();
+    let within = |range: &Range<u64>, count| range.start < range.end && range.end <= count;
+    if within(rows, geometry.rows()) && within(columns, geometry.columns()) {
+        return Ok(());
+    }
+    let problem = format!("{rows:?} x {columns:?} of {} x {} weights", geometry.rows(), geometry.columns());
+    Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
 }
 
 #[cfg(test)]

@@ -35,14 +35,16 @@ mod window;
 mod writer;
 
 pub use arrays::{Arrays, OwnedArrays};
+pub(crate) use arrays::{Part, cut};
 pub use codebook::Codebook;
 pub use decode::{Decoder, Span};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
+pub(crate) use staging::staged_bytes;
 #[cfg(feature = "cuda")]
-pub(crate) use staging::{check_offsets, rebase, staged_bytes};
+pub(crate) use staging::{check_offsets, rebase};
 pub use whole::{EncodedTensor, encode_tensor};
 
 /// Weights of a whole tile.
