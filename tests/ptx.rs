@@ -25,7 +25,7 @@ const ENTRIES: [(&str, &[&str]); 3] = [
             "df11_gap_tables",
         ],
     ),
-    ("tile.ptx", &["df11_tile_constants", "df11_tile_decode", "df11_tile_tables"]),
+    ("tile.ptx", &["df11_tile_constants", "df11_tile_decode", "df11_tile_decode_few", "df11_tile_tables"]),
     (
         "linear.ptx",
         &[
