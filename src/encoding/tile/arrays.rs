@@ -101,10 +101,11 @@ impl<'a> Arrays<'a> {
         })
     }
 
-    /// Some rows and columns as a matrix of its own, as [`cut`] makes it.
+    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to one or to the end, columns
+    /// likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says.
     ///
     /// # Errors
-    /// As [`cut`].
+    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict themselves.
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
         let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
         let read = |which, range| {
@@ -132,12 +133,11 @@ pub(crate) enum Part {
     Plane,
 }
 
-/// Some rows and columns of a matrix as one of its own, without decoding: rows from a multiple of 32 to one or to the end,
-/// columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says. `read` gives bytes of an array; it is asked for
-/// nothing else than what the result holds, strip by strip.
+/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read` is asked for nothing else than what the result
+/// holds, strip by strip.
 ///
 /// # Errors
-/// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict themselves; those of `read`.
+/// As [`Arrays::cut`], and those of `read`.
 pub(crate) fn cut<'a>(
     sizes: &Sizes,
     (codebook, records): (&[u8], &[u8]),
