@@ -430,6 +430,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch._has_compatible_shallow_copy_type: lambda self, other: type(self) is type(other),
     Tensor.data_ptr: _address,
+    # Whoever clones wants to write.
+    Tensor.clone: lambda self, **_: self.decode(),
     Tensor.share_memory_: _share_memory,
     Tensor.is_shared: lambda self: self.arrays[0].is_shared(),
     Tensor.__setitem__: lambda self, *_: (

@@ -407,13 +407,19 @@ def test_as_a_parameter(q: CompressedTensor) -> None:
 
 
 def test_copies_share_what_nothing_can_write(q: CompressedTensor) -> None:
-    for other in (copy.deepcopy(q), q.clone(), copy.copy(q)):
+    for other in (copy.deepcopy(q), torch.ops.aten.clone(q), copy.copy(q)):
         assert same(other, WEIGHTS["q"])
         assert other.plane0.data_ptr() == q.plane0.data_ptr()
 
 
+def test_a_clone_can_be_written_to(q: CompressedTensor) -> None:
+    clone = q.clone()
+    clone += 1
+    assert type(clone) is torch.Tensor and same(clone, WEIGHTS["q"] + 1) and same(q, WEIGHTS["q"])
+
+
 def test_memory_is_shared_with_processes(container: Any) -> None:
-    layer = linear_of(compressed(container, "q").clone())
+    layer = linear_of(copy.copy(compressed(container, "q")))
     layer.share_memory()
     assert layer.weight.is_shared() and layer.weight.plane0.is_shared()
     assert same(layer(X), functional.linear(X, WEIGHTS["q"]))
@@ -433,7 +439,7 @@ def test_state_dict(q: CompressedTensor, container: Any) -> None:
     ordinary = nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
     ordinary.load_state_dict(layer.state_dict())
     assert same(ordinary.weight.data, WEIGHTS["q"])
-    other = linear_of(compressed(container, "wide")[:, :256].clone())
+    other = linear_of(copy.copy(compressed(container, "wide")[:, :256]))
     for state in (other.state_dict(), ordinary.state_dict()):
         padded = {"weight": torch.cat([state["weight"]] * 2)[:128]}
         with pytest.raises(RuntimeError, match="assign=True"):
