@@ -5,10 +5,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use df11::{
     Error,
-    gpu::{
-        Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status,
-        cudarc::driver::{CudaStream, sys::CUstream},
-    },
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
 };
 use pyo3::{
     exceptions::PyKeyError,
@@ -17,7 +14,13 @@ use pyo3::{
     types::{PyDict, PyTuple},
 };
 
-use crate::{block::ranges, context::Visit, error::OrRaise, model::Model, work};
+use crate::{
+    block::ranges,
+    context::{OnStream, Visit},
+    error::OrRaise,
+    model::Model,
+    work,
+};
 
 /// The GPUs that the driver shows.
 #[pyfunction]
@@ -209,18 +212,9 @@ impl Loaded {
     /// # Safety
     /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
     unsafe fn on(&self, part: usize, stream: usize) -> OnStream<'_> {
-        let visit = Visit::new();
-        // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
-        let stream = unsafe { self.devices[part].context().wrap_borrowed_stream(stream as CUstream) };
-        OnStream { stream, status: &self.statuses[part], _visit: visit }
+        // SAFETY: the caller's promise.
+        unsafe { OnStream::new(&self.devices[part], &self.statuses[part], stream) }
     }
-}
-
-/// A stream of the caller, for as long as a call lasts.
-struct OnStream<'m> {
-    stream: Arc<CudaStream>,
-    status: &'m Status,
-    _visit: Visit,
 }
 
 impl Drop for Loaded {

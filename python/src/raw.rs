@@ -9,15 +9,23 @@ use std::{
 
 use df11::{
     Error,
+    encoding::tile::{Geometry, Sizes},
     gpu::{
         Device, FastPacker, GroupedLinear, Indices, Linear as GpuLinear, LinearInput, LinearOutput,
         Matrix as GpuMatrix, PinnedRange, Routing, Status, TableAddresses, TileAddresses,
-        cudarc::driver::{CudaStream, sys::CUstream},
+        cudarc::driver::sys::CUstream,
     },
 };
 use pyo3::prelude::*;
 
-use crate::{context::Visit, error::OrRaise, matrix::Matrix, model::Model, tiles::Part, work};
+use crate::{
+    context::{OnStream, Visit},
+    error::OrRaise,
+    matrix::Matrix,
+    model::Model,
+    tiles::Part,
+    work,
+};
 
 /// A GPU that stays open: matrices of other libraries have no owner here.
 pub(crate) struct Opened {
@@ -49,18 +57,9 @@ impl Opened {
     /// # Safety
     /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
     unsafe fn on(&self, stream: usize) -> OnStream<'_> {
-        let visit = Visit::new();
-        // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
-        let stream = unsafe { self.device.context().wrap_borrowed_stream(stream as CUstream) };
-        OnStream { stream, status: &self.status, _visit: visit }
+        // SAFETY: the caller's promise.
+        unsafe { OnStream::new(&self.device, &self.status, stream) }
     }
-}
-
-/// A stream of the caller, for as long as a call lasts.
-struct OnStream<'o> {
-    stream: Arc<CudaStream>,
-    status: &'o Status,
-    _visit: Visit,
 }
 
 /// A part on a GPU.
@@ -80,11 +79,17 @@ impl DeviceMatrix {
         let whole = match (pointers, lengths) {
             (
                 &[_, records, bitstream, plane, table],
-                &[_, record_bytes, bitstream_bytes, plane_bytes, table_bytes],
+                &[codebook_bytes, record_bytes, bitstream_bytes, plane_bytes, table_bytes],
             ) if !part.is_fast => {
-                let tiles = part.rows.div_ceil(32).checked_mul(part.columns.div_ceil(256));
+                // The bit count, which is not known, may be as high as the bitstream is long.
+                let bits = bitstream_bytes.saturating_mul(8);
+                let sizes = part
+                    .rows
+                    .checked_mul(part.columns)
+                    .and_then(|elements| Geometry::new(256, part.columns, elements).ok())
+                    .and_then(|geometry| Sizes::new(geometry, bits, codebook_bytes).ok());
                 let expected =
-                    tiles.map(|tiles| (32 * (tiles + 1), part.rows * part.columns, Device::table_bytes()));
+                    sizes.map(|sizes| (sizes.records_bytes(), sizes.plane_bytes(), Device::table_bytes()));
                 if expected != Some((record_bytes, plane_bytes, table_bytes)) {
                     return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
                 }

@@ -42,13 +42,6 @@ impl Tiles {
     fn tensor(&self) -> df11::Tensor<'_> {
         self.model.tensor(&self.name).expect("a tensor of the model")
     }
-
-    fn with<T>(&self, work: impl FnOnce(Arrays<'_>) -> df11::Result<T>) -> df11::Result<T> {
-        let tensor = self.tensor();
-        let [a, b, c, d] = [0, 1, 2, 3].map(|array| tensor.tile_array(array));
-        let arrays: [Cow<'_, [u8]>; 4] = [a?, b?, c?, d?];
-        work(Arrays::new(self.rows, self.columns, arrays.each_ref().map(|array| &**array))?)
-    }
 }
 
 #[pymethods]
@@ -90,7 +83,7 @@ impl Tiles {
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        work::briefly(py, || self.with(|arrays| arrays.check()))
+        work::briefly(py, || self.tensor().check_tiles())
     }
 
     fn cut<'py>(
@@ -194,10 +187,7 @@ impl HostMatrix {
         let bytes = 2 * self.part.column_count() as usize;
         // SAFETY: the caller's promise.
         let out = unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes * indices.len()) };
-        for (&index, out) in indices.iter().zip(out.chunks_mut(bytes)) {
-            let row = self.part.row_range.start + index;
-            arrays.decode(row..row + 1, columns.clone(), out)?;
-        }
-        Ok(())
+        let rows: Vec<u64> = indices.iter().map(|index| self.part.row_range.start + index).collect();
+        arrays.gather(&rows, columns, out)
     }
 }

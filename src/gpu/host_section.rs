@@ -1,15 +1,12 @@
 //! Sections that stay on the host, pinned, for GPUs that are too small.
 #![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaContext,
-    sys::{self, CUdeviceptr},
-};
+use cudarc::driver::sys::{self, CUdeviceptr};
 use rayon::prelude::*;
 
-use super::{Device, fault::OrFault, pinned::Pinned};
+use super::{Device, PinnedRange, fault::OrFault, pinned::Pinned};
 use crate::{
     Result,
     constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT},
@@ -23,12 +20,17 @@ use crate::{
 /// Else a copy.
 pub(super) struct HostSection {
     memory: Memory,
-    context: Arc<CudaContext>,
 }
 
 enum Memory {
     Copied(Pinned),
-    Mapped { place: *mut c_void, bytes: usize, _owner: Arc<dyn ReadAt> },
+    /// Pinned no longer before the owner lets it go: fields are dropped in order.
+    Mapped {
+        _pinned: PinnedRange,
+        place: *const u8,
+        bytes: usize,
+        _owner: Arc<dyn ReadAt>,
+    },
 }
 
 // SAFETY: the memory is only read, by any thread or GPU, and `_owner`, which keeps it, is Send and Sync itself.
@@ -48,22 +50,21 @@ impl HostSection {
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io), [`Error::Gpu`](crate::Error::Gpu).
     pub(super) fn new(device: &Device, shard: &Shard, section: usize) -> Result<Self> {
-        let context = Arc::clone(device.context());
         if let Some((view, owner)) = shard.view_section(section)
-            && let Some(memory) = register(&context, view, owner)
+            && let Some(memory) = pin(device, view, owner)
         {
-            let section_memory = Self { memory, context };
+            let section_memory = Self { memory };
             shard.check_section(section)?;
             return Ok(section_memory);
         }
         let length = shard.directory().sections[section].length.get();
-        let mut pinned = Pinned::new(&context, length as usize)?;
+        let mut pinned = Pinned::new(device.context(), length as usize)?;
         let pieces = pinned.bytes()?[..length as usize].par_chunks_mut(CHECKSUM_CHUNK_BYTES as usize);
         pieces.enumerate().try_for_each(|(chunk, out)| {
             let start = chunk as u64 * CHECKSUM_CHUNK_BYTES;
             shard.read_chunks(section, start..start + out.len() as u64, out)
         })?;
-        Ok(Self { memory: Memory::Copied(pinned), context })
+        Ok(Self { memory: Memory::Copied(pinned) })
     }
 
     /// Whether it is the container's mapping, and no copy.
@@ -75,11 +76,9 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Copied(pinned) => pinned.view(),
-            // SAFETY: `register` took place and length from a view into `_owner`. As all reads of mappings: bytes may be anything, and
+            // SAFETY: `pin` took place and length from a view into `_owner`. As all reads of mappings: bytes may be anything, and
             // nobody truncates the file (`open`).
-            Memory::Mapped { place, bytes, .. } => unsafe {
-                std::slice::from_raw_parts(place.cast::<u8>(), *bytes)
-            },
+            Memory::Mapped { place, bytes, .. } => unsafe { std::slice::from_raw_parts(*place, *bytes) },
         }
     }
 
@@ -96,29 +95,15 @@ impl HostSection {
     }
 }
 
-/// Registers mapped memory for reading; `None` where the driver does not, or another model has registered it already.
-fn register(context: &CudaContext, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Memory> {
-    // Memory that shares a page with something else cannot be registered twice.
+/// Pins mapped memory; `None` where the driver does not, or another model has pinned it already.
+fn pin(device: &Device, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Memory> {
+    // Memory that shares a page with something else cannot be pinned twice.
     if view.is_empty() || !(view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize) {
         return None;
     }
-    context.bind_to_thread().ok()?;
-    let flags = sys::CU_MEMHOSTREGISTER_PORTABLE
-        | sys::CU_MEMHOSTREGISTER_DEVICEMAP
-        | sys::CU_MEMHOSTREGISTER_READ_ONLY;
-    let (place, bytes) = (view.as_ptr().cast_mut().cast::<c_void>(), view.len());
-    // SAFETY: the range is readable memory that `owner` keeps; with this flag the GPU only reads it. `Drop` unregisters it first.
-    let answer = unsafe { sys::cuMemHostRegister_v2(place, bytes, flags) };
-    answer.result().ok()?;
-    Some(Memory::Mapped { place, bytes, _owner: owner })
-}
-
-impl Drop for HostSection {
-    fn drop(&mut self) {
-        let Memory::Mapped { place, .. } = self.memory else { return };
-        self.context.bind_to_thread().ok();
-        // SAFETY: `register` registered it. What read it needed device memory of its model too, which is freed before this, and that
-        // waits for all work.
-        let _ = unsafe { sys::cuMemHostUnregister(place) };
-    }
+    let (place, bytes) = (view.as_ptr(), view.len());
+    // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads it needs device memory of its model
+    // too, which is freed before this, and that waits for all work.
+    let pinned = unsafe { device.pin(place.cast_mut().cast(), bytes) }.ok()?;
+    Some(Memory::Mapped { _pinned: pinned, place, bytes, _owner: owner })
 }

@@ -48,6 +48,7 @@ mod needs;
 mod options;
 mod part;
 mod pinned;
+mod pinned_range;
 mod placement;
 mod prefetch;
 mod program;
@@ -59,7 +60,7 @@ mod streamer;
 mod task;
 mod upload;
 
-pub use arrays::{PinnedRange, TableAddresses};
+pub use arrays::TableAddresses;
 pub use block::{GpuBlock, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
@@ -73,6 +74,7 @@ pub use linear::{
 pub use load::LoadOptions;
 pub use model::GpuModel;
 pub use options::DeviceOptions;
+pub use pinned_range::PinnedRange;
 pub use placement::{Placement, Plan, Preference};
 pub use prefetch::{Decoded, Prefetch};
 pub use program::{GpuProgram, Piece};

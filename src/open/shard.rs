@@ -338,7 +338,6 @@ impl Shard {
     }
 
     /// Checks the chunks of an array that were not checked yet.
-    #[cfg(feature = "cuda")]
     pub(crate) fn check_array(&self, array: usize) -> Result<()> {
         if !self.check_checksums {
             return Ok(());

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result, dtype,
-    encoding::tile::{self, TILE_COLUMNS},
+    encoding::tile,
     format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
     huffman::{self, CodeLengths, Histogram},
 };
@@ -364,12 +364,7 @@ impl<'m> Tensor<'m> {
             return Ok(None);
         }
         let geometry = super::reader::tile_sizes(&target).map_err(|error| target.locate(error))?.geometry();
-        let mut product = 1;
-        let has_rows = self.shape().iter().rev().any(|size| {
-            product *= size;
-            product == geometry.columns()
-        });
-        let is_matrix = geometry.tile_columns() == TILE_COLUMNS[0] && has_rows;
+        let is_matrix = geometry.is_matrix_of(&self.shape());
         Ok(is_matrix.then_some((geometry.rows(), geometry.columns())))
     }
 
@@ -403,6 +398,26 @@ impl<'m> Tensor<'m> {
     pub fn tile_staged_bytes(&self) -> Result<u32> {
         // No truncation: it is less than a tile has at most.
         Ok(tile::staged_bytes(&self.tile_array(1)?) as u32)
+    }
+
+    /// Checks what kernels rely on, of a tensor that [has such a shape](Self::tile_shape): the checksums of its arrays, its codebook,
+    /// and that the offsets of its tiles ascend.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]; [`Error::Io`].
+    ///
+    /// # Panics
+    /// For a tensor without such a shape.
+    pub fn check_tiles(&self) -> Result<()> {
+        let target = self.target();
+        let first = target.record().array_range().start;
+        (first..first + 4).try_for_each(|array| target.shard().check_array(array))?;
+        let (codebook, records) = (target.tile_array(0)?, target.tile_array(1)?);
+        let checked = super::reader::tile_sizes(&target).and_then(|sizes| {
+            tile::Codebook::from_bytes(&codebook)?;
+            tile::check_offsets(&sizes, &records)
+        });
+        checked.map_err(|error| target.locate(error))
     }
 
     /// Some of its rows and columns as a matrix of its own, of a tensor that [has such a shape](Self::tile_shape): rows from a

@@ -86,7 +86,7 @@ impl<'a> Arrays<'a> {
             let problem = format!("{} bytes for {rows:?} x {columns:?}", weights.len());
             return Err(Error::parameter(problem, "pass two bytes for each weight"));
         }
-        let decoder = Decoder::new(&Codebook::from_bytes(self.codebook)?, &self.sizes);
+        let decoder = self.decoder()?;
         let (each, mut jobs, mut rest) = (self.sizes.geometry().tile_rows(), Vec::new(), weights);
         let mut first = rows.start;
         while first < rows.end {
@@ -95,10 +95,38 @@ impl<'a> Arrays<'a> {
             jobs.push((first..end, part));
             (first, rest) = (end, after);
         }
-        jobs.into_par_iter().try_for_each(|(rows, out)| {
-            let strip = rows.start / each;
-            decoder.decode_columns(&self.span(strip..strip + 1)?, rows, columns.clone(), out)
-        })
+        jobs.into_par_iter().try_for_each(|(rows, out)| self.decode_in_strip(&decoder, rows, &columns, out))
+    }
+
+    /// Decodes some columns of rows by their numbers, one after the other, as [`decode`](Self::decode) does.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn gather(&self, rows: &[u64], columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
+        rows.iter().try_for_each(|&row| require(&self.sizes, &(row..row.saturating_add(1)), &columns))?;
+        let row_bytes = (2 * (columns.end - columns.start)) as usize;
+        if weights.len() != row_bytes * rows.len() {
+            let problem = format!("{} bytes for {} rows x {columns:?}", weights.len(), rows.len());
+            return Err(Error::parameter(problem, "pass two bytes for each weight"));
+        }
+        let (decoder, jobs) = (self.decoder()?, rows.par_iter().zip(weights.par_chunks_mut(row_bytes)));
+        jobs.try_for_each(|(&row, out)| self.decode_in_strip(&decoder, row..row + 1, &columns, out))
+    }
+
+    fn decoder(&self) -> Result<Decoder> {
+        Ok(Decoder::new(&Codebook::from_bytes(self.codebook)?, &self.sizes))
+    }
+
+    /// Rows of one strip.
+    fn decode_in_strip(
+        &self,
+        decoder: &Decoder,
+        rows: Range<u64>,
+        columns: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let strip = rows.start / self.sizes.geometry().tile_rows();
+        decoder.decode_columns(&self.span(strip..strip + 1)?, rows, columns.clone(), out)
     }
 
     /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to one or to the end, columns
@@ -232,6 +260,21 @@ mod tests {
             matrix.decode(0..78, 0..1000, &mut []).is_err() && matrix.decode(3..3, 0..8, &mut []).is_err()
         );
         assert!(matrix.decode(0..1, 0..8, &mut [0; 15]).is_err());
+    }
+
+    #[test]
+    fn rows_are_gathered_by_their_numbers() {
+        let (weights, arrays) = encoded(77, 1000);
+        let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
+        for (rows, columns) in [(&[3, 76, 0, 3, 40][..], 0..1000), (&[64, 1], 250..520), (&[], 0..8)] {
+            let mut out = vec![0; rows.len() * 2 * (columns.end - columns.start) as usize];
+            matrix.gather(rows, columns.clone(), &mut out).unwrap();
+            let row = |&row: &u64| part(&weights, 1000, &(row..row + 1), &columns);
+            assert!(out == rows.iter().flat_map(row).collect::<Vec<u8>>(), "{rows:?} {columns:?}");
+        }
+        assert!(matrix.gather(&[77], 0..8, &mut [0; 16]).is_err());
+        assert!(matrix.gather(&[u64::MAX], 0..8, &mut [0; 16]).is_err());
+        assert!(matrix.gather(&[0], 0..8, &mut [0; 15]).is_err());
     }
 
     #[test]

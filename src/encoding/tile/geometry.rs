@@ -77,6 +77,11 @@ impl Geometry {
             .map_err(|_| Error::parameter("a tensor has too many weights for tiles", "store it otherwise"))
     }
 
+    /// Whether it is tiles of 32 x 256 whose rows are rows of a tensor of this shape: one or more of its innermost dimensions.
+    pub(crate) fn is_matrix_of(&self, shape: &[u64]) -> bool {
+        self.tile_columns == TILE_COLUMNS[0] && has_rows_of(shape, self.columns)
+    }
+
     /// The geometry of a vector.
     ///
     /// # Errors
@@ -171,6 +176,15 @@ pub(super) struct Unit {
     pub(super) count: usize,
 }
 
+/// Whether rows of this many elements are one or more of the innermost dimensions.
+fn has_rows_of(shape: &[u64], columns: u64) -> bool {
+    let mut product = 1;
+    shape.iter().rev().any(|size| {
+        product *= size;
+        product == columns
+    })
+}
+
 impl Tile {
     /// The number of weights.
     pub(super) const fn elements(&self) -> usize {
@@ -236,5 +250,16 @@ impl Places {
     /// The weights of the first lane of each step's first units, in the order of the plane.
     pub(super) fn iter(self) -> impl Iterator<Item = usize> {
         (0..self.bands).flat_map(move |band| (0..self.pairs).map(move |k| band * self.band + k * self.pair))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_rows_of;
+
+    #[test]
+    fn rows_are_innermost_dimensions() {
+        assert!(has_rows_of(&[7, 96, 264], 264) && has_rows_of(&[7, 96, 264], 96 * 264));
+        assert!(!has_rows_of(&[70, 1304], 2 * 1304) && !has_rows_of(&[70, 1304], 652));
     }
 }

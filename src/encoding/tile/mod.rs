@@ -42,9 +42,9 @@ pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
-pub(crate) use staging::staged_bytes;
 #[cfg(feature = "cuda")]
-pub(crate) use staging::{check_offsets, rebase};
+pub(crate) use staging::rebase;
+pub(crate) use staging::{check_offsets, staged_bytes};
 pub use whole::{EncodedTensor, encode_tensor};
 
 /// Weights of a whole tile.

@@ -151,7 +151,7 @@ impl Matrix {
             return refuse("is not stored in tiles", "convert the container to the tile layout");
         };
         let (rows, columns) = (geometry.rows(), geometry.columns());
-        if geometry.tile_columns() != TILE_COLUMNS || !has_rows_of(&entry.shape, columns) {
+        if !geometry.is_matrix_of(&entry.shape) {
             return refuse(
                 "is not stored in tiles of 32 rows and 256 columns of its own",
                 "decode it with GpuModel::program and multiply then",
@@ -505,17 +505,8 @@ impl Matrix {
     }
 }
 
-/// Whether rows of so many elements are one or more of the innermost dimensions.
-pub(super) fn has_rows_of(shape: &[u64], columns: u64) -> bool {
-    let mut product = 1;
-    shape.iter().rev().any(|size| {
-        product *= size;
-        product == columns
-    })
-}
-
 /// The range, if it is not empty and begins and ends between strips or tiles.
-fn within(range: &Range<u64>, count: u64, unit: u64, what: impl Display) -> Result<Range<u64>> {
+pub(super) fn within(range: &Range<u64>, count: u64, unit: u64, what: impl Display) -> Result<Range<u64>> {
     let Range { start, end } = *range;
     let ends = |at: u64| at.is_multiple_of(unit) || at == count;
     if start < end && end <= count && start.is_multiple_of(unit) && ends(end) {
@@ -540,7 +531,7 @@ fn check_shape((rows, columns): (u64, u64)) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{has_rows_of, within};
+    use super::within;
 
     #[test]
     fn slices_begin_and_end_between_strips() {
@@ -549,11 +540,5 @@ mod tests {
         assert!(!good(0, 33) && !good(1, 32) && !good(64, 64) && !good(96, 128) && !good(64, 32));
         let error = within(&(3..9), 100, 32, "rows of \"w\"").unwrap_err().to_string();
         assert!(error.contains("3..9 of 100 rows of \"w\"") && error.contains("multiples of 32"), "{error}");
-    }
-
-    #[test]
-    fn rows_are_innermost_dimensions() {
-        assert!(has_rows_of(&[7, 96, 264], 264) && has_rows_of(&[7, 96, 264], 96 * 264));
-        assert!(!has_rows_of(&[70, 1304], 2 * 1304) && !has_rows_of(&[70, 1304], 652));
     }
 }

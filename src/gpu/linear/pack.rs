@@ -6,7 +6,7 @@ use std::ops::Range;
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
-    matrix::Matrix,
+    matrix::{Matrix, within},
     packer::{Entries, Packer},
     task::{STRIP_ROWS, good_exceptions},
 };
@@ -54,11 +54,7 @@ impl FastPacker {
     /// # Safety
     /// `weights` is device memory with the rows, row by row, dense, when the stream comes to it; that and `self` live until then.
     pub unsafe fn pack(&self, rows: Range<u64>, weights: CUdeviceptr, stream: &CudaStream) -> Result<()> {
-        let ends = rows.end == self.shape.0 || rows.end.is_multiple_of(STRIP_ROWS) && rows.end < self.shape.0;
-        if rows.start >= rows.end || !rows.start.is_multiple_of(STRIP_ROWS) || !ends {
-            let problem = format!("rows {rows:?} of {} are no strips", self.shape.0);
-            return Err(Error::parameter(problem, "begin and end on multiples of 32"));
-        }
+        let rows = within(&rows, self.shape.0, STRIP_ROWS, "rows")?;
         // SAFETY: the caller's promise.
         unsafe { self.packer.pack(&rows, weights, &self.entries, stream) }
     }

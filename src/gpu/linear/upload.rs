@@ -25,9 +25,8 @@ use cudarc::driver::{CudaEvent, CudaStream, sys::CUdeviceptr};
 use zerocopy::IntoBytes;
 
 use super::{
-    matrix::has_rows_of,
     packer::{Entries, Outcome, Packer},
-    task::{ENTRY_BYTES, STRIP_ROWS, TILE_COLUMNS, good_exceptions},
+    task::{ENTRY_BYTES, STRIP_ROWS, good_exceptions},
 };
 use crate::{
     Dtype, Encoding, Model, Result, Tensor,
@@ -82,10 +81,9 @@ pub(in crate::gpu) fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<Sizes>> {
     }
     let sizes = tensor.tile_sizes()?;
     let geometry = sizes.geometry();
-    let is_matrix = geometry.tile_columns() == TILE_COLUMNS
+    let is_matrix = geometry.is_matrix_of(&tensor.shape())
         && geometry.columns() <= MOST_COLUMNS
-        && u32::try_from(geometry.elements()).is_ok()
-        && has_rows_of(&tensor.shape(), geometry.columns());
+        && u32::try_from(geometry.elements()).is_ok();
     Ok(is_matrix.then_some(sizes))
 }
 
