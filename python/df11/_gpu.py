@@ -101,8 +101,7 @@ class _Packing:
         entries = torch.empty(4 * count, dtype=torch.uint8, device=self.device)
         if count:
             self.packer.take(entries.data_ptr(), self.stream)
-        part = Part(FAST, self.rows, self.columns, 0, 0, self.rows, 0, self.columns)
-        return [self.strips, entries], part
+        return [self.strips, entries], Part.whole(FAST, self.rows, self.columns)
 
 
 class _Gpu:
