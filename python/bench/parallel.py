@@ -23,22 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from decode_step import capture, median, replays
-from llm import GEOMETRIES, Bench, scratch
+from decode_step import KINDS, Steps, parser
 from torch import distributed
 from torch.nn.attention import SDPBackend
 from transformers.distributed import DistributedConfig
 
 import df11
-
-KINDS: dict[str, dict[str, str] | None] = {
-    "bf16": None,
-    "exact": {"mode": "exact", "residence": "stored"},
-    "stored": {"mode": "fused", "residence": "stored"},
-    "fast": {"mode": "fused", "residence": "fast"},
-}
-CACHE_TOKENS = 512
 
 
 def main() -> None:
@@ -52,7 +42,7 @@ def main() -> None:
         "nccl" if device.type == "cuda" else "gloo",
         device_id=device if device.type == "cuda" else None,
     )
-    options.device, options.layout, options.only = str(device), None, []
+    options.device = str(device)
     options.out = options.out and options.out.with_name(f"{options.out.name}.{rank}")
     bench = Parallel(options)
     if rank == 0:
@@ -64,25 +54,13 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
-    parser.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
-    parser.add_argument("--prompt", type=int, default=37, help="tokens before them")
-    parser.add_argument(
-        "--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8]
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", type=Path, default=scratch() / "df11-bench")
-    parser.add_argument("--out", type=Path, help="rows are appended to this file")
-    return parser.parse_args()
+    options = parser(__doc__, "cuda", [1, 8])
+    options.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
+    options.add_argument("--prompt", type=int, default=37, help="tokens before them")
+    return options.parse_args()
 
 
-class Parallel(Bench):
+class Parallel(Steps):
     """All kinds of one model, each over all processes."""
 
     def row(self, part: str, **figures: Any) -> None:
@@ -103,11 +81,8 @@ class Parallel(Bench):
         folder = self.folders["bf16" if how is None else "df11"]
         before, touched = self.used(), _touched(folder)
         start = time.perf_counter()
-        more = {} if how is None else {"quantization_config": df11.Df11Config(**how)}
         told = DistributedConfig(tp_size=distributed.get_world_size(), tp_plan="auto")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, distributed_config=told, dtype=torch.bfloat16, **more
-        )
+        model = self.kind(kind, distributed_config=told)
         self.sync()
         seconds = time.perf_counter() - start
         suffix = "*.safetensors" if how is None else "*.df11"
@@ -150,49 +125,6 @@ class Parallel(Bench):
             count = torch.tensor(same, device=tokens.device)
             distributed.all_reduce(count, distributed.ReduceOp.MIN)
             self.row("steps", kind=kind, identical=int(count), of=self.options.steps)
-
-    def time(self, models: dict[str, Any], batch: int) -> None:
-        """A decode step of each kind, in turns."""
-        steps = {kind: self.step(model, batch) for kind, model in models.items()}
-        for step in steps.values():
-            step()
-        eager = {kind: self.rounds(lambda s=s: self.milliseconds(s)) for kind, s in steps.items()}
-        self.tell("eager", batch, eager)
-        if self.on_gpu:
-            graphs = {kind: capture(step)[0] for kind, step in steps.items()}
-            times: dict[str, list[float]] = {kind: [] for kind in graphs}
-            for _ in range(self.options.rounds):
-                for kind, graph in graphs.items():
-                    times[kind].append(replays(graph))
-            self.tell("graph", batch, {kind: median(each) for kind, each in times.items()})
-
-    def rounds(self, once: Any) -> float:
-        """The median of some."""
-        return median(once() for _ in range(self.options.rounds))
-
-    def milliseconds(self, step: Any) -> float:
-        """Of five steps, each of them."""
-        return 1e3 * self.seconds(lambda: [step() for _ in range(5)]) / 5
-
-    def step(self, model: Any, batch: int) -> Any:
-        """A decode step at position 64, with a cache of its own."""
-        cache = transformers.StaticCache(config=self.config, max_cache_len=CACHE_TOKENS)
-        ids = self.prompt(batch, 1)
-        place = torch.tensor([64], device=self.device)
-
-        @torch.no_grad()
-        def step() -> Any:
-            return model(
-                input_ids=ids, past_key_values=cache, cache_position=place, position_ids=place[None]
-            ).logits
-
-        return step
-
-    def tell(self, what: str, batch: int, times: dict[str, float]) -> None:
-        """Milliseconds, and how many times as fast as BF16 each is."""
-        for kind, value in times.items():
-            ratio = times["bf16"] / value if "bf16" in times else None
-            self.row(what, kind=kind, batch=batch, milliseconds=value, of_bf16=ratio)
 
 
 def _bytes(value: Any) -> int:

@@ -85,22 +85,16 @@ class Weight:
         return {**self.__dict__, "make": None, "parts": None}
 
 
-def piece_bytes(tensor: Any, piece: Piece) -> int:
-    """The size of a piece of this tensor."""
-    if piece.rows is None:
-        return int(tensor.nbytes)
-    start, stop = piece.rows
-    return int(tensor.nbytes) // int(tensor.shape[0]) * (stop - start)
+def part_of(container: Any, piece: Piece) -> Any:
+    """The tensor of a piece, or its rows."""
+    tensor = container[piece.tensor]
+    return tensor if piece.rows is None else tensor.rows(*piece.rows)
 
 
 def decode_piece(container: Any, piece: Piece, memory: torch.Tensor) -> None:
     """Decodes a piece on the CPU, into the memory of its weight."""
-    tensor = container[piece.tensor]
-    buffer = as_buffer(memory[piece.offset : piece.offset + piece_bytes(tensor, piece)])
-    if piece.rows is None:
-        tensor.decode_into(buffer)
-    else:
-        tensor.decode_rows_into(*piece.rows, buffer)
+    part = part_of(container, piece)
+    part.decode_into(as_buffer(memory[piece.offset : piece.offset + part.nbytes]))
 
 
 class Entry(NamedTuple):

@@ -17,21 +17,20 @@ from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
-    build_glob_alternation,
     dot_natural_key,
     rename_source_key,
 )
 
 from . import _native
-from ._kept import wanted_by
+from ._kept import planned, wanted_by
 from ._parameters import Piece, Weight, entries, whole
-from ._torch import decoded, dtype_of
+from ._torch import dtype_of
 
 #: Pieces of a weight, for each of its tensors, up to which it is decoded from pieces.
 MOST_PIECES = 4
@@ -82,9 +81,7 @@ class _Mapping:
         }
         self.dtype = dtype
         self.kept = wanted_by(model)
-        plan = model._get_dtype_plan(dtype) if dtype is not None else {}
-        self.plan = build_glob_alternation(list(plan)) if plan else None
-        self.plan_dtypes = plan
+        self.plan = model._get_dtype_plan(dtype) if dtype is not None else {}
         self.converted: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
         self.found: dict[str, Weight] = {}
         self.unused: list[str] = []
@@ -116,11 +113,7 @@ class _Mapping:
         """What transformers would make of a parameter; where nobody asked for a dtype, of a model of the stored one."""
         if self.dtype is None:
             return self.kept(name, stored)
-        if self.plan is not None:
-            match = self.plan[0].search(name)
-            if match is not None and match.lastgroup is not None:
-                return cast(torch.dtype, self.plan_dtypes[self.plan[1][match.lastgroup]])
-        return self.state[name].dtype
+        return planned(self.plan, name) or self.state[name].dtype
 
     def finish(self) -> tuple[list[Weight], list[str]]:
         """Converts, and ties."""
@@ -246,7 +239,7 @@ class _Mapping:
 
         def converted(source: str) -> torch.Tensor:
             # Converted before operations, as transformers does: they may compute.
-            tensor = decoded(container[source])
+            tensor: torch.Tensor = container[source].torch()
             return tensor if wanted is None else tensor.to(wanted)
 
         def make(name: str, dtype: torch.dtype) -> torch.Tensor:

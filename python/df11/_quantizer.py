@@ -40,16 +40,15 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
-from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered, is_first, local, prepare
 from ._parameters import Weight
-from ._place import Placement, resolve
+from ._place import Placement, default_device, resolve
 from ._plan import group
 from ._pretrained import checkpoint_dtype, weights_of
-from ._source import KEY, Source
+from ._source import KEY, Source, copy_containers
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
 from ._versions import mismatch
@@ -159,11 +158,7 @@ class Df11Quantizer(HfQuantizer):
     def update_device_map(self, device_map: Any) -> Any:
         """The GPU, where there is one and nothing is said."""
         if device_map is None:
-            device_map = {
-                "": torch.device("cuda", torch.cuda.current_device())
-                if torch.cuda.is_available()
-                else "cpu"
-            }
+            device_map = {"": default_device()}
         self.wanted = device_map
         if isinstance(device_map, dict):
             self.placement = resolve(device_map, self.quantization_config.memory)
