@@ -38,24 +38,23 @@ def attach(
     """Gives a module the weights of a container, which stay compressed. Returns the module.
 
     Parameters are replaced by those of the container, with its dtypes: matrices by tensors that are
-    decoded as they are used, small ones as they are. What diffusers or transformers would keep in F32
-    beside weights of 16 bits is F32 here as well. The module may be on the meta device
+    decoded as they are used, small ones as they are. What diffusers or transformers would keep in
+    F32 beside weights of 16 bits is F32 here as well. The module may be on the meta device
     (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
-    `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"), whose
-    containers are fetched into its cache; `subfolder` of it, and `revision` there.
-    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map` of
-    transformers takes it; the current GPU unless named, or the CPU if there is none.
-    `mode`: "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
-    multiplies while it decodes, which is faster and rounds otherwise.
-    `residence`: how weights lie on a GPU: "stored", in the "fast" layout, which is larger and faster, or
-    "auto", fast as far as memory goes.
-    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does not fit
-    stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
-    `prefix`: what goes before names in the container, found unless given.
+    `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
+    whose containers are fetched into its cache; `subfolder` of it, and `revision` there. `device`:
+    a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map` of
+    transformers takes it; the current GPU unless named, or the CPU if there is none. `mode`:
+    "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
+    multiplies while it decodes, which is faster and rounds otherwise. `residence`: how weights lie
+    on a GPU: "stored", in the "fast" layout, which is larger and faster, or "auto", fast as far as
+    memory goes. `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs);
+    what does not fit stays in pinned host memory, from where the GPU reads it, and all of it with
+    `streamed`. `prefix`: what goes before names in the container, found unless given.
 
-    Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an option is
-    unknown, TypeError if a dtype is unknown.
+    Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
+    option is unknown, TypeError if a dtype is unknown.
     """
     if sources(module):
         raise ValueError("the module has compressed weights already; make a new one")
@@ -112,9 +111,8 @@ def _weights(
         name for name, value in module.named_buffers() if value.is_meta and name not in held
     ]:
         raise ValueError(
-            f"buffer {lost[0]} is on the meta device and in no checkpoint; load with from_pretrained, or "
-            "make the module with "
-            "accelerate.init_empty_weights()"
+            f"buffer {lost[0]} is on the meta device and in no checkpoint; load with "
+            "from_pretrained, or make the module with accelerate.init_empty_weights()"
         )
     return weights, unused
 
@@ -144,8 +142,9 @@ def save(model: Any, folder: str | Path) -> None:
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model.
 
-    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the wrapper's.
-    All processes of a distributed model must call it at once, and each gets whole weights.
+    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
+    wrapper's. All processes of a distributed model must call it at once, and each gets whole
+    weights.
     """
     names = {
         (spot.key): join(path, place.name)

@@ -172,7 +172,7 @@ def _held(value: Any) -> list[list[Range]]:
 
 
 def _chunk(whole: Range, at: int, count: int) -> Range:
-    """One of so many chunks, of which the last ones may be shorter, as of `torch.chunk`."""
+    """One of this many chunks, of which the last ones may be shorter, as of `torch.chunk`."""
     begin, end = whole
     step = -(-(end - begin) // count)
     return min(begin + at * step, end), min(begin + (at + 1) * step, end)
@@ -275,7 +275,7 @@ class Cut:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Bytes of the arrays; about so many until they are cut out."""
+        """Bytes of the arrays; about that until they are cut out."""
         if self._arrays is not None:
             return tuple(len(array) for array in self._arrays)
         share = self.rows * self.columns / (self._tiles.rows * self._tiles.columns)

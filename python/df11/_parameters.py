@@ -126,15 +126,15 @@ def entries(root: nn.Module) -> list[Entry]:
 
 
 def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None = None) -> Weight:
-    """A weight that is one tensor. `dtype`: what the module wants, where that may not be what is stored."""
+    """A weight that is one tensor. `dtype`: what the module wants, if not what is stored."""
     stored = container[tensor]
     kind = dtype_of(stored)
     shape = tuple(stored.shape)
     if shape != tuple(entry.value.shape):
         raise ValueError(
-            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} "
-            f"has {shape}; "
-            "make the module with the config that belongs to the container"
+            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in "
+            f"{container.path} has {shape}; make the module with the config that belongs to the "
+            "container"
         )
     if kind is None:
         raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
@@ -148,10 +148,11 @@ def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None =
 def by_name(
     root: nn.Module, container: Any, prefix: str | None = None
 ) -> tuple[list[Weight], list[str]]:
-    """Weights of a module whose parameters have the names that they have in the container, but for a prefix.
+    """Weights of a module whose parameters have the names that they have in the container, but for
+    a prefix.
 
-    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the container to
-    give the module's name, or with a leading `-` is taken away; None finds it.
+    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the
+    container to give the module's name, or with a leading `-` is taken away; None finds it.
     """
     names = list(container)
     everything = entries(root)
@@ -183,9 +184,9 @@ def by_name(
     ]
     if lost:
         raise ValueError(
-            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, {lost[0]} for "
-            "one; make the module with "
-            "accelerate.init_empty_weights(), which leaves buffers alone, or on the CPU"
+            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, "
+            f"{lost[0]} for one; make the module with accelerate.init_empty_weights(), which "
+            "leaves buffers alone, or on the CPU"
         )
     return list(found.values()), unused
 
@@ -194,9 +195,8 @@ def missing_error(missing: list[str], container: Any) -> KeyError:
     """That the container lacks parameters."""
     names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     return MissingError(
-        f"{container.path} has no tensor for {names}; load it into the class that the checkpoint was made "
-        "from, or name the part of the "
-        "module that it belongs to"
+        f"{container.path} has no tensor for {names}; load it into the class that the checkpoint "
+        "was made from, or name the part of the module that it belongs to"
     )
 
 
@@ -226,9 +226,9 @@ def _renaming(
     if score == 0:
         example = next(iter(known), "none")
         raise MissingError(
-            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to a "
-            "parameter of the module "
-            f"({example}, …); attach the module that the checkpoint was made from"
+            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to "
+            f"a parameter of the module ({example}, …); attach the module that the checkpoint was "
+            "made from"
         )
     return _change(best)
 

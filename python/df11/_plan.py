@@ -200,7 +200,8 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
             f"{budget:,} bytes of GPU memory are too little: what cannot be streamed takes "
             f"{total:,}; allow more, or load onto the CPU"
         )
-    steps: list[Residence] = ["stored", "fast"][: {"streamed": 0, "stored": 1}.get(wanted, 2)]  # type: ignore[assignment]
+    steps: tuple[Residence, ...] = ("stored", "fast")
+    steps = steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]
     for step in steps:
         for at, size in enumerate(sizes):
             more = size[step] - size[result[at]]

@@ -88,9 +88,10 @@ class ModelReport:
         show = show_bytes
         more = "saved" if self.saved_bytes >= 0 else "more"
         lines = [
-            f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, from {', '.join(self.paths)}",
-            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%}), "
-            f"{show(abs(self.saved_bytes))} {more}",
+            f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
+            f"from {', '.join(self.paths)}",
+            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} "
+            f"({self.ratio:.1%}), {show(abs(self.saved_bytes))} {more}",
         ]
         for device in self.devices:
             parts = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
@@ -109,9 +110,8 @@ class ModelReport:
         if len(named) > _NAMED:
             lines.append(f"           and {len(named) - _NAMED} more, in large_ordinary")
         if self.unused_tensors:
-            lines.append(
-                f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}"
-            )
+            some = ", ".join(self.unused_tensors[:3])
+            lines.append(f"unused     {len(self.unused_tensors)} tensors: {some}")
         if self.verified is not None:
             lines.append(
                 f"verified   {self.verified} weights are those of the original, by their hashes"
@@ -121,7 +121,7 @@ class ModelReport:
 
 #: Ordinary weights from this size on are named.
 _LARGE = 1 << 20
-#: The text names no more than so many.
+#: The text names no more than this many.
 _NAMED = 12
 #: Why an adapter or a new head is an ordinary parameter.
 _OTHER = "not in the containers"
@@ -130,10 +130,10 @@ _OTHER = "not in the containers"
 def report(model: Any, *, verify: bool = False) -> ModelReport:
     """Whether a model's weights are compressed, what that saves, and where they are.
 
-    With `verify` every weight is decoded on its device and compared with the container decoded by the
-    CPU, and that with the hashes of the original tensors; takes about as long as reading the model
-    twice. Raises CorruptError if a bit differs. Of a model that is distributed over several processes
-    each tells what it holds itself.
+    With `verify` every weight is decoded on its device and compared with the container decoded by
+    the CPU, and that with the hashes of the original tensors; takes about as long as reading the
+    model twice. Raises CorruptError if a bit differs. Of a model that is distributed over several
+    processes each tells what it holds itself.
     """
     found = [source for _, source in sources(model)]
     if not found:
@@ -207,7 +207,8 @@ def _add_ordinary(
 
 
 def _verify(source: Source) -> int:
-    # Each by itself: of a repository on the Hub not all side files beside the containers are fetched.
+    # Each by itself: of a repository on the Hub not all side files beside the containers are
+    # fetched.
     for shard in source.container.shards:
         _native.open(shard["path"]).verify("full", progress=False)
     count = 0

@@ -1,4 +1,6 @@
-"""Dtypes of from_pretrained: those that the same checkpoint has as safetensors, whatever its config says."""
+"""Dtypes of from_pretrained: those that the same checkpoint has as safetensors, whatever its config
+says.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_files_says_the_dtype(bf16: Path, tmp_path: Path) -> None:
-    """As with safetensors, where a config says none: of the first file, and there of the first name."""
+    """As with safetensors, where a config says none: of the first file, and there of the first
+    name.
+    """
     said = with_dtypes(bf16, tmp_path / "one", STORED["mixed-f32-first"], {"dtype": "float32"})
     model = load(said)
     model.save_pretrained(tmp_path / "plain", max_shard_size="400KB")
