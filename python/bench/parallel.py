@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decode_step import KINDS, Steps, parser
+from decode_step import capture, median, replays
+from llm import GEOMETRIES, MODES, Bench, numbers, scratch
 from torch import distributed
 from torch.nn.attention import SDPBackend
 from transformers.distributed import DistributedConfig
@@ -42,7 +43,7 @@ def main() -> None:
         "nccl" if device.type == "cuda" else "gloo",
         device_id=device if device.type == "cuda" else None,
     )
-    options.device = str(device)
+    options.device, options.layout, options.only = str(device), None, []
     options.out = options.out and options.out.with_name(f"{options.out.name}.{rank}")
     bench = Parallel(options)
     if rank == 0:
@@ -54,13 +55,23 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command's options."""
-    options = parser(__doc__, "cuda", [1, 8])
-    options.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
-    options.add_argument("--prompt", type=int, default=37, help="tokens before them")
-    return options.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(MODES))
+    parser.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
+    parser.add_argument("--prompt", type=int, default=37, help="tokens before them")
+    parser.add_argument("--batches", type=numbers, default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=scratch() / "df11-bench")
+    parser.add_argument("--out", type=Path, help="rows are appended to this file")
+    return parser.parse_args()
 
 
-class Parallel(Steps):
+class Parallel(Bench):
     """All kinds of one model, each over all processes."""
 
     def row(self, part: str, **figures: Any) -> None:
@@ -77,19 +88,18 @@ class Parallel(Steps):
 
     def loaded(self, kind: str) -> Any:
         """A model, and what loading it took."""
-        how = KINDS[kind]
-        folder = self.folders["bf16" if how is None else "df11"]
+        folder = self.folders["bf16" if kind == "bf16" else "df11"]
         before, touched = self.used(), _touched(folder)
         start = time.perf_counter()
         told = DistributedConfig(tp_size=distributed.get_world_size(), tp_plan="auto")
-        model = self.kind(kind, distributed_config=told)
+        model = self.load_mode(kind, distributed_config=told)
         self.sync()
         seconds = time.perf_counter() - start
-        suffix = "*.safetensors" if how is None else "*.df11"
+        suffix = "*.safetensors" if kind == "bf16" else "*.df11"
         whole = sum(path.stat().st_size for path in folder.glob(suffix))
         held = (
             sum(_bytes(value) for value in {*model.parameters(), *model.buffers()})
-            if how is None
+            if kind == "bf16"
             else df11.report(model).device_bytes
         )
         self.row(
@@ -125,6 +135,29 @@ class Parallel(Steps):
             count = torch.tensor(same, device=tokens.device)
             distributed.all_reduce(count, distributed.ReduceOp.MIN)
             self.row("steps", kind=kind, identical=int(count), of=self.options.steps)
+
+    def time(self, models: dict[str, Any], batch: int) -> None:
+        """A decode step of each kind, in turns."""
+        steps = {kind: self.decode_step(model, batch) for kind, model in models.items()}
+        for step in steps.values():
+            step()
+        eager = {kind: self.rounds(lambda s=s: self.milliseconds(s)) for kind, s in steps.items()}
+        self.tell("eager", batch, eager)
+        if self.on_gpu:
+            graphs = {kind: capture(step)[0] for kind, step in steps.items()}
+            times: dict[str, list[float]] = {kind: [] for kind in graphs}
+            for _ in range(self.options.rounds):
+                for kind, graph in graphs.items():
+                    times[kind].append(replays(graph))
+            self.tell("graph", batch, {kind: median(each) for kind, each in times.items()})
+
+    def rounds(self, once: Any) -> float:
+        """The median of some."""
+        return median(once() for _ in range(self.options.rounds))
+
+    def milliseconds(self, step: Any) -> float:
+        """Of five steps, each of them."""
+        return 1e3 * self.seconds(lambda: [step() for _ in range(5)]) / 5
 
 
 def _bytes(value: Any) -> int:

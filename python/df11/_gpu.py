@@ -191,11 +191,7 @@ class _Gpu:
     # ---- in host memory ----
 
     def streamed(self, tiles: dict[str, Any]) -> dict[str, Arrays]:
-        """Four arrays of each tensor in pinned host memory, and its table on the GPU.
-
-        Kernels read them over the bus. Who brings a group to the GPU ahead of its use would do so
-        here, by arrays of a slot in its place.
-        """
+        """Four arrays of each tensor in pinned host memory, and its table on the GPU."""
         if not tiles:
             return {}
         own = cuts(tiles)

@@ -22,7 +22,7 @@ Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -44,11 +44,13 @@ from ._matrices import (
     window,
     windows,
 )
+from ._streamed import brought
 from ._torch import raw_stream
 from ._workspaces import workspace
 
-#: The most bytes that are decoded at once where nothing asks for a whole matrix.
-TEMPORARY_BYTES = 64_000_000
+#: The most bytes that are decoded at once where nothing asks for a whole matrix. With what PyTorch's
+#: allocator rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
+TEMPORARY_BYTES = 60_000_000
 _BF16 = torch.bfloat16
 
 Arrays = Sequence[Tensor]
@@ -72,6 +74,8 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     index = device.index if device.type == "cuda" else None
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
+    if index is not None:
+        arrays = brought(arrays, parts, index)
     found = matrices(arrays, parts, index)
     out = torch.empty(shape_of(parts), dtype=_BF16, device=device)
     if index is None:
@@ -114,7 +118,7 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
 
     With `exact`, and always on the CPU, W is decoded (2 R C bytes, freed after the product) and
     `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
-    multiply without decoding to memory if x has few rows; for many, at most 64 MB at a time are
+    multiply without decoding to memory if x has few rows; for many, at most 60 MB at a time are
     decoded before each product. x and bias are BF16 then.
 
     Gradients flow to x and bias; the backward pass decodes W anew.
@@ -174,6 +178,7 @@ def _multiply(
     outputs = [x.new_empty((*x.shape[:-1], height)) for height in heights]
     if rows == 0:
         return outputs
+    arrays = brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
     if kernels is None or rows >= kernels.crossover_rows:
         _multiply_decoded(flat, arrays, parts, heights, outputs, biases)
@@ -334,7 +339,8 @@ def grouped_linear(
     of x.
 
     In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
-    copied to the host, which waits for the stream, and each expert that has rows is decoded alone.
+    copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB
+    at a time.
 
     # Errors
     As `linear`.
@@ -344,9 +350,12 @@ def grouped_linear(
         return y
     kernels = grouped(arrays, parts, experts, x.device.index) if x.is_cuda else None
     if kernels is None:
-        for begin, end, mine, cut in _each_routed(offsets, arrays, parts, y.shape[1]):
-            some = x[begin:end] if rows is None else x[rows[begin:end]]
-            torch.mm(some, decode(mine, cut, x.device).t(), out=y[begin:end])
+        routed = x if rows is None else x[rows]
+
+        def multiply(places: slice, ends: list[int], w: Tensor) -> None:
+            y[places] = _products(routed[places], w.mT, ends)
+
+        _each_routed(offsets, arrays, parts, y.shape[1], multiply)
         return y
     flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
     offsets = offsets.contiguous()
@@ -370,20 +379,45 @@ def _routed(ends: list[int]) -> list[tuple[int, int, int]]:
     return [(e, a, b) for e, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
-def _experts(
-    arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]]
-) -> Iterator[tuple[list[Tensor], list[int]]]:
-    """Arrays and parts of each of these experts, which have `height` rows."""
-    return windows(arrays, parts, ((e * height, (e + 1) * height) for e, _, _ in routed))
+def _decode_experts(
+    arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]], on: Tensor
+) -> Tensor:
+    """The matrices of these experts, [E, height, C], on a tensor's device."""
+    ranges = ((e * height, (e + 1) * height) for e, _, _ in routed)
+    found = list(windows(arrays, parts, ranges))
+    some = [array for mine, _ in found for array in mine]
+    dense = decode(some, [number for _, cut in found for number in cut], on.device)
+    return dense.view(len(routed), height, -1)
 
 
 def _each_routed(
-    offsets: Tensor, arrays: Arrays, parts: Numbers, height: int
-) -> Iterator[tuple[int, int, list[Tensor], list[int]]]:
-    """Begin and end of the places of each expert that has some, its arrays and its parts."""
+    offsets: Tensor,
+    arrays: Arrays,
+    parts: Numbers,
+    height: int,
+    work: Callable[[slice, list[int], Tensor], None],
+) -> None:
+    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold.
+
+    `work` is told their places, where each expert's places end among these, and their matrices,
+    which it must not keep.
+    """
     routed = _routed(offsets.tolist())
-    found = _experts(arrays, parts, height, routed)
-    return ((a, b, *mine) for (_, a, b), mine in zip(routed, found, strict=True))
+    most = max(1, TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
+    for at in range(0, len(routed), most):
+        some = routed[at : at + most]
+        places = slice(some[0][1], some[-1][2])
+        ends = [end - places.start for _, _, end in some]
+        work(places, ends, _decode_experts(arrays, parts, height, some, offsets))
+
+
+def _products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
+    """Rows of x up to each end times a matrix of w, [E, K, N]."""
+    if x.is_cuda and w.shape[1] % 8 == 0 and w.shape[2] % 8 == 0:
+        offs = torch.tensor(ends, dtype=torch.int32, device=x.device)
+        return torch._grouped_mm(x.contiguous(), w, offs=offs)
+    lengths = [b - a for a, b in pairwise([0, *ends])]
+    return torch.cat([a @ b for a, b in zip(torch.split(x, lengths), w, strict=True)])
 
 
 def _grouped_fake(
@@ -435,10 +469,8 @@ def grouped_mm(
         routed = _routed([0, *offs.tolist()]) or routed[:1]
         if len(routed) < shape[0]:
             offs = offs.new_tensor([end for _, _, end in routed])
-    found = list(_experts(arrays, parts, shape_of(parts)[0] // shape[0], routed))
-    some = [array for mine, _ in found for array in mine]
-    dense = decode(some, [number for _, cut in found for number in cut], x.device)
-    w = lay_out(dense, (len(found), *shape[1:]), transposed, flipped)
+    dense = _decode_experts(arrays, parts, shape_of(parts)[0] // shape[0], routed, x)
+    w = lay_out(dense.flatten(0, 1), (len(routed), *shape[1:]), transposed, flipped)
     return torch._grouped_mm(x, w, offs=offs).contiguous()
 
 
@@ -540,12 +572,15 @@ def grouped_linear_backward(
 ) -> Tensor:
     """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
-    for begin, end, mine, cut in _each_routed(offsets, arrays, parts, grad.shape[1]):
-        part = grad[begin:end] @ decode(mine, cut, grad.device)
+
+    def multiply(places: slice, ends: list[int], w: Tensor) -> None:
+        part = _products(grad[places], w, ends)
         if rows is None:
-            to_x[begin:end] = part
+            to_x[places] = part
         else:
-            to_x.index_add_(0, rows[begin:end], part)
+            to_x.index_add_(0, rows[places], part)
+
+    _each_routed(offsets, arrays, parts, grad.shape[1], multiply)
     return to_x
 
 
