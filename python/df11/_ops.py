@@ -48,7 +48,7 @@ from ._streamed import brought
 from ._torch import raw_stream
 from ._workspaces import workspace
 
-#: The most bytes that are decoded at once where nothing asks for a whole matrix. With what PyTorch's
+#: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's
 #: allocator rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
 TEMPORARY_BYTES = 60_000_000
 _BF16 = torch.bfloat16
