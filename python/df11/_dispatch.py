@@ -348,15 +348,11 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 # ---- look-ups ----
 
 
-def _can_gather(self: CompressedTensor) -> bool:
-    return not (self.transposed or self.flipped) and all(part.is_aligned for part in self.parts)
-
-
 @_handles(aten.embedding.default)
 def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
-    if not (isinstance(self, CompressedTensor) and self.is_matrix and _can_gather(self)):
+    if not isinstance(self, CompressedTensor) or self.dim() != 2:
         return NotImplemented
-    return torch.ops.df11.embedding(indices, self.arrays, self.flat_parts)
+    return _rows(self, indices)
 
 
 @_handles(aten.index.Tensor)

@@ -62,6 +62,13 @@ class ModelReport:
     def __bool__(self) -> bool:
         return self.active
 
+    def device(self, device: torch.device) -> DeviceReport:
+        """Of a device what its weights take: nothing yet if they are not known."""
+        found = next((each for each in self.devices if each.device == str(device)), None)
+        if found is None:
+            self.devices.append(found := DeviceReport(str(device)))
+        return found
+
     @property
     def device_bytes(self) -> int:
         """What the weights take on all devices."""
@@ -139,15 +146,13 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     if not found:
         return ModelReport(False)
     out = ModelReport(True)
-    devices: dict[torch.device, DeviceReport] = {}
     for source in found:
-        _add(out, source, devices)
+        _add(out, source)
     seen = {id(value) for source in found for _, value in source.found()}
     for name, value in _parameters(model, found):
         if id(value) not in seen:
             seen.add(id(value))
-            _add_ordinary(out, devices, name, value, _OTHER)
-    out.devices = list(devices.values())
+            _add_ordinary(out, name, value, _OTHER)
     if verify:
         out.verified = sum(_verify(source) for source in found)
     return out
@@ -161,22 +166,20 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
     return [pair for module in modules if module is not None for pair in module.named_parameters()]
 
 
-def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceReport]) -> None:
+def _add(out: ModelReport, source: Source) -> None:
     out.paths.append(str(source.container.path))
     out.unused_tensors += source.unused
     counted: set[tuple[int, int]] = set()
     for weight, whole in source.found():
         value = local(whole)
         if not isinstance(value, CompressedTensor):
-            _add_ordinary(
-                out, devices, weight.name, value, weight.ordinary_because or "changed since"
-            )
+            _add_ordinary(out, weight.name, value, weight.ordinary_because or "changed since")
             continue
         out.original_bytes += weight.nbytes
         mode = "exact" if value.exact else "fused"
         if mode not in out.modes:
             out.modes.append(mode)
-        device = devices.setdefault(value.device, DeviceReport(str(value.device)))
+        device = out.device(value.device)
         form = "streamed" if value.is_streamed else "fast" if value.parts[0][0] == 1 else "stored"
         out.residences[weight.name] = form
         for array in value.arrays:
@@ -188,22 +191,15 @@ def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceRep
                 setattr(device, kind, getattr(device, kind) + array.numel())
 
 
-def _add_ordinary(
-    out: ModelReport,
-    devices: dict[torch.device, DeviceReport],
-    name: str,
-    value: torch.Tensor,
-    reason: str,
-) -> None:
+def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str) -> None:
     value = local(value)
-    size = value.numel() * value.element_size()
-    out.original_bytes += size
+    out.original_bytes += value.nbytes
     out.residences[name] = "ordinary"
     count, before = out.ordinary.get(reason, (0, 0))
-    out.ordinary[reason] = (count + 1, before + size)
-    if size >= _LARGE:
+    out.ordinary[reason] = (count + 1, before + value.nbytes)
+    if value.nbytes >= _LARGE:
         out.large_ordinary[name] = reason
-    devices.setdefault(value.device, DeviceReport(str(value.device))).ordinary += size
+    out.device(value.device).ordinary += value.nbytes
 
 
 def _verify(source: Source) -> int:
