@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from ._hub import brought
 from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered
-from ._parameters import MissingError, Weight, by_name, missing_error
+from ._parameters import MissingError, Weight, by_name, check_complete
 from ._place import Placement, default_device, device_of, resolve
 from ._plan import group
 from ._source import Source, copy_containers, sources
@@ -94,26 +94,16 @@ def _weights(
     module: nn.Module, container: Any, prefix: str | None
 ) -> tuple[list[Weight], list[str]]:
     if prefix is not None or not _is_pretrained(module):
-        return by_name(module, container, prefix)
-    # transformers has tables of its own for names.
-    from transformers.conversion_mapping import get_model_conversion_mapping
+        weights, unused = by_name(module, container, prefix)
+    else:
+        # transformers has tables of its own for names.
+        from transformers.conversion_mapping import get_model_conversion_mapping
 
-    from ._pretrained import missing, weights_of
+        from ._pretrained import weights_of
 
-    pretrained: Any = module
-    weights, unused = weights_of(
-        pretrained, container, get_model_conversion_mapping(pretrained), None
-    )
-    if lacking := missing(pretrained, weights):
-        raise missing_error(lacking, container)
-    held = {place.name for weight in weights for place in weight.places}
-    if lost := [
-        name for name, value in module.named_buffers() if value.is_meta and name not in held
-    ]:
-        raise ValueError(
-            f"buffer {lost[0]} is on the meta device and in no checkpoint; load with "
-            "from_pretrained, or make the module with accelerate.init_empty_weights()"
-        )
+        conversions = get_model_conversion_mapping(cast(Any, module))
+        weights, unused = weights_of(module, container, conversions, None)
+    check_complete(module, weights, container)
     return weights, unused
 
 

@@ -10,7 +10,6 @@ instead of weights.
 
 from __future__ import annotations
 
-import re
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
@@ -289,14 +288,3 @@ def _converted(
     return {
         name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()
     }
-
-
-def missing(model: Any, weights: list[Weight]) -> list[str]:
-    """Names of parameters that no weight is, except those that the class says may be missing."""
-    held = {place.name for weight in weights for place in weight.places}
-    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
-    return [
-        name
-        for name, _ in model.named_parameters()
-        if name not in held and not any(pattern.search(name) for pattern in patterns)
-    ]

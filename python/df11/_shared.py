@@ -107,8 +107,7 @@ class SharedInput:
             return None
         versions = tuple(-1 if b is None or b.is_inference() else b._version for b in biases)
         left, before, self._left_at = self._left, self._left_at, _last.product
-        # Nothing was multiplied meanwhile: a graph that is replayed may write to x without a
-        # version.
+        # Nothing was multiplied meanwhile: a graph that is replayed writes to x without a version.
         is_next = before == (_last.product[0], _last.product[1] - 1)
         if left is not None and is_next and now.is_same(left[0]) and left[2] == versions:
             y = left[1].pop(id(weight), None)
