@@ -55,6 +55,12 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
         "rope_theta": 5e5, "max_position_embeddings": 131072, "tie_word_embeddings": True,
     },
+    "qwen3-4b": {
+        "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    },
     "qwen3-30b-a3b": {
         "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768,
         "head_dim": 128, "num_hidden_layers": 48, "num_attention_heads": 32,
