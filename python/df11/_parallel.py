@@ -211,7 +211,8 @@ def _parts(
     numbers = [number for _, part in whole for number in part]
     for some, cut in windows(names, numbers, _flat(shape[:depth], held[:depth])):
         for part, (name, *_) in each(some, cut):
-            key, tile, part = _window(name, tiles[name], part, wide[0])
+            rows = (part.row_begin, part.row_end)
+            key, tile, part = _window(name, tiles[name], rows, wide[0])
             parts.append((key, part))
             cuts[key] = tile
     return parts, cuts
@@ -236,15 +237,13 @@ def _flat(shape: Sequence[int], held: list[list[Range]]) -> list[Range]:
     return merged
 
 
-def _window(name: str, tiles: Any, rows: Part, columns: Range) -> tuple[str, Any, Part]:
+def _window(name: str, tiles: Any, rows: Range, columns: Range) -> tuple[str, Any, Part]:
     """A name for the tiles around a window of a tensor, those tiles, and the window of them."""
-    edges = (rows.row_begin, rows.row_end)
-    high = _around(edges, TILE_ROWS, tiles.rows)
-    wide = _around(columns, TILE_COLUMNS, tiles.columns)
+    high, wide = _around(rows, TILE_ROWS, tiles.rows), _around(columns, TILE_COLUMNS, tiles.columns)
     if (high, wide) != ((0, tiles.rows), (0, tiles.columns)):
         name = f"{name}[{high[0]}:{high[1]}, {wide[0]}:{wide[1]}]"
         tiles = Cut(tiles, high, wide)
-    window = [edge - high[0] for edge in edges] + [edge - wide[0] for edge in columns]
+    window = [edge - high[0] for edge in rows] + [edge - wide[0] for edge in columns]
     return name, tiles, Part(STORED, tiles.rows, tiles.columns, tiles.staged_bytes, *window)
 
 
