@@ -342,9 +342,10 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 
 @_handles(aten.embedding.default)
 def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
-    if not isinstance(self, CompressedTensor) or self.dim() != 2:
+    able = isinstance(self, CompressedTensor) and self.is_matrix
+    if not able or not all(part.is_aligned for part in self.parts):
         return NotImplemented
-    return _rows(self, indices)
+    return torch.ops.df11.embedding(indices, self.arrays, self.flat_parts)
 
 
 @_handles(aten.index.Tensor)
