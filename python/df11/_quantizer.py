@@ -118,7 +118,6 @@ auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
 class Df11Quantizer(HfQuantizer):
     """Loads compressed weights into transformers models."""
 
-    requires_calibration = False
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     #: generate() may compile by itself.
