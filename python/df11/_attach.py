@@ -13,7 +13,7 @@ from ._hub import brought
 from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered
-from ._parameters import MissingError, Weight, by_name, check_complete
+from ._parameters import Weight, by_name, check_complete, entries
 from ._place import Placement, default_device, device_of, resolve
 from ._plan import group
 from ._source import Source, copy_containers, sources
@@ -43,15 +43,16 @@ def attach(
     (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
-    whose containers are fetched into its cache; `subfolder` of it, and `revision` there. `device`:
-    a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map` of
-    transformers takes it; the current GPU unless named, or the CPU if there is none. `mode`:
-    "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
-    multiplies while it decodes, which is faster and rounds otherwise. `residence`: how weights lie
-    on a GPU: "stored", in the "fast" layout, which is larger and faster, or "auto", fast as far as
-    memory goes. `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs);
-    what does not fit stays in pinned host memory, from where the GPU reads it, and all of it with
-    `streamed`. `prefix`: what goes before names in the container, found unless given.
+    whose containers are fetched into its cache; `subfolder` of it, and `revision` there.
+    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map`
+    of transformers takes it; the current GPU unless named, or the CPU if there is none.
+    `mode`: "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
+    multiplies while it decodes, which is faster and rounds otherwise.
+    `residence`: how weights lie on a GPU: "stored", in the "fast" layout, which is larger and
+    faster, or "auto", fast as far as memory goes.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does
+    not fit stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+    `prefix`: what goes before names in the container, found unless given.
 
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
     option is unknown, TypeError if a dtype is unknown.
@@ -137,23 +138,18 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     weights.
     """
     names = {
-        (spot.key): join(path, place.name)
+        spot.key: join(path, place.name)
         for path, source in sources(model)
         for weight, spots in zip(source.weights, source.spots, strict=True)
         for place, spot in zip(weight.places, spots, strict=True)
     }
     out: dict[str, torch.Tensor] = {}
-    copies: dict[int, torch.Tensor] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        values = {**module._parameters, **module._buffers}
-        for attribute in module._non_persistent_buffers_set:
-            values.pop(attribute, None)
-        for attribute, value in values.items():
-            if value is not None:
-                name = names.get((id(module), attribute), join(path, attribute))
-                if id(value) not in copies:
-                    copies[id(value)] = plain(value)
-                out[name] = copies[id(value)]
+    for entry in entries(model):
+        if entry.is_persistent:
+            copy = plain(entry.value)
+            for place in entry.places:
+                key = (id(model.get_submodule(place.path)), place.attribute)
+                out[names.get(key, place.name)] = copy
     return out
 
 
@@ -161,6 +157,3 @@ def plain(value: torch.Tensor) -> torch.Tensor:
     """A copy in host memory, decoded."""
     value = gathered(value.detach())
     return (value.decode() if isinstance(value, CompressedTensor) else value).cpu().clone()
-
-
-__all__ = ["MissingError", "attach", "save", "state_dict"]
