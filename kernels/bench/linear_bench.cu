@@ -687,7 +687,7 @@ static void bench_others(Context& c, int rounds) {
 static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
+    const std::vector<u32> batches = wide_only ? (getenv("WIDE_FEW") ? std::vector<u32>{32, 64, 128} : std::vector<u32>{17, 24, 32, 48, 64, 96, 128})
                                      : with_variants
                                          ? std::vector<u32>{1, 8, 16}
                                          : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
@@ -824,6 +824,7 @@ int main(int argc, char** argv) {
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
         if (of == "bench") return bench_stored(c, atoi(argv[3]));
     }
+    if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
     if (mode == "bench" || mode == "variants" || mode == "wide")
