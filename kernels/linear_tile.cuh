@@ -64,9 +64,23 @@ constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
 static_assert(TILE_HELPERS == 4, "a group of warps");
 // Slots of each warp that decodes: tiles that are there or on their way.
 constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 16;
+#ifndef TILE_HELD
+#define TILE_HELD 5
+#endif
+#ifndef TILE_AHEAD
+#define TILE_AHEAD 1
+#endif
 // Pairs of units whose plane bytes are on their way.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) {
-    return eights > 1 ? 1 : 2;
+    return eights > 1 ? TILE_AHEAD : 2;
+}
+// Units of a tile whose x a warp holds in registers; it has the others in shared memory, each lane
+// its own words.
+__host__ __device__ constexpr u32 units_held(u32 eights) {
+    return eights > 1 ? TILE_HELD : BAND_UNITS;
+}
+__host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
+    return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
 }
 // Before the bits of a slot: what is decoded, and where each lane's bits are. The last word of it
 // is loaded with the first bits, and not decoded. After them: what windows reach.
@@ -83,7 +97,8 @@ __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows) {
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact; at least for 0.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
-    return tile_fixed_bytes(x_rows) + warps * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+    return tile_fixed_bytes(x_rows) + warps * (x_bytes_of_warp(x_rows > 8 ? 2 : 1) +
+                                               TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER));
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -491,7 +506,7 @@ constexpr u32 SLOT_ARRIVALS = LANES + 1;
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
-    u32 table, sets, slots, slot_bytes;
+    u32 table, sets, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
     __device__ u32 slot(u32 warp, u32 number) const {
         return slots + (warp * TILE_SLOTS + number) * slot_bytes;
@@ -678,10 +693,34 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
     }
 }
 
-// A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit.
+// Volatile, so that the assembler does not use the registers stored there instead.
+__device__ __forceinline__ uint4 load_shared_16_kept(u32 address) {
+    uint4 v;
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
 template <u32 EIGHTS>
-__device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane,
-                                            uint4 (&x)[BAND_UNITS][EIGHTS]) {
+__device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
+    return rest + ((unit - units_held(EIGHTS)) * EIGHTS + eight) * LANES * 16;
+}
+// A unit of x, held or not.
+template <u32 EIGHTS>
+__device__ __forceinline__ void take_x(uint4 (&to)[EIGHTS],
+                                       const uint4 (&x)[units_held(EIGHTS)][EIGHTS], u32 rest,
+                                       u32 unit) {
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++)
+        to[i] = unit < units_held(EIGHTS) ? x[unit][i]
+                                          : load_shared_16(rest_place<EIGHTS>(rest, unit, i));
+}
+// A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit. `rest`: the
+// lane's place for the units that are not held.
+template <u32 EIGHTS>
+__device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane, u32 rest,
+                                            uint4 (&x)[units_held(EIGHTS)][EIGHTS]) {
     u64 from[EIGHTS];
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++)
@@ -689,13 +728,26 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
                                         tile * TILE_WIDTH + lane % 4 * 8);
 #pragma unroll
     for (u32 unit = 0; unit < BAND_UNITS; unit++) {
+        uint4 one[EIGHTS];
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
-            x[unit][i] = make_uint4(0, 0, 0, 0);
-            load_x_where(x[unit][i], from[i] + unit * STEP_COLUMNS * 2,
+            one[i] = make_uint4(0, 0, 0, 0);
+            load_x_where(one[i], from[i] + unit * STEP_COLUMNS * 2,
                          lane / 4 + 8 * i < work.launch.x_rows);
         }
-        make_fragments(x[unit]);
+        make_fragments(one);
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++) {
+            if (EIGHTS == 1) {
+                x[unit][i] = one[i];
+                continue;
+            }
+            // Those held go by shared memory too, so that a fragment comes as one load: its words
+            // would be moved together again for each product.
+            const u32 at = rest_place<EIGHTS>(rest, max(unit, units_held(EIGHTS)), i);
+            store_shared_16(at, one[i]);
+            if (unit < units_held(EIGHTS)) x[unit][i] = load_shared_16_kept(at);
+        }
     }
 }
 
@@ -723,9 +775,10 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
     u32 held = bring_first(work, block, warp, warps, lane, problems);
-    uint4 x[BAND_UNITS][EIGHTS] = {};
+    uint4 x[units_held(EIGHTS)][EIGHTS] = {};
+    const u32 rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16;
     wait_for_launch_before();
-    if (held != ~0u) load_x_tile(work, held, lane, x);
+    if (held != ~0u) load_x_tile(work, held, lane, rest, x);
     wait_for_copies();
     group_barrier(1, warps * LANES);
     asm volatile("" ::: "memory");
@@ -752,11 +805,11 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
             // Not kept over the call.
             held = ~0u;
 #pragma unroll
-            for (u32 unit = 0; unit < BAND_UNITS; unit++)
+            for (u32 unit = 0; unit < units_held(EIGHTS); unit++)
 #pragma unroll
                 for (u32 i = 0; i < EIGHTS; i++) x[unit][i] = make_uint4(0, 0, 0, 0);
         } else {
-            if (one.z != held) held = one.z, load_x_tile(work, held, lane, x);
+            if (one.z != held) held = one.z, load_x_tile(work, held, lane, rest, x);
             Window bits;
             bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
@@ -770,14 +823,17 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     const u32 pair = unit / 2;
                     uint4& p = ahead[pair % AHEAD];
                     u32 e[4];
+                    uint4 of_unit[EIGHTS];
                     decode_unit(bits, e, problems);
-                    sums.add(merge_words(e, p.x, p.y), x[unit]);
+                    take_x<EIGHTS>(of_unit, x, rest, unit);
+                    sums.add(merge_words(e, p.x, p.y), of_unit);
                     decode_unit(bits, e, problems);
+                    take_x<EIGHTS>(of_unit, x, rest, unit + 1);
                     const uint4 w = merge_words(e, p.z, p.w);
                     // Of the band after, if there is one.
                     load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
                                      pair + AHEAD < PAIRS || more);
-                    sums.add(w, x[unit + 1]);
+                    sums.add(w, of_unit);
                 }
                 plane += PLANE_BAND;
                 keep_sums<EIGHTS>(two.x, sums_place(lane), sums, band, first, work.launch.x_rows,
@@ -819,9 +875,10 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 fixed = tile_fixed_bytes(work.launch.x_rows);
+    const u32 xs = tile_fixed_bytes(work.launch.x_rows),
+              fixed = xs + warps * x_bytes_of_warp(EIGHTS);
     block.table = shared_address(linear_shared), block.sets = block.table + u32(sizeof(TileTable)),
-    block.slots = block.table + fixed,
+    block.xs = block.table + xs, block.slots = block.table + fixed,
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
     float* const sets = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
