@@ -121,20 +121,8 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-// As copy_part_async, not kept in L1.
-__device__ inline void copy_part_async_l2(u32 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-// Four matrices of 8 x 16 bytes; each lane has the address of a row of one of them.
-__device__ inline uint4 load_matrices(u32 address) {
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
+__device__ inline void copy_word_async(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ inline void wait_for_all_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -157,18 +145,17 @@ __device__ inline void load_of_cluster(float (&to)[4], u32 address, u32 rank) {
         : "memory");
 }
 
-// The 64 columns of x of a stage, where rows are not aligned to 16 bytes.
-__device__ __noinline__ void copy_x_slowly(const u16* from, u64 pitch, u32 rows, u32 count,
-                                           u32 place, u32 lane) {
-    const u32 piece = lane % 8;
+// Words of a column of words, of `rows` rows of x; columns that do not exist are zero.
+__device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 rows, u32 count,
+                                               u32 to) {
 #pragma unroll 1
-    for (u32 row = lane / 8; row < rows; row += LANES / 8) {
-        const u16* const at = from + row * pitch + piece * 8;
-        const uint4 words = load_x_slow(at, max(count, piece * 8) - piece * 8);
-        store_shared_16(place + row * 128 + (piece ^ row % 8) * 16, words);
+    for (u32 i = 0; i < rows; i++, from += pitch) {
+        u32 word = count > 0 ? from[0] : 0;
+        if (count > 1) word |= u32(from[1]) << 16;
+        store_shared((to ^ i % 8 * 16) + i * 128, word);
     }
 }
-// A row of x from here on.
+// `count` rows further.
 __device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 count) {
     const u16* after;
     asm volatile("mad.wide.u32 %0, %1, %2, %3;"
@@ -176,51 +163,37 @@ __device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 c
                  : "r"(pitch), "r"(count * 2), "l"(row));
     return after;
 }
-// Asks for the 64 columns of x of a stage, by a warp: each row as it is, in pieces of 16 bytes, which
-// are swizzled (linear_wgmma.cuh). What does not exist is zero.
+// The 64 columns of x of a stage, by a warp. The lane (g, q) of a warp that multiplies has the
+// columns 8 q to 8 q + 7 of a step, and gives the product j of its two the k of 2 q, 2 q + 1,
+// 2 q + 8 and 2 q + 9:
+//   k = 2 q + i       column 8 q + 4 j + i
+//   k = 2 q + i + 8   column 8 q + 4 j + i + 2
+// So of the 16-byte pieces of a row, eight k each, the word 4 q + p of a step goes to place q of
+// piece p: each lane copies a word of each row. Pieces are swizzled (linear_wgmma.cuh).
 __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage, u32 place,
                                           u32 lane) {
-    const u32 column = stage * WIDE_COLUMNS, count = launch.columns - column, rows = launch.x_rows,
-              pitch = u32(launch.x_pitch), piece = lane % 8, first = lane / 8;
-    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 16 || launch.x_pitch != pitch)
-        return copy_x_slowly(launch.x + column, launch.x_pitch, rows, count, place, lane);
-    const u32 bytes = min(max(count, piece * 8) - piece * 8, 8u) * 2;
-    const u16* row = row_after(launch.x + column + (bytes ? piece * 8 : 0), pitch, first);
-    place += first * 128 + (piece ^ first) * 16;
+    const u32 column = stage * WIDE_COLUMNS + 2 * lane, rows = launch.x_rows,
+              pitch = u32(launch.x_pitch);
+    const u16* row = launch.x + column;
+    place += (lane / 16 * 4 + lane % 4) * 16 + lane % 16 / 4 * 4;
+    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 4 || launch.x_pitch != pitch ||
+        (stage + 1) * WIDE_COLUMNS > launch.columns)
+        return copy_words_slowly(row, launch.x_pitch, rows,
+                                 max(launch.columns, column) - column, place);
+    u32 i = 0;
 #pragma unroll 1
-    for (u32 i = first; i < rows; i += LANES, place += LANES * 128) {
+    for (; i + 8 <= rows; i += 8, place += 1024) {
         // Eight addresses in registers of their own: a copy reads its registers late.
         const u16* at[8];
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, 4 * k);
-        row = row_after(row, pitch, LANES);
+        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, k);
+        row = row_after(row, pitch, 8);
 #pragma unroll
-        for (u32 k = 0; k < 8; k++)
-            if (i + 4 * k < rows)
-                copy_part_async_l2((place ^ k % 2 * 64) + k * 512, at[k], bytes);
+        for (u32 k = 0; k < 8; k++) copy_word_async((place ^ k * 16) + k * 128, at[k]);
     }
-}
-// Puts the words of a stage's x, which is there, into the order of products. The lane (g, q) of a
-// warp that multiplies has the columns 8 q to 8 q + 7 of a step, and gives the product j of its two
-// the k of 2 q, 2 q + 1, 2 q + 8 and 2 q + 9:
-//   k = 2 q + i       column 8 q + 4 j + i
-//   k = 2 q + i + 8   column 8 q + 4 j + i + 2
-// So of the four pieces of a row's step, eight k each, word p of piece q becomes word q of piece p.
-// ldmatrix gives the lane (g, p) word p of all four; rows in an order in which stores do not meet in
-// a bank.
-__device__ __forceinline__ void arrange_x(u32 place, u32 rows, u32 lane) {
-    auto row = [](u32 i) { return i % 2 * 4 + i / 2; };
-    const u32 r = row(lane % 8), g = row(lane / 4), from = place + r * 128 + (lane / 8 ^ r) * 16,
-              to = place + g * 128 + (lane % 4 ^ g) * 16;
 #pragma unroll 1
-    for (u32 at = 0; at < rows * 128; at += LANES * 128) {
-        uint4 words[8];
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) words[k] = load_matrices((from ^ k % 2 * 64) + at + k / 2 * 1024);
-#pragma unroll
-        for (u32 k = 0; k < 8; k++)
-            store_shared_16((to ^ k % 2 * 64) + at + k / 2 * 1024, words[k]);
-    }
+    for (u32 k = 0; i + k < rows; k++, row = row_after(row, pitch, 1))
+        copy_word_async((place ^ k * 16) + k * 128, row);
 }
 
 // What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
@@ -320,8 +293,6 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const
         __syncwarp();
         ask_for_x(launch, stage, ring.place + x_place, lane);
         wait_for_all_copies();
-        __syncwarp();
-        arrange_x(ring.place + x_place, launch.x_rows, lane);
         fence_shared();
         __syncwarp();
         if (lane == 0) arrive(ring.full);
