@@ -54,6 +54,11 @@ def decoded(tensor: Any) -> torch.Tensor:
     return out
 
 
+def raw_stream(index: int) -> int:
+    """PyTorch's current stream of a GPU, as CUDA's handle."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
 def show_bytes(count: float) -> str:
     """A number of bytes for people."""
     for unit in ("B", "kB", "MB"):
