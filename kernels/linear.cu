@@ -213,13 +213,14 @@ __constant__ u32 linear_constants[] = {
     WIDE_MEETING,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
     // shared memory (tile_shared_bytes) the bytes of the table, bytes for each row of x, for each
-    // warp that decodes, and how many times it needs a tile's bits.
+    // warp that decodes, how many times it needs a tile's bits, and its bytes besides in _16.
     TILE_HELPERS,
     LINEAR_TILE_WARPS,
     sizeof(TileTable),
     RUN_SETS * run_set_bytes(1),
     TILE_SLOTS * (SLOT_HEAD + BITS_AFTER),
     TILE_SLOTS,
+    x_bytes_of_warp(2),
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

@@ -64,20 +64,18 @@ constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
 static_assert(TILE_HELPERS == 4, "a group of warps");
 // Slots of each warp that decodes: tiles that are there or on their way.
 constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 16;
-#ifndef TILE_HELD
-#define TILE_HELD 5
-#endif
-#ifndef TILE_AHEAD
-#define TILE_AHEAD 1
-#endif
 // Pairs of units whose plane bytes are on their way.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) {
-    return eights > 1 ? TILE_AHEAD : 2;
+    return eights > 1 ? 1 : 2;
 }
-// Units of a tile whose x a warp holds in registers; it has the others in shared memory, each lane
-// its own words.
+// Units of a tile whose x a warp holds in registers. It has the others in shared memory, each lane
+// its own words: of 16 rows of x, where a multiprocessor has that much.
 __host__ __device__ constexpr u32 units_held(u32 eights) {
-    return eights > 1 ? TILE_HELD : BAND_UNITS;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    return eights > 1 ? 5 : BAND_UNITS;
+#else
+    return BAND_UNITS;
+#endif
 }
 __host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
     return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
@@ -97,8 +95,8 @@ __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows) {
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact; at least for 0.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
-    return tile_fixed_bytes(x_rows) + warps * (x_bytes_of_warp(x_rows > 8 ? 2 : 1) +
-                                               TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER));
+    const u32 slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+    return tile_fixed_bytes(x_rows) + warps * (x_bytes_of_warp((x_rows + 7) / 8) + slots);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -693,8 +691,8 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
     }
 }
 
-// Volatile, so that the assembler does not use the registers stored there instead.
-__device__ __forceinline__ uint4 load_shared_16_kept(u32 address) {
+// Volatile: the assembler would take the registers that were stored there.
+__device__ __forceinline__ uint4 load_stored(u32 address) {
     uint4 v;
     asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -702,6 +700,7 @@ __device__ __forceinline__ uint4 load_shared_16_kept(u32 address) {
                  : "memory");
     return v;
 }
+// Where a lane has eight rows of a unit that is not held. `rest`: of the first one.
 template <u32 EIGHTS>
 __device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
     return rest + ((unit - units_held(EIGHTS)) * EIGHTS + eight) * LANES * 16;
@@ -721,6 +720,7 @@ __device__ __forceinline__ void take_x(uint4 (&to)[EIGHTS],
 template <u32 EIGHTS>
 __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane, u32 rest,
                                             uint4 (&x)[units_held(EIGHTS)][EIGHTS]) {
+    constexpr u32 HELD = units_held(EIGHTS);
     u64 from[EIGHTS];
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++)
@@ -738,15 +738,15 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
         make_fragments(one);
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
-            if (EIGHTS == 1) {
+            if (HELD == BAND_UNITS) {
                 x[unit][i] = one[i];
                 continue;
             }
-            // Those held go by shared memory too, so that a fragment comes as one load: its words
-            // would be moved together again for each product.
-            const u32 at = rest_place<EIGHTS>(rest, max(unit, units_held(EIGHTS)), i);
+            // Those held go by shared memory too: each fragment is then one load. Words of two
+            // would be moved together for each product, which costs eight instructions a unit.
+            const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
             store_shared_16(at, one[i]);
-            if (unit < units_held(EIGHTS)) x[unit][i] = load_shared_16_kept(at);
+            if (unit < HELD) x[unit][i] = load_stored(at);
         }
     }
 }
@@ -825,6 +825,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     u32 e[4];
                     uint4 of_unit[EIGHTS];
                     decode_unit(bits, e, problems);
+                    // Not before: it would take registers while the unit is decoded.
                     take_x<EIGHTS>(of_unit, x, rest, unit);
                     sums.add(merge_words(e, p.x, p.y), of_unit);
                     decode_unit(bits, e, problems);

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How many of the kernels' constants are theirs.
-pub(super) const TILE_CONSTANTS: usize = 6;
+pub(super) const TILE_CONSTANTS: usize = 7;
 /// Warps that decode come in groups, which exchange registers with the others. With fewer than one
 /// memory is idle: rather they stage less than some tiles have.
 const WARP_GROUP: u32 = 4;
@@ -41,6 +41,8 @@ struct Needs {
     warp: u32,
     /// How many tiles' bits a warp has at once.
     stages: u32,
+    /// Of each warp besides, with more than [`FEW_ROWS`] rows of x.
+    most_warp: u32,
 }
 
 /// A block.
@@ -54,9 +56,9 @@ struct Shape {
 
 impl Needs {
     fn new(constants: &[u32]) -> Self {
-        let [helpers, most_warps, table, row, warp, stages] =
+        let [helpers, most_warps, table, row, warp, stages, most_warp] =
             *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        Self { helpers, most_warps, table, row, warp, stages }
+        Self { helpers, most_warps, table, row, warp, stages, most_warp }
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
@@ -65,7 +67,8 @@ impl Needs {
     fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
         let fixed = self.table + self.row * x_rows;
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
-        let of_warp = |bytes| self.warp + self.stages * bytes;
+        let more = if u64::from(x_rows) > FEW_ROWS { self.most_warp } else { 0 };
+        let of_warp = |bytes| self.warp + more + self.stages * bytes;
         let each = of_warp(staged.0);
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let shared = fixed + free.min(warps * each);
@@ -152,7 +155,8 @@ mod tests {
 
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
-        let needs = Needs { helpers: 4, most_warps: 16, table: 16_384, row: 4096, warp: 640, stages: 2 };
+        let needs =
+            Needs { helpers: 4, most_warps: 16, table: 16_384, row: 4096, warp: 640, stages: 2, most_warp: 0 };
         let shape = |x_rows, bytes, room| {
             let shape = needs.shape(x_rows, Staged(bytes), room);
             shape.map(|Shape { warps, shared }| (warps, shared))
@@ -167,6 +171,11 @@ mod tests {
         // Four warps, with stages that hold less than the largest tiles.
         assert_eq!(shape(8, 14_864, consumer), Some((4, consumer)));
         assert_eq!(shape(14, 2704, consumer), Some((4, 16_384 + 14 * 4096 + 4 * warp)));
+        // Of compute capability 9.0, some of x besides: as many warps for common weights.
+        let needs = Needs { most_warp: 3072, ..needs };
+        let shape = |x_rows, bytes, room| needs.shape(x_rows, Staged(bytes), room);
+        let all = 16_384 + 65_536 + 16 * (3072 + warp);
+        assert_eq!(shape(16, 2704, hopper), Some(Shape { warps: 16, shared: all }));
         // Too many rows for so little.
         assert_eq!((shape(16, 2704, consumer), shape(40, 2704, consumer)), (None, None));
     }
