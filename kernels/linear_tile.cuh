@@ -57,7 +57,19 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
-constexpr u32 MOST_RUNS = 16, RUN_SETS = 2, RUN_PITCH = STRIP_ROWS;
+constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
+// Whether of 16 rows of x some are in shared memory, so that registers suffice. There is room then
+// for the sums of one item alone.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool SHARES_X = true;
+#else
+constexpr bool SHARES_X = false;
+#endif
+// Items whose sums are on their way at once.
+constexpr u32 MOST_RUN_SETS = 2;
+__host__ __device__ constexpr u32 run_sets(u32 eights) {
+    return SHARES_X && eights > 1 ? 1 : MOST_RUN_SETS;
+}
 // Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
 // those that decode are groups: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
@@ -69,13 +81,9 @@ __host__ __device__ constexpr u32 plane_ahead(u32 eights) {
     return eights > 1 ? 1 : 2;
 }
 // Units of a tile whose x a warp holds in registers. It has the others in shared memory, each lane
-// its own words: of 16 rows of x, where a multiprocessor has that much.
+// its own words.
 __host__ __device__ constexpr u32 units_held(u32 eights) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    return eights > 1 ? 5 : BAND_UNITS;
-#else
-    return BAND_UNITS;
-#endif
+    return SHARES_X && eights > 1 ? 5 : BAND_UNITS;
 }
 __host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
     return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
@@ -88,15 +96,16 @@ __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
 // The table, and the sums of runs.
-__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows) {
-    return u32(sizeof(TileTable)) + RUN_SETS * run_set_bytes(x_rows);
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 eights) {
+    return u32(sizeof(TileTable)) + run_sets(eights) * run_set_bytes(x_rows);
 }
 // Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact; at least for 0.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
-    const u32 slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
-    return tile_fixed_bytes(x_rows) + warps * (x_bytes_of_warp((x_rows + 7) / 8) + slots);
+    const u32 eights = (x_rows + 7) / 8,
+              slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+    return tile_fixed_bytes(x_rows, eights) + warps * (x_bytes_of_warp(eights) + slots);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -471,7 +480,7 @@ __device__ inline void wait_parity(u32 barrier, u32 parity) {
 
 // What all warps of a block share, besides dynamic shared memory.
 struct TileShared {
-    u64 set_full[RUN_SETS], set_empty[RUN_SETS];  // sums of an item: there; added
+    u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // sums of an item: there; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
     u64 filled;  // the table, again
     u32 added;   // items whose sums have been added
@@ -495,23 +504,25 @@ __device__ inline void wait_for_table(TileShared& common, u32 fill, u32 lane) {
     wait_until(&common.fills, fill, &common.filled, fill - 1, lane);
 }
 // Until the sums of the item may be written.
+template <u32 SETS>
 __device__ inline void wait_for_set(TileShared& common, u32 number, u32 lane) {
-    wait_until(&common.added, number + 1 - RUN_SETS, common.set_empty + number % RUN_SETS,
-               number / RUN_SETS - 1, lane);
+    if (number < SETS) return;
+    wait_until(&common.added, number + 1 - SETS, common.set_empty + number % SETS,
+               number / SETS - 1, lane);
 }
 // Arrivals at a slot: those of the copies, and that of the rest.
 constexpr u32 SLOT_ARRIVALS = LANES + 1;
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
-    u32 table, sets, xs, slots, slot_bytes;
+    u32 table, sets, set_count, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
     __device__ u32 slot(u32 warp, u32 number) const {
         return slots + (warp * TILE_SLOTS + number) * slot_bytes;
     }
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
     __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
-        return sets + walk.number % RUN_SETS * run_set_bytes(x_rows) +
+        return sets + walk.number % set_count * run_set_bytes(x_rows) +
                walk.run * x_rows * RUN_PITCH * 4;
     }
 };
@@ -641,6 +652,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
 
 // Adds the runs' sums of item after item, in order, and fills the table again for another matrix.
 // One warp, the first.
+template <u32 SETS>
 __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& block,
                                          const float* sets, TileShared& common) {
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows;
@@ -658,8 +670,8 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             tell(&common.fills, ++fills, &common.filled, lane);
         }
         const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
-        wait_parity(block.set_full + 8 * (number % RUN_SETS), number / RUN_SETS % 2);
-        const float* const set = sets + number % RUN_SETS * (run_set_bytes(x_rows) / 4);
+        wait_parity(block.set_full + 8 * (number % SETS), number / SETS % 2);
+        const float* const set = sets + number % SETS * (run_set_bytes(x_rows) / 4);
         // Four rows of x at once: each adds in order, and waits.
         constexpr u32 ROWS = 4;
         for (u32 first = 0; first < x_rows; first += ROWS) {
@@ -686,7 +698,7 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             }
         }
         number++;
-        tell(&common.added, number, common.set_empty + (number - 1) % RUN_SETS, lane);
+        tell(&common.added, number, common.set_empty + (number - 1) % SETS, lane);
         add_slices<1>(work, at);
     }
 }
@@ -770,7 +782,7 @@ __device__ __forceinline__ u32 bring_first(const Shared& work, const TileBlock& 
 template <u32 EIGHTS>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
                                                TileShared& common, u32 warp, u32 warps, u32 lane) {
-    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
+    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2, SETS = run_sets(EIGHTS);
     // So that it stays in a register: the assembler would read it again in each band.
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
@@ -797,7 +809,8 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
 #pragma unroll
             for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
         if (two.y != fill) fill = two.y, wait_for_table(common, fill, lane);
-        if (first && one.w >= RUN_SETS) wait_for_set(common, one.w, lane);
+        if (first && (SETS > 1 || !(two.w & TICKET_WHOLE)))
+            wait_for_set<SETS>(common, one.w, lane);
         if (!(two.w & TICKET_WHOLE)) {
             const uint4 three = load_shared_16(slot + 32);
             problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
@@ -837,6 +850,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     sums.add(w, of_unit);
                 }
                 plane += PLANE_BAND;
+                // With sums of one item alone: late, so that others may be behind.
+                if (SETS == 1 && first && band == 0)
+                    wait_for_set<SETS>(common, load_shared(slot + 12), lane);
                 keep_sums<EIGHTS>(two.x, sums_place(lane), sums, band, first, work.launch.x_rows,
                                   lane);
             }
@@ -846,7 +862,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24);
         __syncwarp();
         if (lane == 0) arrive(block.slot_empty + place * 8);
-        for (u32 i = 0; i < arrivals; i++) arrive(block.set_full + 8 * (number % RUN_SETS));
+        for (u32 i = 0; i < arrivals; i++) arrive(block.set_full + 8 * (number % SETS));
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -864,7 +880,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         for (u32 i = lane; i < warps * TILE_SLOTS; i += LANES)
             init_barrier(block.slot_full + 8 * i, SLOT_ARRIVALS),
                 init_barrier(block.slot_empty + 8 * i, 1);
-        if (lane < RUN_SETS)
+        if (lane < MOST_RUN_SETS)
             init_barrier(block.set_full + 8 * lane, MOST_RUNS * LANES),
                 init_barrier(shared_address(common.set_empty + lane), LANES);
         if (lane == 0)
@@ -876,10 +892,11 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 xs = tile_fixed_bytes(work.launch.x_rows),
+    const u32 xs = tile_fixed_bytes(work.launch.x_rows, EIGHTS),
               fixed = xs + warps * x_bytes_of_warp(EIGHTS);
     block.table = shared_address(linear_shared), block.sets = block.table + u32(sizeof(TileTable)),
-    block.xs = block.table + xs, block.slots = block.table + fixed,
+    block.set_count = run_sets(EIGHTS), block.xs = block.table + xs,
+    block.slots = block.table + fixed,
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
     float* const sets = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
@@ -888,7 +905,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
 #endif
         if (warp == 0)
-            add_runs(work, block, sets, common);
+            add_runs<run_sets(EIGHTS)>(work, block, sets, common);
         else
             bring_tiles(work, block, warp - 1, warps, lane);
     } else {

@@ -4,6 +4,8 @@
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
 //                                      best; `wide`: 17 to 128 rows of x alone
+//   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
+//                                      out among blocks
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
@@ -687,7 +689,7 @@ static void bench_others(Context& c, int rounds) {
 static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = wide_only ? (getenv("WIDE_FEW") ? std::vector<u32>{32, 64, 128} : std::vector<u32>{17, 24, 32, 48, 64, 96, 128})
+    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
                                      : with_variants
                                          ? std::vector<u32>{1, 8, 16}
                                          : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
