@@ -509,7 +509,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < ring.count; i++) {
             init_barrier(ring.barriers + 8 * i, 2);
-            init_barrier(ring.empty() + 8 * i, warpgroups * 4);
+            init_barrier(ring.empty() + 8 * i, max(warpgroups, 1) * 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

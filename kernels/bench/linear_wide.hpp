@@ -37,7 +37,7 @@ static u32 wide_strips(const LinearLaunch& l) {
         u64 time = 0;
         for (u32 i = 0; i < l.matrix_count; i++)
             time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),
-                                            l.wide_parts[i], strips));
+                                            l.wide_parts[i], strips, wide_clusters(sm_count())));
         if (time < least) least = time, best = strips;
     }
     return best;

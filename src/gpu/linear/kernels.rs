@@ -138,6 +138,11 @@ impl LinearKernels {
         self.crossover.rows(matrix.residence())
     }
 
+    /// Multiprocessors of the GPU.
+    pub(super) fn processors(&self) -> u32 {
+        self.tiles.processors()
+    }
+
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
     /// ones as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<Staged>) -> u64 {

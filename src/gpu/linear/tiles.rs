@@ -112,6 +112,10 @@ impl TileKernels {
         Ok(Self { few, most, gather, needs: Needs::new(constants), room, processors: others.processors() })
     }
 
+    pub(super) fn processors(&self) -> u32 {
+        self.processors
+    }
+
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
     /// none if they have too little.
     pub(super) fn most_rows(&self, staged: Staged) -> u64 {
