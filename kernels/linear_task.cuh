@@ -132,7 +132,8 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 // serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not
 // read, nor are items, counters and partials. What differs from above:
 //   wide_parts    of each matrix: wide_parts(rows, columns)
-//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good are those of the least wide_time
+//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is the even number of the least
+//                 wide_time, as a warpgroup takes as long for one strip as for two
 // Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
 // rows; no other row, no other matrix changes them.
 constexpr u32 WIDE_ROWS = 128;     // of x, at most

@@ -16,34 +16,38 @@
 //      item 1  | run 0  | run 1  | ...  | run 15 |    of tiles of 4096 columns, and keeps its x
 //
 //      shared memory   | table | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
+//                      | table | sums of one item | x: warp 4, warp 5, ... | slots |   9 to 16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
 //   table     of the matrix in use; for another one warp 0 fills it again
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
-//   x         of a tile in registers, until a tile of other columns comes
-//   sums      of an item meet when all its runs have been decoded; two items are on their way
+//   x         of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
+//             three of the tile's eight units of columns in shared memory instead
+//   sums      of an item meet when all its runs have been decoded; two items are on their way, or
+//             one, where x takes the room: then a run waits for the item before after its first band
 //   edges     partial tiles, tiles with more bits than a slot takes, and x that is not aligned go
 //             unit by unit, with the same bits of y
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
-// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 92
-// bytes, with 16 rows of x 384. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
-// one row of x, 143 KiB at 8, 175 KiB at 16. PTX for compute capability 8.0: 12 warps that decode,
-// 128 registers.
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 48
+// bytes, with 16 rows of x 60. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at one
+// row of x, 143 KiB at 8, 191 KiB at 16, where it suffices for tiles of 3840 bytes. PTX for compute
+// capability 8.0: 12 warps that decode, 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
-//                     0.77   0.73   0.51
+//                     0.77   0.73   0.65 (nvcc's build, with sums of two items)
 // What limits it (ncu, 28672 x 4096, one row, of a variant): the latency of four look-ups, one
 // after the other, for each unit. 56 % of the warps' time goes to the loop of 48 instructions a
 // unit: of that 31 % to waiting for look-ups and windows, 25 % to results of arithmetic, 13 % to
 // the plane. 54 % of the issue slots are busy; a unit takes 20 wavefronts of shared memory, and 38
-// cycles.
+// cycles. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at once: about 2 us.
 //
-// Rejected, in the record with their figures: tables in copies, so that lanes do not meet in a
-// bank; escapes fixed without a branch, in a function, or by one piece of code for all units; x
-// loaded for each unit, and more warps; other splits of the registers; tiles brought by the warp
-// that decodes them
+// Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
+// fragments of it out of two loads, which are moved together for each product; tables in copies, so
+// that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
+// of code for all units; x loaded for each unit, and more warps; other splits of the registers;
+// tiles brought by the warp that decodes them
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile

@@ -28,14 +28,16 @@
 //   rows of x        17      24      32      48      64      96      128
 //   H200             1.108   1.123   1.133   1.029   1.009   0.784   0.780
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
-// the ends of a launch in small ones. With 128 rows those that ask for x: each row of a stage is a
-// copy of 32 words, 128 of them a stage; those that multiply wait for a stage in a sixth to a
-// quarter of all samples.
+// the ends of a launch in small ones. With 128 rows: those that multiply wait for a stage in a sixth
+// to a quarter of all samples. But x by a quarter of the copies is no faster, and 64 multiprocessors
+// take as long for a stage as 112, so neither copies of x nor L2 bind: a stage takes the time of its
+// products and 0.25 to 0.43 us more, for one warpgroup as for four.
 //
 // Rejected, in the record with their figures:
-//   x by loads and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two
-//   or three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
-//   kernel before; clusters that share x; mma.sync for 17 to 32 rows
+//   x by loads and stores of 16 bytes; x by copies of 16 bytes, put in order in place; x by the warps
+//   that multiply; a warp for weights beside two or three for x; the fence by those that multiply;
+//   sums of parts through memory; x arranged by a kernel before; clusters that share x; mma.sync for
+//   17 to 32 rows
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once

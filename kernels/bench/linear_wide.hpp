@@ -31,9 +31,10 @@ static u32 items_of(const LinearLaunch& l, u32 strips) {
 }
 // Those of a block with which the launch takes the least time.
 static u32 wide_strips(const LinearLaunch& l) {
-    u32 best = 1;
+    u32 best = WIDE_STRIPS;
     u64 least = ~0ull;
-    for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+    // Even: a warpgroup takes as long for one strip as for two.
+    for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
         u64 time = 0;
         for (u32 i = 0; i < l.matrix_count; i++)
             time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),

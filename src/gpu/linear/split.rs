@@ -133,7 +133,8 @@ impl Wide {
         let time = |&strips: &u64| {
             each().map(|(_, parts)| wide_time(items(strips), columns, parts, strips, clusters)).max()
         };
-        let strips = (1..=WIDE_STRIPS).min_by_key(time).unwrap_or(1);
+        // Even: a group of warps takes as long for one strip as for two.
+        let strips = (2..=WIDE_STRIPS).step_by(2).min_by_key(time).unwrap_or(WIDE_STRIPS);
         Self { parts, strips, items: items(strips) }
     }
 }
@@ -176,15 +177,15 @@ mod tests {
             let wide = Wide::new(&[rows], columns, 132);
             (u64::from(wide.parts[0]), wide.strips, wide.items)
         };
-        assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 7, 28), (4, 5, 26)]);
-        assert_eq!([of(28_672, 4096), of(4096, 14_336), of(32, 256)], [(1, 8, 28), (4, 5, 26), (1, 1, 1)]);
+        assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 8, 24), (4, 6, 22)]);
+        assert_eq!([of(28_672, 4096), of(4096, 14_336), of(32, 256)], [(1, 8, 28), (4, 6, 22), (1, 2, 1)]);
         // Parts are those of each matrix alone; strips are those of all together.
         let both = Wide::new(&[4096, 1024, 1024], 4096, 132);
         assert_eq!(both.parts[..4], [4, 4, 4, 0]);
-        assert_eq!((both.strips, both.items), (7, 19 + 5 + 5));
+        assert_eq!((both.strips, both.items), (8, 16 + 4 + 4));
         // With fewer multiprocessors more strips a block, and as many parts.
-        let few = Wide::new(&[4096], 4096, 114);
-        assert_eq!((few.parts[0], few.strips, few.items), (4, 6, 22));
+        let few = Wide::new(&[4096], 4096, 80);
+        assert_eq!((few.parts[0], few.strips, few.items), (4, 8, 16));
         assert_eq!(Wide::new(&[4096], 4096, 1).parts[0], 4);
         assert_eq!(wide_items(33, 2, 1), 1);
     }
