@@ -48,8 +48,9 @@ from ._streamed import brought
 from ._torch import raw_stream
 from ._workspaces import workspace
 
-#: The most bytes that are decoded at once where nothing asks for a whole matrix.
-TEMPORARY_BYTES = 64_000_000
+#: The most bytes that are decoded at once where nothing asks for a whole matrix. With what PyTorch's
+#: allocator rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
+TEMPORARY_BYTES = 60_000_000
 _BF16 = torch.bfloat16
 
 Arrays = Sequence[Tensor]
@@ -117,7 +118,7 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
 
     With `exact`, and always on the CPU, W is decoded (2 R C bytes, freed after the product) and
     `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
-    multiply without decoding to memory if x has few rows; for many, at most 64 MB at a time are
+    multiply without decoding to memory if x has few rows; for many, at most 60 MB at a time are
     decoded before each product. x and bias are BF16 then.
 
     Gradients flow to x and bias; the backward pass decodes W anew.
@@ -338,7 +339,7 @@ def grouped_linear(
     of x.
 
     In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
-    copied to the host, which waits for the stream, and experts that have rows are decoded, 64 MB
+    copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB
     at a time.
 
     # Errors
