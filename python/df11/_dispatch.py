@@ -156,13 +156,17 @@ def _is_same(a: CompressedTensor, b: CompressedTensor) -> bool:
     )
 
 
+def _pattern(self: CompressedTensor) -> Tensor:
+    """A tensor without memory that has its shape and strides."""
+    meta = torch.device("meta")
+    return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=meta)
+
+
 def _ordinary_like(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
     """A function of shapes alone, which gives ordinary tensors."""
     if kwargs.get("device") is None:
         kwargs["device"] = self.device
-    meta = torch.device("meta")
-    pattern = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=meta)
-    return func(pattern, *args, **kwargs)
+    return func(_pattern(self), *args, **kwargs)
 
 
 for _func in (
@@ -270,36 +274,24 @@ def _unbind(self: Any, dim: int = 0) -> Any:
     return NotImplemented if any(one is NotImplemented for one in found) else found
 
 
-def _reshaped(self: CompressedTensor, shape: list[int]) -> Any:
-    rows = self.matrix_shape[0]
+def _reshaped(func: Any, self: CompressedTensor, *args: Any) -> Any:
+    """A view of another shape, if its first dimensions count rows too."""
+    shape = list(func(_pattern(self), *args).shape)
     if self.transposed or self.flipped:
         able = shape[-2:] == list(self.shape[-2:])
-        able = able and prod(shape[:-2]) == prod(self.shape[:-2])
     else:
-        able = _leading(shape, rows) is not None
+        able = _leading(shape, self.matrix_shape[0]) is not None
     return self.like(shape=shape) if able else NotImplemented
 
 
-@_handles(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-def _view(self: Any, shape: Any) -> Any:
-    sizes = [int(size) for size in shape]
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = self.numel() // -prod(sizes)
-    return _reshaped(self, sizes) if prod(sizes) == self.numel() else NotImplemented
-
-
-@_handles(aten.unsqueeze.default)
-def _unsqueeze(self: Any, dim: int) -> Any:
-    shape = list(self.shape)
-    shape.insert(dim % (self.dim() + 1), 1)
-    return _reshaped(self, shape)
-
-
-@_handles(aten.squeeze.dim)
-def _squeeze(self: Any, dim: int) -> Any:
-    if self.shape[dim] != 1:
-        return self.like()
-    return _reshaped(self, [size for at, size in enumerate(self.shape) if at != dim % self.dim()])
+for _func in (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+):
+    _HANDLERS[_func] = partial(_reshaped, _func)
 
 
 @_handles(aten.transpose.int)
@@ -348,15 +340,11 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 # ---- look-ups ----
 
 
-def _can_gather(self: CompressedTensor) -> bool:
-    return not (self.transposed or self.flipped) and all(part.is_aligned for part in self.parts)
-
-
 @_handles(aten.embedding.default)
 def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
-    if not (isinstance(self, CompressedTensor) and self.is_matrix and _can_gather(self)):
+    if not isinstance(self, CompressedTensor) or self.dim() != 2:
         return NotImplemented
-    return torch.ops.df11.embedding(indices, self.arrays, self.flat_parts)
+    return _rows(self, indices)
 
 
 @_handles(aten.index.Tensor)
