@@ -36,18 +36,19 @@
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
-//                     0.77   0.73   0.65 (nvcc's build, with sums of two items)
+//                     0.82   0.78   0.61
 // What limits it (ncu, 28672 x 4096, one row, of a variant): the latency of four look-ups, one
 // after the other, for each unit. 56 % of the warps' time goes to the loop of 48 instructions a
 // unit: of that 31 % to waiting for look-ups and windows, 25 % to results of arithmetic, 13 % to
 // the plane. 54 % of the issue slots are busy; a unit takes 20 wavefronts of shared memory, and 38
-// cycles. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at once: about 2 us.
+// cycles. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at once, about 2 us;
+// and the sums of the item before: 28672 x 4096 takes 92 us where sums of two items make it 80.
 //
 // Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so
 // that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
-// of code for all units; x loaded for each unit, and more warps; other splits of the registers;
-// tiles brought by the warp that decodes them
+// of code for all units; x loaded for each unit, or brought with each tile, and more warps; other
+// splits of the registers; tiles brought by the warp that decodes them
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile
