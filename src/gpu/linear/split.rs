@@ -120,7 +120,7 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// Of up to [`MATRICES`] matrices with these rows and as many columns, on a GPU with so many
+    /// Of up to [`MATRICES`] matrices with these rows and as many columns, on a GPU with this many
     /// multiprocessors.
     pub(super) fn new(rows: &[u64], columns: u64, processors: u32) -> Self {
         let mut parts = [0; MATRICES];
