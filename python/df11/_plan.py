@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -173,14 +174,8 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
 
     if wanted == "sequential" or len(caps) == 1 or not fits(caps):
         return caps
-    low, high = 0, 2 * max(caps)
-    while high - low > max(1, high >> 10):
-        middle = (low + high) // 2
-        if fits(sizes(middle)):
-            high = middle
-        else:
-            low = middle
-    return sizes(high)
+    levels = range(2 * max(caps))
+    return sizes(bisect_left(levels, True, key=lambda level: fits(sizes(level))))
 
 
 def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -> list[Residence]:

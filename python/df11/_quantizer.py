@@ -118,7 +118,6 @@ auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
 class Df11Quantizer(HfQuantizer):
     """Loads compressed weights into transformers models."""
 
-    requires_calibration = False
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     #: generate() may compile by itself.
@@ -131,13 +130,12 @@ class Df11Quantizer(HfQuantizer):
         self.max_memory: dict[Any, Any] | None = None
         self.model: Any = None
         self.container: Any = None
-        self.weights: list[Weight] = []
+        self.source: Source | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
         self.saving_to: Path | None = None
         self._hidden: Any = None
         self._by_name: dict[str, Weight] = {}
-        self._unused: list[str] = []
 
     # ---- before the model is made ----
 
@@ -219,25 +217,22 @@ class Df11Quantizer(HfQuantizer):
     def update_weight_conversions(
         self, weight_conversions: list[Any], model: Any = None
     ) -> list[Any]:
-        """Finds the weights, and hides them from the loader, which would allocate and initialise
-        them.
+        """Finds the weights, and hides them from the loader, which would allocate them.
 
         Releases before 5.21 name no model.
         """
         if self.model is None:
             return weight_conversions
-        self.weights, self._unused = weights_of(
-            self.model, self.container, weight_conversions, self.dtype
-        )
-        if not self.weights:
+        weights, unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
+        if not weights:
             raise ValueError(
                 f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; "
                 "use the class it was made for"
             )
-        _tell_conversions(self.container, self.weights, self.dtype)
-        held = self._by_name = {
-            place.name: weight for weight in self.weights for place in weight.places
-        }
+        self.source = Source(self.container, weights, unused=unused)
+        _tell_conversions(self.container, weights, self.dtype)
+        held = {place.name: weight for weight in weights for place in weight.places}
+        self._by_name = held
 
         def hide(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
             for name in held:
@@ -270,9 +265,9 @@ class Df11Quantizer(HfQuantizer):
 
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: by compressed sizes. What else there is goes to one device."""
-        assert self.max_memory is not None
+        assert self.max_memory is not None and self.source is not None
         form = forms_of(self.quantization_config.residence)[0]
-        sizes = [each.nbytes(form) for each in group(self.weights, self.container, True)]
+        sizes = [each.nbytes(form) for each in group(self.source.weights, self.container, True)]
         self.placement = resolve(
             self.wanted, self.quantization_config.memory, sizes, self.max_memory
         )
@@ -282,21 +277,20 @@ class Df11Quantizer(HfQuantizer):
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        if self._hidden is None:
+        if self._hidden is None or self.source is None:
             raise _unfit("a call of update_weight_conversions")
         self._hidden.remove()
         _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         assert self.placement is not None
-        source = Source(self.container, self.weights, unused=self._unused)
         words = self.quantization_config.get_loading_attributes()
         del words["memory"]
-        load(model, source, self.placement, **words)
+        load(model, self.source, self.placement, **words)
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
-        self.model = self._hidden = self.container = None
-        self.weights, self._by_name = [], {}
+        self.model = self._hidden = self.container = self.source = None
+        self._by_name = {}
         return model
 
     # ---- afterwards ----
