@@ -62,7 +62,7 @@ class ModelReport:
     def __bool__(self) -> bool:
         return self.active
 
-    def device(self, device: torch.device) -> DeviceReport:
+    def _on(self, device: torch.device) -> DeviceReport:
         """Of a device what its weights take: nothing yet if they are not known."""
         found = next((each for each in self.devices if each.device == str(device)), None)
         if found is None:
@@ -179,7 +179,7 @@ def _add(out: ModelReport, source: Source) -> None:
         mode = "exact" if value.exact else "fused"
         if mode not in out.modes:
             out.modes.append(mode)
-        device = out.device(value.device)
+        device = out._on(value.device)
         form = "streamed" if value.is_streamed else "fast" if value.parts[0][0] == 1 else "stored"
         out.residences[weight.name] = form
         for array in value.arrays:
@@ -199,7 +199,7 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
     out.ordinary[reason] = (count + 1, before + value.nbytes)
     if value.nbytes >= _LARGE:
         out.large_ordinary[name] = reason
-    out.device(value.device).ordinary += value.nbytes
+    out._on(value.device).ordinary += value.nbytes
 
 
 def _verify(source: Source) -> int:
