@@ -194,8 +194,11 @@ class _View(NamedTuple):
 
 def _viewed(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
     """A view, or several, if rows and columns of what arrays hold are that."""
-    columns, words = self.matrix_shape[1], _plain(tuple(kwargs.items()))
-    found = _views(func, self.shape, self.transposed, columns, _plain(args), words)
+    held = self.shape, self.transposed, self.matrix_shape[1]
+    try:
+        found = _views(func, *held, args, *kwargs.items())
+    except TypeError:  # lists and symbolic numbers have no hash
+        found = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
     if isinstance(found, list):
         return [_cut(self, view) for view in found]
     return NotImplemented if found is None else _cut(self, found)
@@ -215,7 +218,7 @@ def _views(
     transposed: bool,
     columns: int,
     args: tuple[Any, ...],
-    kwargs: tuple[tuple[str, Any], ...],
+    *kwargs: tuple[str, Any],
 ) -> _View | list[_View] | None:
     """What PyTorch makes of a tensor without memory whose elements lie as arrays hold them."""
     strides = contiguous_strides(shape, transposed)
@@ -260,7 +263,9 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
     if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
         return self.like(shape=view.shape, **options)
     arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
-    cut = [_columns(Part(*flat[at : at + PART]), view) for at in range(0, len(flat), PART)]
+    cut = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
+    if view.columns != slice(0, columns):
+        cut = [_columns(part, view) for part in cut]
     return self.like(arrays, cut, view.shape, **options)
 
 
