@@ -120,7 +120,8 @@ impl TileKernels {
     /// none if they have too little.
     pub(super) fn most_rows(&self, staged: Staged) -> u64 {
         let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, self.room).is_some();
-        (1..=ROWS).rev().find(fits).unwrap_or(0)
+        // With more than `FEW_ROWS` a row takes less room, so some can fit where fewer do not.
+        (1..=ROWS).take_while(fits).last().unwrap_or(0)
     }
 
     /// Puts a product on the stream.
