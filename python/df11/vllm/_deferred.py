@@ -217,6 +217,8 @@ class Deferred(Tensor):
         if func is _aten.copy_.default:
             return _copy(first, args[1])
         if isinstance(first, Deferred):
+            if func is _aten._to_copy.default and kwargs.get("device") == _META:
+                return func(first.inner, *args[1:], **kwargs)
             if func in _FILLS and isinstance(first.origin, Target):
                 first.origin.fill(first.inner, float(args[1]) if len(args) > 1 else 0.0)
                 return first
@@ -245,7 +247,7 @@ class Deferred(Tensor):
         return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
 
 
-_CPU = torch.device("cpu")
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 _REMEDY = (
     "load the BF16 checkpoint for that (load formats that make up or change weights, such as "
     "dummy, and reloading do not work with compressed ones)"
@@ -285,9 +287,10 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
     outer = list(zip(view.shape[:-1], view.stride()[:-1], strict=True))
     if any(stride % columns for size, stride in outer if size > 1):
         return None
-    rows = torch.tensor([offset // columns])
+    rows = torch.tensor([offset // columns], device=_CPU)
     for size, stride in outer:
-        rows = (rows[:, None] + torch.arange(size) * (stride // columns)).flatten()
+        steps = torch.arange(size, device=_CPU) * (stride // columns)
+        rows = (rows[:, None] + steps).flatten()
     edges = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
     starts = [0, *edges]
     ends = [*edges, len(rows)]

@@ -23,7 +23,8 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-from . import _operators
+from .._matrices import FAST
+from .._tensor import CompressedTensor
 from ._config import Df11Config
 from ._deferred import Target
 from ._layers import defer, finish
@@ -43,7 +44,14 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         self.config = config
         #: vLLM's kernel, for decoded experts.
         self.dense: FusedMoEKernel | None = None
+        self.is_grouped = False
         _refuse(moe)
+        self.backend = None if self.is_monolithic else select_unquantized_moe_backend(moe)
+        if self.backend is not None and self.backend[0] not in _BACKENDS:
+            raise ValueError(
+                f"df11 has no experts for the MoE backend {self.backend[0].value}; add "
+                "--moe-backend triton"
+            )
 
     @property
     def is_monolithic(self) -> bool:
@@ -73,13 +81,11 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         """Gives the layer what it holds, and makes vLLM's kernel."""
         for name in _NAMES:
             finish(layer, name, self.config)
-        if current_platform.is_cpu() or self.dense is not None:
+        self.is_grouped = all(_is_grouped(layer, name) for name in _NAMES)
+        if self.backend is None or self.dense is not None:
             return
-        backend, experts = select_unquantized_moe_backend(moe_config=self.moe)
-        if backend not in _BACKENDS or experts is None:
-            raise ValueError(
-                f"df11 has no experts for the MoE backend {backend.value}; add --moe-backend triton"
-            )
+        backend, experts = self.backend
+        assert experts is not None
         self.dense = make_unquantized_moe_kernel(
             quant_config=_quant_config(layer),
             moe_config=self.moe,
@@ -103,8 +109,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:
         """The weighted sum of what each token's experts say: [tokens, hidden]."""
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
-        compressed = None not in (layer.w13_weight_key, layer.w2_weight_key)
-        if self.dense is None or (few and compressed and not self.config.exact):
+        if self.dense is None or (few and self.is_grouped and not self.config.exact):
             return _multiply(layer, x, topk_weights, topk_ids)
         return self.dense.apply(  # type: ignore[no-any-return]
             hidden_states=x,
@@ -153,6 +158,13 @@ def _refuse(moe: FusedMoEConfig) -> None:
         problem = "data parallel attention with expert parallelism; leave out --data-parallel-size"
     if problem is not None:
         raise ValueError(f"df11 does not support {problem}")
+
+
+def _is_grouped(layer: Any, name: str) -> bool:
+    """Whether kernels multiply by the experts without decoding them to memory."""
+    weight = getattr(layer, name)
+    compressed = isinstance(weight, CompressedTensor)
+    return compressed and [part.form for part in weight.parts] == [FAST]
 
 
 def _quant_config(layer: Any) -> FusedMoEQuantConfig:

@@ -30,7 +30,7 @@ from ._config import Df11Config
 from ._deferred import Piece, Source, Target
 from ._layers import give, target_of
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.plugins.df11")
 
 #: Weights that experts have; others have one of the first name.
 _NAMES = ("weight", "w13_weight", "w2_weight")
@@ -69,17 +69,18 @@ def fill(model: nn.Module, config: Df11Config, device: torch.device, memory: int
     `ValueError` if a checkpoint lacks weights; those of `df11.open`.
     """
     entries = [entry for entry in _entries(model) if entry.target.value is None]
-    packed = [entry for entry in entries if not _prepare(entry, device.type == "cuda")]
+    on_gpu = device.type == "cuda"
+    packed = [entry for entry in entries if not _prepare(entry, on_gpu)]
     for entry in packed:
-        pack(entry.target, "its pieces are no whole rows of tiles")
-    groups = _grouped([entry for entry in entries if entry.item is not None], config)
+        pack(entry.target, "not all of it is stored in tiles, as whole rows")
+    groups = _grouped([e for e in entries if e.item is not None], on_gpu, config.exact)
     residences = _residences(groups, config, device, memory)
-    bar = Bar(sum(e.item.stored_bytes for e in entries if e.item is not None))
-    with bar:
+    read = sum(e.item.stored_bytes for e in entries if e.item is not None)
+    with (bar := Bar(read)):
         for group, residence in zip(groups, residences, strict=True):
             _load(group.stored, config, device, residence, bar)
             _load(group.repacked, config, device, "fast", bar)
-    _tell(groups, residences)
+    _tell(groups, residences, read)
 
 
 def _entries(model: nn.Module) -> list[_Entry]:
@@ -147,22 +148,18 @@ def _parts(pieces: list[Piece]) -> tuple[list[Any], dict[str, Any]]:
 # ---- residence ----
 
 
-def _grouped(entries: list[_Entry], config: Df11Config) -> list[_Groups]:
+def _grouped(entries: list[_Entry], on_gpu: bool, exact: bool) -> list[_Groups]:
     """By blocks of their containers, in the order in which these are stored."""
     groups: dict[tuple[int, str], _Groups] = {}
     for entry in entries:
         assert entry.item is not None
         block = entry.container[entry.item.weight.tensors[0]].block
         group = groups.setdefault((id(entry.container), block), _Groups())
-        (group.repacked if _is_repacked(entry, config) else group.stored).append(entry)
+        # What is decoded can be any window, and experts as they are stored.
+        is_decoded = not on_gpu or (exact and len(entry.target.shape) > 2)
+        repacked = entry.repacked_because is not None and not is_decoded
+        (group.repacked if repacked else group.stored).append(entry)
     return list(groups.values())
-
-
-def _is_repacked(entry: _Entry, config: Df11Config) -> bool:
-    """Exact mode decodes, which any window and experts as stored allow."""
-    return entry.repacked_because is not None and not (
-        config.exact and len(entry.target.shape) > 2
-    )
 
 
 def _residences(
@@ -293,11 +290,11 @@ def _rows(
     return rows
 
 
-def _tell(groups: list[_Groups], residences: list[Residence]) -> None:
+def _tell(groups: list[_Groups], residences: list[Residence], read: int) -> None:
     """One line for each way in which weights lie, and why."""
     forms: Counter[str] = Counter(residences)
     whole = ", ".join(f"{count} blocks {form}" for form, count in forms.items())
-    logger.info("df11: %s", whole)
+    logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()
     for group in groups:
         for entry in group.repacked:

@@ -28,7 +28,7 @@ import df11
 from ._config import NAME, OPTIONS, Df11Config
 from ._deferred import Source
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.plugins.df11")
 
 _PATTERNS = ["*.df11"]
 

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import vllm.envs as envs
 from torch import Tensor
 from torch.nn import functional
 
 from .. import _ops
-from .._matrices import window
 from .._tensor import CompressedTensor
 
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
@@ -66,8 +66,6 @@ def held_by(key: Tensor) -> Held:
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As vLLM multiplies by a weight that is not compressed, to the bit."""
-    import vllm.envs as envs
-
     if x.is_cuda and envs.VLLM_BATCH_INVARIANT:
         from vllm.model_executor.layers.batch_invariant import linear_batch_invariant
 
@@ -117,13 +115,6 @@ def _grouped_fake(
 ) -> Tensor:
     places = x.shape[0] if rows is None else rows.shape[0]
     return x.new_empty((places, height))
-
-
-def decode_rows(key: Tensor, begin: int, end: int) -> Tensor:
-    """Some rows, decoded on the device of the key."""
-    held = held_by(key)
-    arrays, parts = window(held.arrays, held.parts, begin, end)
-    return _ops.decode(arrays, parts, key.device)
 
 
 library = torch.library.Library("df11_vllm", "DEF")  # type: ignore[no-untyped-call]
