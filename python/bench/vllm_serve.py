@@ -12,9 +12,11 @@ to DIR/log.txt, a table to standard output.
 
 | part | what it measures |
 |---|---|
-| tokens | greedy tokens of 128 prompts, one request at a time: how many prompts have BF16's |
 | latency | milliseconds per output token with 1, 8 and 64 requests |
 | throughput | requests/s of 512 requests at once, 128 tokens in and 128 out |
+| tokens | greedy tokens of 128 prompts, one request at a time: how many prompts have BF16's |
+
+What fails or runs out of time says so; what was measured before counts.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,7 @@ KINDS: dict[str, dict[str, str] | None] = {
     "fast": {"mode": "fused", "residence": "fast"},
     "online": {"mode": "fused", "residence": "fast"},
 }
-PARTS = ("tokens", "latency", "throughput")
+PARTS = ("latency", "throughput", "tokens")
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -113,6 +117,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
     },
 }
+INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
 MIXTURES = [name for name, config in GEOMETRIES.items() if "num_experts" in config]
 #: What vLLM's log tells of a start.
@@ -131,7 +136,9 @@ def main() -> int:
     if options.phase == "make":
         make(options)
     elif options.phase == "serve":
-        print("RESULT " + json.dumps(serve(options, options.kinds[0])), flush=True)
+        serve(options, options.kinds[0])
+    elif options.phase == "warm":
+        warm(options)
     else:
         return drive(options)
     return 0
@@ -154,9 +161,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
     parser.add_argument("--limit", type=int, default=170, help="seconds that a phase may take")
+    parser.add_argument("--total", type=int, default=3600, help="seconds that all may take")
+    parser.add_argument("--rounds", type=int, default=3, help="of latency; the best counts")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/df11-vllm"))
     parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--phase", choices=["make", "serve"], help=argparse.SUPPRESS)
+    parser.add_argument("--phase", choices=["make", "warm", "serve"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -177,11 +186,21 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 
 def drive(options: argparse.Namespace) -> int:
     """Runs all phases, and prints a table."""
+    end = time.monotonic() + options.total
     options.out.mkdir(parents=True, exist_ok=True)
+    configure(options)
+    with ThreadPoolExecutor() as threads:
+        warmed = threads.submit(run, options, "warm", [], options.limit)
+        run(options, "make", [], options.limit)
+        warmed.result()
     rows = []
-    run(options, "make", [])
     for kind in options.kinds:
-        row = {"kind": kind, **settings(options), **run(options, "serve", [kind])}
+        row: dict[str, Any] = {"kind": kind, **settings(options)}
+        left = int(end - time.monotonic())
+        if left < 45:
+            row["error"] = "no time left"
+        else:
+            row |= run(options, "serve", [kind], min(options.limit, left))
         rows.append(row)
         with (options.out / "results.jsonl").open("a") as out:
             print(json.dumps(row), file=out)
@@ -197,7 +216,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def run(options: argparse.Namespace, phase: str, kinds: list[str]) -> dict[str, Any]:
+def run(options: argparse.Namespace, phase: str, kinds: list[str], limit: int) -> dict[str, Any]:
     """One phase in a process of its own; what it found, or why it did not."""
     command = [sys.executable, __file__, *sys.argv[1:], "--phase", phase]
     if kinds:
@@ -211,28 +230,36 @@ def run(options: argparse.Namespace, phase: str, kinds: list[str]) -> dict[str, 
     }
     begin = time.perf_counter()
     process = subprocess.Popen(
-        ["timeout", "-k", "10", str(options.limit), *command],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
         text=True,
+        start_new_session=True,
     )
-    text = process.communicate()[0]
+    result: dict[str, Any] = {}
+    try:
+        text = process.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        # vLLM's engine is a process of that session too.
+        os.killpg(process.pid, signal.SIGKILL)
+        text = process.communicate()[0]
+        result["error"] = f"stopped after {limit} s"
     seconds = time.perf_counter() - begin
     with (options.out / "log.txt").open("a") as log:
         print(f"==== {phase} {kinds} {options.geometry}\n{text[-200_000:]}", file=log)
-    found = re.search(r"^RESULT (.*)$", text, re.MULTILINE)
-    result = json.loads(found[1]) if found else {}
+    for found in re.findall(r"^RESULT (.*)$", text, re.MULTILINE):
+        result |= json.loads(found)
     for name, pattern in LOG.items():
         if hit := re.search(pattern, text):
             result[name] = float(hit[1].replace(",", ""))
     result["df11"] = [line[-160:] for line in text.splitlines() if "df11: " in line][:12]
     result["recompiled"] = len(re.findall("Recompiling function", text))
     result["seconds"] = round(seconds, 1)
-    if process.returncode:
+    if process.returncode and "error" not in result:
         errors = [line for line in text.splitlines() if re.search(r"\w+Error\b", line)]
         result["error"] = f"exit {process.returncode}: {(errors or [text[-300:]])[-1][-300:]}"
-    print(f"-- {phase} {' '.join(kinds)}: {seconds:.0f} s", flush=True)
+    print(f"-- {phase} {' '.join(kinds)}: {seconds:.0f} s {result.get('error', '')}", flush=True)
     return result
 
 
@@ -259,17 +286,30 @@ def table(rows: list[dict[str, Any]]) -> None:
 # ---- the model ----
 
 
+def configure(options: argparse.Namespace) -> None:
+    """Writes the config, which is all that warming up needs."""
+    bf16, _ = folders(options)
+    bf16.mkdir(parents=True, exist_ok=True)
+    config = dict(GEOMETRIES[options.geometry])
+    config["num_hidden_layers"] = options.layers or config["num_hidden_layers"]
+    (bf16 / "config.json").write_text(json.dumps(config))
+
+
+def warm(options: argparse.Namespace) -> None:
+    """Has vLLM read its own files and look at the model's class, which it remembers."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    bf16, _ = folders(options)
+    EngineArgs(str(bf16), skip_tokenizer_init=True, dtype="bfloat16").create_model_config()
+
+
 def make(options: argparse.Namespace) -> None:
     """Writes the checkpoint, and compresses it."""
     import df11
 
     bf16, compressed = folders(options)
-    if not (bf16 / "config.json").exists():
-        bf16.mkdir(parents=True, exist_ok=True)
-        config = dict(GEOMETRIES[options.geometry])
-        config["num_hidden_layers"] = options.layers or config["num_hidden_layers"]
-        write(bf16, config)
-        (bf16 / "config.json").write_text(json.dumps(config))
+    if not (bf16 / INDEX).exists():
+        write(bf16, json.loads((bf16 / "config.json").read_text()))
     if not compressed.exists():
         report = df11.compress(bf16, compressed, verify=False, progress=False)
         print(f"{report.ratio:.4f} of {report.source_bytes}")
@@ -330,14 +370,14 @@ def write(folder: Path, config: dict[str, Any]) -> None:
     if shard:
         flush()
     index = {"metadata": {}, "weight_map": names}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / INDEX).write_text(json.dumps(index))
 
 
 # ---- an engine ----
 
 
-def serve(options: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """What one kind does."""
+def serve(options: argparse.Namespace, kind: str) -> None:
+    """Prints what one kind does, part by part."""
     from vllm import LLM
 
     bf16, compressed = folders(options)
@@ -361,17 +401,18 @@ def serve(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         **extra,
     )
     engine = Engine(llm, GEOMETRIES[options.geometry]["vocab_size"])
-    result: dict[str, Any] = {"start_s": round(time.perf_counter() - begin, 1)}
+    tell({"start_s": round(time.perf_counter() - begin, 1)})
     engine.generate(1, 16, 4)
-    if "tokens" in options.parts:
-        result["tokens"] = [engine.generate(1, 32, 24, seed)[1][0] for seed in range(options.prompts)]
-    if "latency" in options.parts:
-        result["latency_ms"] = {batch: engine.latency(batch) for batch in options.batches}
-    if "throughput" in options.parts:
-        engine.generate(options.requests, 128, 8, 1)
-        seconds, _ = engine.generate(options.requests, 128, 128, 2)
-        result["requests_s"] = options.requests / seconds
-    return result
+    for part in options.parts:
+        try:
+            tell(getattr(engine, part)(options))
+        except Exception as error:
+            tell({"error": f"{part}: {type(error).__name__}: {error}"[:300]})
+
+
+def tell(result: dict[str, Any]) -> None:
+    """A part of the result, for the driver."""
+    print("\nRESULT " + json.dumps(result), flush=True)
 
 
 class Engine:
@@ -398,11 +439,27 @@ class Engine:
         seconds = time.perf_counter() - begin
         return seconds, [list(answer.outputs[0].token_ids) for answer in answers]
 
-    def latency(self, requests: int, steps: int = 128, rounds: int = 3) -> float:
+    def latency(self, options: argparse.Namespace) -> dict[str, Any]:
         """Milliseconds per output token after the first ones: the best of some rounds."""
-        first = min(self.generate(requests, 128, 1)[0] for _ in range(rounds))
-        whole = min(self.generate(requests, 128, 1 + steps)[0] for _ in range(rounds))
-        return 1000 * (whole - first) / steps
+        found, steps = {}, 128
+        for batch in options.batches:
+            self.generate(batch, 128, 2)
+            first = min(self.generate(batch, 128, 1)[0] for _ in range(options.rounds))
+            whole = min(self.generate(batch, 128, 1 + steps)[0] for _ in range(options.rounds))
+            found[str(batch)] = round(1000 * (whole - first) / steps, 4)
+            tell({"latency_ms": found})
+        return {"latency_ms": found}
+
+    def throughput(self, options: argparse.Namespace) -> dict[str, Any]:
+        """Requests a second, many at once."""
+        self.generate(options.requests, 128, 8, 1)
+        seconds, _ = self.generate(options.requests, 128, 128, 2)
+        return {"requests_s": options.requests / seconds}
+
+    def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
+        """Greedy tokens, one request at a time."""
+        seeds = range(options.prompts)
+        return {"tokens": [self.generate(1, 32, 24, seed)[1][0] for seed in seeds]}
 
 
 if __name__ == "__main__":

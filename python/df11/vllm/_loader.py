@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,7 @@ class Df11ModelLoader(DefaultModelLoader):
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Has the model's own code say what goes where, and loads that."""
+        self.counter_before_loading_weights = begin = time.perf_counter()
         super().load_weights(model, model_config)
         config = self._vllm_config.quant_config if self._vllm_config is not None else None
         if not isinstance(config, Df11Config):
@@ -96,6 +98,7 @@ class Df11ModelLoader(DefaultModelLoader):
             memory = int(share * torch.cuda.get_device_properties(device).total_memory)
         with torch.inference_mode(False):
             fill(model, config, device, memory)
+        logger.info("df11: weights are loaded, after %.2f seconds", time.perf_counter() - begin)
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source

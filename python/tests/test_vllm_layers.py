@@ -1,0 +1,256 @@
+"""Layers of vLLM with compressed weights, on one and on two ranks: those of the BF16 layers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from torch import multiprocessing  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+HEADS, KEYS, WIDTH, INNER, VOCABULARY, EXPERTS = 8, 2, 512, 1024, 1000, 4
+
+
+def checkpoint() -> dict[str, Any]:
+    """Tensors by name, the same in each process."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = {
+        "q": (HEADS * 64, WIDTH),
+        "k": (KEYS * 64, WIDTH),
+        "v": (KEYS * 64, WIDTH),
+        "o": (WIDTH, HEADS * 64),
+        "gate": (INNER, WIDTH),
+        "up": (INNER, WIDTH),
+        "down": (WIDTH, INNER),
+        "fused": (2 * INNER, WIDTH),
+        "vocabulary": (VOCABULARY, WIDTH),
+    }
+    for expert in range(EXPERTS):
+        shapes |= {f"e{expert}.w1": (320, WIDTH), f"e{expert}.w3": (320, WIDTH)}
+        shapes |= {f"e{expert}.w2": (WIDTH, 320)}
+    return {
+        name: (0.02 * torch.randn(shape, generator=generator, dtype=torch.float32)).to(torch.bfloat16)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from safetensors.torch import save_file
+
+    import df11
+
+    folder: Path = tmp_path_factory.mktemp("layers")
+    save_file(checkpoint(), folder / "model.safetensors")
+    df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
+    return folder / "model.df11"
+
+
+@pytest.mark.parametrize("case", ["linear", "vocabulary", "tied", "experts", "missing", "dense"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_layers(container: Path, world: int, case: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(on_rank, (world, port, str(container), case), nprocs=world)
+
+
+def on_rank(rank: int, world: int, port: int, container: str, case: str) -> None:
+    """One rank of a test."""
+    from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    import df11
+    from df11.vllm import register
+
+    register()
+    config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=world))
+    with set_current_vllm_config(config), torch.inference_mode(False):
+        torch.set_default_dtype(torch.bfloat16)
+        init_distributed_environment(
+            world, rank, f"tcp://127.0.0.1:{port}", rank, "gloo"
+        )
+        initialize_model_parallel(world)
+        with torch.no_grad():
+            globals()[f"check_{case}"](df11.open(container), checkpoint(), world)
+
+
+def tensors(container: Any) -> Any:
+    from df11.vllm._deferred import Source
+
+    return lambda name: Source(container, name).tensor()
+
+
+def filled(module: Any, mode: str = "exact") -> Any:
+    """A module after its weights were recorded."""
+    from df11.vllm._config import Df11Config
+    from df11.vllm._fill import fill
+
+    config = Df11Config()
+    config.choose({"mode": mode})
+    fill(module, config, torch.device("cpu"), None)
+    return module
+
+
+def pairs(make: Any) -> tuple[Any, Any]:
+    """A layer in BF16, and a compressed one."""
+    from df11.vllm._config import Df11Config
+
+    return make(None), make(Df11Config())
+
+
+def load(layer: Any, shards: dict[Any, Any]) -> None:
+    """By the layer's own code."""
+    weight = layer.weight
+    for shard, value in shards.items():
+        others = () if shard is None else (shard,)
+        getattr(weight, "weight_loader", layer.weight_loader)(weight, value, *others)
+
+
+def check_linear(container: Any, values: dict[str, Any], world: int) -> None:
+    from vllm.model_executor.layers.linear import (
+        ColumnParallelLinear,
+        MergedColumnParallelLinear,
+        QKVParallelLinear,
+        ReplicatedLinear,
+        RowParallelLinear,
+    )
+
+    from df11._tensor import CompressedTensor
+
+    kinds: list[tuple[Any, tuple[Any, ...], dict[Any, str]]] = [
+        (QKVParallelLinear, (WIDTH, 64, HEADS, KEYS), {"q": "q", "k": "k", "v": "v"}),
+        (MergedColumnParallelLinear, (WIDTH, [INNER, INNER]), {0: "gate", 1: "up"}),
+        (MergedColumnParallelLinear, (WIDTH, [INNER, INNER]), {None: "fused"}),
+        (ColumnParallelLinear, (WIDTH, INNER), {None: "gate"}),
+        (RowParallelLinear, (INNER, WIDTH), {None: "down"}),
+        (ReplicatedLinear, (WIDTH, INNER), {None: "up"}),
+    ]
+    lazy = tensors(container)
+    for kind, arguments, names in kinds:
+        dense, layer = pairs(
+            lambda config, kind=kind, arguments=arguments: kind(
+                *arguments, bias=False, quant_config=config
+            )
+        )
+        load(dense, {shard: values[name] for shard, name in names.items()})
+        load(layer, {shard: lazy(name) for shard, name in names.items()})
+        filled(layer)
+        layer.quant_method.process_weights_after_loading(layer)
+        assert isinstance(layer.weight, CompressedTensor), kind
+        assert torch.equal(layer.weight.decode(), dense.weight), kind
+        x = torch.randn(3, layer.weight.shape[1])
+        got = layer.quant_method.apply(layer, x, None)
+        assert torch.equal(got, functional.linear(x, dense.weight)), kind
+
+
+def vocabulary(config: Any, head: bool = False) -> Any:
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        ParallelLMHead,
+        VocabParallelEmbedding,
+    )
+
+    kind = ParallelLMHead if head else VocabParallelEmbedding
+    return kind(VOCABULARY, WIDTH, quant_config=config)
+
+
+def check_vocabulary(container: Any, values: dict[str, Any], world: int) -> None:
+    x, ids = torch.randn(3, WIDTH), torch.tensor([0, 1, 31, 400, 499, 511, 512, 999])
+    for head in (False, True):
+        dense, layer = pairs(lambda config, head=head: vocabulary(config, head))
+        load(dense, {None: values["vocabulary"]})
+        load(layer, {None: tensors(container)("vocabulary")})
+        filled(layer)
+        if head:
+            got = layer.quant_method.apply(layer, x)
+            assert got.shape == (3, 1024 // world)
+            assert torch.equal(got, functional.linear(x, dense.weight))
+        else:
+            assert torch.equal(layer(ids), values["vocabulary"][ids])
+
+
+def check_tied(container: Any, values: dict[str, Any], world: int) -> None:
+    from df11.vllm._config import Df11Config
+
+    config = Df11Config()
+    model = torch.nn.ModuleDict(
+        {"embed": vocabulary(config), "head": vocabulary(config, head=True)}
+    )
+    model["head"].tie_weights(model["embed"])
+    load(model["embed"], {None: tensors(container)("vocabulary")})
+    filled(model)
+    assert model["head"].weight is model["embed"].weight
+    x, ids = torch.randn(2, WIDTH), torch.arange(9)
+    assert torch.equal(model["embed"](ids), values["vocabulary"][:9])
+    dense = vocabulary(None)
+    load(dense, {None: values["vocabulary"]})
+    got = model["head"].quant_method.apply(model["head"], x)
+    assert torch.equal(got, functional.linear(x, dense.weight))
+
+
+def experts(config: Any) -> Any:
+    from vllm.model_executor.layers.fused_moe import FusedMoE
+
+    return FusedMoE(
+        EXPERTS, 2, WIDTH, 320, renormalize=True, quant_config=config, prefix=f"e{config}"
+    ).routed_experts
+
+
+def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
+    dense, layer = pairs(experts)
+    for routed, get in ((dense, values.__getitem__), (layer, tensors(container))):
+        for expert in range(EXPERTS):
+            for shard in ("w1", "w2", "w3"):
+                name = "w2_weight" if shard == "w2" else "w13_weight"
+                routed.weight_loader(
+                    getattr(routed, name), get(f"e{expert}.{shard}"), name, shard, expert
+                )
+    filled(layer)
+    method = layer.quant_method
+    method.process_weights_after_loading(layer)
+    for name in ("w13_weight", "w2_weight"):
+        assert torch.equal(getattr(layer, name).decode(), getattr(dense, name))
+    x = torch.randn(5, WIDTH)
+    scores = torch.randn(5, EXPERTS).softmax(-1)
+    weights, ids = scores.topk(2)
+    got = method.apply(layer, x, weights.float(), ids.int())
+    for row in range(5):
+        expected = torch.zeros(WIDTH, dtype=torch.float32)
+        for weight, expert in zip(weights[row], ids[row], strict=True):
+            gate, up = functional.linear(x[row], dense.w13_weight[expert]).chunk(2)
+            hidden = functional.silu(gate) * up
+            expected += weight.float() * functional.linear(hidden, dense.w2_weight[expert]).float()
+        torch.testing.assert_close(got[row].float(), expected, rtol=2e-2, atol=2e-3)
+
+
+def check_missing(container: Any, values: dict[str, Any], world: int) -> None:
+    from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+
+    from df11.vllm._config import Df11Config
+
+    layer = MergedColumnParallelLinear(
+        WIDTH, [INNER, INNER], bias=False, quant_config=Df11Config(), prefix="mlp"
+    )
+    load(layer, {0: tensors(container)("gate")})
+    with pytest.raises(ValueError, match="the checkpoint lacks weights of"):
+        filled(layer)
+    with pytest.raises(ValueError, match="the checkpoint lacks weights of mlp"):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
+def check_dense(container: Any, values: dict[str, Any], world: int) -> None:
+    """On-line: a BF16 checkpoint. On the CPU, which has no fast layout, weights stay BF16."""
+    dense, layer = pairs(vocabulary)
+    for each in (dense, layer):
+        load(each, {None: values["vocabulary"]})
+    layer.quant_method.process_weights_after_loading(layer)
+    assert type(layer.weight) is torch.nn.Parameter
+    assert torch.equal(layer.weight, dense.weight)
+    ids = torch.arange(20)
+    assert torch.equal(layer(ids), values["vocabulary"][ids])
