@@ -156,7 +156,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1, help="of tensor parallelism")
     parser.add_argument("--memory", type=float, help="GB of a GPU that vLLM may use")
     parser.add_argument("--length", type=int, default=2048, help="tokens of the longest request")
-    parser.add_argument("--batches", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64])
+    parser.add_argument(
+        "--batches", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64]
+    )
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
@@ -164,7 +166,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--total", type=int, default=3600, help="seconds that all may take")
     parser.add_argument("--rounds", type=int, default=3, help="of latency; the best counts")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/df11-vllm"))
-    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--phase", choices=["make", "warm", "serve"], help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -49,9 +49,9 @@ def workspace(index: int, stream: int, size: int) -> Tensor:
     capture = _native.capture_id(stream) if stream and not _is_shared else 0
     key, room = (index, stream, capture), 1 << (size - 1).bit_length()
     held = _held.get(key)
-    if held is not None and held.nbytes >= room:
-        if capture or _is_shared or (index, room) in _spare:
-            return held
+    has_spare = capture or _is_shared or (index, room) in _spare
+    if held is not None and held.nbytes >= room and has_spare:
+        return held
     with _lock:
         if capture or (stream and _native.capture_id(stream)):
             return _captured(key, room)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from torch import multiprocessing  # noqa: E402
+from torch import distributed, multiprocessing  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 HEADS, KEYS, WIDTH, INNER, VOCABULARY, EXPERTS = 8, 2, 512, 1024, 1000, 4
@@ -35,7 +37,9 @@ def checkpoint() -> dict[str, Any]:
         shapes |= {f"e{expert}.w1": (320, WIDTH), f"e{expert}.w3": (320, WIDTH)}
         shapes |= {f"e{expert}.w2": (WIDTH, 320)}
     return {
-        name: (0.02 * torch.randn(shape, generator=generator, dtype=torch.float32)).to(torch.bfloat16)
+        name: (0.02 * torch.randn(shape, generator=generator, dtype=torch.float32)).to(
+            torch.bfloat16
+        )
         for name, shape in shapes.items()
     }
 
@@ -52,17 +56,34 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.df11"
 
 
-@pytest.mark.parametrize("case", ["linear", "vocabulary", "tied", "experts", "missing", "dense"])
-@pytest.mark.parametrize("world", [1, 2])
-def test_layers(container: Path, world: int, case: str) -> None:
+CASES = ("linear", "vocabulary", "tied", "experts", "missing", "dense")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=lambda world: f"{world} ranks")
+def failures(
+    request: pytest.FixtureRequest, container: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What went wrong on some rank, by case. Importing vLLM takes longer than all cases."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(on_rank, (world, port, str(container), case), nprocs=world)
+    out = tmp_path_factory.mktemp("ranks")
+    arguments = (request.param, port, str(container), str(out))
+    multiprocessing.spawn(on_rank, arguments, nprocs=request.param)
+    found: dict[str, str] = {}
+    for file in sorted(out.iterdir()):
+        found |= json.loads(file.read_text())
+    assert len(list(out.iterdir())) == request.param
+    return found
 
 
-def on_rank(rank: int, world: int, port: int, container: str, case: str) -> None:
-    """One rank of a test."""
+@pytest.mark.parametrize("case", CASES)
+def test_layers(failures: dict[str, str], case: str) -> None:
+    assert failures.get(case) is None, failures[case]
+
+
+def on_rank(rank: int, world: int, port: int, container: str, out: str) -> None:
+    """Runs all cases on one rank; they need no other one once layers are made."""
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
@@ -70,15 +91,19 @@ def on_rank(rank: int, world: int, port: int, container: str, case: str) -> None
     from df11.vllm import register
 
     register()
+    found: dict[str, str] = {}
     config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=world))
-    with set_current_vllm_config(config), torch.inference_mode(False):
-        torch.set_default_dtype(torch.bfloat16)
-        init_distributed_environment(
-            world, rank, f"tcp://127.0.0.1:{port}", rank, "gloo"
-        )
+    torch.set_default_dtype(torch.bfloat16)
+    with set_current_vllm_config(config), torch.no_grad():
+        init_distributed_environment(world, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
         initialize_model_parallel(world)
-        with torch.no_grad():
-            globals()[f"check_{case}"](df11.open(container), checkpoint(), world)
+        for case in CASES:
+            try:
+                globals()[f"check_{case}"](df11.open(container), checkpoint(), world)
+            except Exception:
+                found[case] = f"rank {rank} of {world}: {traceback.format_exc()}"
+            distributed.barrier()
+    Path(out, f"{rank}.json").write_text(json.dumps(found))
 
 
 def tensors(container: Any) -> Any:

@@ -86,9 +86,7 @@ class Df11Config(QuantizationConfig):
             )
         return cls()
 
-    def get_quant_method(
-        self, layer: torch.nn.Module, prefix: str
-    ) -> QuantizeMethodBase | None:
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer; None for layers without matrices."""
         from ._experts import Df11ExpertsMethod
         from ._linear import Df11EmbeddingMethod, Df11LinearMethod

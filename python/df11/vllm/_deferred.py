@@ -146,7 +146,7 @@ class Target:
         mine = self._windows(view)
         pieces = _taken(mine, values) if isinstance(values, Deferred) else None
         if pieces is None:
-            dense = (values.values() if isinstance(values, Deferred) else values).to(self.dtype)
+            dense = (values.decode() if isinstance(values, Deferred) else values).to(self.dtype)
             pieces = _cut(mine, dense)
         self._add(pieces)
 
@@ -186,41 +186,41 @@ class Deferred(Tensor):
     """A tensor of a `Target` or `Source`, or a view of it."""
 
     origin: Target | Source
-    #: The same view without memory, which tells places.
-    inner: Tensor
+    #: The same view on the device meta, which tells places.
+    placed: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor, origin: Target | Source, device: torch.device) -> Deferred:
+    def __new__(cls, placed: Tensor, origin: Target | Source, device: torch.device) -> Deferred:
         """A view of something that has no memory."""
-        made: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
+            placed.shape,
+            strides=placed.stride(),
+            storage_offset=placed.storage_offset(),
+            dtype=placed.dtype,
             device=device,
         )
-        made.inner, made.origin = inner, origin
+        made.placed, made.origin = placed, origin
         return made
 
-    def __init__(self, inner: Tensor, origin: Target | Source, device: torch.device) -> None:
+    def __init__(self, placed: Tensor, origin: Target | Source, device: torch.device) -> None:
         pass
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
         if func is _aten.copy_.default:
-            return _copy(first, args[1])
+            return _copy(args[0], args[1])
         if isinstance(first, Deferred):
             if func is _aten._to_copy.default and kwargs.get("device") == _META:
-                return func(first.inner, *args[1:], **kwargs)
+                return func(first.placed, *args[1:], **kwargs)
             if func in _FILLS and isinstance(first.origin, Target):
-                first.origin.fill(first.inner, float(args[1]) if len(args) > 1 else 0.0)
+                first.origin.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
                 return first
             if _is_view(func) and (views := first._viewed(func, args[1:], kwargs)) is not None:
                 return views
@@ -228,20 +228,20 @@ class Deferred(Tensor):
 
     def _viewed(self, func: Any, others: tuple[Any, ...], kwargs: Any) -> Any:
         """Views of this; None if the function copies after all."""
-        storage = self.inner.untyped_storage()._cdata
-        found = func(self.inner, *others, **kwargs)
+        storage = self.placed.untyped_storage()._cdata
+        found = func(self.placed, *others, **kwargs)
         views = [found] if isinstance(found, Tensor) else found
         if any(view.untyped_storage()._cdata != storage for view in views):
             return None
         return tree_map(lambda view: Deferred(view, self.origin, self.device), found)
 
-    def values(self) -> Tensor:
+    def decode(self) -> Tensor:
         """Decodes it on the CPU. A parameter has no values yet."""
         if isinstance(self.origin, Target):
             raise RuntimeError(
                 f"a weight that is being loaded has no values to compute with; {_REMEDY}"
             )
-        return self.origin.values(self.inner)
+        return self.origin.values(self.placed)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
@@ -260,14 +260,14 @@ def _copy(into: Tensor, values: Tensor) -> Tensor:
     if isinstance(into, Deferred):
         if isinstance(into.origin, Source):
             raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
-        into.origin.copy(into.inner, values)
+        into.origin.copy(into.placed, values)
         return into
     assert isinstance(values, Deferred)
-    return into.copy_(values.values())
+    return into.copy_(values.decode())
 
 
 def _with_values(tree: Any) -> Any:
-    return tree_map_only(Deferred, lambda each: each.values(), tree)
+    return tree_map_only(Deferred, lambda each: each.decode(), tree)
 
 
 def _is_view(func: Any) -> bool:
@@ -280,7 +280,7 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
     """The windows of a contiguous matrix that a view is, row after row; None for other views."""
     if not view.dim():
         view = view.unsqueeze(0)
-    width, offset = view.shape[-1], view.storage_offset()
+    width, offset = view.shape[-1], int(view.storage_offset())
     column = offset % columns
     if (width > 1 and view.stride(-1) != 1) or column + width > columns:
         return None
@@ -292,11 +292,9 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
         steps = torch.arange(size, device=_CPU) * (stride // columns)
         rows = (rows[:, None] + steps).flatten()
     edges = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
-    starts = [0, *edges]
-    ends = [*edges, len(rows)]
-    return [
-        ((int(rows[a]), b - a), column, width) for a, b in zip(starts, ends, strict=True)
-    ]
+    starts: list[int] = [0, *edges]
+    ends: list[int] = [*edges, len(rows)]
+    return [((int(rows[a]), b - a), column, width) for a, b in zip(starts, ends, strict=True)]
 
 
 def _taken(mine: list[_Window], values: Deferred) -> list[Piece] | None:
@@ -304,7 +302,7 @@ def _taken(mine: list[_Window], values: Deferred) -> list[Piece] | None:
     source = values.origin
     if not (isinstance(source, Source) and source.dtype == torch.bfloat16 and source.is_in_tiles):
         return None
-    theirs = windows(values.inner, source.columns)
+    theirs = windows(values.placed, source.columns)
     if theirs is None:
         return None
     pieces: list[Piece] = []

@@ -178,7 +178,8 @@ def _quant_config(layer: Any) -> FusedMoEQuantConfig:
 def _dense(layer: Any, name: str) -> Tensor:
     """All experts of a layer, decoded."""
     weight = getattr(layer, name)
-    return weight if getattr(layer, f"{name}_key") is None else weight.decode()
+    compressed = isinstance(weight, CompressedTensor)
+    return weight.decode() if compressed else weight  # type: ignore[no-any-return]
 
 
 def _multiply(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:

@@ -125,7 +125,9 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
     )
     entry.item = item(weight, entry.container, on_gpu)
     if not all(part.is_aligned for _, part in parts):
-        entry.repacked_because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
+        entry.repacked_because = (
+            f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
+        )
     elif len(target.shape) > 2:
         entry.repacked_because = "experts are multiplied in the fast layout"
     return True
@@ -133,7 +135,8 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
 
 def _parts(pieces: list[Piece]) -> tuple[list[Any], dict[str, Any]]:
     """Windows of tiles, and these tiles: cut out of tensors of which only some are needed."""
-    parts, tiles = [], {}
+    parts: list[Any] = []
+    tiles: dict[str, Any] = {}
     for piece in pieces:
         assert isinstance(piece.values, Source)
         stored = piece.values.stored
@@ -237,7 +240,7 @@ def _padded(each: Item, entries: list[_Entry]) -> Tensor:
 def pack(target: Target, because: str | None = None) -> None:
     """Makes a target what its dense pieces say: packed on a GPU; an ordinary weight on the CPU."""
     pieces = target.ordered()
-    value = _packed(target, pieces) if _is_packed(target) else None
+    value: Tensor | None = _packed(target, pieces) if _is_packed(target) else None
     if value is None:
         value = _rows(target, pieces, 0, target.rows).view(target.shape)
         because = because or "it is small, on the CPU, or has too many exceptions"

@@ -7,7 +7,6 @@ model.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -54,9 +53,7 @@ class Df11ModelLoader(DefaultModelLoader):
             load_config = replace(
                 load_config,
                 model_loader_extra_config=rest,
-                load_format="auto"
-                if load_config.load_format == NAME
-                else load_config.load_format,
+                load_format="auto" if load_config.load_format == NAME else load_config.load_format,
             )
         super().__init__(load_config)
         self._vllm_config: VllmConfig | None = None
@@ -79,7 +76,7 @@ class Df11ModelLoader(DefaultModelLoader):
                 "of df11; add --quantization df11, or serve a folder that df11 compress made"
             )
         self._vllm_config = vllm_config
-        return super().load_model(vllm_config, model_config, prefix)
+        return super().load_model(vllm_config, model_config, prefix)  # type: ignore[no-any-return]
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Has the model's own code say what goes where, and loads that."""
@@ -118,7 +115,7 @@ class Df11ModelLoader(DefaultModelLoader):
 
     def _folder(self, model: str, revision: str | None, subfolder: str | None) -> Path | None:
         """Where containers of a model lie, fetched if they are in a repository."""
-        if not os.path.isdir(model):
+        if not Path(model).is_dir():
             if not list_filtered_repo_files(model, allow_patterns=_PATTERNS, revision=revision):
                 return None
             model = download_weights_from_hf(

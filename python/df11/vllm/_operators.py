@@ -48,9 +48,7 @@ def hold(weight: CompressedTensor, padding: int) -> Tensor:
     device = weight.device
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=device)
     rows, _ = weight.matrix_shape
-    _held[key.data_ptr()] = Held(
-        key, weight.arrays, weight.flat_parts, rows, padding, weight.exact
-    )
+    _held[key.data_ptr()] = Held(key, weight.arrays, weight.flat_parts, rows, padding, weight.exact)
     return key
 
 
