@@ -194,7 +194,7 @@ def drive(options: argparse.Namespace) -> int:
     with ThreadPoolExecutor() as threads:
         warmed = threads.submit(run, options, "warm", [], options.limit)
         run(options, "make", [], options.limit)
-        warmed.result()
+        print(json.dumps(warmed.result()), flush=True)
     rows = []
     for kind in options.kinds:
         row: dict[str, Any] = {"kind": kind, **settings(options)}
@@ -298,11 +298,14 @@ def configure(options: argparse.Namespace) -> None:
 
 
 def warm(options: argparse.Namespace) -> None:
-    """Has vLLM read its own files and look at the model's class, which it remembers."""
+    """Has vLLM look at the model's class, which it remembers; tests layers on the GPU."""
     from vllm.engine.arg_utils import EngineArgs
 
     bf16, _ = folders(options)
     EngineArgs(str(bf16), skip_tokenizer_init=True, dtype="bfloat16").create_model_config()
+    layers = Path(__file__).parent.parent / "tests" / "test_vllm_layers.py"
+    if torch.cuda.is_available() and layers.exists():
+        sys.exit(subprocess.run([sys.executable, str(layers)], check=False).returncode)
 
 
 def make(options: argparse.Namespace) -> None:
