@@ -257,6 +257,8 @@ def load_experts(routed: Any, get: Any) -> None:
 
 
 def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
+    from df11._tensor import CompressedTensor
+
     dense, layer = pairs(experts)
     load_experts(dense, values.__getitem__)
     load_experts(layer, tensors(container))
@@ -264,7 +266,12 @@ def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
     method = layer.quant_method
     method.process_weights_after_loading(layer)
     for name in ("w13_weight", "w2_weight"):
-        assert torch.equal(getattr(layer, name).decode(), getattr(dense, name))
+        weight = getattr(layer, name)
+        # Tiles around half of 320 columns are no smaller than BF16.
+        compressed = name == "w13_weight" or world == 1 or DEVICE.type == "cuda"
+        assert isinstance(weight, CompressedTensor) == compressed
+        values_ = weight.decode() if compressed else weight
+        assert torch.equal(values_, getattr(dense, name))
     x = torch.randn(5, WIDTH)
     scores = torch.randn(5, EXPERTS).softmax(-1)
     weights, ids = scores.topk(2)

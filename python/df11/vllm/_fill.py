@@ -23,7 +23,7 @@ from .._matrices import TILE_COLUMNS, TILE_ROWS
 from .._names import Place
 from .._parallel import _window
 from .._parameters import Weight
-from .._plan import Group, Item, Residence, item
+from .._plan import SMALL, Group, Item, Residence, item
 from .._progress import Bar
 from .._tensor import CompressedTensor
 from ._config import Df11Config
@@ -130,6 +130,10 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
         )
     elif len(target.shape) > 2:
         entry.repacked_because = "experts are multiplied in the fast layout"
+    if entry.repacked_because is not None and on_gpu and entry.item.reason == SMALL:
+        # Tiles around a slice are larger than what it is packed into.
+        is_smaller = entry.item.nbytes("fast") < weight.nbytes
+        entry.item.reason = None if is_smaller else SMALL
     return True
 
 
