@@ -39,7 +39,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import transformers
-from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import df11
@@ -54,11 +53,30 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
+    "qwen3-4b": {
+        "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "head_dim": 128,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "vocab_size": 151936, "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+    },
     "tiny": {
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
     },
 }  # fmt: skip
+# How weights are held: arguments of `df11.Df11Config`; None is BF16 as it is.
+MODES: dict[str, dict[str, str] | None] = {
+    "bf16": None,
+    "exact": {"mode": "exact", "residence": "stored"},
+    "stored": {"mode": "fused", "residence": "stored"},
+    "fast": {"mode": "fused", "residence": "fast"},
+}
 PARTS = ["make", "load", "memory", "exact", "speed", "graph", "budget", "capacity", "clean"]
 KINDS = ("bf16", "df11")
 Result = TypeVar("Result")
@@ -67,8 +85,9 @@ ATTENTION: dict[str, list[SDPBackend]] = {
     "plain": [SDPBackend.MATH],
     "default": [],
 }
-SHARD_BYTES = 4 << 30
+SHARD_BYTES = "4GB"
 SCALE = 0.02
+CACHE_TOKENS = 512
 
 
 def main() -> int:
@@ -96,7 +115,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
+    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
     parser.add_argument("--layout", choices=["gap", "tile"], help="how weights are stored")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -179,8 +198,8 @@ class Bench:
             geometry["num_hidden_layers"] = options.layers
         theta = geometry.pop("rope_theta", 1e4)
         geometry["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-        self.config = transformers.LlamaConfig(
-            **{"tie_word_embeddings": False, **geometry},
+        self.config = transformers.AutoConfig.for_model(
+            **{"model_type": "llama", "tie_word_embeddings": False, **geometry},
             dtype="bfloat16",
             bos_token_id=0,
             eos_token_id=None,
@@ -212,6 +231,12 @@ class Bench:
             with self.options.out.open("a") as out:
                 print(json.dumps(line), file=out)
 
+    def tell(self, what: str, batch: int, times: dict[str, float]) -> None:
+        """Milliseconds, and how many times as fast as BF16 each is."""
+        for kind, value in times.items():
+            ratio = times["bf16"] / value if "bf16" in times else None
+            self.row(what, kind=kind, batch=batch, milliseconds=value, of_bf16=ratio)
+
     def load_model(self, kind: str, **kwargs: Any) -> Any:
         """One of the two models, alone on its device unless told otherwise."""
         folder = self.folders[kind]
@@ -223,6 +248,31 @@ class Bench:
             )
         kwargs.setdefault("device_map", self.options.device)
         return transformers.AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+
+    def load_mode(self, mode: str, **kwargs: Any) -> Any:
+        """A model whose weights are held in one of MODES."""
+        how = MODES[mode]
+        if how is not None:
+            kwargs["quantization_config"] = df11.Df11Config(**how)
+        folder = self.folders["bf16" if how is None else "df11"]
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, **kwargs
+        )
+
+    def decode_step(self, model: Any, batch: int) -> Callable[[], torch.Tensor]:
+        """A decode step at position 64 of a static cache of its own; it returns logits."""
+        cache = transformers.StaticCache(config=self.config, max_cache_len=CACHE_TOKENS)
+        ids = self.prompt(batch, 1)
+        place = torch.tensor([64], device=self.device)
+
+        @torch.no_grad()
+        def step() -> torch.Tensor:
+            output = model(
+                input_ids=ids, past_key_values=cache, cache_position=place, position_ids=place[None]
+            )
+            return output.logits
+
+        return step
 
     def with_model(self, kind: str, work: Callable[[Any], Result], **kwargs: Any) -> Result:
         """What `work` answers for a model, which is gone afterwards."""
@@ -292,38 +342,12 @@ class Bench:
             )
 
     def write_checkpoint(self, folder: Path) -> None:
-        with torch.device("meta"):
-            model = transformers.LlamaForCausalLM(self.config)
-        names = {name: tuple(value.shape) for name, value in model.named_parameters()}
-        self.config.architectures = ["LlamaForCausalLM"]
-        self.config.save_pretrained(folder)
-        generator = torch.Generator(self.device).manual_seed(17)
-        shards: list[dict[str, torch.Tensor]] = [{}]
-        size = 0
-        for name, shape in names.items():
-            value = torch.empty(shape, dtype=torch.float32, device=self.device)
-            value.normal_(0.0, SCALE, generator=generator)
-            if "norm" in name:
-                value += 1
-            tensor = value.to(torch.bfloat16).cpu()
-            if size + tensor.nbytes > SHARD_BYTES and shards[-1]:
-                shards.append({})
-                size = 0
-            shards[-1][name] = tensor
-            size += tensor.nbytes
-        map_ = {}
-        for at, shard in enumerate(shards):
-            file = (
-                f"model-{at + 1:05}-of-{len(shards):05}.safetensors"
-                if len(shards) > 1
-                else "model.safetensors"
-            )
-            save_file(shard, folder / file, metadata={"format": "pt"})
-            map_.update(dict.fromkeys(shard, file))
-            shard.clear()
-        if len(shards) > 1:
-            index = {"metadata": {}, "weight_map": map_}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        torch.manual_seed(17)
+        with self.device:
+            model = transformers.AutoModelForCausalLM.from_config(self.config)
+        for name, value in model.named_parameters():
+            value.data.normal_(1.0 if "norm" in name else 0.0, SCALE)
+        model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
 
     def load(self) -> None:
         tokens = self.prompt(1, 16)
@@ -494,12 +518,13 @@ class Bench:
             memory = {self.device.index or 0: limit, "cpu": 10**12}
             work = partial(self.budget_of, kind, limit, count)
             rates[kind] = self.with_model(kind, work, device_map="auto", max_memory=memory)
-        self.row("budget", df11_of_bf16=rates["df11"] / rates["bf16"])
+        ratios = [a / b for a, b in zip(rates["df11"], rates["bf16"], strict=True)]
+        self.row("budget", df11_of_bf16=ratios)
 
-    def budget_of(self, kind: str, limit: int, count: int, model: Any) -> float:
-        """Tokens a second of a model of which not all fits."""
-        tokens = rate([self.time_generate(model, 1, count)])
-        figures: dict[str, Any] = {"limit": limit, "tokens_per_second": tokens}
+    def budget_of(self, kind: str, limit: int, count: int, model: Any) -> list[float]:
+        """Tokens a second, in each round, of a model of which not all fits."""
+        rates = [rate([self.time_generate(model, 1, count)]) for _ in range(self.options.rounds)]
+        figures: dict[str, Any] = {"limit": limit, "tokens_per_second": rates}
         if kind == "df11":
             report = df11.report(model)
             figures |= {
@@ -511,7 +536,7 @@ class Bench:
                 p.nbytes for p in model.parameters() if p.device.type == "cuda"
             )
         self.row("budget", kind=kind, **figures)
-        return tokens
+        return rates
 
     def capacity(self) -> None:
         if not self.on_gpu:
@@ -556,6 +581,8 @@ class Bench:
 
 
 def show(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(show, value))
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool) and value > 10**7:

@@ -23,22 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from decode_step import capture, median, replays
-from llm import GEOMETRIES, Bench, scratch
+from llm import GEOMETRIES, MODES, Bench, numbers, scratch
 from torch import distributed
 from torch.nn.attention import SDPBackend
 from transformers.distributed import DistributedConfig
 
 import df11
-
-KINDS: dict[str, dict[str, str] | None] = {
-    "bf16": None,
-    "exact": {"mode": "exact", "residence": "stored"},
-    "stored": {"mode": "fused", "residence": "stored"},
-    "fast": {"mode": "fused", "residence": "fast"},
-}
-CACHE_TOKENS = 512
 
 
 def main() -> None:
@@ -68,14 +59,12 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
+    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(MODES))
     parser.add_argument("--steps", type=int, default=64, help="greedy steps that are compared")
     parser.add_argument("--prompt", type=int, default=37, help="tokens before them")
-    parser.add_argument(
-        "--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8]
-    )
+    parser.add_argument("--batches", type=numbers, default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=scratch() / "df11-bench")
     parser.add_argument("--out", type=Path, help="rows are appended to this file")
@@ -99,22 +88,18 @@ class Parallel(Bench):
 
     def loaded(self, kind: str) -> Any:
         """A model, and what loading it took."""
-        how = KINDS[kind]
-        folder = self.folders["bf16" if how is None else "df11"]
+        folder = self.folders["bf16" if kind == "bf16" else "df11"]
         before, touched = self.used(), _touched(folder)
         start = time.perf_counter()
-        more = {} if how is None else {"quantization_config": df11.Df11Config(**how)}
         told = DistributedConfig(tp_size=distributed.get_world_size(), tp_plan="auto")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, distributed_config=told, dtype=torch.bfloat16, **more
-        )
+        model = self.load_mode(kind, distributed_config=told)
         self.sync()
         seconds = time.perf_counter() - start
-        suffix = "*.safetensors" if how is None else "*.df11"
+        suffix = "*.safetensors" if kind == "bf16" else "*.df11"
         whole = sum(path.stat().st_size for path in folder.glob(suffix))
         held = (
             sum(_bytes(value) for value in {*model.parameters(), *model.buffers()})
-            if how is None
+            if kind == "bf16"
             else df11.report(model).device_bytes
         )
         self.row(
@@ -153,7 +138,7 @@ class Parallel(Bench):
 
     def time(self, models: dict[str, Any], batch: int) -> None:
         """A decode step of each kind, in turns."""
-        steps = {kind: self.step(model, batch) for kind, model in models.items()}
+        steps = {kind: self.decode_step(model, batch) for kind, model in models.items()}
         for step in steps.values():
             step()
         eager = {kind: self.rounds(lambda s=s: self.milliseconds(s)) for kind, s in steps.items()}
@@ -173,26 +158,6 @@ class Parallel(Bench):
     def milliseconds(self, step: Any) -> float:
         """Of five steps, each of them."""
         return 1e3 * self.seconds(lambda: [step() for _ in range(5)]) / 5
-
-    def step(self, model: Any, batch: int) -> Any:
-        """A decode step at position 64, with a cache of its own."""
-        cache = transformers.StaticCache(config=self.config, max_cache_len=CACHE_TOKENS)
-        ids = self.prompt(batch, 1)
-        place = torch.tensor([64], device=self.device)
-
-        @torch.no_grad()
-        def step() -> Any:
-            return model(
-                input_ids=ids, past_key_values=cache, cache_position=place, position_ids=place[None]
-            ).logits
-
-        return step
-
-    def tell(self, what: str, batch: int, times: dict[str, float]) -> None:
-        """Milliseconds, and how many times as fast as BF16 each is."""
-        for kind, value in times.items():
-            ratio = times["bf16"] / value if "bf16" in times else None
-            self.row(what, kind=kind, batch=batch, milliseconds=value, of_bf16=ratio)
 
 
 def _bytes(value: Any) -> int:

@@ -43,6 +43,10 @@ from ._register import register as _register
 from ._report import Placement, Plan, Report, Verification
 
 Mapping.register(Model)
+# The names that users see, in messages and pickles.
+for _value in list(globals().values()):
+    if isinstance(_value, type) and _value.__module__ in ("df11._errors", "df11._report"):
+        _value.__module__ = "df11"
 
 __all__ = [
     "Block",

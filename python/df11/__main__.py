@@ -1,8 +1,16 @@
-"""`python -m df11` is the command `df11`."""
+"""The command `df11`, as `cargo install` gives it; `python -m df11` is the same."""
+
+from __future__ import annotations
 
 import sys
 
-from ._command import main
+from ._native import run_command
+
+
+def main() -> int:
+    """Run the command with the arguments of this process; `df11 --help` tells them."""
+    return run_command(["df11", *sys.argv[1:]])
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,9 +14,9 @@ from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered
 from ._parameters import MissingError, Weight, by_name, missing_error
-from ._place import Placement, byte_count, default_device, device_of, resolve
+from ._place import Placement, default_device, device_of, resolve
 from ._plan import group
-from ._source import Source, sources
+from ._source import Source, copy_containers, sources
 from ._tensor import CompressedTensor
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -73,27 +73,22 @@ def _placement(
 ) -> Placement:
     if isinstance(device, dict):
         return resolve(device, memory)
-    caps: dict[int, int] | None = None
     if device == "auto":
-        gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
-        caps = {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus}
-    elif isinstance(device, (list, tuple)):
-        devices = [device_of(one) for one in device]
+        devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
+    else:
+        several = device if isinstance(device, (list, tuple)) else [device]
+        devices = [default_device() if one is None else device_of(one) for one in several]
         if len(set(devices)) == 1:
             return resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):
             raise ValueError(
-                "a list of devices names GPUs; with memory= what does not fit on them is streamed from the host, "
-                'and a dict says of modules where they go, to "cpu" too'
+                "a list of devices names GPUs; with memory= what does not fit on them is streamed "
+                'from the host, and a dict says of modules where they go, to "cpu" too'
             )
-        caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-    if caps is not None:
-        groups = group(weights, container, bool(caps))
-        sizes = [each.nbytes(forms_of(residence)[0]) for each in groups]
-        return resolve("auto", memory, sizes, caps)
-    chosen = default_device() if device is None else device_of(device)
-    budgets = None if memory is None or chosen.type != "cuda" else [byte_count(memory)]
-    return Placement([chosen], budgets)
+    caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
+    groups = group(weights, container, bool(caps))
+    sizes = [each.nbytes(forms_of(residence)[0]) for each in groups]
+    return resolve("auto", memory, sizes, caps)
 
 
 def _weights(
@@ -133,8 +128,6 @@ def _is_pretrained(module: nn.Module) -> bool:
 
 def save(model: Any, folder: str | Path) -> None:
     """Copies the containers of a model with compressed weights into a folder, byte for byte."""
-    from ._copy import copy_containers
-
     found = [source for _, source in sources(model)]
     if not found:
         raise ValueError("the model has no compressed weights of df11")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import FAST, PART, STORED, Part, each, lay_out, window
+from ._matrices import FAST, PART, Part, lay_out, window
 from ._ops import TEMPORARY_BYTES
 from ._tensor import CompressedTensor, refuse_writing, with_tables
 
@@ -119,13 +120,7 @@ def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> 
             moved[id(array)] = array.to(device, non_blocking=non_blocking)
         return moved[id(array)]
 
-    if device.type == "meta" or all(part.form == FAST for part in self.parts):
-        return self.like([move(array) for array in self.arrays], device=None)
-    kept = [
-        move(array)
-        for part, mine in each(self.arrays, self.flat_parts)
-        for array in (mine[:4] if part.form == STORED else mine)
-    ]
+    kept = [move(array) for array in self.kept]
     return self.like(with_tables(kept, self.parts), device=None)
 
 
@@ -155,33 +150,19 @@ def _is_same(a: CompressedTensor, b: CompressedTensor) -> bool:
     """Whether two have the same compressed bytes."""
     if (a.parts, a.shape, a.transposed, a.flipped) != (b.parts, b.shape, b.transposed, b.flipped):
         return False
-    pairs = [
-        (mine, other)
-        for (part, all_mine), (_, others) in zip(
-            each(a.arrays, a.flat_parts), each(b.arrays, b.flat_parts), strict=True
-        )
-        for mine, other in zip(all_mine, others, strict=True)
-        # A decode table follows from its codebook.
-        if part.form == FAST or mine is not all_mine[4]
-    ]
     return all(
         mine.data_ptr() == other.data_ptr() or torch.equal(mine, other.to(mine.device))
-        for mine, other in pairs
+        for mine, other in zip(a.kept, b.kept, strict=True)
     )
 
 
-def _ordinary_like(func: Any) -> None:
-    """Registers a function of shapes alone, which gives ordinary tensors."""
-
-    def like(self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") is None:
-            kwargs["device"] = self.device
-        pattern = torch.empty_strided(
-            self.shape, self.stride(), dtype=self.dtype, device=torch.device("meta")
-        )
-        return func(pattern, *args, **kwargs)
-
-    _HANDLERS[func] = like
+def _ordinary_like(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
+    """A function of shapes alone, which gives ordinary tensors."""
+    if kwargs.get("device") is None:
+        kwargs["device"] = self.device
+    meta = torch.device("meta")
+    pattern = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=meta)
+    return func(pattern, *args, **kwargs)
 
 
 for _func in (
@@ -197,7 +178,7 @@ for _func in (
     aten.new_ones.default,
     aten.new_full.default,
 ):
-    _ordinary_like(_func)
+    _HANDLERS[_func] = partial(_ordinary_like, _func)
 
 
 # ---- views ----
@@ -452,14 +433,7 @@ def _linear(x: Any, w: Any, bias: Any = None) -> Any:
     return _product(x, w, bias)
 
 
-@_handles(aten.mm.default)
-def _mm(x: Any, w: Any) -> Any:
-    if isinstance(x, CompressedTensor) or not _weight(w):
-        return NotImplemented
-    return _product(x, w, None)
-
-
-@_handles(aten.matmul.default)
+@_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any) -> Any:
     if isinstance(x, CompressedTensor) or not _weight(w) or x.dim() < 1:
         return NotImplemented

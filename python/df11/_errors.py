@@ -1,4 +1,4 @@
-"""The exceptions: each says who can mend what went wrong, and its message ends with the remedy where there is one."""
+"""The exceptions: each says who can fix what went wrong, and how, if that is known."""
 
 from __future__ import annotations
 
@@ -39,15 +39,3 @@ class ParameterError(Error, ValueError):
 
 class GpuError(Error, RuntimeError):
     """The GPU or its driver failed, or there is none."""
-
-
-for _class in (
-    Error,
-    IoError,
-    UnsupportedError,
-    CorruptError,
-    LimitError,
-    ParameterError,
-    GpuError,
-):
-    _class.__module__ = "df11"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from ._parallel import cuts
 from ._plan import Group, Item, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor, arrays_of_tiles
+from ._torch import raw_stream
 
 #: Stored bytes that are brought to the GPU at once to be changed into the fast layout.
 BATCH_BYTES = 256 << 20
@@ -53,12 +54,10 @@ def upload(
             by_form["stored"].append(item)
         else:
             yield item, None
-    arrays = gpu.stored(_tiles(by_form["stored"]))
-    for item in by_form["stored"]:
-        yield item, compressed(item, arrays, exact)
-    arrays = gpu.streamed(_tiles(by_form["streamed"]))
-    for item in by_form["streamed"]:
-        yield item, compressed(item, arrays, exact, group.device)
+    for form, bring in (("stored", gpu.stored), ("streamed", gpu.streamed)):
+        arrays = bring(_tiles(by_form[form]))
+        for item in by_form[form]:
+            yield item, compressed(item, arrays, exact, group.device)
 
 
 def _tiles(items: Iterable[Item]) -> dict[str, Any]:
@@ -73,11 +72,8 @@ class _Piece(NamedTuple):
     part: Part
 
 
-class _Run(NamedTuple):
-    """Pieces of a weight that become one piece of the fast layout."""
-
-    rows: int
-    pieces: list[_Piece]
+#: Pieces of a weight that become one piece of the fast layout.
+_Run = list[_Piece]
 
 
 class _Packing:
@@ -87,7 +83,7 @@ class _Packing:
         self.device, self.rows, self.columns = device, rows, columns
         bytes_ = _native.strips_bytes(rows, columns)
         self.strips = torch.empty(bytes_, dtype=torch.uint8, device=device)
-        self.stream = _stream(device)
+        self.stream = raw_stream(device.index)
         place = self.strips.data_ptr()
         self.packer = _native.Packer(device.index, rows, columns, place, self.stream)
         self.done = 0
@@ -105,8 +101,7 @@ class _Packing:
         entries = torch.empty(4 * count, dtype=torch.uint8, device=self.device)
         if count:
             self.packer.take(entries.data_ptr(), self.stream)
-        part = Part(FAST, self.rows, self.columns, 0, 0, self.rows, 0, self.columns)
-        return [self.strips, entries], part
+        return [self.strips, entries], Part.whole(FAST, self.rows, self.columns)
 
 
 class _Gpu:
@@ -122,11 +117,9 @@ class _Gpu:
         if not tiles:
             return {}
         own = cuts(tiles)
-        lengths = [length for each in tiles.values() for length in (*each.lengths, TABLE_BYTES)]
-        slab = self._empty(sum(map(aligned, lengths)))
-        begins = itertools.accumulate(map(aligned, lengths), initial=0)
-        views = (slab[at : at + length] for at, length in zip(begins, lengths, strict=False))
-        arrays = {name: list(itertools.islice(views, 5)) for name in tiles}
+        arrays = _carved(
+            {name: (*each.lengths, TABLE_BYTES) for name, each in tiles.items()}, device=self.device
+        )
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
         items = [(name, _addresses(each)) for name, each in arrays.items() if name not in own]
@@ -149,20 +142,14 @@ class _Gpu:
         ]
         _native.build_tables(self.device.index, items)
 
-    def _empty(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.uint8, device=self.device)
-
     # ---- in the fast layout ----
 
     def fast(self, items: list[Item]) -> Iterator[tuple[Item, _Packed | None]]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
-        runs = {id(item): _runs(item) for item in items}
-        slices = self._slices(
-            piece for each in runs.values() for run in each for piece in run.pieces
-        )
-        for item in items:
-            mine = runs[id(item)]
-            yield item, self._pack(item, mine, slices) if mine else self._pack_dense(item)
+        all_runs = [_runs(item) for item in items]
+        slices = self._slices(piece for runs in all_runs for run in runs for piece in run)
+        for item, runs in zip(items, all_runs, strict=True):
+            yield item, self._pack(runs, slices) if runs else self._pack_dense(item)
 
     def _slices(self, pieces: Iterable[_Piece]) -> Iterator[Iterator[torch.Tensor]]:
         """For each piece its decoded rows, some at a time; its tensor is there only meanwhile."""
@@ -177,15 +164,14 @@ class _Gpu:
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
-    def _pack(
-        self, item: Item, runs: list[_Run], slices: Iterator[Iterator[torch.Tensor]]
-    ) -> _Packed | None:
+    def _pack(self, runs: list[_Run], slices: Iterator[Iterator[torch.Tensor]]) -> _Packed | None:
         results = []
         for run in runs:
-            packing = _Packing(self.device, run.rows, run.pieces[0].part.width)
-            for piece in itertools.islice(slices, len(run.pieces)):
-                for rows in piece:
-                    packing.add(rows)
+            rows = sum(piece.part.height for piece in run)
+            packing = _Packing(self.device, rows, run[0].part.width)
+            for piece in itertools.islice(slices, len(run)):
+                for some in piece:
+                    packing.add(some)
             results.append(packing.finish())
         found = [result for result in results if result is not None]
         if len(found) < len(results):
@@ -205,11 +191,7 @@ class _Gpu:
     # ---- in host memory ----
 
     def streamed(self, tiles: dict[str, Any]) -> dict[str, Arrays]:
-        """Four arrays of each tensor in pinned host memory, and its table on the GPU.
-
-        Kernels read them over the bus. Who brings a group to the GPU ahead of its use would do so
-        here, by arrays of a slot in its place.
-        """
+        """Four arrays of each tensor in pinned host memory, and its table on the GPU."""
         if not tiles:
             return {}
         own = cuts(tiles)
@@ -220,10 +202,10 @@ class _Gpu:
         arrays = _copied(found) if own else _pinned(found)
         for cut in own.values():
             cut.release()
-        tables = self._empty(TABLE_BYTES * len(tiles)).view(-1, TABLE_BYTES)
+        tables = _carved(dict.fromkeys(tiles, (TABLE_BYTES,)), device=self.device)
         torch.cuda.current_stream(self.device).synchronize()
-        for mine, table in zip(arrays.values(), tables, strict=True):
-            mine.append(table)
+        for name, mine in arrays.items():
+            mine += tables[name]
         self._build_tables(arrays)
         return arrays
 
@@ -232,10 +214,9 @@ def _runs(item: Item) -> list[_Run]:
     """Pieces of whole strips go together; only the last one of a run may end within a strip."""
     runs: list[_Run] = []
     for name, part in item.parts:
-        joins = runs and runs[-1].rows % TILE_ROWS == 0
-        before = runs.pop() if joins else _Run(0, [])
-        piece = _Piece(name, item.tiles[name], part)
-        runs.append(_Run(before.rows + part.height, [*before.pieces, piece]))
+        if not runs or runs[-1][-1].part.height % TILE_ROWS:
+            runs.append([])
+        runs[-1].append(_Piece(name, item.tiles[name], part))
     return runs
 
 
@@ -263,10 +244,6 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
 def _addresses(arrays: Arrays) -> tuple[int, int, int, int]:
     codebook, records, bits, plane = (array.data_ptr() for array in arrays[:4])
     return codebook, records, bits, plane
-
-
-def _stream(device: torch.device) -> int:
-    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 class _Registered:
@@ -324,13 +301,26 @@ def _keeping(array: torch.Tensor, registered: _Registered) -> torch.Tensor:
 
 
 def _copied(mapped: dict[str, Arrays]) -> dict[str, Arrays]:
-    total = sum(aligned(array.numel()) for arrays in mapped.values() for array in arrays)
-    slab = torch.empty(total, dtype=torch.uint8, pin_memory=True)
-    copies: dict[str, Arrays] = {}
-    at = 0
+    lengths = {name: [array.numel() for array in arrays] for name, arrays in mapped.items()}
+    copies = _carved(lengths, pin_memory=True)
     for name, arrays in mapped.items():
-        copies[name] = []
-        for array in arrays:
-            copies[name].append(slab[at : at + array.numel()].copy_(array))
-            at += aligned(array.numel())
+        for copy, array in zip(copies[name], arrays, strict=True):
+            copy.copy_(array)
     return copies
+
+
+def _carved(lengths: Mapping[str, Sequence[int]], **where: Any) -> dict[str, Arrays]:
+    """Arrays of these lengths, all in one slab."""
+    slab = torch.empty(
+        sum(aligned(length) for mine in lengths.values() for length in mine),
+        dtype=torch.uint8,
+        **where,
+    )
+    arrays: dict[str, Arrays] = {}
+    at = 0
+    for name, mine in lengths.items():
+        arrays[name] = []
+        for length in mine:
+            arrays[name].append(slab[at : at + length])
+            at += aligned(length)
+    return arrays

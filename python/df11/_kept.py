@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def wanted_by(root: nn.Module) -> Wanted:
 def _keeps(module: Any) -> Callable[[str, torch.dtype], bool] | None:
     plan = getattr(module, "_get_dtype_plan", None)
     if plan is not None:
-        return lambda name, stored: _is_planned(plan(stored), name)
+        return lambda name, stored: planned(plan(stored), name) is not None
     parts = getattr(module, "_keep_in_fp32_modules", None)
     if parts is None:
         return None
@@ -49,10 +50,18 @@ def _keeps(module: Any) -> Callable[[str, torch.dtype], bool] | None:
     return lambda name, _: not named.isdisjoint(name.split("."))
 
 
-def _is_planned(plan: dict[str, torch.dtype], name: str) -> bool:
+def planned(plan: dict[str, torch.dtype], name: str) -> torch.dtype | None:
+    """The dtype that a plan of transformers, of patterns, has for a parameter."""
     if not plan:
-        return False
+        return None
+    pattern, groups = _pattern(tuple(plan))
+    match = pattern.search(name)
+    return plan[groups[match.lastgroup]] if match is not None and match.lastgroup else None
+
+
+@cache
+def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
     from transformers.core_model_loading import build_glob_alternation
 
-    pattern: re.Pattern[str] = build_glob_alternation(list(plan))[0]
-    return pattern.search(name) is not None
+    pattern, groups, _ = build_glob_alternation(list(globs))
+    return pattern, groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ def load(
         path: main if on_gpu and device.type == "cpu" else device for path, device in where.items()
     }
     set_source(root, source)
-    loader = _Loader(source, mode == "exact", where, _order(root), main)
+    order = {path: at for at, (path, _) in enumerate(root.named_modules())}
+    loader = _Loader(source, mode == "exact", where, order, main)
     with loader.bar:
         for each in groups:
             loader.load(each)
@@ -64,10 +66,6 @@ def load(
 def _is_callable(module: nn.Module) -> bool:
     """Whether it has a forward, so that hooks of it run."""
     return type(module).forward is not nn.Module.forward
-
-
-def _order(root: nn.Module) -> dict[str, int]:
-    return {path: at for at, (path, _) in enumerate(root.named_modules())}
 
 
 def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
@@ -133,25 +131,24 @@ def _place_by_modules(
         each.residence = "streamed" if first.type == "cpu" else "stored"
 
 
+@dataclass
 class _Loader:
     """Makes parameters, group by group."""
 
-    def __init__(
-        self,
-        source: Source,
-        exact: bool,
-        where: dict[str, torch.device],
-        order: dict[str, int],
-        main: torch.device,
-    ) -> None:
-        self.source = source
-        self.container = source.container
-        self.exact = exact
-        self.where = where
-        self.order = order
-        self.main = main
-        self.spots = {id(w): s for w, s in zip(source.weights, source.spots, strict=True)}
-        self.bar = Bar(_stored_bytes(source))
+    source: Source
+    exact: bool
+    #: Of modules that run on one device, that device.
+    where: dict[str, torch.device]
+    #: Of each module its number, in the order in which the model has them.
+    order: dict[str, int]
+    #: Where modules run of which nothing else is known.
+    main: torch.device
+
+    def __post_init__(self) -> None:
+        self.container = self.source.container
+        pairs = zip(self.source.weights, self.source.spots, strict=True)
+        self.spots = {id(weight): spots for weight, spots in pairs}
+        self.bar = Bar(_stored_bytes(self.source))
 
     def load(self, each: Group) -> None:
         """Puts the weights of a group into their places."""

@@ -42,6 +42,11 @@ class Part(NamedTuple):
     column_begin: int
     column_end: int
 
+    @classmethod
+    def whole(cls, form: int, rows: int, columns: int, staged_bytes: int = 0) -> Part:
+        """All of a piece."""
+        return cls(form, rows, columns, staged_bytes, 0, rows, 0, columns)
+
     @property
     def height(self) -> int:
         """Rows of the window."""

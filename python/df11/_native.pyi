@@ -1,15 +1,19 @@
 """The native module: opened, decoded and written by Rust.
 
-Everything here is thread-safe, and releases the interpreter's lock (GIL) while it works. Sizes are bytes. Work runs on a pool of one
-thread a core, or as many as the variable `RAYON_NUM_THREADS` says. Functions with the argument `progress` are long work: Ctrl-C ends
-them with `KeyboardInterrupt` and leaves nothing half-written.
+Everything here is thread-safe, and releases the interpreter's lock (GIL) while it works. Sizes are
+bytes. Work runs on a pool of one thread a core, or as many as the variable `RAYON_NUM_THREADS`
+says. Functions with the argument `progress` are long work: Ctrl-C ends them with
+`KeyboardInterrupt` and leaves nothing half-written.
 
-`progress` is `None` (a bar if standard error is a terminal, or in a notebook; with tqdm if that is installed), `True` (always a bar),
-`False` (none), or a callable that is told `(stage, done, total)`: the stage `analyse`, `encode`, `decode`, `verify` or `load`, and bytes
-over all stages. It is called about twenty times a second and at the end, on the thread of the caller; what it raises ends the work.
+`progress` is `None` (a bar if standard error is a terminal, or in a notebook; with tqdm if that is
+installed), `True` (always a bar), `False` (none), or a callable that is told `(stage, done,
+total)`: the stage `analyse`, `encode`, `decode`, `verify` or `load`, and bytes over all stages. It
+is called about twenty times a second and at the end, on the thread of the caller; what it raises
+ends the work.
 
-Exceptions are those of `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`, `ParameterError` and `GpuError`. Any
-function that takes a path may raise the first four of a file; below only what is special is named.
+Exceptions are those of `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
+`ParameterError` and `GpuError`. Any function that takes a path may raise the first four of a file;
+below only what is special is named.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
@@ -71,10 +75,12 @@ __all__ = [
 def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
     """Open a container, or a folder with all shards of a model.
 
-    Reads and validates headers and directories: the cost grows with the number of tensors (about 0.1 µs each) and not with their size.
-    Containers are mapped into memory and **must not be truncated or changed in place while the model lives**, which would end the
-    process; to replace one by renaming is fine. With `memory_map=False` they are read on demand: slower for small pieces, and a file
-    that shrinks is an `IoError`. `checksums=False` leaves out the check of each 1 MiB chunk when it is first read.
+    Reads and validates headers and directories: the cost grows with the number of tensors (about
+    0.1 µs each) and not with their size. Containers are mapped into memory and **must not be
+    truncated or changed in place while the model lives**, which would end the process; to replace
+    one by renaming is fine. With `memory_map=False` they are read on demand: slower for small
+    pieces, and a file that shrinks is an `IoError`. `checksums=False` leaves out the check of each
+    1 MiB chunk when it is first read.
 
     Raises `ParameterError` where a folder holds no container, or shards of different models.
     """
@@ -90,12 +96,13 @@ def compress(
 ) -> Report:
     """Compress a safetensors file, or the folder of a model.
 
-    An `out` whose name ends in `.df11` becomes one self-contained file; any other becomes a folder with a container for each weights
-    file, and the side files beside them. It gets its name when it is whole and, unless `verify=False`, decoded and compared. `layout`
-    says how BF16 tensors are stored: `tile` (the default), `gap` (as in the paper) or `raw`.
+    An `out` whose name ends in `.df11` becomes one self-contained file; any other becomes a folder
+    with a container for each weights file, and the side files beside them. It gets its name when it
+    is whole and, unless `verify=False`, decoded and compared. `layout` says how BF16 tensors are
+    stored: `tile` (the default), `gap` (as in the paper) or `raw`.
 
-    Some 1 GB/s a thread; memory some MiB a thread, whatever the size of the model. Raises `ParameterError` where `out` exists and
-    `overwrite` is not given, or holds the source.
+    Some 1 GB/s a thread; memory some MiB a thread, whatever the size of the model. Raises
+    `ParameterError` where `out` exists and `overwrite` is not given, or holds the source.
     """
 
 def convert(
@@ -109,8 +116,8 @@ def convert(
 ) -> Report:
     """Store a compressed model in another layout or form, without its original files in between.
 
-    The result is what `compress` would make of the original files. Cost and exceptions are those of `compress`; `CorruptError` too
-    where the source is damaged.
+    The result is what `compress` would make of the original files. Cost and exceptions are those of
+    `compress`; `CorruptError` too where the source is damaged.
     """
 
 def decompress(
@@ -123,12 +130,13 @@ def decompress(
 ) -> int:
     """Give back the original files, byte for byte; returns their bytes.
 
-    An `out` whose name ends in `.safetensors` is one file, where the model was made of one; any other is a folder. Each file is
-    compared with the hash of the original before it gets its name. `device` decodes: `cpu`, `gpu` (the first that can), the number of a
-    GPU, or `auto` (the default): a GPU where there is one that is sooner done.
+    An `out` whose name ends in `.safetensors` is one file, where the model was made of one; any
+    other is a folder. Each file is compared with the hash of the original before it gets its name.
+    `device` decodes: `cpu`, `gpu` (the first that can), the number of a GPU, or `auto` (the
+    default): a GPU where there is one that is sooner done.
 
-    Raises `ParameterError` where `out` exists, a shard is missing, or one file is asked for of a model of several; `GpuError` where the
-    GPU that was asked for is not there.
+    Raises `ParameterError` where `out` exists, a shard is missing, or one file is asked for of a
+    model of several; `GpuError` where the GPU that was asked for is not there.
     """
 
 def estimate(
@@ -144,15 +152,18 @@ def verify(
 ) -> Verification:
     """Check a container, or all shards of a folder.
 
-    `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything, on the `device` (see `decompress`),
-    and compares all hashes. Raises `CorruptError` at the first thing that is wrong.
+    `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything,
+    on the `device` (see `decompress`), and compares all hashes. Raises `CorruptError` at the first
+    thing that is wrong.
     """
 
 def devices() -> list[dict[str, Any]]:
-    """Tell the GPUs that the driver shows; none where there is no GPU or no driver. Starts nothing on them.
+    """Tell the GPUs that the driver shows; none where there is no GPU or no driver. Starts nothing
+    on them.
 
-    Each has `ordinal`, `name`, `total_memory` in bytes, and as pairs of major and minor `compute_capability` (8.0 is the least that can
-    decode) and `driver`, the version of CUDA that the driver knows.
+    Each has `ordinal`, `name`, `total_memory` in bytes, and as pairs of major and minor
+    `compute_capability` (8.0 is the least that can decode) and `driver`, the version of CUDA that
+    the driver knows.
     """
 
 def plan(
@@ -164,24 +175,28 @@ def plan(
 ) -> Plan:
     """Tell which block would lie where, without a GPU.
 
-    `memory` is what each GPU may give, in bytes, with room for two outputs of its largest block: what does not fit is streamed from the
-    host. Without it all blocks lie on one GPU, or with `streamed` are streamed to it. `blocks` names the blocks that are loaded, where
-    that is not all of them; or it is a dict that says of each of them where it lies, as `Plan.placements` does, instead of `memory`
-    and `streamed`.
+    `memory` is what each GPU may give, in bytes, with room for two outputs of its largest block:
+    what does not fit is streamed from the host. Without it all blocks lie on one GPU, or with
+    `streamed` are streamed to it. `blocks` names the blocks that are loaded, where that is not all
+    of them; or it is a dict that says of each of them where it lies, as `Plan.placements` does,
+    instead of `memory` and `streamed`.
 
-    Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it would need, or where there is no such
-    block.
+    Raises `ParameterError` where a GPU is too small even for streaming, with the bytes that it
+    would need, or where there is no such block.
     """
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run the command `df11` with these arguments, of which the first is its name; returns the exit code.
+    """Run the command `df11` with these arguments, of which the first is its name; returns the exit
+    code.
 
     Ctrl-C is the command's from then on: for processes that do nothing else.
     """
 
 @final
 class Model(Mapping[str, Tensor]):
-    """An open model: a mapping of tensors by name. From `open`. Holds directories only; tensors are decoded when they are asked for."""
+    """An open model: a mapping of tensors by name. From `open`. Holds directories only; tensors are
+    decoded when they are asked for.
+    """
 
     @property
     def path(self) -> str:
@@ -227,16 +242,19 @@ class Model(Mapping[str, Tensor]):
         progress: _Progress = None,
         blocks: _Blocks = None,
     ) -> DeviceModel:
-        """Load the blocks onto GPUs, by their numbers, where they stay compressed until they are used.
+        """Load the blocks onto GPUs, by their numbers, where they stay compressed until they are
+        used.
 
-        `memory` is what the model may take of each GPU, in bytes, two outputs of the largest block included, which are the caller's to
-        allocate; what does not fit stays pinned on the host and is streamed (see `plan`). Without it, one GPU gets all blocks, and
-        several share them within 90 % of their free memory. `streamed` streams all blocks, to one GPU. `blocks` is as in `plan`: the names
-        of those that are loaded (onto several GPUs, `memory` has to say how much of each), or a `Placement` for each, whose `device`
-        is an index in `devices`.
+        `memory` is what the model may take of each GPU, in bytes, two outputs of the largest block
+        included, which are the caller's to allocate; what does not fit stays pinned on the host and
+        is streamed (see `plan`). Without it, one GPU gets all blocks, and several share them within
+        90 % of their free memory. `streamed` streams all blocks, to one GPU. `blocks` is as in
+        `plan`: the names of those that are loaded (onto several GPUs, `memory` has to say how much
+        of each), or a `Placement` for each, whose `device` is an index in `devices`.
 
-        Checks all checksums on the way; near the speed of the bus. Raises `GpuError` where there is no GPU, no driver, or not enough
-        memory, with what to do; `ParameterError` for numbers of GPUs that there are not, and blocks that there are not.
+        Checks all checksums on the way; near the speed of the bus. Raises `GpuError` where there is
+        no GPU, no driver, or not enough memory, with what to do; `ParameterError` for numbers of
+        GPUs that there are not, and blocks that there are not.
         """
     def __getitem__(self, key: str, /) -> Tensor: ...
     def __contains__(self, key: object, /) -> bool: ...
@@ -249,9 +267,11 @@ class Model(Mapping[str, Tensor]):
 
 @final
 class Tensor:
-    """A tensor of an open model. From `Model`. Decoded anew by each call, on all cores (1 to 3 GB/s each).
+    """A tensor of an open model. From `Model`. Decoded anew by each call, on all cores (1 to 3 GB/s
+    each).
 
-    Gives itself to other libraries by DLPack: `torch.from_dlpack(tensor)` decodes it into new memory of the CPU and copies nothing.
+    Gives itself to other libraries by DLPack: `torch.from_dlpack(tensor)` decodes it into new
+    memory of the CPU and copies nothing.
     """
 
     @property
@@ -262,7 +282,9 @@ class Tensor:
         """The name of its block."""
     @property
     def dtype(self) -> str:
-        """The type of its elements as safetensors names it, such as `BF16`; `unknown` for one of a newer version."""
+        """The type of its elements as safetensors names it, such as `BF16`; `unknown` for one of a
+        newer version.
+        """
     @property
     def shape(self) -> tuple[int, ...]:
         """Its dimensions, outermost first."""
@@ -274,13 +296,17 @@ class Tensor:
         """Bytes of its arrays in the container; 0 for an alias."""
     @property
     def tiles(self) -> Tiles | None:
-        """Its arrays, if it is BF16 in tiles of 32 x 256; of an alias those of its target. None for any other tensor."""
+        """Its arrays, if it is BF16 in tiles of 32 x 256; of an alias those of its target. None for
+        any other tensor.
+        """
     @property
     def bits_per_element(self) -> float:
         """Stored bits an element; 0 for an alias or a tensor without elements."""
     @property
     def encoding(self) -> str:
-        """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an alias that of its target."""
+        """How its bytes are stored: `gap`, `tile`, `raw`, or `unknown` for a newer version's. Of an
+        alias that of its target.
+        """
     @property
     def target(self) -> str:
         """The name of the tensor that holds its bytes: its own, but for an alias."""
@@ -288,30 +314,38 @@ class Tensor:
     def hash(self) -> str:
         """The BLAKE3 hash of its decoded bytes, as stored, in hexadecimal."""
     def decode_into(self, buffer: _Buffer) -> None:
-        """Decode into a writable, contiguous buffer of exactly `nbytes` bytes, little-endian and in row-major order.
+        """Decode into a writable, contiguous buffer of exactly `nbytes` bytes, little-endian and in
+        row-major order.
 
-        Nothing else may use the buffer meanwhile. Of a PyTorch tensor on the CPU pass `tensor.view(torch.uint8).numpy()`. Raises
-        `ParameterError` for a buffer of another size or that cannot be written, `TypeError` for what is no buffer, `CorruptError` where
-        the container is damaged (then the buffer holds anything), `UnsupportedError` for an encoding of a newer version.
+        Nothing else may use the buffer meanwhile. Of a PyTorch tensor on the CPU pass
+        `tensor.view(torch.uint8).numpy()`. Raises `ParameterError` for a buffer of another size or
+        that cannot be written, `TypeError` for what is no buffer, `CorruptError` where the
+        container is damaged (then the buffer holds anything), `UnsupportedError` for an encoding of
+        a newer version.
         """
     def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
         """As `rows(start, stop).decode_into(buffer)`."""
     def rows(self, start: int, stop: int) -> Slice:
-        """The part whose index in the first dimension lies in `start..stop`. Decoded without the rest.
+        """The part whose index in the first dimension lies in `start..stop`. Decoded without the
+        rest.
 
         Raises `ParameterError` for rows that do not exist, or that do not fill whole bytes.
         """
     def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
-        """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing is decoded yet.
+        """What indexing with numbers and slices gives, as in NumPy, but that steps are 1; nothing
+        is decoded yet.
 
-        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it: `tensor[:, 1024:2048]` is the part of
-        one of several GPUs. Of other coded tensors whole rows are, piece by piece.
+        Of a matrix in tiles only those of 32 rows and 256 columns are decoded that hold some of it:
+        `tensor[:, 1024:2048]` is the part of one of several GPUs. Of other coded tensors whole rows
+        are, piece by piece.
 
-        Raises `IndexError` for an index that does not exist or too many of them, `ParameterError` where the part does not begin and end
-        between bytes.
+        Raises `IndexError` for an index that does not exist or too many of them, `ParameterError`
+        where the part does not begin and end between bytes.
         """
     def numpy(self) -> Any:
-        """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else `uint16` and `uint8` hold their bits."""
+        """A new NumPy array. BF16 and F8 have the types of ml_dtypes where that is installed; else
+        `uint16` and `uint8` hold their bits.
+        """
     def torch(self) -> Any:
         """A new PyTorch tensor on the CPU, in memory that is its own."""
     def __dlpack__(
@@ -322,13 +356,17 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """Decode for a library that knows DLPack. Raises `ParameterError` for another device than the CPU, and for F4 and F6."""
+        """Decode for a library that knows DLPack. Raises `ParameterError` for another device than
+        the CPU, and for F4 and F6.
+        """
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU, in the numbers of DLPack."""
 
 @final
 class Slice:
-    """A part of a tensor, from `Tensor.rows` or by indexing one. Only the thread blocks, or the tiles, that hold it are decoded."""
+    """A part of a tensor, from `Tensor.rows` or by indexing one. Only the thread blocks, or the
+    tiles, that hold it are decoded.
+    """
 
     @property
     def tensor(self) -> Tensor:
@@ -365,7 +403,9 @@ class Slice:
 
 @final
 class Block:
-    """The tensors that a model uses together, usually one transformer layer. From `Model.blocks` or `Model.block`."""
+    """The tensors that a model uses together, usually one transformer layer. From `Model.blocks` or
+    `Model.block`.
+    """
 
     @property
     def name(self) -> str:
@@ -381,15 +421,21 @@ class Block:
         """Bytes of all its arrays in the container."""
     @property
     def layout(self) -> dict[str, tuple[int, int]]:
-        """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`. Each begins on a multiple of 256."""
+        """For each tensor, by name, where its bytes begin and end in a buffer for `decode_into`.
+        Each begins on a multiple of 256.
+        """
     def decode_into(self, buffer: _Buffer) -> None:
-        """Decode all tensors into one buffer of exactly `nbytes` bytes; bytes between tensors become zero. See `Tensor.decode_into`."""
+        """Decode all tensors into one buffer of exactly `nbytes` bytes; bytes between tensors
+        become zero. See `Tensor.decode_into`.
+        """
 
 @final
 class DeviceModel:
-    """A model whose blocks lie compressed on GPUs, or pinned on the host. From `Model.load`, which need not be kept.
+    """A model whose blocks lie compressed on GPUs, or pinned on the host. From `Model.load`, which
+    need not be kept.
 
-    Memory is freed when the last of the model, its blocks and programs is dropped, which waits for the GPUs.
+    Memory is freed when the last of the model, its blocks and programs is dropped, which waits for
+    the GPUs.
     """
 
     @property
@@ -414,31 +460,39 @@ class DeviceModel:
         """The block with this name. Raises `KeyError` where there is none, or it was not loaded."""
     @property
     def placements(self) -> dict[str, Placement]:
-        """For each block that is loaded, by name, the number of its GPU, and whether it is streamed."""
+        """For each block that is loaded, by name, the number of its GPU, and whether it is
+        streamed.
+        """
     def program(self, pieces: Sequence[_Piece]) -> Program:
-        """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one output.
+        """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one
+        output.
 
-        Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first row, row behind the last)` or
-        `(tensor name, byte offset, ranges)` with the ranges of a `Slice`. Offsets are multiples of 16; of tensors that are stored as they
-        are (`raw`), any. Allocates 128 bytes of device memory a piece (384 if they are streamed) and waits for their upload, so that it
-        cannot be captured.
+        Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first
+        row, row behind the last)` or `(tensor name, byte offset, ranges)` with the ranges of a
+        `Slice`. Offsets are multiples of 16; of tensors that are stored as they are (`raw`), any.
+        Allocates 128 bytes of device memory a piece (384 if they are streamed) and waits for their
+        upload, so that it cannot be captured.
 
-        Tensors of exactly one streamed block come through its slots as those of `DeviceBlock.decode`, unless rows of less than half of
-        it are asked for; what is streamed otherwise is read in place, over the bus.
+        Tensors of exactly one streamed block come through its slots as those of
+        `DeviceBlock.decode`, unless rows of less than half of it are asked for; what is streamed
+        otherwise is read in place, over the bus.
 
-        Raises `ParameterError` where there is no piece, or no such tensor or row, a tensor is not loaded, the tensors lie on several
-        GPUs, or an offset is not aligned; `GpuError`.
+        Raises `ParameterError` where there is no piece, or no such tensor or row, a tensor is not
+        loaded, the tensors lie on several GPUs, or an offset is not aligned; `GpuError`.
         """
     def check(self, stream: int = 0, device: int | None = None) -> None:
         """Raise `CorruptError` if any decoding so far met a malformed stream.
 
-        Waits for what is on `stream` (as in `DeviceBlock.decode`); only decodings before that are known of. Of a model on several GPUs, a
-        stream other than 0 needs its `device`; 0 without one checks the default streams of all.
+        Waits for what is on `stream` (as in `DeviceBlock.decode`); only decodings before that are
+        known of. Of a model on several GPUs, a stream other than 0 needs its `device`; 0 without
+        one checks the default streams of all.
         """
 
 @final
 class DeviceBlock:
-    """A block of a model on GPUs. From `DeviceModel.blocks` or `DeviceModel.block`. Keeps the model alive."""
+    """A block of a model on GPUs. From `DeviceModel.blocks` or `DeviceModel.block`. Keeps the model
+    alive.
+    """
 
     @property
     def name(self) -> str:
@@ -454,24 +508,29 @@ class DeviceBlock:
         """Bytes of the output."""
     @property
     def layout(self) -> dict[str, tuple[int, int]]:
-        """For each tensor, by name, where its bytes begin and end in the output: as `Block.layout`."""
+        """As `Block.layout`: by the name of each tensor where its bytes begin and end."""
     def decode(self, pointer: int, stream: int) -> None:
-        """Put the decoding of all its tensors on a stream: usually one launch. Some microseconds of the caller's time.
+        """Put the decoding of all its tensors on a stream: usually one launch. Some microseconds of
+        the caller's time.
 
-        `pointer` is the device address of at least `nbytes` bytes, a multiple of 16 (256 is best): `tensor.data_ptr()`. `stream` is a
-        stream of that device as CUDA's handle: `torch.cuda.current_stream(device).cuda_stream`, or 0 for the legacy default stream.
-        Neither allocates nor waits; the thread's current device stays what it is; CUDA graphs capture it (a streamed block is then read
-        in place, over the bus).
+        `pointer` is the device address of at least `nbytes` bytes, a multiple of 16 (256 is best):
+        `tensor.data_ptr()`. `stream` is a stream of that device as CUDA's handle:
+        `torch.cuda.current_stream(device).cuda_stream`, or 0 for the legacy default stream. Neither
+        allocates nor waits; the thread's current device stays what it is; CUDA graphs capture it (a
+        streamed block is then read in place, over the bus).
 
-        **Nobody checks pointer and stream.** The memory must be there, and nobody else may use it, until the stream has done the work; of
-        a captured graph that holds for each replay, and the model must live as well. A malformed stream is told by `DeviceModel.check`.
+        **Nobody checks pointer and stream.** The memory must be there, and nobody else may use it,
+        until the stream has done the work; of a captured graph that holds for each replay, and the
+        model must live as well. A malformed stream is told by `DeviceModel.check`.
 
         Raises `ParameterError` for a misaligned pointer, `GpuError` where the driver refuses.
         """
 
 @final
 class Program:
-    """Tensors of one GPU, or rows of them, ready to be decoded to chosen places of one output. From `DeviceModel.program`."""
+    """Tensors of one GPU, or rows of them, ready to be decoded to chosen places of one output. From
+    `DeviceModel.program`.
+    """
 
     @property
     def device(self) -> int:
@@ -483,25 +542,30 @@ class Program:
     def nbytes(self) -> int:
         """Bytes of the output: to the end of the last piece."""
     def decode(self, pointer: int, stream: int) -> None:
-        """As `DeviceBlock.decode`. Bytes between pieces stay as they are; where pieces overlap, bytes are those of any of them.
+        """As `DeviceBlock.decode`. Bytes between pieces stay as they are; where pieces overlap,
+        bytes are those of any of them.
 
         Of a captured graph, the program must live as long as its replays.
         """
 
-# Matrices in memory of other libraries. A *piece* is a BF16 tensor of a container in tiles of 32 x 256, in one of two forms:
+# Matrices in memory of other libraries. A *piece* is a BF16 tensor of a container in tiles of 32 x
+# 256, in one of two forms:
 #
 # | form | arrays, in order |
 # |---|---|
 # | 0, as stored | codebook, records, bits, plane, table: a decode table, empty on the CPU |
 # | 1, fast layout, on GPUs alone | strips, entries: exceptions of 4 bytes each |
 #
-# A *part* is a window of a piece, eight numbers: form, rows, columns, staged bytes (0 in form 1), first row, row after the last one,
-# first column, column after the last one. Rows and columns first: those of the whole piece.
+# A *part* is a window of a piece, eight numbers: form, rows, columns, staged bytes (0 in form 1),
+# first row, row after the last one, first column, column after the last one. Rows and columns
+# first: those of the whole piece.
 #
-# **Nobody checks addresses and streams.** Arrays have the bytes that are named, begin on multiples of 16, and live until the work on
-# the stream that uses them is done; so do x, outputs and workspace, which nobody else uses meanwhile. `stream` is CUDA's handle of a
-# stream of that device, 0 for the legacy default one. On a GPU nothing allocates or waits unless it says so, and CUDA graphs can
-# capture it; arrays may lie in pinned host memory, which kernels then read over the bus. Arrays may hold anything: `check` tells.
+# **Nobody checks addresses and streams.** Arrays have the bytes that are named, begin on multiples
+# of 16, and live until the work on the stream that uses them is done; so do x, outputs and
+# workspace, which nobody else uses meanwhile. `stream` is CUDA's handle of a stream of that device,
+# 0 for the legacy default one. On a GPU nothing allocates or waits unless it says so, and CUDA
+# graphs can capture it; arrays may lie in pinned host memory, which kernels then read over the bus.
+# Arrays may hold anything: `check` tells.
 
 @final
 class Tiles:
@@ -520,16 +584,19 @@ class Tiles:
     def lengths(self) -> tuple[int, int, int, int]:
         """Bytes of codebook, records, bits and plane."""
     def array(self, index: int) -> memoryview:
-        """One of these arrays, for reading, where the container is mapped. Checks its checksums. Raises `IndexError`, `CorruptError`."""
+        """One of these arrays, for reading, where the container is mapped. Checks its checksums.
+        Raises `IndexError`, `CorruptError`.
+        """
     def check(self) -> None:
         """Check checksums, codebook and offsets. Raises `CorruptError`."""
     def cut(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:
-        """`staged_bytes` and arrays of a tensor of its own with these rows and columns; reads only what it needs, decodes nothing.
+        """`staged_bytes` and arrays of a tensor of its own with these rows and columns; reads only
+        what it needs, decodes nothing.
 
-        Rows begin on a multiple of 32 and end on one or with the last one; columns likewise of 256. Raises `ParameterError` and
-        `CorruptError`.
+        Rows begin on a multiple of 32 and end on one or with the last one; columns likewise of 256.
+        Raises `ParameterError` and `CorruptError`.
         """
 
 @final
@@ -543,7 +610,9 @@ class Matrix:
         pointers: Sequence[int],
         lengths: Sequence[int],
     ) -> Matrix:
-        """`device`: a GPU's number, or None for the CPU. Raises `ParameterError` where lengths contradict the part, `GpuError`."""
+        """`device`: a GPU's number, or None for the CPU. Raises `ParameterError` where lengths
+        contradict the part, `GpuError`.
+        """
     @property
     def rows(self) -> int:
         """Of the part."""
@@ -551,27 +620,36 @@ class Matrix:
     def columns(self) -> int:
         """Of the part."""
     def decode(self, output: int, stream: int = 0) -> None:
-        """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU done when it returns."""
+        """Decode to an address, row by row, dense; a multiple of 16 on a GPU. On the CPU done when
+        it returns.
+        """
     def gather(self, indices: int, count: int, wide: bool, output: int, stream: int = 0) -> None:
-        """Decode rows by their indices, of 64 bits if `wide`, else of 32, dense. Parts that begin and end between tiles alone.
+        """Decode rows by their indices, of 64 bits if `wide`, else of 32, dense. Parts that begin
+        and end between tiles alone.
 
         Of an index that names no row: on the CPU `IndexError`, on a GPU zeros, and `check` tells.
         """
 
 def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) -> None:
-    """As `Matrix.decode` of each, all on one GPU: up to eight as stored in one launch. Raises `ParameterError`."""
+    """As `Matrix.decode` of each, all on one GPU: up to eight as stored in one launch. Raises
+    `ParameterError`.
+    """
 
 @final
 class Linear:
-    """Products `y = x Wᵀ (+ bias)` with parts of one GPU that share x, and begin and end between tiles."""
+    """Products `y = x Wᵀ (+ bias)` with parts of one GPU that share x, and begin and end between
+    tiles.
+    """
 
     def __new__(cls, matrices: Sequence[Matrix]) -> Linear:
-        """Raises `ParameterError` where they differ in columns or GPU, `GpuError` where it has no kernels for them."""
+        """Raises `ParameterError` where they differ in columns or GPU, `GpuError` where it has no
+        kernels for them.
+        """
     def workspace_bytes(self, rows: int) -> int:
-        """Bytes of a workspace for up to so many rows of x."""
+        """Bytes of a workspace for up to this many rows of x."""
     @property
     def crossover_rows(self) -> int:
-        """From so many rows of x on it is faster to decode and multiply then."""
+        """From this many rows of x on it is faster to decode and multiply then."""
     def multiply(
         self,
         x: int,
@@ -581,18 +659,23 @@ class Linear:
         workspace: int,
         stream: int,
     ) -> None:
-        """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements, and the address of a bias or 0.
+        """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
+        and the address of a bias or 0.
 
-        The workspace was filled with zeros once, and since then only such calls have written to it, one after the other. Bits of y are
-        the same in every run. Raises `ParameterError`.
+        The workspace was filled with zeros once, and since then only such calls have written to it,
+        one after the other. Bits of y are the same in every run. Raises `ParameterError`.
         """
 
 @final
 class Grouped:
-    """Products with equal parts of the rows of a part in the fast layout (experts), as a router says on the device."""
+    """Products with equal parts of the rows of a part in the fast layout (experts), as a router
+    says on the device.
+    """
 
     def __new__(cls, matrix: Matrix, experts: int) -> Grouped:
-        """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on multiples of 32 rows; `GpuError`."""
+        """Raises `ParameterError` for form 0, a window of columns, or experts that do not begin on
+        multiples of 32 rows; `GpuError`.
+        """
     def multiply(
         self,
         x: int,
@@ -605,7 +688,8 @@ class Grouped:
         y_pitch: int,
         stream: int,
     ) -> None:
-        """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`, all of 32 bits.
+        """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`,
+        all of 32 bits.
 
         `rows` 0: place i has row i. Only experts with places are read. Raises `ParameterError`.
         """
@@ -615,11 +699,17 @@ class Packer:
     """BF16 weights on a GPU to the fast layout: `strips_bytes` at an address."""
 
     def __new__(cls, device: int, rows: int, columns: int, strips: int, stream: int) -> Packer:
-        """Allocates room for exceptions, one of 256 weights. Raises `ParameterError` for 2^32 weights or more, `GpuError`."""
+        """Allocates room for exceptions, one of 256 weights. Raises `ParameterError` for 2^32
+        weights or more, `GpuError`.
+        """
     def pack(self, first_row: int, rows: int, weights: int, stream: int) -> None:
-        """Pack some rows, dense at an address: they follow those before, and end on a multiple of 32 or with the last one."""
+        """Pack some rows, dense at an address: they follow those before, and end on a multiple of
+        32 or with the last one.
+        """
     def finish(self, stream: int) -> int | None:
-        """Wait; the number of exceptions, or None where they are too many for the fast layout to be of use."""
+        """Wait; the number of exceptions, or None where they are too many for the fast layout to be
+        of use.
+        """
     def take(self, entries: int, stream: int) -> None:
         """Copy them to an address, 4 bytes each."""
 
@@ -632,28 +722,37 @@ def upload(
     items: Sequence[tuple[str, tuple[int, int, int, int]]],
     progress: _Progress = None,
 ) -> None:
-    """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through pinned memory. Done when it returns.
+    """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through
+    pinned memory. Done when it returns.
 
-    Checks checksums, codebooks and offsets. Ctrl-C ends it. Raises `ParameterError`, `CorruptError`, `IoError`, `GpuError`.
+    Checks checksums, codebooks and offsets. Ctrl-C ends it. Raises `ParameterError`,
+    `CorruptError`, `IoError`, `GpuError`.
     """
 
 def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
-    """Build decode tables of 16,384 bytes: address of the codebook, its bytes, address of the table. Done when it returns."""
+    """Build decode tables of 16,384 bytes: address of the codebook, its bytes, address of the
+    table. Done when it returns.
+    """
 
 def pin(address: int, bytes: int) -> None:
-    """Pin memory of the host, so that kernels read it over the bus; until `unpin`. Raises `GpuError` where the driver refuses."""
+    """Pin memory of the host, so that kernels read it over the bus; until `unpin`. Raises
+    `GpuError` where the driver refuses.
+    """
 
 def unpin(address: int) -> None:
     """Pin it no longer. Waits for nothing: whoever used it must be done."""
 
 def capture_id(stream: int) -> int:
-    """The number of the CUDA graph capture that takes what is put on a stream of the current device: another one for each capture.
+    """The number of the CUDA graph capture that takes what is put on a stream of the current
+    device: another one for each capture.
 
     0 if there is none.
     """
 
 def check(device: int, stream: int) -> None:
-    """Wait for a stream, and raise `CorruptError` where a kernel on this GPU met a contradiction since the last such call."""
+    """Wait for a stream, and raise `CorruptError` where a kernel on this GPU met a contradiction
+    since the last such call.
+    """
 
 def fits(device: int) -> bool:
     """Whether the kernels run on a GPU."""

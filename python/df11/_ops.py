@@ -22,7 +22,7 @@ Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -44,25 +44,24 @@ from ._matrices import (
     window,
     windows,
 )
+from ._streamed import brought
+from ._torch import raw_stream
 from ._workspaces import workspace
 
-#: The most bytes that are decoded at once where nothing asks for a whole matrix.
-TEMPORARY_BYTES = 64_000_000
+#: The most bytes that are decoded at once where nothing asks for a whole matrix. With what PyTorch's
+#: allocator rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
+TEMPORARY_BYTES = 60_000_000
 _BF16 = torch.bfloat16
 
 Arrays = Sequence[Tensor]
-_check: Callable[[bool, Callable[[], str]], None] = torch._check
-_check_type: Callable[[bool, Callable[[], str]], None] = torch._check_type
-
-
-def _stream(index: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(index)
+Biases = Sequence[Tensor | None]
+Numbers = Sequence[int]
 
 
 # ---- decode ----
 
 
-def decode(arrays: Arrays, parts: Sequence[int], device: torch.device) -> Tensor:
+def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
 
     One launch on a GPU's current stream for each form among up to eight parts; it neither waits nor
@@ -75,6 +74,8 @@ def decode(arrays: Arrays, parts: Sequence[int], device: torch.device) -> Tensor
     index = device.index if device.type == "cuda" else None
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
+    if index is not None:
+        arrays = brought(arrays, parts, index)
     found = matrices(arrays, parts, index)
     out = torch.empty(shape_of(parts), dtype=_BF16, device=device)
     if index is None:
@@ -99,12 +100,12 @@ def _decode_on_gpu(found: list[_native.Matrix], out: Tensor, index: int) -> None
         if mine.data_ptr() % 16:  # kernels write whole words; rows of few columns end between them
             aside.append((mine, mine := torch.empty_like(mine)))
         places.append(mine.data_ptr())
-    _native.decode_all(found, places, _stream(index))
+    _native.decode_all(found, places, raw_stream(index))
     for target, mine in aside:
         target.copy_(mine)
 
 
-def _decode_fake(arrays: Arrays, parts: Sequence[int], device: torch.device) -> Tensor:
+def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     check(arrays, parts)
     return torch.empty(shape_of(parts), dtype=_BF16, device=device)
 
@@ -112,14 +113,12 @@ def _decode_fake(arrays: Arrays, parts: Sequence[int], device: torch.device) -> 
 # ---- linear ----
 
 
-def linear(
-    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, exact: bool
-) -> Tensor:
+def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool) -> Tensor:
     """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
 
     With `exact`, and always on the CPU, W is decoded (2 R C bytes, freed after the product) and
     `torch.nn.functional.linear` multiplies: the bits of the model with BF16 weights. Else kernels
-    multiply without decoding to memory if x has few rows; for many, at most 64 MB at a time are
+    multiply without decoding to memory if x has few rows; for many, at most 60 MB at a time are
     decoded before each product. x and bias are BF16 then.
 
     Gradients flow to x and bias; the backward pass decodes W anew.
@@ -129,38 +128,32 @@ def linear(
     """
     if exact or not x.is_cuda:
         return functional.linear(x, decode(arrays, parts, x.device), bias)
-    counts = (len(parts) // PART,)
-    return _multiply(x, arrays, parts, counts, (bias,))[0]
+    return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,))[0]
 
 
 def linears(
-    x: Tensor,
-    arrays: Arrays,
-    parts: Sequence[int],
-    counts: Sequence[int],
-    biases: Sequence[Tensor],
-    exact: bool,
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
 ) -> list[Tensor]:
     """As `linear`, of several weights that share x: weight i is the next `counts[i]` parts.
 
     `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
     One launch decodes or multiplies all of them.
     """
-    heights, added = _heights(arrays, parts, counts), _added(biases, counts)
+    heights, added = _heights(parts, counts), _added(biases, counts)
     if not exact and x.is_cuda:
         return _multiply(x, arrays, parts, counts, added)
     dense = torch.split(decode(arrays, parts, x.device), heights)
     return [functional.linear(x, w, bias) for w, bias in zip(dense, added, strict=True)]
 
 
-def _added(biases: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor | None]:
+def _added(biases: Arrays, counts: Numbers) -> Biases:
     """The biases, or None, for each weight."""
     if biases and len(biases) != len(counts):
         raise ValueError(f"{len(biases)} biases for {len(counts)} weights")
     return [bias if bias.numel() else None for bias in biases] or [None] * len(counts)
 
 
-def _heights(arrays: Arrays, parts: Sequence[int], counts: Sequence[int]) -> list[int]:
+def _heights(parts: Numbers, counts: Numbers) -> list[int]:
     """Rows of each weight."""
     if min(counts, default=0) < 1 or PART * sum(counts) != len(parts):
         raise ValueError(f"counts {list(counts)} for {len(parts) // PART} parts")
@@ -171,29 +164,26 @@ def _heights(arrays: Arrays, parts: Sequence[int], counts: Sequence[int]) -> lis
 
 
 def _multiply(
-    x: Tensor,
-    arrays: Arrays,
-    parts: Sequence[int],
-    counts: Sequence[int],
-    biases: Sequence[Tensor | None],
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
 ) -> list[Tensor]:
     """Products on a GPU that need not have the bits of PyTorch's own."""
-    index = x.device.index
-    columns = parts[7] - parts[6]
-    _check_input(x, columns, biases)
+    index, columns = x.device.index, parts[7] - parts[6]
+    heights = [shape_of(parts)[0]] if len(counts) == 1 else _heights(parts, counts)
+    for height, bias in zip(heights, biases, strict=True):
+        _check_product(x, height, columns, bias)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
     rows = flat.shape[0]
     if flat.stride(1) != 1 or (rows > 1 and flat.stride(0) < columns):
         flat = flat.contiguous()
-    heights = (shape_of(parts)[0],) if len(counts) == 1 else _heights(arrays, parts, counts)
     outputs = [x.new_empty((*x.shape[:-1], height)) for height in heights]
     if rows == 0:
         return outputs
+    arrays = brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
     if kernels is None or rows >= kernels.crossover_rows:
         _multiply_decoded(flat, arrays, parts, heights, outputs, biases)
         return outputs
-    stream = _stream(index)
+    stream = raw_stream(index)
     memory = workspace(index, stream, size) if (size := kernels.workspace_bytes(rows)) else None
     address = memory.data_ptr() if memory is not None else 0
     places = _places(parts, counts, heights, outputs, biases)
@@ -202,34 +192,29 @@ def _multiply(
     return outputs
 
 
-def _check_input(x: Tensor, columns: int, biases: Sequence[Tensor | None]) -> None:
+def _check_product(x: Tensor, rows: int, columns: int, bias: Tensor | None) -> None:
     if x.dtype != _BF16 or x.dim() == 0 or x.shape[-1] != columns:
         raise RuntimeError(
-            f"x is BF16 of {columns} columns, and not {x.dtype} of shape {tuple(x.shape)}; "
-            "exact mode multiplies as PyTorch does"
+            f"x is {x.dtype} of shape {tuple(x.shape)}, and the weight BF16 of {columns} columns; "
+            "cast x, or use exact mode, which multiplies as PyTorch does"
         )
-    for bias in biases:
-        if bias is None or (
-            (bias.dtype, bias.device) == (_BF16, x.device) and bias.is_contiguous()
-        ):
-            continue
-        raise RuntimeError(
-            f"a bias is contiguous BF16 on {x.device}, and not {bias.dtype} on {bias.device}"
-        )
+    if bias is None or (
+        (bias.dtype, bias.device, tuple(bias.shape)) == (_BF16, x.device, (rows,))
+        and bias.is_contiguous()
+    ):
+        return
+    raise RuntimeError(
+        f"a bias is contiguous BF16 of {rows} elements on {x.device}, and not {bias.dtype} of "
+        f"shape {tuple(bias.shape)} on {bias.device}"
+    )
 
 
 def _places(
-    parts: Sequence[int],
-    counts: Sequence[int],
-    heights: Sequence[int],
-    outputs: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
+    parts: Numbers, counts: Numbers, heights: Numbers, outputs: Arrays, biases: Biases
 ) -> list[tuple[int, int, int]]:
     """For each part where its columns of y lie, the pitch of y in elements, and where its bias."""
     places, at = [], 0
     for count, height, y, bias in zip(counts, heights, outputs, biases, strict=True):
-        if bias is not None and bias.numel() != height:
-            raise RuntimeError(f"a bias of {bias.numel()} elements for {height} rows")
         out, add = y.data_ptr(), bias.data_ptr() if bias is not None else 0
         for _ in range(count):
             places.append((out, height, add))
@@ -239,12 +224,7 @@ def _places(
 
 
 def _multiply_decoded(
-    x: Tensor,
-    arrays: Arrays,
-    parts: Sequence[int],
-    heights: Sequence[int],
-    outputs: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
+    x: Tensor, arrays: Arrays, parts: Numbers, heights: Numbers, outputs: Arrays, biases: Biases
 ) -> None:
     """Decodes before multiplying, some rows at a time, into columns of the outputs."""
     first, most = 0, TEMPORARY_BYTES // (2 * x.shape[1])
@@ -260,7 +240,7 @@ def _multiply_decoded(
 
 
 def _multiply_slice(
-    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, out: Tensor
+    x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, out: Tensor
 ) -> None:
     """A function of its own, so that what one slice decodes is free before the next one."""
     w = decode(arrays, parts, x.device).t()
@@ -271,44 +251,31 @@ def _multiply_slice(
 
 
 def _linear_fake(
-    x: Tensor, arrays: Arrays, parts: Sequence[int], bias: Tensor | None, exact: bool
+    x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool
 ) -> Tensor:
-    check(arrays, parts)
-    return _product_fake(x, shape_of(parts), bias)
-
-
-def _product_fake(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor:
-    rows, columns = shape
-    _check(
-        x.dim() > 0 and x.shape[-1] == columns,
-        lambda: f"x has shape {tuple(x.shape)}, and the weight {columns} columns",
-    )
-    _check(x.dtype == _BF16, lambda: f"x is {x.dtype}, and the weight torch.bfloat16; cast x")
-    _check(
-        bias is None or tuple(bias.shape) == (rows,),
-        lambda: f"a bias of shape {tuple(bias.shape)} for {rows} rows",  # type: ignore[union-attr]
-    )
-    return x.new_empty((*x.shape[:-1], rows))
+    return _products_fake(x, arrays, parts, [len(parts) // PART], [bias])[0]
 
 
 def _linears_fake(
-    x: Tensor,
-    arrays: Arrays,
-    parts: Sequence[int],
-    counts: Sequence[int],
-    biases: Sequence[Tensor],
-    exact: bool,
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
+) -> list[Tensor]:
+    return _products_fake(x, arrays, parts, counts, _added(biases, counts))
+
+
+def _products_fake(
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
 ) -> list[Tensor]:
     check(arrays, parts)
-    columns = parts[7] - parts[6]
-    heights, added = _heights(arrays, parts, counts), _added(biases, counts)
-    return [_product_fake(x, (h, columns), b) for h, b in zip(heights, added, strict=True)]
+    heights = _heights(parts, counts)
+    for height, bias in zip(heights, biases, strict=True):
+        _check_product(x, height, parts[7] - parts[6], bias)
+    return [x.new_empty((*x.shape[:-1], height)) for height in heights]
 
 
 # ---- embedding ----
 
 
-def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
+def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64.
 
     Decodes the tiles that hold these rows; a GPU once for each index. Parts begin and end on
@@ -318,8 +285,7 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
     As `decode`; `TypeError` for other indices; on the CPU `IndexError` for a row that does not
     exist. A GPU writes zeros for such a row, and `_native.check` tells.
     """
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
+    _check_indices(indices)
     flat, back = indices.reshape(-1).contiguous(), None
     if not flat.is_cuda:
         flat, back = torch.unique(flat, return_inverse=True)
@@ -329,21 +295,23 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
     return (out if back is None else out[back]).view(*indices.shape, out.shape[1])
 
 
-def _gather_all(indices: Tensor, arrays: Arrays, parts: Sequence[int], out: Tensor) -> None:
+def _check_indices(indices: Tensor) -> None:
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
+
+
+def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) -> None:
     """Rows of stacked parts. Each is asked for all, and what it has replaces other rows."""
     index = indices.device.index if indices.is_cuda else None
+    stream = raw_stream(index) if index is not None else 0
     found = matrices(arrays, parts, index)
     first, last = 0, len(found) - 1
     for at, matrix in enumerate(found):
-        local = indices - first if first else indices
-        # Outside of all parts is outside of the first or of the last one, which say so.
-        mine = (
-            local.clamp(0 if at else None, None if at == last else matrix.rows - 1)
-            if last
-            else local
-        )
+        local = mine = indices - first if first else indices
+        if last:
+            # Outside of all parts is outside of the first or of the last one, which say so.
+            mine = local.clamp(0 if at else None, None if at == last else matrix.rows - 1)
         rows = out if at == 0 else torch.empty_like(out)
-        stream = _stream(index) if index is not None else 0
         wide = indices.dtype == torch.int64
         matrix.gather(mine.data_ptr(), mine.numel(), wide, rows.data_ptr(), stream)
         if at:
@@ -351,12 +319,9 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Sequence[int], out: Tens
         first += matrix.rows
 
 
-def _embedding_fake(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Tensor:
+def _embedding_fake(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     check(arrays, parts)
-    _check_type(
-        indices.dtype in (torch.int32, torch.int64),
-        lambda: f"indices are int32 or int64, and not {indices.dtype}",
-    )
+    _check_indices(indices)
     return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
 
 
@@ -364,12 +329,7 @@ def _embedding_fake(indices: Tensor, arrays: Arrays, parts: Sequence[int]) -> Te
 
 
 def grouped_linear(
-    x: Tensor,
-    offsets: Tensor,
-    rows: Tensor | None,
-    arrays: Arrays,
-    parts: Sequence[int],
-    experts: int,
+    x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor:
     """Products with the experts of a mixture, whose matrices are equal shares of the rows.
 
@@ -379,19 +339,23 @@ def grouped_linear(
     of x.
 
     In the fast layout, as one piece, it is one launch that reads them there. Else offsets are
-    copied to the host, which waits for the stream, and each expert that has rows is decoded alone.
+    copied to the host, which waits for the stream, and experts that have rows are decoded, 60 MB
+    at a time.
 
     # Errors
     As `linear`.
     """
-    _check_grouped(x, offsets, rows, shape_of(parts), experts)
-    places = x.shape[0] if rows is None else rows.numel()
-    y = x.new_empty((places, shape_of(parts)[0] // experts))
-    if not places:
+    y = _places_of(x, offsets, rows, parts, experts)
+    if not len(y):
         return y
     kernels = grouped(arrays, parts, experts, x.device.index) if x.is_cuda else None
     if kernels is None:
-        _each_expert(x, offsets, rows, arrays, parts, y)
+        routed = x if rows is None else x[rows]
+
+        def multiply(places: slice, ends: list[int], w: Tensor) -> None:
+            y[places] = _products(routed[places], w.mT, ends)
+
+        _each_routed(offsets, arrays, parts, y.shape[1], multiply)
         return y
     flat = x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
     offsets = offsets.contiguous()
@@ -401,87 +365,97 @@ def grouped_linear(
         flat.shape[0],
         flat.stride(0),
         offsets.data_ptr(),
-        places,
+        y.shape[0],
         chosen.data_ptr() if chosen is not None else 0,
         y.data_ptr(),
         y.stride(0),
-        _stream(x.device.index),
+        raw_stream(x.device.index),
     )
     return y
 
 
-def _routed(offsets: Tensor) -> list[tuple[int, int, int]]:
-    """Experts that have places, and their first and last one. Waits for a GPU."""
-    ends = offsets.tolist()
+def _routed(ends: list[int]) -> list[tuple[int, int, int]]:
+    """Experts that have places, and the begin and end of these."""
     return [(e, a, b) for e, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
-def _each_expert(
-    x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Sequence[int], y: Tensor
+def _decode_experts(
+    arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]], on: Tensor
+) -> Tensor:
+    """The matrices of these experts, [E, height, C], on a tensor's device."""
+    ranges = ((e * height, (e + 1) * height) for e, _, _ in routed)
+    found = list(windows(arrays, parts, ranges))
+    some = [array for mine, _ in found for array in mine]
+    dense = decode(some, [number for _, cut in found for number in cut], on.device)
+    return dense.view(len(routed), height, -1)
+
+
+def _each_routed(
+    offsets: Tensor,
+    arrays: Arrays,
+    parts: Numbers,
+    height: int,
+    work: Callable[[slice, list[int], Tensor], None],
 ) -> None:
-    """Decodes and multiplies each expert that has places."""
-    routed = _routed(offsets)
-    found = _experts(arrays, parts, y.shape[1], routed)
-    for (_, begin, end), (mine, cut) in zip(routed, found, strict=True):
-        some = x[begin:end] if rows is None else x[rows[begin:end]]
-        torch.mm(some, decode(mine, cut, x.device).t(), out=y[begin:end])
+    """Decodes the experts that have places, as many at once as `TEMPORARY_BYTES` hold.
+
+    `work` is told their places, where each expert's places end among these, and their matrices,
+    which it must not keep.
+    """
+    routed = _routed(offsets.tolist())
+    most = max(1, TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
+    for at in range(0, len(routed), most):
+        some = routed[at : at + most]
+        places = slice(some[0][1], some[-1][2])
+        ends = [end - places.start for _, _, end in some]
+        work(places, ends, _decode_experts(arrays, parts, height, some, offsets))
 
 
-def _experts(
-    arrays: Arrays, parts: Sequence[int], height: int, routed: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[list[Tensor], list[int]]]:
-    """Arrays and parts of each of these experts, which have `height` rows."""
-    return windows(arrays, parts, ((e * height, (e + 1) * height) for e, _, _ in routed))
+def _products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
+    """Rows of x up to each end times a matrix of w, [E, K, N]."""
+    if x.is_cuda and w.shape[1] % 8 == 0 and w.shape[2] % 8 == 0:
+        offs = torch.tensor(ends, dtype=torch.int32, device=x.device)
+        return torch._grouped_mm(x.contiguous(), w, offs=offs)
+    lengths = [b - a for a, b in pairwise([0, *ends])]
+    return torch.cat([a @ b for a, b in zip(torch.split(x, lengths), w, strict=True)])
 
 
 def _grouped_fake(
-    x: Tensor,
-    offsets: Tensor,
-    rows: Tensor | None,
-    arrays: Arrays,
-    parts: Sequence[int],
-    experts: int,
+    x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor:
     check(arrays, parts)
-    _check_grouped(x, offsets, rows, shape_of(parts), experts)
-    places = x.shape[0] if rows is None else rows.shape[0]
-    return x.new_empty((places, shape_of(parts)[0] // experts))
+    return _places_of(x, offsets, rows, parts, experts)
 
 
-def _check_grouped(
-    x: Tensor, offsets: Tensor, rows: Tensor | None, shape: tuple[int, int], experts: int
-) -> None:
-    height, columns = shape
-    _check(
-        x.dim() == 2 and x.shape[1] == columns and x.dtype == _BF16,
-        lambda: f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}",
-    )
-    _check(
-        experts > 0 and height % experts == 0,
-        lambda: f"{height} rows are not {experts} experts of equal size",
-    )
-    _check(
-        offsets.dtype == torch.int32 and tuple(offsets.shape) == (experts + 1,),
-        lambda: (
-            f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {tuple(offsets.shape)}"
-        ),
-    )
-    _check(
-        rows is None or (rows.dtype == torch.int32 and rows.dim() == 1),
-        lambda: "rows are int32 and of one dimension",
-    )
-    _check(
-        offsets.device == x.device and (rows is None or rows.device == x.device),
-        lambda: f"offsets and rows lie on {x.device}, as x does",
-    )
+def _places_of(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, parts: Numbers, experts: int
+) -> Tensor:
+    """Room for the result of `grouped_linear`, after a check of what it is given."""
+    height, columns = shape_of(parts)
+    told = [offsets] if rows is None else [offsets, rows]
+    wrong = None
+    if x.dim() != 2 or x.shape[1] != columns or x.dtype != _BF16:
+        wrong = f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}"
+    elif experts < 1 or height % experts:
+        wrong = f"{height} rows are not {experts} experts of equal size"
+    elif offsets.dtype != torch.int32 or tuple(offsets.shape) != (experts + 1,):
+        shape = tuple(offsets.shape)
+        wrong = f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {shape}"
+    elif rows is not None and (rows.dtype != torch.int32 or rows.dim() != 1):
+        wrong = "rows are int32 and of one dimension"
+    elif any(each.device != x.device for each in told):
+        wrong = f"offsets and rows lie on {x.device}, as x does"
+    if wrong is not None:
+        raise RuntimeError(wrong)
+    return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
 
 
 def grouped_mm(
     x: Tensor,
     offs: Tensor,
     arrays: Arrays,
-    parts: Sequence[int],
-    shape: Sequence[int],
+    parts: Numbers,
+    shape: Numbers,
     transposed: bool,
     flipped: bool,
 ) -> Tensor:
@@ -490,17 +464,13 @@ def grouped_mm(
     Waits for the GPU to know the experts that have rows, and decodes these alone; in a capture of a
     CUDA graph it decodes all.
     """
-    ends, experts = None, list(range(shape[0]))
+    routed = [(e, 0, 0) for e in range(shape[0])]
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        ends = offs.tolist()
-        experts = [e for e, (a, b) in enumerate(pairwise([0, *ends])) if a < b] or [0]
-    height = shape_of(parts)[0] // shape[0]
-    found = list(windows(arrays, parts, ((e * height, (e + 1) * height) for e in experts)))
-    some = [array for mine, _ in found for array in mine]
-    dense = decode(some, [number for _, cut in found for number in cut], x.device)
-    w = lay_out(dense, (len(experts), *shape[1:]), transposed, flipped)
-    if ends is not None and len(experts) < shape[0]:
-        offs = torch.tensor([ends[e] for e in experts], dtype=offs.dtype, device=offs.device)
+        routed = _routed([0, *offs.tolist()]) or routed[:1]
+        if len(routed) < shape[0]:
+            offs = offs.new_tensor([end for _, _, end in routed])
+    dense = _decode_experts(arrays, parts, shape_of(parts)[0] // shape[0], routed, x)
+    w = lay_out(dense.flatten(0, 1), (len(routed), *shape[1:]), transposed, flipped)
     return torch._grouped_mm(x, w, offs=offs).contiguous()
 
 
@@ -508,8 +478,8 @@ def _grouped_mm_fake(
     x: Tensor,
     offs: Tensor,
     arrays: Arrays,
-    parts: Sequence[int],
-    shape: Sequence[int],
+    parts: Numbers,
+    shape: Numbers,
     transposed: bool,
     flipped: bool,
 ) -> Tensor:
@@ -525,12 +495,11 @@ def table(codebook: Tensor) -> Tensor:
 
     Waits for the GPU's current stream.
     """
-    if not codebook.is_cuda:
-        return codebook.new_empty(0)
-    made = codebook.new_empty(TABLE_BYTES)
-    torch.cuda.current_stream(codebook.device).synchronize()
-    place = (codebook.data_ptr(), codebook.nbytes, made.data_ptr())
-    _native.build_tables(codebook.device.index, [place])
+    made = _table_fake(codebook)
+    if codebook.is_cuda:
+        torch.cuda.current_stream(codebook.device).synchronize()
+        place = (codebook.data_ptr(), codebook.nbytes, made.data_ptr())
+        _native.build_tables(codebook.device.index, [place])
     return made
 
 
@@ -542,53 +511,44 @@ def _table_fake(codebook: Tensor) -> Tensor:
 
 
 def _linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    _, arrays, parts, _, _ = inputs
-    ctx.save_for_backward(*arrays)
-    ctx.parts = parts
+    x, arrays, parts, _, exact = inputs
+    _linears_setup(ctx, (x, arrays, parts, [len(parts) // PART], [], exact), output)
 
 
 def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    flat = grad.reshape(-1, grad.shape[-1])
-    to_x = to_bias = None
-    if ctx.needs_input_grad[0]:
-        w = torch.ops.df11.decode(ctx.saved_tensors, ctx.parts, grad.device)
-        to_x = (flat @ w).view(*grad.shape[:-1], w.shape[1])
-    if ctx.needs_input_grad[3]:
-        to_bias = flat.sum(0)
-    return to_x, [None] * len(ctx.saved_tensors), None, to_bias, None
+    ctx.has_bias = [ctx.needs_input_grad[3]]
+    to_x, to_arrays, _, _, (to_bias,), _ = _linears_backward(ctx, [grad])
+    return to_x, to_arrays, None, to_bias, None
 
 
 def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, arrays, parts, counts, biases, _ = inputs
+    x, arrays, ctx.parts, counts, biases, _ = inputs
     ctx.save_for_backward(*arrays)
-    ctx.parts, ctx.counts = parts, counts
-    ctx.shape, ctx.has_bias = x.shape, [bias.numel() > 0 for bias in biases]
+    ctx.shape, ctx.heights = x.shape, _heights(ctx.parts, counts)
+    ctx.has_bias = [bias.numel() > 0 for bias in biases]
 
 
 def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     arrays, first = ctx.saved_tensors, 0
     to_x: Tensor | None = None
-    to_biases: list[Tensor | None] = []
-    for height, grad in zip(_heights(arrays, ctx.parts, ctx.counts), grads, strict=True):
+    for height, grad in zip(ctx.heights, grads, strict=True):
         mine = window(arrays, ctx.parts, first, first + height)
         first += height
-        if grad is None:
-            to_biases.append(None)
-            continue
-        flat = grad.reshape(-1, height)
-        to_biases.append(flat.sum(0))
-        if ctx.needs_input_grad[0]:
-            part = flat @ torch.ops.df11.decode(*mine, grad.device)
+        if grad is not None and ctx.needs_input_grad[0]:
+            part = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
             to_x = part if to_x is None else to_x + part
     to_x = to_x.view(ctx.shape) if to_x is not None else None
-    kept = [grad if has else None for grad, has in zip(to_biases, ctx.has_bias, strict=False)]
-    return to_x, [None] * len(arrays), None, None, kept, None
+    to_biases = [
+        grad.reshape(-1, grad.shape[-1]).sum(0) if has and grad is not None else None
+        for grad, has in zip(grads, ctx.has_bias, strict=False)
+    ]
+    return to_x, [None] * len(arrays), None, None, to_biases, None
 
 
 def _grouped_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, offsets, rows, arrays, parts, experts = inputs
+    x, offsets, rows, arrays, ctx.parts, ctx.experts = inputs
     ctx.save_for_backward(offsets, rows, *arrays)
-    ctx.parts, ctx.experts, ctx.shape = parts, experts, x.shape
+    ctx.x_rows = x.shape[0]
 
 
 def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -596,7 +556,7 @@ def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     to_x = None
     if ctx.needs_input_grad[0]:
         to_x = torch.ops.df11.grouped_linear_backward(
-            grad, offsets, rows, arrays, ctx.parts, ctx.experts, ctx.shape[0]
+            grad, offsets, rows, arrays, ctx.parts, ctx.experts, ctx.x_rows
         )
     return to_x, None, None, [None] * len(arrays), None, None
 
@@ -606,20 +566,21 @@ def grouped_linear_backward(
     offsets: Tensor,
     rows: Tensor | None,
     arrays: Arrays,
-    parts: Sequence[int],
+    parts: Numbers,
     experts: int,
     x_rows: int,
 ) -> Tensor:
     """The gradient of `grouped_linear` to x, which has `x_rows` rows. Waits for the GPU."""
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
-    routed = _routed(offsets)
-    found = _experts(arrays, parts, grad.shape[1], routed)
-    for (_, begin, end), (mine, cut) in zip(routed, found, strict=True):
-        part = grad[begin:end] @ decode(mine, cut, grad.device)
+
+    def multiply(places: slice, ends: list[int], w: Tensor) -> None:
+        part = _products(grad[places], w, ends)
         if rows is None:
-            to_x[begin:end] = part
+            to_x[places] = part
         else:
-            to_x.index_add_(0, rows[begin:end], part)
+            to_x.index_add_(0, rows[places], part)
+
+    _each_routed(offsets, arrays, parts, grad.shape[1], multiply)
     return to_x
 
 
@@ -628,7 +589,7 @@ def _grouped_backward_fake(
     offsets: Tensor,
     rows: Tensor | None,
     arrays: Arrays,
-    parts: Sequence[int],
+    parts: Numbers,
     experts: int,
     x_rows: int,
 ) -> Tensor:
@@ -639,53 +600,39 @@ def _grouped_backward_fake(
 # ---- registration ----
 
 library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
-
-
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    name = schema.partition("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+#: Each operator's function and fake one, by its schema. `_grouped_mm` is not for other callers: it
+#: has no gradients, which those of `torch._grouped_mm` call.
+_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "decode(Tensor[] arrays, int[] parts, Device device) -> Tensor": (decode, _decode_fake),
+    "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor": (
+        linear,
+        _linear_fake,
+    ),
+    "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
+    " -> Tensor[]": (linears, _linears_fake),
+    "embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor": (
+        embedding,
+        _embedding_fake,
+    ),
+    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
+    " int experts) -> Tensor": (grouped_linear, _grouped_fake),
+    "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
+    " int[] parts, int experts, int x_rows) -> Tensor": (
+        grouped_linear_backward,
+        _grouped_backward_fake,
+    ),
+    "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
+    " bool transposed, bool flipped) -> Tensor": (grouped_mm, _grouped_mm_fake),
+    "table(Tensor codebook) -> Tensor": (table, _table_fake),
+}
+for _schema, (_run, _fake) in _OPERATORS.items():
+    _name = _schema.partition("(")[0]
+    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     # The same function for both: arrays of a GPU's work may be on the host, so it looks at devices.
     # An operator of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
-    for key in ("CPU", "CUDA"):
-        library.impl(name, run, key)  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"df11::{name}", fake, lib=library)
-
-
-_define("decode(Tensor[] arrays, int[] parts, Device device) -> Tensor", decode, _decode_fake)
-_define(
-    "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
-    linear,
-    _linear_fake,
-)
-_define(
-    "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
-    " -> Tensor[]",
-    linears,
-    _linears_fake,
-)
-_define(
-    "embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", embedding, _embedding_fake
-)
-_define(
-    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
-    " int experts) -> Tensor",
-    grouped_linear,
-    _grouped_fake,
-)
-_define(
-    "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
-    " int[] parts, int experts, int x_rows) -> Tensor",
-    grouped_linear_backward,
-    _grouped_backward_fake,
-)
-# Not for other callers: it has no gradients, which those of `torch._grouped_mm` call.
-_define(
-    "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
-    " bool transposed, bool flipped) -> Tensor",
-    grouped_mm,
-    _grouped_mm_fake,
-)
-_define("table(Tensor codebook) -> Tensor", table, _table_fake)
+    for _key in ("CPU", "CUDA"):
+        library.impl(_name, _run, _key)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"df11::{_name}", _fake, lib=library)
 
 for _name, _backward, _setup in (
     ("linear", _linear_backward, _linear_setup),

@@ -75,7 +75,7 @@ def prepare(model: nn.Module) -> None:
 
 def is_sharded(value: Any) -> bool:
     """Whether a parameter is a DTensor."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _is_distributed():
         return False
     from torch.distributed.tensor import DTensor
 
@@ -107,13 +107,16 @@ def gathered(value: torch.Tensor) -> torch.Tensor:
 
 def is_first() -> bool:
     """Whether this is the process that writes files."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not several or torch.distributed.get_rank() == 0
+    return not _is_distributed() or torch.distributed.get_rank() == 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def shard(root: nn.Module, source: Source) -> None:
     """Has the weights of a source be the shards that the parameters of the module have room for."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _is_distributed():
         return
     source.weights = [
         _shard(weight, value, source.container)

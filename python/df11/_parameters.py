@@ -39,7 +39,6 @@ class Weight:
     dtype: torch.dtype
     pieces: list[Piece]
     is_buffer: bool = False
-    is_persistent: bool = True
     #: What pieces are stored as, if that is not `dtype`.
     stored: torch.dtype | None = None
     #: Makes the weight if pieces alone do not.
@@ -86,22 +85,16 @@ class Weight:
         return {**self.__dict__, "make": None, "parts": None}
 
 
-def piece_bytes(tensor: Any, piece: Piece) -> int:
-    """The size of a piece of this tensor."""
-    if piece.rows is None:
-        return int(tensor.nbytes)
-    start, stop = piece.rows
-    return int(tensor.nbytes) // int(tensor.shape[0]) * (stop - start)
+def part_of(container: Any, piece: Piece) -> Any:
+    """The tensor of a piece, or its rows."""
+    tensor = container[piece.tensor]
+    return tensor if piece.rows is None else tensor.rows(*piece.rows)
 
 
 def decode_piece(container: Any, piece: Piece, memory: torch.Tensor) -> None:
     """Decodes a piece on the CPU, into the memory of its weight."""
-    tensor = container[piece.tensor]
-    buffer = as_buffer(memory[piece.offset : piece.offset + piece_bytes(tensor, piece)])
-    if piece.rows is None:
-        tensor.decode_into(buffer)
-    else:
-        tensor.decode_rows_into(*piece.rows, buffer)
+    part = part_of(container, piece)
+    part.decode_into(as_buffer(memory[piece.offset : piece.offset + part.nbytes]))
 
 
 class Entry(NamedTuple):
@@ -112,19 +105,22 @@ class Entry(NamedTuple):
     is_buffer: bool
     is_persistent: bool
 
+    def weight(
+        self, shape: tuple[int, ...], dtype: torch.dtype, pieces: list[Piece], **more: Any
+    ) -> Weight:
+        """The weight that is this, of these pieces."""
+        return Weight(list(self.places), shape, dtype, pieces, self.is_buffer, **more)
+
 
 def entries(root: nn.Module) -> list[Entry]:
     """All parameters and buffers, each once."""
     found: dict[int, Entry] = {}
     for path, module in root.named_modules(remove_duplicate=False):
-        for attribute, value in module._parameters.items():
+        for attribute, value in (*module._parameters.items(), *module._buffers.items()):
             if value is not None:
-                entry = found.setdefault(id(value), Entry(value, [], False, True))
-                entry.places.append(Place(path, attribute))
-        for attribute, value in module._buffers.items():
-            if value is not None:
+                is_buffer = attribute in module._buffers
                 persistent = attribute not in module._non_persistent_buffers_set
-                entry = found.setdefault(id(value), Entry(value, [], True, persistent))
+                entry = found.setdefault(id(value), Entry(value, [], is_buffer, persistent))
                 entry.places.append(Place(path, attribute))
     return list(found.values())
 
@@ -142,9 +138,7 @@ def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None =
         )
     if kind is None:
         raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
-    weight = Weight(
-        entry.places, shape, kind, [Piece(tensor, 0)], entry.is_buffer, entry.is_persistent
-    )
+    weight = entry.weight(shape, kind, [Piece(tensor, 0)])
     if dtype is not None and dtype != kind:
         weight.dtype, weight.stored = dtype, kind
         weight.ordinary_because = f"stored as {kind}, used as {dtype}".replace("torch.", "")

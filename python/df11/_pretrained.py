@@ -17,21 +17,20 @@ from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
-    build_glob_alternation,
     dot_natural_key,
     rename_source_key,
 )
 
 from . import _native
-from ._kept import wanted_by
+from ._kept import planned, wanted_by
 from ._parameters import Piece, Weight, entries, whole
-from ._torch import decoded, dtype_of
+from ._torch import dtype_of
 
 #: Pieces of a weight, for each of its tensors, up to which it is decoded from pieces.
 MOST_PIECES = 4
@@ -82,9 +81,7 @@ class _Mapping:
         }
         self.dtype = dtype
         self.kept = wanted_by(model)
-        plan = model._get_dtype_plan(dtype) if dtype is not None else {}
-        self.plan = build_glob_alternation(list(plan)) if plan else None
-        self.plan_dtypes = plan
+        self.plan = model._get_dtype_plan(dtype) if dtype is not None else {}
         self.converted: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
         self.found: dict[str, Weight] = {}
         self.unused: list[str] = []
@@ -116,11 +113,7 @@ class _Mapping:
         """What transformers would make of a parameter; where nobody asked for a dtype, of a model of the stored one."""
         if self.dtype is None:
             return self.kept(name, stored)
-        if self.plan is not None:
-            match = self.plan[0].search(name)
-            if match is not None and match.lastgroup is not None:
-                return cast(torch.dtype, self.plan_dtypes[self.plan[1][match.lastgroup]])
-        return self.state[name].dtype
+        return planned(self.plan, name) or self.state[name].dtype
 
     def finish(self) -> tuple[list[Weight], list[str]]:
         """Converts, and ties."""
@@ -129,17 +122,12 @@ class _Mapping:
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         for target, source in tied.items():
             for missing, present in ((target, source), (source, target)):
-                if (
-                    missing in self.entries
-                    and present in self.found
-                    and self._may_tie(missing, present)
-                ):
-                    self.found[present].places.extend(
-                        place
-                        for place in self.entries[missing].places
-                        if place not in self.found[present].places
-                    )
-                    self.found[missing] = self.found[present]
+                if missing in self.entries and present in self.found:
+                    if not self._may_tie(missing, present):
+                        continue
+                    weight = self.found[missing] = self.found[present]
+                    places = [*weight.places, *self.entries[missing].places]
+                    weight.places[:] = dict.fromkeys(places)
                     break
         return list({id(weight): weight for weight in self.found.values()}.values()), self.unused
 
@@ -161,53 +149,49 @@ class _Mapping:
             dtype = self.target_dtype(first, dtype_of(self.container[name]))
             self.found[first] = whole(self.container, self.entries[first], name, dtype)
             return
-        rows = {}
-        base = 0
-        starts: list[tuple[int, str]] = []
-        for _, name in sources:
-            shape = tuple(self.container[name].shape)
-            count = prod(shape[:-1])
-            rows[name] = (
-                torch.arange(base, base + count).reshape((*shape[:-1], 1))
-                if len(shape) > 1
-                else None
-            )
-            starts.append((base, name))
-            base += count
-        results = None
-        if all(ids is not None for ids in rows.values()):
-            try:
-                results = self._run(first, converter, sources, lambda name: rows[name])
-            except Exception:
-                results = None
-        if results is not None and all(name in self.entries for name in results):
-            weights = [self._from_rows(name, ids, starts, sources) for name, ids in results.items()]
-            if all(weight is not None for weight in weights):
-                self.found.update({weight.name: weight for weight in weights if weight is not None})
-                return
-        self._make_once(first, converter, sources)
+        if made := self._made_of_rows(first, converter, sources):
+            self.found.update(made)
+        else:
+            self._make_once(first, converter, sources)
 
     def _is_left_as_it_is(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> bool:
-        """Whether a conversion looks at the shape of its tensor, and finds that there is nothing to do."""
+        """Whether a conversion looks at the shape of its tensor, and finds nothing to do."""
         value = torch.empty(tuple(self.container[sources[0][1]].shape), device="meta")
-        result = self._run(first, converter, sources, lambda _: value)
+        result = _converted(self.model, first, converter, sources, lambda _: value)
         return [*result] == [first] and result[first] is value
 
-    def _run(
-        self, first: str, converter: Any, sources: list[tuple[str, str]], value: Any
-    ) -> dict[str, torch.Tensor]:
-        return _converted(self.model, first, converter, sources, value)
+    def _made_of_rows(
+        self, first: str, converter: Any, sources: list[tuple[str, str]]
+    ) -> dict[str, Weight] | None:
+        """Weights as a conversion makes them of tensors that hold the numbers of their rows."""
+        ids: dict[str, torch.Tensor] = {}
+        starts: list[tuple[int, str]] = []
+        base = 0
+        for _, name in sources:
+            outer = self.container[name].shape[:-1]
+            if not outer:
+                return None
+            ids[name] = torch.arange(base, base + prod(outer)).reshape((*outer, 1))
+            starts.append((base, name))
+            base += prod(outer)
+        try:
+            results = _converted(self.model, first, converter, sources, ids.__getitem__)
+        except Exception:
+            return None
+        made: dict[str, Weight] = {}
+        for name, rows in results.items():
+            weight = self._from_rows(name, rows, starts) if name in self.entries else None
+            if weight is None:
+                return None
+            made[name] = weight
+        return made
 
     def _from_rows(
-        self,
-        name: str,
-        ids: torch.Tensor,
-        starts: list[tuple[int, str]],
-        sources: list[tuple[str, str]],
+        self, name: str, ids: torch.Tensor, starts: list[tuple[int, str]]
     ) -> Weight | None:
         """A weight whose rows have these numbers; None where pieces are no way to make it."""
         entry = self.entries[name]
-        tensors = [self.container[source] for _, source in sources]
+        tensors = [self.container[source] for _, source in starts]
         widths = {int(tensor.shape[-1]) for tensor in tensors}
         kinds = {dtype_of(tensor) for tensor in tensors}
         shape = tuple(entry.value.shape)
@@ -226,42 +210,27 @@ class _Mapping:
                 return None
             ids = ids.transpose(-2, -1)
         flat = ids.reshape(-1)
-        breaks = (flat[1:] != flat[:-1] + 1).nonzero().reshape(-1).add(1).tolist()
-        # A run of numbers may go from one tensor on into the next.
-        is_first = torch.zeros(int(flat.max()) + 1, dtype=torch.bool)
-        is_first[[start for start, _ in starts if start < is_first.numel()]] = True
-        boundaries = is_first[flat].nonzero().reshape(-1).tolist()
-        cuts = sorted({0, flat.numel(), *breaks, *boundaries})
-        if len(cuts) - 1 > MOST_PIECES * len(sources):
-            return None
         begins = [start for start, _ in starts]
+        # A run of numbers may go from one tensor on into the next.
+        is_first = torch.zeros(max(begins[-1], int(flat.max())) + 1, dtype=torch.bool)
+        is_first[begins] = True
+        breaks = (flat.diff() != 1) | is_first[flat[1:]]
+        cuts = [0, *breaks.nonzero().reshape(-1).add(1).tolist(), flat.numel()]
+        if len(cuts) - 1 > MOST_PIECES * len(starts):
+            return None
         pieces = []
         for begin, end in pairwise(cuts):
             number = int(flat[begin])
-            at = bisect_right(begins, number) - 1
-            row = number - begins[at]
-            source = starts[at][1]
-            tensor_shape = tuple(self.container[source].shape)
-            count = prod(tensor_shape[:-1])
-            offset = begin * width * kind.itemsize
-            if row == 0 and end - begin == count:
-                pieces.append(Piece(source, offset))
-            elif len(tensor_shape) == 2:
-                pieces.append(Piece(source, offset, (row, row + end - begin)))
-            else:
-                inner = count // tensor_shape[0]
-                if row % inner or (end - begin) % inner:
-                    return None
-                pieces.append(Piece(source, offset, (row // inner, (row + end - begin) // inner)))
-        return Weight(
-            list(entry.places),
-            shape,
-            kind,
-            pieces,
-            entry.is_buffer,
-            entry.is_persistent,
-            transposed=transposed,
-        )
+            start, source = starts[bisect_right(begins, number) - 1]
+            first, *inner = self.container[source].shape[:-1]
+            # Rows of the first dimension, which are some rows each.
+            row, rest = divmod(number - start, prod(inner))
+            count, more = divmod(end - begin, prod(inner))
+            if rest or more:
+                return None
+            rows = None if count == first else (row, row + count)
+            pieces.append(Piece(source, begin * width * kind.itemsize, rows))
+        return entry.weight(shape, kind, pieces, transposed=transposed)
 
     def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
         made: dict[str, torch.Tensor] = {}
@@ -270,7 +239,7 @@ class _Mapping:
 
         def converted(source: str) -> torch.Tensor:
             # Converted before operations, as transformers does: they may compute.
-            tensor = decoded(container[source])
+            tensor: torch.Tensor = container[source].torch()
             return tensor if wanted is None else tensor.to(wanted)
 
         def make(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -284,7 +253,7 @@ class _Mapping:
             return torch.empty(tuple(tensor.shape), dtype=dtype_of(tensor), device="meta")
 
         operations = ", ".join(type(operation).__name__ for operation in converter.operations)
-        for name, value in self._run(first, converter, sources, empty).items():
+        for name, value in _converted(self.model, first, converter, sources, empty).items():
             entry = self.entries.get(name)
             if entry is None:
                 self.unused.extend(source for _, source in sources)
@@ -297,11 +266,10 @@ class _Mapping:
                 )
             dtype = self.target_dtype(name, value.dtype)
             assert dtype is not None
-            weight = Weight(list(entry.places), tuple(value.shape), dtype, [], entry.is_buffer)
+            weight = self.found[name] = entry.weight(tuple(value.shape), dtype, [])
             weight.tensors = [source for _, source in sources]
-            weight.make = partial(make, name, weight.dtype)
+            weight.make = partial(make, name, dtype)
             weight.ordinary_because = f"made of several tensors by {operations}"
-            self.found[name] = weight
 
 
 def _converted(

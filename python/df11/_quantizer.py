@@ -30,7 +30,7 @@ import weakref
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import __version__
@@ -40,16 +40,15 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
-from ._copy import copy_containers
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered, is_first, local, prepare
 from ._parameters import Weight
-from ._place import Placement, resolve
+from ._place import Placement, default_device, resolve
 from ._plan import group
 from ._pretrained import checkpoint_dtype, weights_of
-from ._source import KEY, Source
+from ._source import KEY, Source, copy_containers
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
 from ._versions import mismatch
@@ -119,6 +118,11 @@ class Df11Quantizer(HfQuantizer):
     """Loads compressed weights into transformers models."""
 
     requires_calibration = False
+    #: Adapters can be trained: gradients go through compressed weights.
+    is_trainable = True
+    #: generate() may compile by itself.
+    is_compileable = True
+    quantization_config: Df11Config
 
     def __init__(self, quantization_config: Df11Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
@@ -154,27 +158,16 @@ class Df11Quantizer(HfQuantizer):
     def update_device_map(self, device_map: Any) -> Any:
         """The GPU, where there is one and nothing is said."""
         if device_map is None:
-            device_map = {
-                "": torch.device("cuda", torch.cuda.current_device())
-                if torch.cuda.is_available()
-                else "cpu"
-            }
+            device_map = {"": default_device()}
         self.wanted = device_map
         if isinstance(device_map, dict):
-            self.placement = resolve(device_map, self.options.memory)
+            self.placement = resolve(device_map, self.quantization_config.memory)
             return {"": self.placement.rest}
         # The one for which the loader hands on `max_memory` as it is.
         return "sequential"
 
-    def update_tp_plan(self, config: Any) -> Any:
-        """Has the loader look for containers, and not for weights files that are not there."""
-        return self._expect_containers(config)
-
-    def update_attn_implementation(self, config: Any) -> Any:
-        """As `update_tp_plan`: some releases call the one, some the other, some both."""
-        return self._expect_containers(config)
-
     def _expect_containers(self, config: Any) -> Any:
+        """Has the loader look for containers, and not for weights files that are not there."""
         source = Path(getattr(config, "_name_or_path", None) or "")
         config.transformers_weights = WEIGHTS
         if source.is_dir() and getattr(config, "dtype", None) is not None:
@@ -183,6 +176,9 @@ class Df11Quantizer(HfQuantizer):
         if not wrap_resolution() and source.is_dir():
             self._found(config, folder_of(source))
         return config
+
+    # Some releases call the one, some the other, some both.
+    update_tp_plan = update_attn_implementation = _expect_containers
 
     def _found(self, config: Any, folder: Path) -> None:
         """Where the containers are is known, and what they hold is the dtype of a config that names none."""
@@ -272,9 +268,11 @@ class Df11Quantizer(HfQuantizer):
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: by compressed sizes. The loader puts what else there is on one."""
         assert self.max_memory is not None
-        form = forms_of(self.options.residence)[0]
+        form = forms_of(self.quantization_config.residence)[0]
         sizes = [each.nbytes(form) for each in group(self.weights, self.container, True)]
-        self.placement = resolve(self.wanted, self.options.memory, sizes, self.max_memory)
+        self.placement = resolve(
+            self.wanted, self.quantization_config.memory, sizes, self.max_memory
+        )
         device_map.clear()
         device_map[""] = self.placement.rest
 
@@ -289,15 +287,9 @@ class Df11Quantizer(HfQuantizer):
             del model.config.transformers_weights
         assert self.placement is not None
         source = Source(self.container, self.weights, unused=self._unused)
-        options = self.options
-        load(
-            model,
-            source,
-            self.placement,
-            mode=options.mode,
-            residence=options.residence,
-            streamed=options.streamed,
-        )
+        words = self.quantization_config.get_loading_attributes()
+        del words["memory"]
+        load(model, source, self.placement, **words)
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
         self.model = self._hidden = self.container = None
@@ -309,21 +301,6 @@ class Df11Quantizer(HfQuantizer):
     def is_serializable(self) -> bool:
         """As the folder that it came from."""
         return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether adapters can be trained: gradients go through compressed weights."""
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
-        """Whether generate() may compile by itself."""
-        return True
-
-    @property
-    def options(self) -> Df11Config:
-        """The config of the quantization, as what it is."""
-        return cast(Df11Config, self.quantization_config)
 
     def get_state_dict_and_metadata(
         self, model: Any
@@ -364,35 +341,30 @@ def _take_quantized_mark(model: Any) -> None:
             vars(module.config).pop("_is_quantized", None)
 
 
+_ROUNDED = (
+    "which rounds them, as transformers does with safetensors: the dtype argument of "
+    "from_pretrained, or else the config, asks for it; name the stored dtype to keep every bit"
+)
+_WIDENED = (
+    "because the dtype argument of from_pretrained, or else the config, asks for it; these are "
+    "decoded once and take their full size; name the stored dtype to keep them compressed"
+)
+
+
 def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype | None) -> None:
     """Warns of weights that are not used as they are stored: rounded ones, and compressed ones that are wider."""
-    rounded: Counter[str] = Counter()
-    widened: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for weight in weights:
-        stored = {
-            kind for name in weight.tensors if (kind := dtype_of(container[name])) is not None
-        }
-        for kind in stored - {weight.dtype}:
+        tensors = [container[name] for name in weight.tensors]
+        kinds = {kind for tensor in tensors if (kind := dtype_of(tensor)) is not None}
+        for kind in kinds - {weight.dtype}:
             words = f"stored as {kind} and used as {weight.dtype}".replace("torch.", "")
             if torch.promote_types(kind, weight.dtype) != weight.dtype:
-                rounded[words] += 1
-            elif weight.dtype == dtype and any(
-                container[name].encoding != "raw" for name in weight.tensors
-            ):
-                widened[words] += 1
-    for words, count in rounded.items():
-        warnings.warn(
-            f"df11: {count} weights are {words}, which rounds them, as transformers does with safetensors: the dtype "
-            "argument of from_pretrained, or else the config, asks for it; name the stored dtype to keep every bit",
-            stacklevel=2,
-        )
-    for words, count in widened.items():
-        warnings.warn(
-            f"df11: {count} weights are {words}, because the dtype argument of from_pretrained, or else the config, "
-            "asks for it; these are decoded once and take their full size; name the stored dtype to keep them "
-            "compressed",
-            stacklevel=2,
-        )
+                counts[words, _ROUNDED] += 1
+            elif weight.dtype == dtype and any(tensor.encoding != "raw" for tensor in tensors):
+                counts[words, _WIDENED] += 1
+    for (words, what), count in counts.items():
+        warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
 
 
 class _Save:
@@ -406,32 +378,28 @@ class _Save:
         model = self._model()
         if model is None:
             raise ReferenceError("the model is gone; keep it in a variable while it is saved")
-        _save_pretrained(model, save_directory, *args, **kwargs)
+        if kwargs.get("variant") or kwargs.get("state_dict"):
+            raise ValueError("a compressed model is saved as it is, without variant or state_dict")
+        folder = Path(save_directory)
+        adapters = getattr(model, "_hf_peft_config_loaded", False)
+        if not adapters and (changed := _changed(model)):
+            raise RuntimeError(
+                f"{changed[0]} is an ordinary weight now, and the containers have what it was; "
+                "load df11.state_dict(model) into a BF16 model, save that, and compress it"
+            )
+        model.hf_quantizer.saving_to = None if adapters else folder
+        try:
+            type(model).save_pretrained(model, save_directory, *args, **kwargs)
+        finally:
+            model.hf_quantizer.saving_to = None
+        if not adapters and is_first():
+            mark_config(folder / "config.json")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Save:
         return _Save(copy.deepcopy(self._model(), memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Save, (self._model(),)
-
-
-def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-    folder = Path(save_directory)
-    adapters = getattr(self, "_hf_peft_config_loaded", False)
-    if kwargs.get("variant") or kwargs.get("state_dict"):
-        raise ValueError("a compressed model is saved as it is, without variant or state_dict")
-    if not adapters and (changed := _changed(self)):
-        raise RuntimeError(
-            f"{changed[0]} is an ordinary weight now, and the containers have what it was; load "
-            "df11.state_dict(model) into a BF16 model, save that, and compress it"
-        )
-    self.hf_quantizer.saving_to = None if adapters else folder
-    try:
-        type(self).save_pretrained(self, save_directory, *args, **kwargs)
-    finally:
-        self.hf_quantizer.saving_to = None
-    if not adapters and is_first():
-        mark_config(folder / "config.json")
 
 
 def _changed(model: Any) -> list[str]:

@@ -88,7 +88,3 @@ class Plan:
     """For each GPU what it takes in bytes: sections, slots, tables, and two outputs of its largest block, which are the caller's."""
     host_bytes: int
     """Bytes of streamed blocks, which stay pinned on the host."""
-
-
-for _class in (Report, Verification, Placement, Plan):
-    _class.__module__ = "df11"

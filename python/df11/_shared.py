@@ -21,6 +21,7 @@ from torch import Tensor
 
 from . import _native, _ops
 from ._matrices import PART, shape_of
+from ._torch import raw_stream
 
 #: Weights of one product, at most: what a launch takes.
 _MOST = 8
@@ -50,7 +51,7 @@ class _Moment(NamedTuple):
             return None
         stream = capture = 0
         if x.is_cuda:
-            stream = torch._C._cuda_getCurrentRawStream(x.device.index)
+            stream = raw_stream(x.device.index)
             if torch.cuda.is_current_stream_capturing():
                 capture = _native.capture_id(stream)
         return cls(weakref.ref(x), x._version, stream, capture)

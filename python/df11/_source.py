@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import weakref
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,3 +121,19 @@ def sources(model: Any) -> list[tuple[str, Source]]:
     ]
     found = ((path, module.__dict__.get(KEY)) for path, module in modules)
     return [(path, source) for path, source in found if source is not None]
+
+
+def copy_containers(container: Any, folder: Path) -> None:
+    """Puts copies of all containers of a model into a folder."""
+    for shard in container.shards:
+        source = Path(shard["path"])
+        target = folder / source.name
+        if target.exists() and target.samefile(source):
+            continue
+        # Under its name only when it is whole.
+        part = target.with_name(f".{target.name}.part")
+        try:
+            shutil.copyfile(source, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)

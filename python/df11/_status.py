@@ -11,10 +11,10 @@ from torch import nn
 from . import _native
 from ._errors import CorruptError
 from ._parallel import local
-from ._parameters import decode_piece, piece_bytes
+from ._parameters import part_of
 from ._source import Source, sources
 from ._tensor import CompressedTensor
-from ._torch import bytes_of, show_bytes
+from ._torch import as_buffer, bytes_of, raw_stream, show_bytes
 
 
 @dataclass
@@ -228,16 +228,16 @@ def _verify(source: Source) -> int:
                 )
             count += 1
     for device in {value.device for _, value in source.found() if value.is_cuda}:
-        _native.check(device.index, torch.cuda.current_stream(device).cuda_stream)
+        _native.check(device.index, raw_stream(device.index))
     return count
 
 
 def _same_pieces(container: Any, pieces: Any, memory: torch.Tensor) -> bool:
     """Piece by piece, so that no more than a tensor is on the host."""
     for piece in pieces if memory.numel() else ():
-        count = piece_bytes(container[piece.tensor], piece)
-        expected = torch.empty(count, dtype=torch.uint8)
-        decode_piece(container, piece._replace(offset=0), expected)
-        if not torch.equal(memory[piece.offset : piece.offset + count].cpu(), expected):
+        part = part_of(container, piece)
+        expected = torch.empty(part.nbytes, dtype=torch.uint8)
+        part.decode_into(as_buffer(expected))
+        if not torch.equal(memory[piece.offset : piece.offset + part.nbytes].cpu(), expected):
             return False
     return True

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import _shared
-from ._matrices import ARRAYS, FAST, STORED, Part, each, lay_out, shape_of
+from ._matrices import ARRAYS, FAST, STORED, Part, lay_out, shape_of
 
 REMEDY = "load the model in BF16 to change its weights, or take a decoded copy with .decode()"
 _PLAIN = (Tensor, nn.Parameter)
@@ -86,7 +86,7 @@ class CompressedTensor(Tensor):
         if requires_grad:
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
-            shape, device, flipped = arrays.shape, arrays.device, arrays.flipped
+            return _wrapper(arrays.shape, arrays.flipped, arrays.device)
         return _wrapper(shape, flipped, device or arrays[0].device)
 
     def __init__(
@@ -132,6 +132,11 @@ class CompressedTensor(Tensor):
         return self.operand.arrays
 
     @property
+    def kept(self) -> list[Tensor]:
+        """The arrays that cannot be made of others: all but decode tables."""
+        return [getattr(self, f"{label}{at}") for at, label in _kept(self.parts)]
+
+    @property
     def nbytes_stored(self) -> int:
         """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
         return sum({id(array): array.nbytes for array in self.arrays}.values())
@@ -140,13 +145,8 @@ class CompressedTensor(Tensor):
         """Becomes an alias of another one that has the same shape, strides and device."""
         for name in getattr(self, "_names", ()):
             delattr(self, name)
-        for name in other._names:
+        for name in (*CompressedTensor.__annotations__, *other._names):
             setattr(self, name, getattr(other, name))
-        self._names, self.parts, self.flat_parts = other._names, other.parts, other.flat_parts
-        self.exact, self.transposed = other.exact, other.transposed
-        self.flipped, self.is_streamed = other.flipped, other.is_streamed
-        self.is_matrix, self._place = other.is_matrix, other._place
-        self.matrix_shape = other.matrix_shape
         self._ready()
 
     def like(
@@ -157,13 +157,7 @@ class CompressedTensor(Tensor):
         **changes: Any,
     ) -> CompressedTensor:
         """Another one that differs in what is named."""
-        options: dict[str, Any] = {
-            "exact": self.exact,
-            "transposed": self.transposed,
-            "flipped": self.flipped,
-            "device": self._place if self.is_streamed else None,
-            **changes,
-        }
+        options = {**self._options, **changes}
         shape = self.shape if shape is None else shape
         if arrays is None and parts is None:
             return self._viewed(shape, **options)
@@ -181,6 +175,15 @@ class CompressedTensor(Tensor):
         made.is_matrix = tuple(shape) == self.matrix_shape and not (transposed or flipped)
         made.operand = _shared.Operand(self.arrays, self.flat_parts, exact, self._place)
         return made
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "exact": self.exact,
+            "transposed": self.transposed,
+            "flipped": self.flipped,
+            "device": self._place if self.is_streamed else None,
+        }
 
     # ---- what users call ----
 
@@ -217,41 +220,22 @@ class CompressedTensor(Tensor):
             each_.check()
             arrays += arrays_of_tiles(each_)
         parts = [
-            Part(
-                STORED,
-                each_.rows,
-                each_.columns,
-                each_.staged_bytes,
-                0,
-                each_.rows,
-                0,
-                each_.columns,
-            )
-            for each_ in tiles
+            Part.whole(STORED, each_.rows, each_.columns, each_.staged_bytes) for each_ in tiles
         ]
-        flat = [number for part in parts for number in part]
+        flat = list(chain.from_iterable(parts))
         return CompressedTensor(arrays, parts, shape or shape_of(flat), exact=exact)
 
     # ---- what PyTorch calls ----
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
-        device = self.device if self.is_streamed else None
-        return list(self._names), (self.parts, self.exact, self.transposed, self.flipped, device)
+        return list(self._names), (self.parts, tuple(self._options.items()))
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, Tensor], meta: tuple[Any, ...], size: Any, stride: Any
     ) -> CompressedTensor:
-        parts, exact, transposed, flipped, device = meta
-        return CompressedTensor(
-            list(inner.values()),
-            parts,
-            size,
-            exact=exact,
-            transposed=transposed,
-            flipped=flipped,
-            device=device,
-        )
+        parts, options = meta
+        return CompressedTensor(list(inner.values()), parts, size, **dict(options))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         form = "fast layout" if any(part.form == FAST for part in self.parts) else "as stored"
@@ -265,25 +249,14 @@ class CompressedTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedTensor:
         # Nothing can write to the arrays, so a copy need not have its own.
         copy = CompressedTensor(self)
-        copy.__dict__.update(
-            {key: value for key, value in self.__dict__.items() if key not in copy.__dict__}
-        )
+        copy.__dict__.update({**self.__dict__, "operand": copy.operand})
         memo[id(self)] = copy
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        arrays = [
-            array
-            for part, mine in each(self.arrays, self.flat_parts)
-            for array in _kept(part, mine)
-        ]
-        options = (
-            self.exact,
-            self.transposed,
-            self.flipped,
-            bool(getattr(self, "_is_param", False)),
-        )
-        return rebuild, (arrays, [list(part) for part in self.parts], list(self.shape), options)
+        is_parameter = bool(getattr(self, "_is_param", False))
+        options = (self.exact, self.transposed, self.flipped, is_parameter)
+        return rebuild, (self.kept, [list(part) for part in self.parts], [*self.shape], options)
 
     @classmethod
     def __torch_function__(
@@ -420,6 +393,13 @@ def _share_memory(self: CompressedTensor) -> CompressedTensor:
     return self
 
 
+def _assign(self: Tensor, key: Any, value: Any) -> None:
+    """Assignment to elements, of or from a compressed tensor."""
+    if isinstance(self, CompressedTensor):
+        refuse_writing("assignment to elements")
+    self[key] = value.decode() if isinstance(value, CompressedTensor) else value
+
+
 def _of_decoded(func: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: func(self.decode(), *args, **kwargs)
 
@@ -434,21 +414,12 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.clone: lambda self, **_: self.decode(),
     Tensor.share_memory_: _share_memory,
     Tensor.is_shared: lambda self: self.arrays[0].is_shared(),
-    Tensor.__setitem__: lambda self, *_: (
-        refuse_writing("assignment to elements")
-        if isinstance(self, CompressedTensor)
-        else _assign(self, *_)
-    ),
+    Tensor.__setitem__: _assign,
     **{
         func: _of_decoded(func)
         for func in (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
     },
 }
-
-
-def _assign(self: Tensor, key: Any, value: Any) -> None:
-    """Assignment of compressed weights to elements of an ordinary tensor."""
-    self[key] = value.decode() if isinstance(value, CompressedTensor) else value
 
 
 # ---- arrays from and to files ----
@@ -470,21 +441,18 @@ def _bytes(buffer: Any) -> Tensor:
     )
 
 
-def _kept(part: Part, arrays: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What of the arrays of a piece cannot be made of the others."""
-    return arrays[:4] if part.form == STORED else arrays
+def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:
+    """The number of the part and the name of each array that cannot be made of others."""
+    return [(at, label) for at, part in enumerate(parts) for label in ARRAYS[part[0]][:4]]
 
 
 def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
     """Arrays with the decode tables that their device needs, of arrays without them."""
     whole: list[Tensor] = []
-    first = 0
-    for part in parts:
-        end = first + (4 if part[0] == STORED else 2)
-        whole += arrays[first:end]
-        if part[0] == STORED:
-            whole.append(torch.ops.df11.table(arrays[first]))
-        first = end
+    for (_, label), array in zip(_kept(parts), arrays, strict=True):
+        whole.append(array)
+        if label == "plane":
+            whole.append(torch.ops.df11.table(whole[-4]))
     return whole
 
 
@@ -493,14 +461,8 @@ def rebuild(
 ) -> CompressedTensor:
     """Makes a tensor of what was pickled of it, on the device of its arrays."""
     exact, transposed, flipped, is_parameter = options
-    made = CompressedTensor(
-        with_tables(arrays, parts),
-        parts,
-        shape,
-        exact=exact,
-        transposed=transposed,
-        flipped=flipped,
-    )
+    words: dict[str, Any] = {"exact": exact, "transposed": transposed, "flipped": flipped}
+    made = CompressedTensor(with_tables(arrays, parts), parts, shape, **words)
     if is_parameter:
         made._is_param = True
     return made
@@ -511,10 +473,7 @@ def arrays_of(name: str, tensor: CompressedTensor) -> tuple[dict[str, Tensor], s
 
     Names begin with `name` and a dot. Copies nothing. `from_arrays` is the way back.
     """
-    found: dict[str, Tensor] = {}
-    for at, (part, mine) in enumerate(each(tensor.arrays, tensor.flat_parts)):
-        for label, array in zip(ARRAYS[part.form], _kept(part, mine), strict=False):
-            found[f"{name}.{at}.{label}"] = array
+    names = [f"{name}.{at}.{label}" for at, label in _kept(tensor.parts)]
     told = {
         "parts": [list(part) for part in tensor.parts],
         "shape": list(tensor.shape),
@@ -522,7 +481,7 @@ def arrays_of(name: str, tensor: CompressedTensor) -> tuple[dict[str, Tensor], s
         "transposed": tensor.transposed,
         "flipped": tensor.flipped,
     }
-    return found, json.dumps(told)
+    return dict(zip(names, tensor.kept, strict=True)), json.dumps(told)
 
 
 def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> CompressedTensor:
@@ -532,14 +491,9 @@ def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> Compresse
     `KeyError` for a missing array; `ValueError` and `TypeError` as `_matrices.check`.
     """
     said = json.loads(told)
-    parts = [Part(*part) for part in said["parts"]]
-    held = [
-        arrays[f"{name}.{at}.{label}"]
-        for at, part in enumerate(parts)
-        for label in ARRAYS[part.form][: 4 if part.form == STORED else 2]
-    ]
+    held = [arrays[f"{name}.{at}.{label}"] for at, label in _kept(said["parts"])]
     options = (said["exact"], said["transposed"], said["flipped"], False)
-    return rebuild(held, [list(part) for part in parts], said["shape"], options)
+    return rebuild(held, said["parts"], said["shape"], options)
 
 
 torch.serialization.add_safe_globals([rebuild])

@@ -6,29 +6,14 @@ from typing import Any
 
 import torch
 
-DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-}
+from ._arrays import NUMPY
 
 
 def dtype_of(tensor: Any) -> torch.dtype | None:
     """The dtype of a tensor of a container; None where PyTorch has none such."""
-    return DTYPES.get(tensor.dtype)
+    # PyTorch calls types as NumPy and ml_dtypes do.
+    bits, extended = NUMPY.get(tensor.dtype, ("", None))
+    return getattr(torch, extended or bits, None)
 
 
 def as_buffer(memory: torch.Tensor) -> memoryview:
@@ -41,17 +26,9 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def decoded(tensor: Any) -> torch.Tensor:
-    """A tensor of a container, decoded by the CPU into memory of its own."""
-    dtype = dtype_of(tensor)
-    if dtype is None:
-        raise TypeError(
-            f"tensor {tensor.name!r} has dtype {tensor.dtype}, which PyTorch does not know"
-        )
-    out = torch.empty(tuple(tensor.shape), dtype=dtype)
-    if out.numel():
-        tensor.decode_into(as_buffer(bytes_of(out)))
-    return out
+def raw_stream(index: int) -> int:
+    """PyTorch's current stream of a GPU, as CUDA's handle."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
 
 
 def show_bytes(count: float) -> str:

@@ -444,7 +444,7 @@ def test_memory_is_for_each_gpu_or_for_all() -> None:
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from df11 import _copy
+    from df11 import _source
 
     source = tmp_path / "model.df11"
     source.write_bytes(b"container")
@@ -456,9 +456,9 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         Path(part).write_bytes(b"cont")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_copy.shutil, "copyfile", full)
+    monkeypatch.setattr(_source.shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space"):
-        _copy.copy_containers(container, folder)
+        _source.copy_containers(container, folder)
     assert list(folder.iterdir()) == []
 
 

@@ -313,7 +313,7 @@ def test_inspect_tells_all(container: Path) -> None:
     # As the command says it, but for what only it knows.
     said = json.loads(
         run(
-            "import sys; from df11._command import main; main()",
+            "import sys; from df11.__main__ import main; main()",
             "inspect",
             container,
             "--tensors",

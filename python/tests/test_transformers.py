@@ -540,7 +540,8 @@ def test_fused_products_are_nearly_those_of_bf16(
             tokens = prompt(rows, length).cuda()
             expected = load(folders.bf16(name), "cuda")(tokens).logits.float()
             found = model(tokens).logits.float()
-            assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+            # By the norm: another order of a sum can send a token to another expert.
+            assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.gpu

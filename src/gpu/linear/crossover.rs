@@ -40,7 +40,7 @@ pub(super) struct Crossover {
 }
 
 const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
-/// Of its six stacks of 1,024 bits the driver counts so many.
+/// The driver counts these of the 6,144 bits of its six stacks.
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 
 /// Put together from times in `benches/record/` (2026-11-22-linear-*, *tile-kernel*, *residence*), for
