@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .._torch import decoded, dtype_of
+from .._torch import dtype_of
 
 _aten = torch.ops.aten
 _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
@@ -90,7 +90,7 @@ class Source:
         if len(self.shape) == 2:
             window = self.stored[rows[0] : rows[1], columns[0] : columns[1]]
             return torch.as_tensor(window.torch())
-        flat = decoded(self.stored).view(-1, self.columns)
+        flat: Tensor = self.stored.torch().view(-1, self.columns)
         return flat[rows[0] : rows[1], columns[0] : columns[1]]
 
     def values(self, view: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Source:
         if window is not None and len(window) == 1:
             ((row, rows), column, width) = window[0]
             return self.matrix_window((row, row + rows), (column, column + width)).view(view.shape)
-        base = decoded(self.stored)
+        base: Tensor = self.stored.torch()
         return base.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
