@@ -192,7 +192,7 @@ def drive(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     configure(options)
     with ThreadPoolExecutor() as threads:
-        warmed = threads.submit(run, options, "warm", [], options.limit)
+        warmed = threads.submit(run, options, "warm", [], min(options.limit, 75))
         run(options, "make", [], options.limit)
         print(json.dumps(warmed.result()), flush=True)
     rows = []
@@ -303,7 +303,7 @@ def warm(options: argparse.Namespace) -> None:
 
     bf16, _ = folders(options)
     EngineArgs(str(bf16), skip_tokenizer_init=True, dtype="bfloat16").create_model_config()
-    layers = Path(__file__).parent.parent / "tests" / "test_vllm_layers.py"
+    layers = Path(__file__).parent.parent / "tests" / "vllm_layers.py"
     if torch.cuda.is_available() and layers.exists():
         sys.exit(subprocess.run([sys.executable, str(layers)], check=False).returncode)
 
