@@ -111,7 +111,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
         if self.dense is None or (few and self.is_grouped and not self.config.exact):
             return _multiply(layer, x, topk_weights, topk_ids)
-        return self.dense.apply(  # type: ignore[no-any-return]
+        return self.dense.apply(
             hidden_states=x,
             w1=_dense(layer, "w13_weight"),
             w2=_dense(layer, "w2_weight"),
@@ -179,7 +179,7 @@ def _dense(layer: Any, name: str) -> Tensor:
     """All experts of a layer, decoded."""
     weight = getattr(layer, name)
     compressed = isinstance(weight, CompressedTensor)
-    return weight.decode() if compressed else weight  # type: ignore[no-any-return]
+    return weight.decode() if compressed else weight
 
 
 def _multiply(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -225,9 +225,7 @@ def _grouped(
     key, weight = getattr(layer, f"{name}_key"), getattr(layer, name)
     if key is not None:
         height = getattr(layer, f"{name}_rows") // experts
-        return torch.ops.df11_vllm.grouped_linear(  # type: ignore[no-any-return]
-            x, offsets, rows, key, height
-        )
+        return torch.ops.df11_vllm.grouped_linear(x, offsets, rows, key, height)
     flat = x if rows is None else x[rows]
     ends = offsets.tolist()
     parts = [flat[a:b] @ w.t() for a, b, w in zip(ends, ends[1:], weight, strict=False)]
@@ -239,7 +237,7 @@ def _activated(layer: Any, up: Tensor) -> Tensor:
     if up.is_cuda:
         width = up.shape[1] // 2 if layer.activation.is_gated else up.shape[1]
         out = up.new_empty(up.shape[0], width)
-        return apply_moe_activation(  # type: ignore[no-any-return]
+        return apply_moe_activation(
             layer.activation,
             out,
             up,
@@ -249,4 +247,4 @@ def _activated(layer: Any, up: Tensor) -> Tensor:
         )
     from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN
 
-    return _CPU_MOE_ACT_FN[layer.activation](up)  # type: ignore[no-any-return]
+    return _CPU_MOE_ACT_FN[layer.activation](up)

@@ -46,9 +46,7 @@ class _Matrix(QuantizeMethodBase):
         """y = x Wᵀ (+ bias)."""
         if layer.weight_key is None:
             return _operators.dense_linear(x, layer.weight, bias)
-        return torch.ops.df11_vllm.linear(  # type: ignore[no-any-return]
-            x, layer.weight_key, bias, layer.weight_rows
-        )
+        return torch.ops.df11_vllm.linear(x, layer.weight_key, bias, layer.weight_rows)
 
 
 class Df11LinearMethod(_Matrix, LinearMethodBase):
@@ -62,6 +60,4 @@ class Df11EmbeddingMethod(_Matrix):
         """Rows by their numbers."""
         if layer.weight_key is None:
             return functional.embedding(input_, layer.weight)
-        return torch.ops.df11_vllm.embedding(  # type: ignore[no-any-return]
-            input_, layer.weight_key, layer.weight_columns
-        )
+        return torch.ops.df11_vllm.embedding(input_, layer.weight_key, layer.weight_columns)

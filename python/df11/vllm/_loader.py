@@ -76,7 +76,7 @@ class Df11ModelLoader(DefaultModelLoader):
                 "of df11; add --quantization df11, or serve a folder that df11 compress made"
             )
         self._vllm_config = vllm_config
-        return super().load_model(vllm_config, model_config, prefix)  # type: ignore[no-any-return]
+        return super().load_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Has the model's own code say what goes where, and loads that."""

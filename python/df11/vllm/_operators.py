@@ -67,7 +67,7 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.is_cuda and envs.VLLM_BATCH_INVARIANT:
         from vllm.model_executor.layers.batch_invariant import linear_batch_invariant
 
-        return linear_batch_invariant(x, weight, bias)  # type: ignore[no-any-return]
+        return linear_batch_invariant(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
@@ -115,14 +115,14 @@ def _grouped_fake(
     return x.new_empty((places, height))
 
 
-library = torch.library.Library("df11_vllm", "DEF")  # type: ignore[no-untyped-call]
+library = torch.library.Library("df11_vllm", "DEF")
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     name = schema.partition("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CPU", "CUDA"):
-        library.impl(name, run, device)  # type: ignore[no-untyped-call]
+        library.impl(name, run, device)
     torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
 
 
