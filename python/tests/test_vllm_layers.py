@@ -26,7 +26,10 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.df11"
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=lambda world: f"{world} ranks")
+RANKS = {"one": (1, False), "two": (2, False), "experts apart": (2, True)}
+
+
+@pytest.fixture(scope="module", params=RANKS)
 def failures(
     request: pytest.FixtureRequest, container: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
@@ -35,12 +38,13 @@ def failures(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     out = tmp_path_factory.mktemp("ranks")
-    arguments = (request.param, port, str(container), str(out))
-    multiprocessing.spawn(vllm_layers.on_rank, arguments, nprocs=request.param)
+    world, is_apart = RANKS[request.param]
+    arguments = (world, port, str(container), str(out), is_apart)
+    multiprocessing.spawn(vllm_layers.on_rank, arguments, nprocs=world)
     found: dict[str, str] = {}
     for file in sorted(out.iterdir()):
         found |= json.loads(file.read_text())
-    assert len(list(out.iterdir())) == request.param
+    assert len(list(out.iterdir())) == world
     return found
 
 

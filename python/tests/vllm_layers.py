@@ -53,8 +53,13 @@ GPU_CASES = ("fused", "graph")
 DEVICE = torch.device("cuda", 0) if __name__ == "__main__" else torch.device("cpu")
 
 
-def on_rank(rank: int, world: int, port: int, container: str, out: str) -> None:
-    """Runs all cases on one rank; they need no other one once layers are made."""
+def on_rank(
+    rank: int, world: int, port: int, container: str, out: str, is_apart: bool = False
+) -> None:
+    """Runs all cases on one rank; they need no other one once layers are made.
+
+    `is_apart`: each rank has whole experts (expert parallelism).
+    """
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
@@ -64,7 +69,8 @@ def on_rank(rank: int, world: int, port: int, container: str, out: str) -> None:
     register()
     os.environ["VLLM_DIST_IDENT"] = str(port)  # what an executor of vLLM sets
     found: dict[str, str] = {}
-    config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=world))
+    parallel = ParallelConfig(tensor_parallel_size=world, enable_expert_parallel=is_apart)
+    config = VllmConfig(parallel_config=parallel)
     torch.set_default_dtype(torch.bfloat16)
     with set_current_vllm_config(config), torch.no_grad(), torch.device(DEVICE):
         init_distributed_environment(world, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
@@ -225,20 +231,25 @@ def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
     for name in ("w13_weight", "w2_weight"):
         weight = getattr(layer, name)
         # Tiles around half of 320 columns are no smaller than BF16.
-        compressed = name == "w13_weight" or world == 1 or DEVICE.type == "cuda"
+        is_cut = name == "w2_weight" and world > 1 and layer.expert_map is None
+        compressed = not is_cut or DEVICE.type == "cuda"
         assert isinstance(weight, CompressedTensor) == compressed
         values_ = weight.decode() if compressed else weight
         assert torch.equal(values_, getattr(dense, name))
     x = torch.randn(5, WIDTH)
+    assert len(layer.w13_weight) == (EXPERTS if layer.expert_map is None else EXPERTS // world)
     scores = torch.randn(5, EXPERTS).softmax(-1)
     weights, ids = scores.topk(2)
     got = method.apply(layer, x, weights.float(), ids.int())
     for row in range(5):
         expected = torch.zeros(WIDTH, dtype=torch.float32)
         for weight, expert in zip(weights[row], ids[row], strict=True):
-            gate, up = functional.linear(x[row], dense.w13_weight[expert]).chunk(2)
+            here = expert if layer.expert_map is None else layer.expert_map[expert]
+            if here < 0:
+                continue
+            gate, up = functional.linear(x[row], dense.w13_weight[here]).chunk(2)
             hidden = functional.silu(gate) * up
-            expected += weight.float() * functional.linear(hidden, dense.w2_weight[expert]).float()
+            expected += weight.float() * functional.linear(hidden, dense.w2_weight[here]).float()
         torch.testing.assert_close(got[row].float(), expected, rtol=2e-2, atol=2e-3)
 
 
