@@ -1,4 +1,4 @@
-"""An engine of vLLM, on the CPU, with compressed weights: the plugin is found, and tokens are BF16's."""
+"""An engine of vLLM with compressed weights, on the CPU: says what it says with BF16."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import models
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from vllm.config.load import LoadConfig
 
 import df11
@@ -24,25 +28,32 @@ from df11.vllm import register
 SERVE = """
 import json, sys
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+
+PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
+SAMPLING = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
+
+def serve(folder, adapter, **options):
+    llm = LLM(folder, skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
+              dtype="bfloat16", **options)
+    lora = LoRARequest("adapter", 1, adapter) if adapter else None
+    answers = llm.generate(PROMPTS, SAMPLING, lora_request=lora, use_tqdm=False)
+    return [list(answer.outputs[0].token_ids) for answer in answers]
 
 if __name__ == "__main__":
-    for folder, options in json.loads(sys.argv[1]):
+    for folder, adapter, options in json.loads(sys.argv[1]):
         try:
-            llm = LLM(folder, skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
-                      dtype="bfloat16", **options)
-            prompts = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
-            sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
-            answers = llm.generate(prompts, sampling, use_tqdm=False)
-            said = [list(answer.outputs[0].token_ids) for answer in answers]
-            del llm
+            said = serve(folder, adapter, **options)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         print("SAID " + json.dumps(said), flush=True)
 """
+EAGER = {"enforce_eager": True}
+EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 
-def serve(*jobs: tuple[Path, dict[str, Any]]) -> list[Any]:
-    """What engines say, in one process, which imports vLLM once."""
+def serve(*jobs: tuple[Path, Path | None, dict[str, Any]]) -> list[Any]:
+    """What engines say, in one process, which imports vLLM once: a folder, an adapter, options."""
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -50,10 +61,8 @@ def serve(*jobs: tuple[Path, dict[str, Any]]) -> list[Any]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    told = json.dumps([(str(folder), options) for folder, options in jobs])
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE, told], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", SERVE, json.dumps(jobs, default=str)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
     assert len(said) == len(jobs), done.stderr[-3000:]
     return said
@@ -70,18 +79,40 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_tokens_are_those_of_bf16(folders: tuple[Path, Path]) -> None:
     bf16, compressed = folders
-    eager = {"enforce_eager": True}
     expected, *found = serve(
-        (bf16, eager),
-        (compressed, {}),
-        (compressed, {**eager, "model_loader_extra_config": {"mode": "exact"}}),
-        (bf16, {**eager, "quantization": "df11"}),
-        (bf16, {**eager, "model_loader_extra_config": {"mode": "exact"}}),
-        (compressed, {**eager, "load_format": "dummy"}),
+        (bf16, None, EAGER),
+        (compressed, None, {}),
+        (compressed, None, EAGER | EXACT),
+        (bf16, None, {**EAGER, "quantization": "df11"}),
+        (bf16, None, EAGER | EXACT),
+        (compressed, None, {**EAGER, "load_format": "dummy"}),
     )
     assert found[:3] == [expected] * 3
     assert "options of df11; add --quantization df11" in found[3]
     assert "load the BF16 checkpoint for that" in found[4]
+
+
+def test_adapters_change_what_compressed_weights_say(tmp_path: Path) -> None:
+    bf16 = models.causal("llama", tmp_path / "bf16")
+    df11.compress(bf16, tmp_path / "df11", progress=False)
+    adapter = tmp_path / "adapter"
+    get_peft_model(
+        AutoModelForCausalLM.from_pretrained(bf16),
+        LoraConfig(
+            r=8, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights="gaussian"
+        ),
+    ).save_pretrained(adapter)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    noisy = {
+        name: 0.1 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()
+    }
+    save_file(noisy, adapter / "adapter_model.safetensors")
+    options = {**EAGER, "enable_lora": True, "max_lora_rank": 8}
+    plain, expected, found = serve(
+        (bf16, None, EAGER), (bf16, adapter, options), (tmp_path / "df11", adapter, options)
+    )
+    assert found == expected != plain
 
 
 def test_the_entry_point_is_named() -> None:
