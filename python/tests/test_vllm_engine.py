@@ -19,7 +19,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from vllm.config import VllmConfig
 from vllm.config.load import LoadConfig
+from vllm.config.offload import OffloadConfig, UVAOffloadConfig
 
 import df11
 from df11.vllm import register
@@ -139,3 +141,19 @@ def test_options_and_config_are_checked() -> None:
     assert (loader.options, loader.load_config.load_format) == ({"mode": "exact"}, "auto")
     with pytest.raises(ValueError, match="Unexpected extra config keys"):
         Df11ModelLoader(LoadConfig(model_loader_extra_config={"residense": "fast"}))
+
+
+def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    from df11.vllm._config import Df11Config
+    from df11.vllm._loader import _refuse
+
+    config = Df11Config()
+    _refuse(VllmConfig(), config)
+    offload = OffloadConfig(uva=UVAOffloadConfig(cpu_offload_gb=1))
+    with pytest.raises(ValueError, match="leave out --cpu-offload-gb"):
+        _refuse(VllmConfig(offload_config=offload), config)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(ValueError, match='add --model-loader-extra-config .*"exact"'):
+        _refuse(VllmConfig(), config)
+    config.choose({"mode": "exact"})
+    _refuse(VllmConfig(), config)

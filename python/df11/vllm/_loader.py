@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from torch import Tensor, nn
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
@@ -127,12 +128,11 @@ class Df11ModelLoader(DefaultModelLoader):
 
 def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
     """What cannot work is refused before anything is loaded, with the remedy."""
-    import vllm.envs as envs
-
-    offload = getattr(vllm_config, "offload_config", None)
-    uva = getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0)
-    if uva or getattr(vllm_config.cache_config, "cpu_offload_gb", 0):
-        raise ValueError("df11 weights cannot be offloaded; leave out --cpu-offload-gb")
+    offload = vllm_config.offload_config
+    if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
+        raise ValueError(
+            "df11 weights cannot be offloaded; leave out --cpu-offload-gb and --offload-group-size"
+        )
     if envs.VLLM_BATCH_INVARIANT and not config.exact:
         raise ValueError(
             "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
