@@ -153,7 +153,7 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="leave out --cpu-offload-gb"):
         _refuse(VllmConfig(offload_config=offload), config)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(ValueError, match='add --model-loader-extra-config .*"exact"'):
+    with pytest.raises(ValueError, match=r'add --model-loader-extra-config .*"exact"'):
         _refuse(VllmConfig(), config)
     config.choose({"mode": "exact"})
     _refuse(VllmConfig(), config)
