@@ -1,4 +1,4 @@
-"""Weights without memory: what vLLM's loading code does with them is recorded, and can be loaded."""
+"""Weights without memory: what the loading code of vLLM does with them is recorded."""
 
 from __future__ import annotations
 

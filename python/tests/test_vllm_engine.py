@@ -157,3 +157,19 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
         _refuse(VllmConfig(), config)
     config.choose({"mode": "exact"})
     _refuse(VllmConfig(), config)
+
+
+def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
+    from df11.vllm._loader import tell_compiler
+
+    config = VllmConfig()
+    before = config.compute_hash()
+    layer = torch.nn.Linear(4, 4)
+    model = torch.nn.ModuleDict({"down": layer})
+    layer.weight_key = torch.zeros(16)
+    tell_compiler(model, config)
+    assert config.compute_hash() == before
+    layer.weight_key = None
+    tell_compiler(model, config)
+    assert config.additional_config == {"df11 ordinary weights": ["down"]}
+    assert config.compute_hash() != before

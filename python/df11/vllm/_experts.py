@@ -27,9 +27,9 @@ from .._matrices import FAST
 from .._tensor import CompressedTensor
 from ._config import Df11Config
 from ._deferred import Target
-from ._layers import defer, finish
+from ._layers import NAMES, defer, finish
 
-_NAMES = ("w13_weight", "w2_weight")
+_NAMES = NAMES[1:]
 #: Kernels of vLLM that take weights as checkpoints have them.
 _BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 #: Rows of x for each expert, on average, from which on decoding all of them is faster.

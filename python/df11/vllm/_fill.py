@@ -28,12 +28,10 @@ from .._progress import Bar
 from .._tensor import CompressedTensor
 from ._config import Df11Config
 from ._deferred import Piece, Source, Target
-from ._layers import give, target_of
+from ._layers import NAMES, give, target_of
 
 logger = init_logger("vllm.plugins.df11")
 
-#: Weights that experts have; others have one of the first name.
-_NAMES = ("weight", "w13_weight", "w2_weight")
 #: Of a GPU's memory that vLLM may use, what weights in the fast layout may take with `auto`.
 _SHARE = 2 / 3
 _CPU = torch.device("cpu")
@@ -87,7 +85,7 @@ def _entries(model: nn.Module) -> list[_Entry]:
     """Targets in the order of the model."""
     found: dict[int, _Entry] = {}
     for path, module in model.named_modules():
-        for name in _NAMES:
+        for name in NAMES:
             if (target := target_of(module, name)) is not None:
                 entry = found.setdefault(id(target), _Entry(target, [], f"{path}.{name}"))
                 entry.layers.append((module, name))

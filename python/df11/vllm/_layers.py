@@ -13,6 +13,9 @@ from ._operators import hold
 if TYPE_CHECKING:
     from ._config import Df11Config
 
+#: Weights that layers have: a matrix; experts.
+NAMES = ("weight", "w13_weight", "w2_weight")
+
 
 def defer(layer: nn.Module, name: str, target: Target) -> nn.Parameter:
     """Registers a parameter without memory."""

@@ -28,6 +28,7 @@ import df11
 
 from ._config import NAME, OPTIONS, Df11Config
 from ._deferred import Source
+from ._layers import NAMES
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -77,7 +78,10 @@ class Df11ModelLoader(DefaultModelLoader):
                 "of df11; add --quantization df11, or serve a folder that df11 compress made"
             )
         self._vllm_config = vllm_config
-        return super().load_model(vllm_config, model_config, prefix)
+        model = super().load_model(vllm_config, model_config, prefix)
+        if isinstance(config, Df11Config):
+            tell_compiler(model, vllm_config)
+        return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Has the model's own code say what goes where, and loads that."""
@@ -124,6 +128,21 @@ class Df11ModelLoader(DefaultModelLoader):
             )
         folder = Path(model, subfolder or "")
         return folder if next(folder.glob(_PATTERNS[0]), None) is not None else None
+
+
+def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Has vLLM's cache of compiled graphs know which weights are ordinary.
+
+    Nothing else of a container is in a graph; this depends on sizes, and is not in any config.
+    """
+    names = [
+        path
+        for path, module in model.named_modules()
+        for name in NAMES
+        if name in module._parameters and getattr(module, f"{name}_key", module) is None
+    ]
+    if names and isinstance(vllm_config.additional_config, dict):
+        vllm_config.additional_config["df11 ordinary weights"] = names
 
 
 def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
