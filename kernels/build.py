@@ -81,7 +81,7 @@ ALLOWED_SPILLS = {
     # Words that are needed between tiles, and of 16 rows of x some of a tile's bands.
     ("df11_linear_tile_8", "sm_90a"): 48,
     ("df11_linear_tile_16", "sm_80"): 72,
-    ("df11_linear_tile_16", "sm_90a"): 336,
+    ("df11_linear_tile_16", "sm_90a"): 60,
 }
 # Registers of a thread that a kernel must begin with: its warps exchange theirs (`setmaxnreg` in
 # linear_wide.cuh and linear_tile.cuh: 104 for each of 512 threads, 64 for each of 128, of 640), and

@@ -212,14 +212,17 @@ __constant__ u32 linear_constants[] = {
     WIDE_ENDS,
     WIDE_MEETING,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
-    // shared memory (tile_shared_bytes) the bytes of the table, bytes for each row of x, for each
-    // warp that decodes, and how many times it needs a tile's bits.
+    // shared memory (tile_shared_bytes) the bytes of the table, for each row of x, for each warp that
+    // decodes, and how many times such a warp needs a tile's bits; in _16 for each row of x, and
+    // what each warp needs besides.
     TILE_HELPERS,
     LINEAR_TILE_WARPS,
     sizeof(TileTable),
-    RUN_SETS * run_set_bytes(1),
+    run_sets(1) * run_set_bytes(1),
     TILE_SLOTS * (SLOT_HEAD + BITS_AFTER),
     TILE_SLOTS,
+    run_sets(2) * run_set_bytes(1),
+    x_bytes_of_warp(2),
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

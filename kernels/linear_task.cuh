@@ -132,14 +132,15 @@ __host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
 // serialization. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not
 // read, nor are items, counters and partials. What differs from above:
 //   wide_parts    of each matrix: wide_parts(rows, columns)
-//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is wide_strips(..)
+//   wide_strips   of a block: any from 1 to WIDE_STRIPS; good is the even number of the least
+//                 wide_time, as a warpgroup takes as long for one strip as for two
 // Bits of y depend on the matrix, on the row of x, and on whether there are up to 16, 32, 64 or 128
 // rows; no other row, no other matrix changes them.
 constexpr u32 WIDE_ROWS = 128;     // of x, at most
 constexpr u32 WIDE_STRIPS = 8;     // of a block, at most
 constexpr u32 WIDE_COLUMNS = 64;   // a stage
 constexpr u32 WIDE_CLUSTER = 4;    // blocks
-constexpr u32 WIDE_CLUSTERS = 30;  // that an H200 runs at once; it has 132 multiprocessors
+constexpr u32 WIDE_CLUSTERS = 30;  // that an H200 runs at once, of LINEAR_BLOCKS multiprocessors
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
     return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
 }
@@ -155,25 +156,31 @@ __host__ __device__ constexpr u32 wide_items(u32 strips, u32 parts, u32 block_st
     return (groups * parts + WIDE_CLUSTER - 1) / WIDE_CLUSTER;
 }
 
-// Time that `items` take which run WIDE_CLUSTERS at once: how often as many do, times stages of a
+// That a GPU runs at once.
+__host__ __device__ constexpr u32 wide_clusters(u32 multiprocessors) {
+    const u32 clusters = multiprocessors * WIDE_CLUSTERS / LINEAR_BLOCKS;
+    return clusters ? clusters : 1;
+}
+// Time that `items` take of which `clusters` run at once: how often as many do, times stages of a
 // part and strips of a block, of which fewer than four take as long as four, and what the ends take,
 // more if parts meet. In times of one strip's stage.
 constexpr u32 WIDE_LEAST_STRIPS = 4, WIDE_ENDS = 25, WIDE_MEETING = 20;
-__host__ __device__ constexpr u64 wide_time(u64 items, u32 stages, u32 parts, u32 block_strips) {
-    const u64 times = (items + WIDE_CLUSTERS - 1) / WIDE_CLUSTERS;
+__host__ __device__ constexpr u64 wide_time(u64 items, u32 stages, u32 parts, u32 block_strips,
+                                            u32 clusters) {
+    const u64 times = (items + clusters - 1) / clusters;
     const u32 strips = block_strips < WIDE_LEAST_STRIPS ? WIDE_LEAST_STRIPS : block_strips;
     return times * (u64((stages + parts - 1) / parts) * strips + WIDE_ENDS +
                     (parts > 1 ? WIDE_MEETING : 0));
 }
 // In how many parts a matrix's columns are multiplied, by blocks of a cluster, whose sums are added
-// in order: by shape alone.
+// in order: by shape alone, as for an H200, so that bits are the same on all GPUs.
 __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
     u32 best = 1;
     u64 least = ~0ull;
     for (u32 parts = 1; parts <= WIDE_CLUSTER; parts *= 2)
         for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
             const u64 time = wide_time(wide_items(strips_of(rows), parts, strips),
-                                       wide_stage_count(columns), parts, strips);
+                                       wide_stage_count(columns), parts, strips, WIDE_CLUSTERS);
             if (time < least) least = time, best = parts;
         }
     return best;
@@ -208,7 +215,7 @@ struct alignas(16) GroupedLaunch {
 static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 
 // A launch of df11_linear_tile_{8,16}, of matrices in tiles of 32 x 256 as stored, whose columns are
-// a multiple of 8: the same argument, at most this many rows of x. Any number of blocks, persistent,
+// a multiple of 8: the same argument, up to 8 rows of x, and 9 to 16. Any number of blocks, persistent,
 // of some warps that do not decode and a multiple of four that do; df11_linear_constants tells how
 // many of the former and the most of the latter. Good is one block a multiprocessor, no more than
 // `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend on the matrix and on the row

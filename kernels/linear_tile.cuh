@@ -16,34 +16,39 @@
 //      item 1  | run 0  | run 1  | ...  | run 15 |    of tiles of 4096 columns, and keeps its x
 //
 //      shared memory   | table | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
+//                      | table | sums of one item | x: warp 4, warp 5, ... | slots |   9 to 16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
 //   table     of the matrix in use; for another one warp 0 fills it again
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
-//   x         of a tile in registers, until a tile of other columns comes
-//   sums      of an item meet when all its runs have been decoded; two items are on their way
+//   x         of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
+//             three of the tile's eight units of columns in shared memory instead
+//   sums      of an item meet when all its runs have been decoded; two items are on their way, or
+//             one, where x takes the room: then a run waits for the item before after its first band
 //   edges     partial tiles, tiles with more bits than a slot takes, and x that is not aligned go
 //             unit by unit, with the same bits of y
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
-// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 92
-// bytes, with 16 rows of x 384. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
-// one row of x, 143 KiB at 8, 175 KiB at 16. PTX for compute capability 8.0: 12 warps that decode,
-// 128 registers.
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 48
+// bytes, with 16 rows of x 60. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at one
+// row of x, 143 KiB at 8, 191 KiB at 16, where it suffices for tiles of 3840 bytes. PTX for compute
+// capability 8.0: 12 warps that decode, 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
-//                     0.77   0.73   0.51
+//                     0.82   0.78   0.61
 // What limits it (ncu, 28672 x 4096, one row, of a variant): the latency of four look-ups, one
 // after the other, for each unit. 56 % of the warps' time goes to the loop of 48 instructions a
 // unit: of that 31 % to waiting for look-ups and windows, 25 % to results of arithmetic, 13 % to
 // the plane. 54 % of the issue slots are busy; a unit takes 20 wavefronts of shared memory, and 38
-// cycles.
+// cycles. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at once, about 2 us;
+// and the sums of the item before: 28672 x 4096 takes 92 us where sums of two items make it 80.
 //
-// Rejected, in the record with their figures: tables in copies, so that lanes do not meet in a
-// bank; escapes fixed without a branch, in a function, or by one piece of code for all units; x
-// loaded for each unit, and more warps; other splits of the registers; tiles brought by the warp
-// that decodes them
+// Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
+// fragments of it out of two loads, which are moved together for each product; tables in copies, so
+// that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
+// of code for all units; x loaded for each unit, or brought with each tile, and more warps; other
+// splits of the registers; tiles brought by the warp that decodes them
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile
@@ -57,7 +62,19 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 // Bytes of the plane that a warp loads at once, two units of each lane; those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
-constexpr u32 MOST_RUNS = 16, RUN_SETS = 2, RUN_PITCH = STRIP_ROWS;
+constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
+// Whether of 16 rows of x some are in shared memory, so that registers suffice. There is room then
+// for the sums of one item alone.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool SHARES_X = true;
+#else
+constexpr bool SHARES_X = false;
+#endif
+// Items whose sums are on their way at once.
+constexpr u32 MOST_RUN_SETS = 2;
+__host__ __device__ constexpr u32 run_sets(u32 eights) {
+    return SHARES_X && eights > 1 ? 1 : MOST_RUN_SETS;
+}
 // Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
 // those that decode are groups: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
@@ -68,6 +85,14 @@ constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 16;
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) {
     return eights > 1 ? 1 : 2;
 }
+// Units of a tile whose x a warp holds in registers. It has the others in shared memory, each lane
+// its own words.
+__host__ __device__ constexpr u32 units_held(u32 eights) {
+    return SHARES_X && eights > 1 ? 5 : BAND_UNITS;
+}
+__host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
+    return (BAND_UNITS - units_held(eights)) * eights * LANES * 16;
+}
 // Before the bits of a slot: what is decoded, and where each lane's bits are. The last word of it
 // is loaded with the first bits, and not decoded. After them: what windows reach.
 constexpr u32 TICKET_BYTES = 48, SLOT_HEAD = TICKET_BYTES + LANES * 8, BITS_AFTER = 16;
@@ -76,14 +101,16 @@ __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
 // The table, and the sums of runs.
-__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows) {
-    return u32(sizeof(TileTable)) + RUN_SETS * run_set_bytes(x_rows);
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 eights) {
+    return u32(sizeof(TileTable)) + run_sets(eights) * run_set_bytes(x_rows);
 }
 // Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
 // one. With less memory tiles with more bits are slow, and as exact; at least for 0.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
-    return tile_fixed_bytes(x_rows) + warps * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+    const u32 eights = (x_rows + 7) / 8,
+              slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+    return tile_fixed_bytes(x_rows, eights) + warps * (x_bytes_of_warp(eights) + slots);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -458,7 +485,7 @@ __device__ inline void wait_parity(u32 barrier, u32 parity) {
 
 // What all warps of a block share, besides dynamic shared memory.
 struct TileShared {
-    u64 set_full[RUN_SETS], set_empty[RUN_SETS];  // sums of an item: there; added
+    u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // sums of an item: there; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
     u64 filled;  // the table, again
     u32 added;   // items whose sums have been added
@@ -482,23 +509,25 @@ __device__ inline void wait_for_table(TileShared& common, u32 fill, u32 lane) {
     wait_until(&common.fills, fill, &common.filled, fill - 1, lane);
 }
 // Until the sums of the item may be written.
+template <u32 SETS>
 __device__ inline void wait_for_set(TileShared& common, u32 number, u32 lane) {
-    wait_until(&common.added, number + 1 - RUN_SETS, common.set_empty + number % RUN_SETS,
-               number / RUN_SETS - 1, lane);
+    if (number < SETS) return;
+    wait_until(&common.added, number + 1 - SETS, common.set_empty + number % SETS,
+               number / SETS - 1, lane);
 }
 // Arrivals at a slot: those of the copies, and that of the rest.
 constexpr u32 SLOT_ARRIVALS = LANES + 1;
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
-    u32 table, sets, slots, slot_bytes;
+    u32 table, sets, set_count, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
     __device__ u32 slot(u32 warp, u32 number) const {
         return slots + (warp * TILE_SLOTS + number) * slot_bytes;
     }
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
     __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
-        return sets + walk.number % RUN_SETS * run_set_bytes(x_rows) +
+        return sets + walk.number % set_count * run_set_bytes(x_rows) +
                walk.run * x_rows * RUN_PITCH * 4;
     }
 };
@@ -628,6 +657,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
 
 // Adds the runs' sums of item after item, in order, and fills the table again for another matrix.
 // One warp, the first.
+template <u32 SETS>
 __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& block,
                                          const float* sets, TileShared& common) {
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows;
@@ -645,8 +675,8 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             tell(&common.fills, ++fills, &common.filled, lane);
         }
         const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
-        wait_parity(block.set_full + 8 * (number % RUN_SETS), number / RUN_SETS % 2);
-        const float* const set = sets + number % RUN_SETS * (run_set_bytes(x_rows) / 4);
+        wait_parity(block.set_full + 8 * (number % SETS), number / SETS % 2);
+        const float* const set = sets + number % SETS * (run_set_bytes(x_rows) / 4);
         // Four rows of x at once: each adds in order, and waits.
         constexpr u32 ROWS = 4;
         for (u32 first = 0; first < x_rows; first += ROWS) {
@@ -673,15 +703,41 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             }
         }
         number++;
-        tell(&common.added, number, common.set_empty + (number - 1) % RUN_SETS, lane);
+        tell(&common.added, number, common.set_empty + (number - 1) % SETS, lane);
         add_slices<1>(work, at);
     }
 }
 
-// A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit.
+// Volatile: the assembler would take the registers that were stored there.
+__device__ __forceinline__ uint4 load_stored(u32 address) {
+    uint4 v;
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+// Where a lane has eight rows of a unit that is not held. `rest`: of the first one.
 template <u32 EIGHTS>
-__device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane,
-                                            uint4 (&x)[BAND_UNITS][EIGHTS]) {
+__device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
+    return rest + ((unit - units_held(EIGHTS)) * EIGHTS + eight) * LANES * 16;
+}
+// A unit of x, held or not.
+template <u32 EIGHTS>
+__device__ __forceinline__ void take_x(uint4 (&to)[EIGHTS],
+                                       const uint4 (&x)[units_held(EIGHTS)][EIGHTS], u32 rest,
+                                       u32 unit) {
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; i++)
+        to[i] = unit < units_held(EIGHTS) ? x[unit][i]
+                                          : load_shared_16(rest_place<EIGHTS>(rest, unit, i));
+}
+// A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit. `rest`: the
+// lane's place for the units that are not held.
+template <u32 EIGHTS>
+__device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 lane, u32 rest,
+                                            uint4 (&x)[units_held(EIGHTS)][EIGHTS]) {
+    constexpr u32 HELD = units_held(EIGHTS);
     u64 from[EIGHTS];
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++)
@@ -689,13 +745,26 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
                                         tile * TILE_WIDTH + lane % 4 * 8);
 #pragma unroll
     for (u32 unit = 0; unit < BAND_UNITS; unit++) {
+        uint4 one[EIGHTS];
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
-            x[unit][i] = make_uint4(0, 0, 0, 0);
-            load_x_where(x[unit][i], from[i] + unit * STEP_COLUMNS * 2,
+            one[i] = make_uint4(0, 0, 0, 0);
+            load_x_where(one[i], from[i] + unit * STEP_COLUMNS * 2,
                          lane / 4 + 8 * i < work.launch.x_rows);
         }
-        make_fragments(x[unit]);
+        make_fragments(one);
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++) {
+            if (HELD == BAND_UNITS) {
+                x[unit][i] = one[i];
+                continue;
+            }
+            // Those held go by shared memory too: each fragment is then one load. Words of two
+            // would be moved together for each product, which costs eight instructions a unit.
+            const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
+            store_shared_16(at, one[i]);
+            if (unit < HELD) x[unit][i] = load_stored(at);
+        }
     }
 }
 
@@ -718,14 +787,15 @@ __device__ __forceinline__ u32 bring_first(const Shared& work, const TileBlock& 
 template <u32 EIGHTS>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
                                                TileShared& common, u32 warp, u32 warps, u32 lane) {
-    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
+    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2, SETS = run_sets(EIGHTS);
     // So that it stays in a register: the assembler would read it again in each band.
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
     u32 held = bring_first(work, block, warp, warps, lane, problems);
-    uint4 x[BAND_UNITS][EIGHTS] = {};
+    uint4 x[units_held(EIGHTS)][EIGHTS] = {};
+    const u32 rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16;
     wait_for_launch_before();
-    if (held != ~0u) load_x_tile(work, held, lane, x);
+    if (held != ~0u) load_x_tile(work, held, lane, rest, x);
     wait_for_copies();
     group_barrier(1, warps * LANES);
     asm volatile("" ::: "memory");
@@ -744,7 +814,8 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
 #pragma unroll
             for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
         if (two.y != fill) fill = two.y, wait_for_table(common, fill, lane);
-        if (first && one.w >= RUN_SETS) wait_for_set(common, one.w, lane);
+        if (first && (SETS > 1 || !(two.w & TICKET_WHOLE)))
+            wait_for_set<SETS>(common, one.w, lane);
         if (!(two.w & TICKET_WHOLE)) {
             const uint4 three = load_shared_16(slot + 32);
             problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
@@ -752,11 +823,11 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
             // Not kept over the call.
             held = ~0u;
 #pragma unroll
-            for (u32 unit = 0; unit < BAND_UNITS; unit++)
+            for (u32 unit = 0; unit < units_held(EIGHTS); unit++)
 #pragma unroll
                 for (u32 i = 0; i < EIGHTS; i++) x[unit][i] = make_uint4(0, 0, 0, 0);
         } else {
-            if (one.z != held) held = one.z, load_x_tile(work, held, lane, x);
+            if (one.z != held) held = one.z, load_x_tile(work, held, lane, rest, x);
             Window bits;
             bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
@@ -770,16 +841,23 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     const u32 pair = unit / 2;
                     uint4& p = ahead[pair % AHEAD];
                     u32 e[4];
+                    uint4 of_unit[EIGHTS];
                     decode_unit(bits, e, problems);
-                    sums.add(merge_words(e, p.x, p.y), x[unit]);
+                    // Not before: it would take registers while the unit is decoded.
+                    take_x<EIGHTS>(of_unit, x, rest, unit);
+                    sums.add(merge_words(e, p.x, p.y), of_unit);
                     decode_unit(bits, e, problems);
+                    take_x<EIGHTS>(of_unit, x, rest, unit + 1);
                     const uint4 w = merge_words(e, p.z, p.w);
                     // Of the band after, if there is one.
                     load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
                                      pair + AHEAD < PAIRS || more);
-                    sums.add(w, x[unit + 1]);
+                    sums.add(w, of_unit);
                 }
                 plane += PLANE_BAND;
+                // With sums of one item alone: late, so that others may be behind.
+                if (SETS == 1 && first && band == 0)
+                    wait_for_set<SETS>(common, load_shared(slot + 12), lane);
                 keep_sums<EIGHTS>(two.x, sums_place(lane), sums, band, first, work.launch.x_rows,
                                   lane);
             }
@@ -789,7 +867,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24);
         __syncwarp();
         if (lane == 0) arrive(block.slot_empty + place * 8);
-        for (u32 i = 0; i < arrivals; i++) arrive(block.set_full + 8 * (number % RUN_SETS));
+        for (u32 i = 0; i < arrivals; i++) arrive(block.set_full + 8 * (number % SETS));
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -807,7 +885,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         for (u32 i = lane; i < warps * TILE_SLOTS; i += LANES)
             init_barrier(block.slot_full + 8 * i, SLOT_ARRIVALS),
                 init_barrier(block.slot_empty + 8 * i, 1);
-        if (lane < RUN_SETS)
+        if (lane < MOST_RUN_SETS)
             init_barrier(block.set_full + 8 * lane, MOST_RUNS * LANES),
                 init_barrier(shared_address(common.set_empty + lane), LANES);
         if (lane == 0)
@@ -819,8 +897,10 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 fixed = tile_fixed_bytes(work.launch.x_rows);
+    const u32 xs = tile_fixed_bytes(work.launch.x_rows, EIGHTS),
+              fixed = xs + warps * x_bytes_of_warp(EIGHTS);
     block.table = shared_address(linear_shared), block.sets = block.table + u32(sizeof(TileTable)),
+    block.set_count = run_sets(EIGHTS), block.xs = block.table + xs,
     block.slots = block.table + fixed,
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
     float* const sets = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
@@ -830,7 +910,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
 #endif
         if (warp == 0)
-            add_runs(work, block, sets, common);
+            add_runs<run_sets(EIGHTS)>(work, block, sets, common);
         else
             bring_tiles(work, block, warp - 1, warps, lane);
     } else {

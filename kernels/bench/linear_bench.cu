@@ -4,6 +4,8 @@
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
 //                                      best; `wide`: 17 to 128 rows of x alone
+//   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
+//                                      out among blocks
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
@@ -824,6 +826,7 @@ int main(int argc, char** argv) {
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
         if (of == "bench") return bench_stored(c, atoi(argv[3]));
     }
+    if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
     if (mode == "bench" || mode == "variants" || mode == "wide")

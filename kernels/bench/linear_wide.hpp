@@ -2,7 +2,8 @@
 // Loaded after Context.
 #pragma once
 
-static u32 forced_strips = 0;  // of a block, for checks; 0: what is good
+// Strips of a block, for checks, and parts of the columns; 0: what is good.
+static u32 forced_strips = 0, forced_parts = 0;
 
 static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared, bool early,
                         LinearLaunch l, cudaStream_t stream) {
@@ -30,13 +31,14 @@ static u32 items_of(const LinearLaunch& l, u32 strips) {
 }
 // Those of a block with which the launch takes the least time.
 static u32 wide_strips(const LinearLaunch& l) {
-    u32 best = 1;
+    u32 best = WIDE_STRIPS;
     u64 least = ~0ull;
-    for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+    // Even: a warpgroup takes as long for one strip as for two.
+    for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
         u64 time = 0;
         for (u32 i = 0; i < l.matrix_count; i++)
             time = std::max(time, wide_time(items_of(l, strips), wide_stage_count(l.columns),
-                                            l.wide_parts[i], strips));
+                                            l.wide_parts[i], strips, wide_clusters(sm_count())));
         if (time < least) least = time, best = strips;
     }
     return best;
@@ -46,7 +48,8 @@ static void launch_wide(const LinearLaunch& launch, bool early, cudaStream_t str
     LinearLaunch l = launch;
     l.counters = nullptr, l.partials = nullptr, l.items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
-        l.wide_parts[i] = u8(wide_parts(l.matrices[i].rows, l.columns));
+        l.wide_parts[i] =
+            u8(forced_parts ? forced_parts : wide_parts(l.matrices[i].rows, l.columns));
     l.wide_strips = forced_strips ? forced_strips : wide_strips(l);
     launch_with(wide_kernel(n), WIDE_CLUSTER * items_of(l, l.wide_strips), WIDE_THREADS,
                 WIDE_SHARED_BYTES, early, l, stream);
@@ -189,5 +192,47 @@ static int crossover(Context& c, int rounds, u32 most, bool early) {
         printf("x %3u: fused %8.1f us, decoded %8.1f us (cuBLASLt alone %8.1f us): %s\n",
                batches[b], fused[b] * 1e6, decoded[b] * 1e6, alone[b] * 1e6,
                fused[b] <= decoded[b] ? "fused" : "decode");
+    return 0;
+}
+
+// Times of all ways to share a matrix out among blocks.
+static int ways(Context& c, int rounds, bool early) {
+    const u32 shapes[][2] = {
+        {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
+    for (auto& shape : shapes) {
+        const u32 rows = shape[0], columns = shape[1];
+        const u64 n = u64(rows) * columns;
+        const int copies = std::max<int>(4, int(500e6 / (n * 1.5)));
+        u16* w = make_weights(rows, columns, 3, 0);
+        std::vector<Fast> fs = {pack(w, rows, columns)};
+        for (int i = 1; i < copies; i++) fs.push_back(fs[0].copy());
+        u16 *x = make_weights(128, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(128) * rows * 2));
+        for (u32 x_rows : {32u, 64u, 128u}) {
+            std::vector<Contender> all;
+            for (u32 parts = 1; parts <= WIDE_CLUSTER; parts *= 2)
+                for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+                    const u32 items = wide_items(strips_of(rows), parts, strips);
+                    if (items > 3 * WIDE_CLUSTERS || items < WIDE_CLUSTERS / 2) continue;
+                    const std::string name = "parts " + std::to_string(parts) + ", strips " +
+                                             std::to_string(strips) + ", items " +
+                                             std::to_string(items);
+                    all.push_back({name, 0, [&, parts, strips](int k) {
+                                       forced_parts = parts, forced_strips = strips;
+                                       LinearLaunch l =
+                                           launch_of(c, x, columns, x_rows, columns);
+                                       add_matrix(l, fs[k], y, rows, nullptr);
+                                       launch_wide(l, early, c.stream);
+                                       forced_parts = forced_strips = 0;
+                                   }});
+                }
+            measure(c, all, copies, rounds);
+            for (auto& one : all)
+                printf("%ux%u x %u %s: %.2f us\n", rows, columns, x_rows, one.name.c_str(),
+                       median_of(one.seconds) * 1e6);
+        }
+        for (auto& one : fs) one.free();
+        for (auto p : {w, x, y}) CUDA(cudaFree(p));
+    }
     return 0;
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """A diffusion transformer with compressed weights beside itself in BF16: bits, memory, time a step.
 
-    python bench/diffusion.py --out rows.jsonl                # FLUX.1-dev's geometry, seeded random weights, on GPU 0
+    python bench/diffusion.py --out rows.jsonl                # FLUX.1-dev's geometry, seeded, GPU 0
     python bench/diffusion.py --geometry tiny --device cpu    # tries the script itself
 
-One call of the transformer is one step of the sampler: 4096 image tokens (1024 x 1024 pixels) and 512 of text. Both
-transformers are called in turns; medians. What pipelines have besides (text encoders, VAE) is the same for both and is
-not counted. Outputs are compared bit by bit with PyTorch's flash attention, and timed with its default one.
+One call of the transformer is one step of the sampler: 4096 image tokens (1024 x 1024 pixels) and
+512 of text. Both transformers are called in turns; medians. What pipelines have besides (text
+encoders, VAE) is the same for both and is not counted. Outputs are compared bit by bit with
+PyTorch's flash attention, and timed with its default one.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ import df11
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "flux.1-dev": {
         "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128,
-        "num_attention_heads": 24, "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True,
+        "num_attention_heads": 24, "joint_attention_dim": 4096, "pooled_projection_dim": 768,
+        "guidance_embeds": True,
     },
     "tiny": {
-        "in_channels": 16, "num_layers": 2, "num_single_layers": 4, "attention_head_dim": 64, "num_attention_heads": 8,
-        "joint_attention_dim": 256, "pooled_projection_dim": 128, "guidance_embeds": True, "axes_dims_rope": [16, 24, 24],
+        "in_channels": 16, "num_layers": 2, "num_single_layers": 4, "attention_head_dim": 64,
+        "num_attention_heads": 8, "joint_attention_dim": 256, "pooled_projection_dim": 128,
+        "guidance_embeds": True, "axes_dims_rope": [16, 24, 24],
     },
 }  # fmt: skip
 SCALE = 0.02

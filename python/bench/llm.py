@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""A language model with compressed weights beside the same model in BF16: bits, memory, speed, and what fits.
+"""A language model with compressed weights beside the same in BF16: bits, memory, speed, what fits.
 
-    python bench/llm.py --out rows.jsonl               # Llama-3.1-8B geometry, seeded random weights, on GPU 0
+    python bench/llm.py --out rows.jsonl               # Llama-3.1-8B geometry, seeded, on GPU 0
     python bench/llm.py --only make,exact --layers 4   # some parts, a smaller model
     python bench/llm.py --geometry tiny --device cpu   # tries the script itself
 
-Parts run in this order, each on its own: what fails says so, and the next one begins. Weights are drawn from
-N(0, 0.02²) on the device and are kept in --work (/dev/shm) for the next run; `--only clean` deletes them.
-Rows of JSON go to --out, a table to standard output. Bits are compared with PyTorch's flash attention (its plain one
-in CUDA graphs): cuDNN's, the default on Hopper, gives one model other bits from run to run.
+Parts run in this order, each on its own: what fails says so, and the next one begins. Weights are
+drawn from N(0, 0.02²) on the device and are kept in --work (/dev/shm) for the next run; `--only
+clean` deletes them. Rows of JSON go to --out, a table to standard output. Bits are compared with
+PyTorch's flash attention (its plain one in CUDA graphs): cuDNN's, the default on Hopper, gives one
+model other bits from run to run.
 
 | part | what it measures |
 |---|---|
@@ -45,13 +46,14 @@ import df11
 
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "rope_theta": 5e5, "max_position_embeddings": 131072,
     },
     "llama-3.2-1b": {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 5e5, "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "rope_theta": 5e5, "max_position_embeddings": 131072, "tie_word_embeddings": True,
     },
     "qwen3-4b": {
         "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,
@@ -60,14 +62,16 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "head_dim": 128,
-        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128,
-        "num_experts_per_tok": 8, "norm_topk_prob": True, "vocab_size": 151936, "rope_theta": 1e6,
+        "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768,
+        "head_dim": 128, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "vocab_size": 151936, "rope_theta": 1e6,
         "max_position_embeddings": 40960,
     },
     "tiny": {
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+        "max_position_embeddings": 4096,
     },
 }  # fmt: skip
 # How weights are held: arguments of `df11.Df11Config`; None is BF16 as it is.
@@ -224,7 +228,7 @@ class Bench:
             **figures,
         }
         print(
-            "   " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()),
+            f"   {part}  " + "  ".join(f"{name}={show(value)}" for name, value in figures.items()),
             flush=True,
         )
         if self.options.out:
@@ -283,7 +287,9 @@ class Bench:
 
     @contextmanager
     def reproducible(self, *backends: SDPBackend) -> Iterator[None]:
-        """Attention that gives the same bits for the same input: cuDNN's, PyTorch's default on Hopper, does not."""
+        """Attention that gives the same bits for the same input: cuDNN's, PyTorch's default on
+        Hopper, does not.
+        """
         with sdpa_kernel(list(backends)) if self.on_gpu and backends else nullcontext():
             yield
 

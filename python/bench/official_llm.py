@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Tokens a second of the official DFloat11 package (0.5.0) with the model of llm.py, whose part `make` must have run.
+"""Tokens a second of the official DFloat11 package (0.5.0) with the model of llm.py, whose part
+`make` must have run.
 
     python bench/official_llm.py --out rows.jsonl                 # options as those of llm.py
 
-Needs a GPU, cupy, numba and the packages dfloat11 0.5.0 and dahuffman. The package's own encoder takes minutes a
-block, so the loop of it is compiled (kernels/bench/official.py, which compares it with the original), one layer is
-encoded, and all layers hold that one; each has its own copy of the compressed arrays, as they would. Embedding and head
-are encoded too, as in published models. Codes, tables, hooks and kernel are the package's. The logits are
-compared bit by bit with those of the same model in BF16.
+Needs a GPU, cupy, numba and the packages dfloat11 0.5.0 and dahuffman. The package's own encoder
+takes minutes a block, so the loop of it is compiled (kernels/bench/official.py, which compares it
+with the original), one layer is encoded, and all layers hold that one; each has its own copy of the
+compressed arrays, as they would. Embedding and head are encoded too, as in published models. Codes,
+tables, hooks and kernel are the package's. The logits are compared bit by bit with those of the
+same model in BF16.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Whether a model over several GPUs lies where `df11 estimate --gpus` says, and takes the memory that it says.
+"""Whether a model over several GPUs lies where `df11 estimate --gpus` says, and takes the memory
+that it says.
 
     python bench/llm.py --only make && python bench/placement.py --gpus 7GB,8GB --out rows.jsonl
 
---gpus is what each GPU may use, as of `df11 estimate`; as many GPUs are needed. The plan is made from the directories
-alone, without a GPU; then the model is loaded over the GPUs and generates, and its logits are compared with those of
-the BF16 model.
+--gpus is what each GPU may use, as of `df11 estimate`; as many GPUs are needed. The plan is made
+from the directories alone, without a GPU; then the model is loaded over the GPUs and generates, and
+its logits are compared with those of the BF16 model.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def estimate(container: Path, gpus: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "df11", "estimate", str(container), "--gpus", gpus, "--json"]
     answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
-        f"   fits: {answer['placement']['fits']}, {answer['placement']['host_bytes']} bytes streamed"
+        f"   fits: {answer['placement']['fits']}, {answer['placement']['host_bytes']} bytes "
+        "streamed"
     )
     return dict(answer["placement"])
 

@@ -11,7 +11,8 @@ from ._errors import ParameterError
 if TYPE_CHECKING:
     from ._native import Slice, Tensor
 
-# By the name in a container; the second name is that of ml_dtypes, where NumPy has no such type, and the first one holds its bits.
+# By the name in a container; the second name is that of ml_dtypes, where NumPy has no such type,
+# and the first one holds its bits.
 NUMPY = {
     "BOOL": ("bool", None),
     "U8": ("uint8", None),
@@ -53,8 +54,8 @@ def numpy(selection: Tensor | Slice) -> Any:
 
 @functools.cache
 def _ml_dtypes() -> Any:
-    """The package, or None. Looked for once: each failing import takes the lock of all imports, at which forks of a
-    process whose other threads import may hang.
+    """The package, or None. Looked for once: each failing import takes the lock of all imports, at
+    which forks of a process whose other threads import may hang.
     """
     try:
         return importlib.import_module("ml_dtypes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from ._hub import brought
 from ._load import check_options, forms_of, load
 from ._names import join
 from ._parallel import gathered
-from ._parameters import MissingError, Weight, by_name, missing_error
+from ._parameters import MissingError, Weight, by_name, check_complete
 from ._place import Placement, default_device, device_of, resolve
 from ._plan import group
 from ._source import Source, copy_containers, sources
@@ -38,24 +38,23 @@ def attach(
     """Gives a module the weights of a container, which stay compressed. Returns the module.
 
     Parameters are replaced by those of the container, with its dtypes: matrices by tensors that are
-    decoded as they are used, small ones as they are. What diffusers or transformers would keep in F32
-    beside weights of 16 bits is F32 here as well. The module may be on the meta device
+    decoded as they are used, small ones as they are. What diffusers or transformers would keep in
+    F32 beside weights of 16 bits is F32 here as well. The module may be on the meta device
     (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
-    `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"), whose
-    containers are fetched into its cache; `subfolder` of it, and `revision` there.
-    `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map` of
-    transformers takes it; the current GPU unless named, or the CPU if there is none.
-    `mode`: "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
-    multiplies while it decodes, which is faster and rounds otherwise.
-    `residence`: how weights lie on a GPU: "stored", in the "fast" layout, which is larger and faster, or
-    "auto", fast as far as memory goes.
-    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does not fit
-    stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
-    `prefix`: what goes before names in the container, found unless given.
+    `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
+    whose containers are fetched into its cache; `subfolder` of it, and `revision` there. `device`:
+    a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map` of
+    transformers takes it; the current GPU unless named, or the CPU if there is none. `mode`:
+    "exact" multiplies decoded weights as PyTorch does, for the BF16 module's bits; "fused"
+    multiplies while it decodes, which is faster and rounds otherwise. `residence`: how weights lie
+    on a GPU: "stored", in the "fast" layout, which is larger and faster, or "auto", fast as far as
+    memory goes. `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs);
+    what does not fit stays in pinned host memory, from where the GPU reads it, and all of it with
+    `streamed`. `prefix`: what goes before names in the container, found unless given.
 
-    Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an option is
-    unknown, TypeError if a dtype is unknown.
+    Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
+    option is unknown, TypeError if a dtype is unknown.
     """
     if sources(module):
         raise ValueError("the module has compressed weights already; make a new one")
@@ -95,27 +94,16 @@ def _weights(
     module: nn.Module, container: Any, prefix: str | None
 ) -> tuple[list[Weight], list[str]]:
     if prefix is not None or not _is_pretrained(module):
-        return by_name(module, container, prefix)
-    # transformers has tables of its own for names.
-    from transformers.conversion_mapping import get_model_conversion_mapping
+        weights, unused = by_name(module, container, prefix)
+    else:
+        # transformers has tables of its own for names.
+        from transformers.conversion_mapping import get_model_conversion_mapping
 
-    from ._pretrained import missing, weights_of
+        from ._pretrained import weights_of
 
-    pretrained: Any = module
-    weights, unused = weights_of(
-        pretrained, container, get_model_conversion_mapping(pretrained), None
-    )
-    if lacking := missing(pretrained, weights):
-        raise missing_error(lacking, container)
-    held = {place.name for weight in weights for place in weight.places}
-    if lost := [
-        name for name, value in module.named_buffers() if value.is_meta and name not in held
-    ]:
-        raise ValueError(
-            f"buffer {lost[0]} is on the meta device and in no checkpoint; load with from_pretrained, or "
-            "make the module with "
-            "accelerate.init_empty_weights()"
-        )
+        conversions = get_model_conversion_mapping(cast(Any, module))
+        weights, unused = weights_of(module, container, conversions, None)
+    check_complete(module, weights, container)
     return weights, unused
 
 
@@ -144,8 +132,9 @@ def save(model: Any, folder: str | Path) -> None:
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model.
 
-    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the wrapper's.
-    All processes of a distributed model must call it at once, and each gets whole weights.
+    Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
+    wrapper's. All processes of a distributed model must call it at once, and each gets whole
+    weights.
     """
     names = {
         (spot.key): join(path, place.name)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
-from math import prod
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from ._matrices import FAST, PART, Part, lay_out, window
 from ._ops import TEMPORARY_BYTES
-from ._tensor import CompressedTensor, refuse_writing, with_tables
+from ._tensor import CompressedTensor, contiguous_strides, refuse_writing, with_tables
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
@@ -184,147 +183,108 @@ for _func in (
 # ---- views ----
 
 
-def _stored_dimension(self: CompressedTensor, dimension: int) -> tuple[int, list[int]]:
-    """A dimension as arrays have it, and the shape as they have it."""
-    shape = list(self.shape)
-    if self.transposed:
-        shape[-1], shape[-2] = shape[-2], shape[-1]
-        last = self.dim() - 1
-        dimension = {last: last - 1, last - 1: last}.get(dimension, dimension)
-    return dimension, shape
+class _View(NamedTuple):
+    """Some rows and columns of the matrix that arrays hold, as a tensor of a shape."""
+
+    rows: slice
+    columns: slice
+    shape: torch.Size
+    transposed: bool
 
 
-def _leading(shape: list[int], rows: int) -> int | None:
-    """How many of the first dimensions together count rows."""
-    return next((at for at in range(len(shape) + 1) if prod(shape[:at]) == rows), None)
+def _viewed(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
+    """A view, or several, if rows and columns of what arrays hold are that."""
+    columns, words = self.matrix_shape[1], _plain(tuple(kwargs.items()))
+    found = _views(func, self.shape, self.transposed, columns, _plain(args), words)
+    if isinstance(found, list):
+        return [_cut(self, view) for view in found]
+    return NotImplemented if found is None else _cut(self, found)
 
 
-def _narrowed(
-    self: CompressedTensor, dimension: int, begin: int, end: int, drop: bool = False
-) -> Any:
-    """Indices `begin..end` of a dimension, if whole rows or columns of the parts are that.
+def _plain(value: Any) -> Any:
+    """Arguments as `_views` remembers them."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return int(value) if isinstance(value, torch.SymInt) else value
 
-    With `drop` the result is without this dimension, of which one index is left.
-    """
-    stored, shape = _stored_dimension(self, dimension)
+
+@lru_cache(maxsize=1 << 12)
+def _views(
+    func: Any,
+    shape: tuple[int, ...],
+    transposed: bool,
+    columns: int,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+) -> _View | list[_View] | None:
+    """What PyTorch makes of a tensor without memory whose elements lie as arrays hold them."""
+    strides = contiguous_strides(shape, transposed)
+    pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
+    try:
+        found = func(pattern, *args, **dict(kwargs))
+    except RuntimeError:  # there is no such view of them; perhaps of decoded weights
+        return None
+    views = [_view(one, columns) for one in ([found] if isinstance(found, Tensor) else found)]
+    known = [view for view in views if view is not None]
+    if len(known) < len(views):
+        return None
+    return known[0] if isinstance(found, Tensor) else known
+
+
+def _view(tensor: Tensor, columns: int) -> _View | None:
+    """What elements of a matrix of this many columns it is; None if they are no part of it."""
+    if not tensor.numel():
+        return None
+    is_flipped = tensor.dim() > 1 and tensor.stride(-2) < tensor.stride(-1)
+    for transposed in (is_flipped, not is_flipped) if tensor.dim() > 1 else (False,):
+        held = tensor.mT if transposed else tensor
+        sides = [side for side in zip(held.shape, held.stride(), strict=True) if side[0] > 1]
+        row, column = divmod(int(tensor.storage_offset()), columns)
+        height = width = 1
+        while sides and sides[-1][1] == width and width * sides[-1][0] <= columns - column:
+            width *= sides.pop()[0]
+        while sides and sides[-1][1] == columns * height:
+            height *= sides.pop()[0]
+        if not sides and not (transposed and width != held.shape[-1]):
+            rows = slice(row, row + height)
+            return _View(rows, slice(column, column + width), tensor.shape, transposed)
+    return None
+
+
+def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
+    """The view of a tensor."""
+    # What decodes to other strides than arrays have goes on doing so.
+    flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
+    options: dict[str, Any] = {"transposed": view.transposed, "flipped": flipped}
     rows, columns = self.matrix_shape
-    leading = _leading(shape, rows)
-    sizes = list(self.shape)
-    sizes[dimension : dimension + 1] = [] if drop else [end - begin]
-    if leading is None or end <= begin:
-        return NotImplemented
-    if begin == 0 and end == shape[stored]:
-        return self.like(shape=sizes)
-    if stored < leading and prod(shape[:stored]) == 1:
-        height = rows // shape[stored]
-        arrays, flat = window(self.arrays, self.flat_parts, begin * height, end * height)
-        return self.like(arrays, [flat[at : at + PART] for at in range(0, len(flat), PART)], sizes)
-    if stored >= leading and prod(shape[leading:stored]) == 1:
-        width = columns // shape[stored]
-        cut = [_columns(part, begin * width, end * width) for part in self.parts]
-        return self.like(None, cut, sizes)
-    return NotImplemented
+    if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
+        return self.like(shape=view.shape, **options)
+    arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
+    cut = [_columns(Part(*flat[at : at + PART]), view) for at in range(0, len(flat), PART)]
+    return self.like(arrays, cut, view.shape, **options)
 
 
-def _columns(part: Part, begin: int, end: int) -> Part:
+def _columns(part: Part, view: _View) -> Part:
     first = part.column_begin
-    return part._replace(column_begin=first + begin, column_end=first + end)
+    begin, end = first + view.columns.start, first + view.columns.stop
+    return part._replace(column_begin=begin, column_end=end)
 
 
-@_handles(aten.slice.Tensor)
-def _slice(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    if step != 1:
-        return NotImplemented
-    dim %= self.dim()
-    begin, stop, _ = slice(start, end).indices(self.shape[dim])
-    return _narrowed(self, dim, begin, stop)
-
-
-@_handles(aten.split.Tensor)
-def _split(self: Any, size: int, dim: int = 0) -> Any:
-    whole = self.shape[dim]
-    return _split_with_sizes(self, [min(size, whole - at) for at in range(0, whole, size)], dim)
-
-
-@_handles(aten.split_with_sizes.default)
-def _split_with_sizes(self: Any, sizes: list[int], dim: int = 0) -> Any:
-    found, begin, dim = [], 0, dim % self.dim()
-    for size in sizes:
-        found.append(_narrowed(self, dim, begin, begin + size))
-        begin += size
-    return NotImplemented if any(one is NotImplemented for one in found) else found
-
-
-@_handles(aten.select.int)
-def _select(self: Any, dim: int, index: int) -> Any:
-    dim, index = dim % self.dim(), index % self.shape[dim]
-    # A row or column of an exchanged matrix has no dimensions left to exchange.
-    if dim >= self.dim() - 2 and (self.transposed or self.flipped):
-        return NotImplemented
-    return _narrowed(self, dim, index, index + 1, drop=True)
-
-
-@_handles(aten.unbind.int)
-def _unbind(self: Any, dim: int = 0) -> Any:
-    found = [_select(self, dim, at) for at in range(self.shape[dim])]
-    return NotImplemented if any(one is NotImplemented for one in found) else found
-
-
-def _reshaped(self: CompressedTensor, shape: list[int]) -> Any:
-    rows = self.matrix_shape[0]
-    if self.transposed or self.flipped:
-        able = shape[-2:] == list(self.shape[-2:])
-        able = able and prod(shape[:-2]) == prod(self.shape[:-2])
-    else:
-        able = _leading(shape, rows) is not None
-    return self.like(shape=shape) if able else NotImplemented
-
-
-@_handles(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-def _view(self: Any, shape: Any) -> Any:
-    sizes = [int(size) for size in shape]
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = self.numel() // -prod(sizes)
-    return _reshaped(self, sizes) if prod(sizes) == self.numel() else NotImplemented
-
-
-@_handles(aten.unsqueeze.default)
-def _unsqueeze(self: Any, dim: int) -> Any:
-    shape = list(self.shape)
-    shape.insert(dim % (self.dim() + 1), 1)
-    return _reshaped(self, shape)
-
-
-@_handles(aten.squeeze.dim)
-def _squeeze(self: Any, dim: int) -> Any:
-    if self.shape[dim] != 1:
-        return self.like()
-    return _reshaped(self, [size for at, size in enumerate(self.shape) if at != dim % self.dim()])
-
-
-@_handles(aten.transpose.int)
-def _transpose(self: Any, first: int, second: int) -> Any:
-    last = self.dim() - 1
-    if {first % self.dim(), second % self.dim()} != {last - 1, last}:
-        return NotImplemented
-    if not self.transposed and _leading(list(self.shape), self.matrix_shape[0]) != last:
-        return NotImplemented
-    shape = [*self.shape[:-2], self.shape[-1], self.shape[-2]]
-    return self.like(shape=shape, transposed=not self.transposed, flipped=not self.flipped)
-
-
-@_handles(aten.t.default)
-def _t(self: Any) -> Any:
-    return _transpose(self, 0, 1) if self.dim() == 2 else NotImplemented
-
-
-@_handles(aten.permute.default)
-def _permute(self: Any, dims: list[int]) -> Any:
-    order, same = [at % self.dim() for at in dims], list(range(self.dim()))
-    if order == same:
-        return self.like()
-    exchanged = [*same[:-2], same[-1], same[-2]]
-    return _transpose(self, -1, -2) if order == exchanged else NotImplemented
+for _func in (
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.squeeze.dim,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unbind.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+):
+    _HANDLERS[_func] = partial(_viewed, _func)
 
 
 @_handles(aten.cat.default)
@@ -348,13 +308,10 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 # ---- look-ups ----
 
 
-def _can_gather(self: CompressedTensor) -> bool:
-    return not (self.transposed or self.flipped) and all(part.is_aligned for part in self.parts)
-
-
 @_handles(aten.embedding.default)
 def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
-    if not (isinstance(self, CompressedTensor) and self.is_matrix and _can_gather(self)):
+    able = isinstance(self, CompressedTensor) and self.is_matrix
+    if not able or not all(part.is_aligned for part in self.parts):
         return NotImplemented
     return torch.ops.df11.embedding(indices, self.arrays, self.flat_parts)
 
@@ -403,7 +360,7 @@ def _blocks(self: CompressedTensor, chosen: Tensor, height: int) -> Tensor:
     numbers = some.tolist()
     if numbers and not 0 <= numbers[0] <= numbers[-1] < self.shape[0]:
         raise IndexError(f"indices {numbers[0]} to {numbers[-1]} of {self.shape[0]}")
-    decoded = [_select(self, 0, number).decode() for number in numbers]
+    decoded = [_viewed(aten.select.int, self, 0, number).decode() for number in numbers]
     empty = torch.empty((0, *self.shape[1:]), dtype=self.dtype)
     return (torch.stack(decoded) if decoded else empty)[back]
 

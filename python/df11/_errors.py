@@ -10,7 +10,7 @@ class Error(Exception):
 
 
 class IoError(Error, OSError):
-    """The operating system refused to read or write; `errno` is its answer where it gave a number."""
+    """The operating system refused to read or write; `errno` is its answer if it gave a number."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class UnsupportedError(Error):
 
 
 class CorruptError(Error, ValueError):
-    """The bytes break a rule of their format: the file is damaged, truncated, or was never valid."""
+    """The bytes break a rule of their format: the file is damaged, cut, or was never valid."""
 
     place: str = ""
     """The file, section or array in which the problem lies."""

@@ -1,11 +1,12 @@
 """Containers in repositories of the Hugging Face Hub.
 
-Local folders whose config names a dtype need nothing of this but `folder_of`. For others, one function of
-transformers resolves the files of a checkpoint: it knows those of safetensors and of PyTorch, and it alone is told
-what `from_pretrained` was: revision, token, cache, subfolder. No extension point is, nor may a config name any other
-file. So that function is wrapped when the first such model is loaded: asked for `WEIGHTS`, which the quantizer names,
-it fetches the containers, tells the quantizer where they are, and answers with their folder. Asked for anything else
-it does what it did.
+Local folders whose config names a dtype need nothing of this but `folder_of`. For others, one
+function of transformers resolves the files of a checkpoint: it knows those of safetensors and of
+PyTorch, and it alone is told what `from_pretrained` was: revision, token, cache, subfolder. No
+extension point is, nor may a config name any other file. So that function is wrapped when the first
+such model is loaded: asked for `WEIGHTS`, which the quantizer names, it fetches the containers,
+tells the quantizer where they are, and answers with their folder. Asked for anything else it does
+what it did.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: What a config names as its weights file: parameters that the containers lack, a new head. Mostly there is none.
+#: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
+#: there is none.
 WEIGHTS = "df11.safetensors"
 _FUNCTION = "_get_resolved_checkpoint_files"
 #: As the Hub allows them; one without an owner is as likely a mistyped path.
@@ -38,7 +40,9 @@ class Expected(str):
 
 
 def wrap_resolution() -> bool:
-    """Has transformers find containers. Without the function, as it may be one day, local folders still load: False."""
+    """Has transformers find containers. Without the function, as it may be one day, local folders
+    still load: False.
+    """
     from transformers import modeling_utils
 
     resolve = getattr(modeling_utils, _FUNCTION, None)
@@ -72,31 +76,32 @@ def folder_of(
     commit_hash: str | None = None,
     **download: Any,
 ) -> Path:
-    """The folder of a model's containers: below a local one, or fetched from a repository of the Hub.
+    """The folder of a model's containers: below a local one, or fetched from a repository of the
+    Hub.
 
-    `download`: what `huggingface_hub.snapshot_download` takes; it takes no proxies, and asks for the commit
-    itself. Raises FileNotFoundError where no container is there, and what huggingface_hub raises.
+    `download`: what `huggingface_hub.snapshot_download` takes; it takes no proxies, and asks for
+    the commit itself. Raises FileNotFoundError where no container is there, and what
+    huggingface_hub raises.
     """
     if Path(source).is_dir():
         folder = Path(source, subfolder or "")
         if not _has_containers(folder):
             raise FileNotFoundError(
-                f"{folder} says that its weights are compressed, and holds no *.df11; make it with `df11 "
-                f"compress MODEL -o {folder}`"
+                f"{folder} says that its weights are compressed, and holds no *.df11; make it with "
+                f"`df11 compress MODEL -o {folder}`"
             )
         return folder
     folder = _fetch(os.fspath(source), subfolder, **download)
     if not _has_containers(folder):
-        where = (
-            f"{source}{f'/{subfolder}' if subfolder else ''} ({download.get('revision') or 'main'})"
+        where = f"{source}/{subfolder}" if subfolder else source
+        remedy = (
+            ", nor in the cache; load it once while the Hub can be reached"
+            if download.get("local_files_only")
+            else f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"
         )
         raise FileNotFoundError(
-            f"{where} is no folder of containers: no *.df11 is there"
-            + (
-                ", nor in the cache; load it once while the Hub can be reached"
-                if download.get("local_files_only")
-                else f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"
-            )
+            f"{where} ({download.get('revision') or 'main'}) is no folder of containers: "
+            f"no *.df11 is there{remedy}"
         )
     return folder
 
@@ -104,8 +109,8 @@ def folder_of(
 def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
     """The path itself, or of what can only be a repository's name its folder, fetched.
 
-    Settings are those of huggingface_hub: its variables, its login. Where it is not installed, opening the
-    path says what to do.
+    Settings are those of huggingface_hub: its variables, its login. Where it is not installed,
+    opening the path says what to do.
     """
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"

@@ -13,9 +13,10 @@ from ._native import Model, Tensor, open
 def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[str, Any]:
     """Tell what a container, or a folder of shards, holds.
 
-    The keys are those of `df11 inspect --json`: `identity`, `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with its
-    `tensors` unless these are not wanted. Sizes are bytes. Weights are not read, so that there is no entropy; the cost grows
-    with the number of tensors.
+    The keys are those of `df11 inspect --json`: `identity`, `complete`, `shards`,
+    `container_bytes`, `total`, and `blocks`, each with its `tensors` unless these are not wanted.
+    Sizes are bytes. Weights are not read, so that there is no entropy; the cost grows with the
+    number of tensors.
 
     Raises what `df11.open` raises.
     """

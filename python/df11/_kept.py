@@ -17,10 +17,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def wanted_by(root: nn.Module) -> Wanted:
-    """Of a parameter's name and its stored dtype, the dtype that the library of its module would load it in.
+    """Of a parameter's name and its stored dtype, the dtype that the library of its module would
+    load it in.
 
-    diffusers names parts of names in `_keep_in_fp32_modules`; transformers has a plan of patterns for each dtype.
-    The outermost module that says something counts, for it is what is loaded. Everything else is as it is stored.
+    diffusers names parts of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
+    for each dtype. The outermost module that says something counts, for it is what is loaded.
+    Everything else is as it is stored.
     """
     said = [
         (path, keeps)

@@ -198,7 +198,7 @@ def grouped(
 def slices(
     arrays: Sequence[Any], parts: Sequence[int], most_rows: int
 ) -> Iterator[tuple[list[Any], list[int], int]]:
-    """Cuts stacked parts into runs of at most so many rows: arrays, parts and rows of each.
+    """Cuts stacked parts into runs of at most this many rows: arrays, parts and rows of each.
 
     Cuts are on multiples of 32 rows of a piece, so kernels can read each run if they can read all.
     """

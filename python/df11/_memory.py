@@ -15,13 +15,16 @@ _POINTERS = frozenset("O&P")
 def writable(buffer: Any) -> tuple[int, int, Any]:
     """The address of a buffer's first byte, its bytes, and what keeps them in place while it lives.
 
-    The buffer protocol is no part of Python 3.10's stable ABI, so that the native module asks ctypes.
+    The buffer protocol is no part of Python 3.10's stable ABI, so that the native module asks
+    ctypes.
     """
     try:
         view = memoryview(buffer)
     except TypeError as error:
-        hint = "pass a bytearray, a NumPy array, or tensor.view(torch.uint8).numpy() of a tensor on the CPU"
-        raise TypeError(f"{type(buffer).__name__} is no buffer; {hint}") from error
+        raise TypeError(
+            f"{type(buffer).__name__} is no buffer; pass a bytearray, a NumPy array, or "
+            "tensor.view(torch.uint8).numpy() of a tensor on the CPU"
+        ) from error
     if view.readonly:
         raise _refused("the buffer is read-only", "pass a writable one")
     if not view.c_contiguous:

@@ -1,20 +1,8 @@
 """Operators of compressed matrices, for PyTorch and for engines that call them themselves.
 
-```text
-df11::decode(Tensor[] arrays, int[] parts, Device device) -> Tensor
-df11::linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor
-df11::linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases,
-              bool exact) -> Tensor[]
-df11::embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor
-df11::grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,
-                     int experts) -> Tensor
-df11::grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,
-                              int[] parts, int experts, int x_rows) -> Tensor
-df11::table(Tensor codebook) -> Tensor
-```
-These schemas are stable. `arrays` and `parts` describe matrices with the same columns, stacked row
-after row into one of R rows and C columns (see `_matrices`). Arrays lie on the device of the work,
-or in pinned memory of the host, from which a GPU reads them over the bus.
+Their schemas, in `_OPERATORS`, are stable. `arrays` and `parts` describe matrices with the same
+columns, stacked row after row into one of R rows and C columns (see `_matrices`). Arrays lie on the
+device of the work, or in pinned memory of the host, from which a GPU reads them over the bus.
 
 Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them is told by
 `_native.check`, which waits; the CPU raises `CorruptError` at once.
@@ -48,7 +36,7 @@ from ._streamed import brought
 from ._torch import raw_stream
 from ._workspaces import workspace
 
-#: The most bytes that are decoded at once where nothing asks for a whole matrix. With what PyTorch's
+#: The most bytes decoded at once if nothing asks for a whole matrix. With what PyTorch's
 #: allocator rounds up to, and workspaces of cuBLAS, a product takes no more than 64 MB.
 TEMPORARY_BYTES = 60_000_000
 _BF16 = torch.bfloat16

@@ -13,7 +13,7 @@ So the same code computes with the same bits as with BF16 shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part
+from ._matrices import ARRAYS, STORED, TILE_COLUMNS, TILE_ROWS, Part, each, windows
 from ._parameters import Weight
+from ._plan import parts_of
 from ._source import Source
 
 #: From the first index to the one after the last one.
@@ -172,7 +173,7 @@ def _held(value: Any) -> list[list[Range]]:
 
 
 def _chunk(whole: Range, at: int, count: int) -> Range:
-    """One of so many chunks, of which the last ones may be shorter, as of `torch.chunk`."""
+    """One of this many chunks, of which the last ones may be shorter, as of `torch.chunk`."""
     begin, end = whole
     step = -(-(end - begin) // count)
     return min(begin + at * step, end), min(begin + (at + 1) * step, end)
@@ -193,23 +194,27 @@ def _parts(
     weight: Weight, container: Any, held: list[list[Range]]
 ) -> tuple[list[tuple[str, Part]], dict[str, Any]] | None:
     """Windows of tiles that are these ranges, and the tiles; None if they cannot be such."""
-    tiles = {name: container[name].tiles for name in weight.tensors}
-    if not tiles or None in tiles.values() or len({each.columns for each in tiles.values()}) != 1:
+    if (found := parts_of(weight, container)) is None:
         return None
+    whole, tiles = found
     shape = weight.pieces_shape
     if weight.transposed:
         held = [*held[:-2], held[-1], held[-2]]
-    columns = next(iter(tiles.values())).columns
+    columns = whole[0][1].columns
     depth = next(at for at in range(len(shape)) if prod(shape[at:]) <= columns)
     wide = _flat(shape[depth:], held[depth:])
     if prod(shape[depth:]) != columns or len(wide) != 1:
         return None
     parts: list[tuple[str, Part]] = []
     cuts: dict[str, Any] = {}
-    for name, rows in _rows(weight, container, _flat(shape[:depth], held[:depth])):
-        key, cut, part = _window(name, tiles[name], rows, wide[0])
-        parts.append((key, part))
-        cuts[key] = cut
+    names = [name for name, _ in whole for _ in ARRAYS[STORED]]
+    numbers = [number for _, part in whole for number in part]
+    for some, cut in windows(names, numbers, _flat(shape[:depth], held[:depth])):
+        for part, (name, *_) in each(some, cut):
+            rows = (part.row_begin, part.row_end)
+            key, tile, part = _window(name, tiles[name], rows, wide[0])
+            parts.append((key, part))
+            cuts[key] = tile
     return parts, cuts
 
 
@@ -230,22 +235,6 @@ def _flat(shape: Sequence[int], held: list[list[Range]]) -> list[Range]:
             begin = merged.pop()[0]
         merged.append((begin, end))
     return merged
-
-
-def _rows(weight: Weight, container: Any, wanted: list[Range]) -> Iterator[tuple[str, Range]]:
-    """Rows of tensors that are these rows of a weight, in order."""
-    spans = []
-    for name, offset, rows in weight.pieces:
-        tensor = container[name]
-        each = tensor.tiles.rows // max(1, tensor.shape[0])
-        begin, end = rows or (0, tensor.shape[0])
-        at = offset // weight.dtype.itemsize // tensor.tiles.columns
-        spans.append((name, at, begin * each, end * each))
-    for low, high in wanted:
-        for name, at, begin, end in spans:
-            first, last = max(low - at + begin, begin), min(high - at + begin, end)
-            if first < last:
-                yield name, (first, last)
 
 
 def _window(name: str, tiles: Any, rows: Range, columns: Range) -> tuple[str, Any, Part]:
@@ -275,7 +264,7 @@ class Cut:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Bytes of the arrays; about so many until they are cut out."""
+        """Bytes of the arrays; about that until they are cut out."""
         if self._arrays is not None:
             return tuple(len(array) for array in self._arrays)
         share = self.rows * self.columns / (self._tiles.rows * self._tiles.columns)

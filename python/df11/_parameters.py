@@ -9,6 +9,7 @@ of its tensors in another way is made once, and is then an ordinary parameter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
@@ -126,15 +127,15 @@ def entries(root: nn.Module) -> list[Entry]:
 
 
 def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None = None) -> Weight:
-    """A weight that is one tensor. `dtype`: what the module wants, where that may not be what is stored."""
+    """A weight that is one tensor. `dtype`: what the module wants, if not what is stored."""
     stored = container[tensor]
     kind = dtype_of(stored)
     shape = tuple(stored.shape)
     if shape != tuple(entry.value.shape):
         raise ValueError(
-            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} "
-            f"has {shape}; "
-            "make the module with the config that belongs to the container"
+            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in "
+            f"{container.path} has {shape}; make the module with the config that belongs to the "
+            "container"
         )
     if kind is None:
         raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
@@ -148,14 +149,13 @@ def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None =
 def by_name(
     root: nn.Module, container: Any, prefix: str | None = None
 ) -> tuple[list[Weight], list[str]]:
-    """Weights of a module whose parameters have the names that they have in the container, but for a prefix.
+    """Weights of a module whose parameters have the container's names, except for a prefix.
 
-    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the container to
-    give the module's name, or with a leading `-` is taken away; None finds it.
+    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the
+    container to give the module's name, or with a leading `-` is taken away; None finds it.
     """
     names = list(container)
-    everything = entries(root)
-    known = {place.name: entry for entry in everything for place in entry.places}
+    known = {place.name: entry for entry in entries(root) for place in entry.places}
     rename = _renaming(known, names, prefix, container)
     wanted = wanted_by(root)
     found: dict[int, Weight] = {}
@@ -167,37 +167,41 @@ def by_name(
         elif id(entry.value) not in found:
             kind = wanted(entry.places[0].name, dtype_of(container[tensor]))
             found[id(entry.value)] = whole(container, entry, tensor, kind)
-    missing = [
-        entry.places[0].name
-        for entry in everything
-        if id(entry.value) not in found
-        and entry.is_persistent
-        and not (entry.is_buffer and not entry.value.is_meta)
-    ]
-    if missing:
-        raise missing_error(missing, container)
-    lost = [
-        entry.places[0].name
-        for entry in everything
-        if id(entry.value) not in found and entry.value.is_meta
-    ]
-    if lost:
-        raise ValueError(
-            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, {lost[0]} for "
-            "one; make the module with "
-            "accelerate.init_empty_weights(), which leaves buffers alone, or on the CPU"
-        )
     return list(found.values()), unused
 
 
-def missing_error(missing: list[str], container: Any) -> KeyError:
-    """That the container lacks parameters."""
-    names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    return MissingError(
-        f"{container.path} has no tensor for {names}; load it into the class that the checkpoint was made "
-        "from, or name the part of the "
-        "module that it belongs to"
-    )
+def check_complete(root: nn.Module, weights: list[Weight], container: Any) -> None:
+    """Refuses a module of which neither a container nor the module itself has all values.
+
+    # Errors
+    `MissingError` for parameters, `ValueError` for buffers.
+    """
+    held = {place.name for weight in weights for place in weight.places}
+    left = {
+        entry.places[0].name: entry
+        for entry in entries(root)
+        if held.isdisjoint(place.name for place in entry.places)
+    }
+    optional: Any = getattr(root, "_keys_to_ignore_on_load_missing", None) or ()
+    missing = [
+        name
+        for name, entry in left.items()
+        if entry.is_persistent and (entry.value.is_meta or not entry.is_buffer)
+        if not any(re.search(pattern, name) for pattern in optional)
+    ]
+    if missing:
+        names = ", ".join(missing[:4])
+        names += f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise MissingError(
+            f"{container.path} has no tensor for {names}; load it into the class that the "
+            "checkpoint was made from, or name the part of the module that it belongs to"
+        )
+    if lost := [name for name, each in left.items() if each.value.is_meta and each.is_buffer]:
+        raise ValueError(
+            f"{len(lost)} buffers of the module are on the meta device and in no checkpoint, "
+            f"{lost[0]} for one; load it with from_pretrained, or make it with "
+            "accelerate.init_empty_weights(), which leaves buffers alone, or on the CPU"
+        )
 
 
 class MissingError(KeyError):
@@ -226,9 +230,9 @@ def _renaming(
     if score == 0:
         example = next(iter(known), "none")
         raise MissingError(
-            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to a "
-            "parameter of the module "
-            f"({example}, …); attach the module that the checkpoint was made from"
+            f"no tensor of {container.path} ({names[0] if names else 'it is empty'}, …) belongs to "
+            f"a parameter of the module ({example}, …); attach the module that the checkpoint was "
+            "made from"
         )
     return _change(best)
 

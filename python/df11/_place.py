@@ -14,8 +14,8 @@ _UNITS = {"": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for binary in ("", "I")
 }
-#: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is for
-#: activations and caches.
+#: Of what is free on a GPU, the part that a model may take unless it is told otherwise; the rest is
+#: for activations and caches.
 SHARE = 0.9
 
 
@@ -24,13 +24,13 @@ class Placement(NamedTuple):
 
     devices: list[torch.device]
     memory: list[int] | None = None
-    #: Of each module that a device_map names, the device, if these are several; weights on the CPU are
-    #: streamed to the first GPU.
+    #: Of each module that a device_map names, the device, if these are several; weights on the CPU
+    #: are streamed to the first GPU.
     where: dict[str, torch.device] | None = None
 
     @property
     def rest(self) -> Any:
-        """Where a loader that knows one device may put what is not compressed; it is moved later."""
+        """Where a loader of one device may put what is not compressed; it is moved later."""
         return self.devices[0] if len(self.devices) == 1 else "cpu"
 
 
@@ -52,7 +52,8 @@ def device_of(device: Any) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise RuntimeError(
-                'there is no CUDA device that PyTorch can use; load onto the CPU with device_map="cpu" (slow)'
+                "there is no CUDA device that PyTorch can use; load onto the CPU with "
+                'device_map="cpu" (slow)'
             )
         return torch.device(
             "cuda", torch.cuda.current_device() if device.index is None else device.index
@@ -73,7 +74,7 @@ def resolve(
     sizes: list[int] | None = None,
     max_memory: dict[Any, Any] | None = None,
 ) -> Placement:
-    """What `device_map`, `memory` and `max_memory` ask for. `sizes`: bytes of each group of weights."""
+    """What `device_map`, `memory` and `max_memory` ask for. `sizes`: bytes of each group."""
     if isinstance(wanted, dict):
         return _by_modules(wanted, memory)
     caps = {
@@ -97,8 +98,8 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
     """What a dict of modules asks for."""
     if "disk" in wanted.values():
         raise ValueError(
-            'compressed weights are on disk anyway; use "cpu" in the place of "disk" to stream them from the '
-            'host, or device_map="auto" with max_memory to stream what does not fit'
+            'compressed weights are on disk anyway; use "cpu" in the place of "disk" to stream '
+            'them from the host, or device_map="auto" with max_memory to stream what does not fit'
         )
     where = {str(path): device_of(device) for path, device in wanted.items()}
     devices = list(dict.fromkeys(where.values()))
@@ -110,8 +111,8 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
         return Placement(devices, budgets)
     if memory is not None:
         raise ValueError(
-            "device_map says of each module where it is, and memory how much of a GPU they may take; give "
-            'one of them: device_map="auto" places blocks by memory, or max_memory'
+            "device_map says of each module where it is, and memory how much of a GPU they may "
+            'take; give one of them: device_map="auto" places blocks by memory, or max_memory'
         )
     return Placement([device for device in devices if device.type == "cuda"], None, where)
 
@@ -123,7 +124,8 @@ def limited(caps: dict[int, int], memory: Any) -> dict[int, int]:
     sizes = memory if isinstance(memory, list) else [memory] * len(caps)
     if len(sizes) != len(caps):
         raise ValueError(
-            f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single one for all"
+            f"memory has {len(sizes)} sizes for {len(caps)} GPUs; name one for each, or a single "
+            "one for all"
         )
     return {
         gpu: min(cap, byte_count(size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from . import _native
-from ._matrices import STORED, TABLE_BYTES, TILE_ROWS, Part
+from ._matrices import STORED, TABLE_BYTES, Part
 from ._names import common, inside
 from ._parameters import Weight
 
@@ -76,7 +77,9 @@ def aligned(count: int) -> int:
 
 def item(weight: Weight, container: Any, on_gpu: bool) -> Item:
     """What can become of a weight."""
-    found = weight.parts or (_parts(weight, container) if len(weight.shape) > 1 else None)
+    found = weight.parts or (parts_of(weight, container) if len(weight.shape) > 1 else None)
+    if found is not None and weight.parts is None and not all(p.is_aligned for _, p in found[0]):
+        found = None
     made = Item(weight, *(found or ([], {})))
     made.reason = _why_ordinary(made, container, on_gpu)
     return made
@@ -101,20 +104,20 @@ def _why_ordinary(made: Item, container: Any, on_gpu: bool) -> str | None:
     return None
 
 
-def _parts(weight: Weight, container: Any) -> tuple[list[tuple[str, Part]], dict[str, Any]] | None:
-    """The parts and tiles of its pieces; None if one of them is not whole tiles of 32 rows."""
+def parts_of(
+    weight: Weight, container: Any
+) -> tuple[list[tuple[str, Part]], dict[str, Any]] | None:
+    """Its pieces as parts of tensors in tiles, and these; None if they are stored otherwise."""
     tiles = {name: container[name].tiles for name in weight.tensors if weight.pieces}
-    if None in tiles.values() or len({each.columns for each in tiles.values()}) != 1:
+    if not tiles or None in tiles.values() or len({each.columns for each in tiles.values()}) != 1:
         return None
     parts = []
     for name, _, rows in weight.pieces:
         each = tiles[name]
         begin, end = rows or (0, container[name].shape[0])
         per_row = each.rows // max(1, container[name].shape[0])
-        begin, end = begin * per_row, end * per_row
-        if begin % TILE_ROWS or (end % TILE_ROWS and end != each.rows):
-            return None
-        part = Part(STORED, each.rows, each.columns, each.staged_bytes, begin, end, 0, each.columns)
+        part = Part.whole(STORED, each.rows, each.columns, each.staged_bytes)
+        part = part._replace(row_begin=begin * per_row, row_end=end * per_row)
         parts.append((name, part))
     return parts, tiles
 
@@ -173,14 +176,8 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
 
     if wanted == "sequential" or len(caps) == 1 or not fits(caps):
         return caps
-    low, high = 0, 2 * max(caps)
-    while high - low > max(1, high >> 10):
-        middle = (low + high) // 2
-        if fits(sizes(middle)):
-            high = middle
-        else:
-            low = middle
-    return sizes(high)
+    levels = range(2 * max(caps))
+    return sizes(bisect_left(levels, True, key=lambda level: fits(sizes(level))))
 
 
 def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -> list[Residence]:
@@ -202,7 +199,8 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
             f"{budget:,} bytes of GPU memory are too little: what cannot be streamed takes "
             f"{total:,}; allow more, or load onto the CPU"
         )
-    steps: list[Residence] = ["stored", "fast"][: {"streamed": 0, "stored": 1}.get(wanted, 2)]  # type: ignore[assignment]
+    steps: tuple[Residence, ...] = ("stored", "fast")
+    steps = steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]
     for step in steps:
         for at, size in enumerate(sizes):
             more = size[step] - size[result[at]]

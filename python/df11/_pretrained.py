@@ -1,15 +1,15 @@
 """Which bytes of a container the parameters of a transformers model are.
 
-transformers renames tensors of a checkpoint when it loads them, and fuses or splits some (all experts of a
-layer become one parameter). Its own tables say how; here they are asked the same questions, in the same
-order, as in `transformers.core_model_loading.convert_and_load_state_dict_in_model`. To see where the rows of
-a fused parameter come from, its conversion is run on tensors that hold the numbers of their rows instead of
-weights.
+transformers renames tensors of a checkpoint when it loads them, and fuses or splits some (all
+experts of a layer become one parameter). Its own tables say how; here they are asked the same
+questions, in the same order, as in
+`transformers.core_model_loading.convert_and_load_state_dict_in_model`. To see where the rows of a
+fused parameter come from, its conversion is run on tensors that hold the numbers of their rows
+instead of weights.
 """
 
 from __future__ import annotations
 
-import re
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
@@ -39,7 +39,7 @@ MOST_PIECES = 4
 def weights_of(
     model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None
 ) -> tuple[list[Weight], list[str]]:
-    """The weights of a model that the container holds, and the names of tensors that belong to none."""
+    """The weights of a model that the container holds, and tensors that belong to none."""
     mapping = _Mapping(model, container, conversions, dtype)
     for name in sorted(container, key=dot_natural_key):
         mapping.add(name)
@@ -47,7 +47,8 @@ def weights_of(
 
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
-    """What transformers takes for the dtype of a checkpoint whose config names none: that of its first float tensor.
+    """What transformers takes for the dtype of a checkpoint whose config names none: that of its
+    first float tensor.
 
     Asked of the first weights file alone, in the order of its names, as transformers reads them.
     """
@@ -110,7 +111,7 @@ class _Mapping:
             self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
 
     def target_dtype(self, name: str, stored: torch.dtype | None) -> torch.dtype | None:
-        """What transformers would make of a parameter; where nobody asked for a dtype, of a model of the stored one."""
+        """What transformers would make of a parameter; unasked, of a model of the stored dtype."""
         if self.dtype is None:
             return self.kept(name, stored)
         return planned(self.plan, name) or self.state[name].dtype
@@ -260,9 +261,9 @@ class _Mapping:
                 continue
             if tuple(value.shape) != tuple(entry.value.shape):
                 raise ValueError(
-                    f"{name} has shape {tuple(entry.value.shape)}, and what the container's tensors make "
-                    f"has {tuple(value.shape)}; "
-                    "use the config that belongs to the container"
+                    f"{name} has shape {tuple(entry.value.shape)}, and what the container's "
+                    f"tensors make has {tuple(value.shape)}; use the config that belongs to the "
+                    "container"
                 )
             dtype = self.target_dtype(name, value.dtype)
             assert dtype is not None
@@ -287,14 +288,3 @@ def _converted(
     return {
         name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()
     }
-
-
-def missing(model: Any, weights: list[Weight]) -> list[str]:
-    """Names of parameters that no weight is, but for those that the model's class says may be missing."""
-    held = {place.name for weight in weights for place in weight.places}
-    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
-    return [
-        name
-        for name, _ in model.named_parameters()
-        if name not in held and not any(pattern.search(name) for pattern in patterns)
-    ]

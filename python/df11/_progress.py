@@ -114,11 +114,11 @@ class Bar:
             self.watcher.close()
 
     def add(self, count: int) -> None:
-        """So many stored bytes more are loaded."""
+        """This many stored bytes more are loaded."""
         self.done += count
         self.part("load", 0, 0)
 
     def part(self, stage: str, done: int, total: int) -> None:
-        """So many bytes of a part, whose bytes `add` will be told when it is done."""
+        """This many bytes of a part, whose bytes `add` will be told when it is done."""
         if self.watcher is not None:
             self.watcher("load", min(self.done + done, self.total), self.total)

@@ -6,18 +6,18 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 |---|---|
 | `validate_environment` | is this a transformers that has all of them |
 | `update_device_map` | where the model shall be |
-| `update_tp_plan` (to 5.20), `update_attn_implementation` (from 5.18) | the calls with the config before files are looked for; see below |
+| `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
 | `update_dtype` | remembers what is asked for |
-| `preprocess_model` | opens the containers, and has an empty checkpoint read where there is no weights file |
-| `update_weight_conversions` | finds which parameters are which tensors, and hides them from the loader |
-| `adjust_max_memory`, `validate_environment` | for `device_map="auto"`: places by compressed sizes |
+| `preprocess_model` | opens the containers; if there is no weights file, an empty one is read |
+| `update_weight_conversions` | finds which parameters are which tensors, and hides these |
+| `adjust_max_memory`, `validate_environment` | `device_map="auto"`: places by compressed sizes |
 | `postprocess_model` | loads the containers: parameters are compressed tensors from then on |
 
-The config gets the name of a weights file beside the containers, which holds what they lack, if anything; on the Hub
-that finds them (`_hub`). Where it says no dtype, it gets that of the containers. So dtypes are those that the same
-checkpoint would have as safetensors: of the `dtype` argument, else of the config, else of the checkpoint. What is
-stored in another one is converted once, and stays an ordinary parameter. No other weight is in memory or on disk as
-BF16 meanwhile.
+The config gets the name of a weights file beside the containers, which holds what they lack, if
+anything; on the Hub that finds them (`_hub`). Where it says no dtype, it gets that of the
+containers. So dtypes are those that the same checkpoint would have as safetensors: of the `dtype`
+argument, else of the config, else of the checkpoint. What is stored in another one is converted
+once, and stays an ordinary parameter. No other weight is in memory or on disk as BF16 meanwhile.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ _NEEDED = (
 class Df11Config(QuantizationConfigMixin):
     """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
 
-    `mode`: "exact" (the default) for the BF16 model's bits, or "fused", which multiplies while it decodes:
-    faster, and rounded otherwise. `residence`: how weights lie on a GPU: "stored" (the default), "fast",
-    or "auto", fast as far as memory goes. `memory`: bytes of GPU memory for weights, such as "9GB", or a
-    list for several GPUs; what does not fit is read from pinned host memory. `streamed`: read all of it
-    from there. Other options, such as `prefetch` of earlier versions, do nothing and are warned of.
+    `mode`: "exact" (the default) for the BF16 model's bits, or "fused", which multiplies while it
+    decodes: faster, and rounded otherwise. `residence`: how weights lie on a GPU: "stored" (the
+    default), "fast", or "auto", fast as far as memory goes. `memory`: bytes of GPU memory for
+    weights, such as "9GB", or a list for several GPUs; what does not fit is read from pinned host
+    memory. `streamed`: read all of it from there. Other options, such as `prefetch` of earlier
+    versions, do nothing and are warned of.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class Df11Config(QuantizationConfigMixin):
         return {name: value for name, value in vars(self).items() if name != "quant_method"}
 
 
-# The configs whose options may be given to `from_pretrained` of a quantized checkpoint. It is a list
-# without a way to register; a release without it warns that it leaves the options out.
+# The configs whose options may be given to `from_pretrained` of a quantized checkpoint. It is a
+# list without a way to register; a release without it warns that it leaves the options out.
 auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
     *getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", ()),
     Df11Config,
@@ -117,7 +118,6 @@ auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
 class Df11Quantizer(HfQuantizer):
     """Loads compressed weights into transformers models."""
 
-    requires_calibration = False
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     #: generate() may compile by itself.
@@ -130,13 +130,12 @@ class Df11Quantizer(HfQuantizer):
         self.max_memory: dict[Any, Any] | None = None
         self.model: Any = None
         self.container: Any = None
-        self.weights: list[Weight] = []
+        self.source: Source | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
         self.saving_to: Path | None = None
         self._hidden: Any = None
         self._by_name: dict[str, Weight] = {}
-        self._unused: list[str] = []
 
     # ---- before the model is made ----
 
@@ -149,8 +148,8 @@ class Df11Quantizer(HfQuantizer):
             raise _unfit(lacking[0])
         if not self.pre_quantized:
             raise ValueError(
-                "df11 compresses checkpoints, not models that are being loaded; run `df11 compress MODEL "
-                "-o FOLDER` and load FOLDER"
+                "df11 compresses checkpoints, not models that are being loaded; run "
+                "`df11 compress MODEL -o FOLDER` and load FOLDER"
             )
         if self.model is not None and isinstance(device_map, dict):
             self._settle(device_map)
@@ -181,7 +180,7 @@ class Df11Quantizer(HfQuantizer):
     update_tp_plan = update_attn_implementation = _expect_containers
 
     def _found(self, config: Any, folder: Path) -> None:
-        """Where the containers are is known, and what they hold is the dtype of a config that names none."""
+        """Opens the containers. What they hold is the dtype of a config that names none."""
         config.transformers_weights = WEIGHTS
         self._open(folder)
         if getattr(config, "dtype", None) is None:
@@ -192,7 +191,8 @@ class Df11Quantizer(HfQuantizer):
         if not self.container.is_complete:
             shards = self.container.shards
             raise FileNotFoundError(
-                f"{folder} holds {len(shards)} of {shards[0]['count']} containers of the model; fetch all"
+                f"{folder} holds {len(shards)} of {shards[0]['count']} containers of the model; "
+                "fetch all"
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -217,24 +217,22 @@ class Df11Quantizer(HfQuantizer):
     def update_weight_conversions(
         self, weight_conversions: list[Any], model: Any = None
     ) -> list[Any]:
-        """Finds the weights, and hides them from the loader, which would allocate and initialise them.
+        """Finds the weights, and hides them from the loader, which would allocate them.
 
         Releases before 5.21 name no model.
         """
         if self.model is None:
             return weight_conversions
-        self.weights, self._unused = weights_of(
-            self.model, self.container, weight_conversions, self.dtype
-        )
-        if not self.weights:
+        weights, unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
+        if not weights:
             raise ValueError(
-                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; use the "
-                "class it was made for"
+                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; "
+                "use the class it was made for"
             )
-        _tell_conversions(self.container, self.weights, self.dtype)
-        held = self._by_name = {
-            place.name: weight for weight in self.weights for place in weight.places
-        }
+        self.source = Source(self.container, weights, unused=unused)
+        _tell_conversions(self.container, weights, self.dtype)
+        held = {place.name: weight for weight in weights for place in weight.places}
+        self._by_name = held
 
         def hide(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
             for name in held:
@@ -266,10 +264,10 @@ class Df11Quantizer(HfQuantizer):
         return max_memory
 
     def _settle(self, device_map: dict[str, Any]) -> None:
-        """For "auto" and the like: by compressed sizes. The loader puts what else there is on one."""
-        assert self.max_memory is not None
+        """For "auto" and the like: by compressed sizes. What else there is goes to one device."""
+        assert self.max_memory is not None and self.source is not None
         form = forms_of(self.quantization_config.residence)[0]
-        sizes = [each.nbytes(form) for each in group(self.weights, self.container, True)]
+        sizes = [each.nbytes(form) for each in group(self.source.weights, self.container, True)]
         self.placement = resolve(
             self.wanted, self.quantization_config.memory, sizes, self.max_memory
         )
@@ -279,21 +277,20 @@ class Df11Quantizer(HfQuantizer):
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        if self._hidden is None:
+        if self._hidden is None or self.source is None:
             raise _unfit("a call of update_weight_conversions")
         self._hidden.remove()
         _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         assert self.placement is not None
-        source = Source(self.container, self.weights, unused=self._unused)
         words = self.quantization_config.get_loading_attributes()
         del words["memory"]
-        load(model, source, self.placement, **words)
+        load(model, self.source, self.placement, **words)
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
-        self.model = self._hidden = self.container = None
-        self.weights, self._by_name = [], {}
+        self.model = self._hidden = self.container = self.source = None
+        self._by_name = {}
         return model
 
     # ---- afterwards ----
@@ -331,8 +328,9 @@ def _unfit(lacking: str) -> ImportError:
 def _take_quantized_mark(model: Any) -> None:
     """Weights are what they were before compression, and so is the code that computes with them.
 
-    transformers marks the configs of quantized models, and by that mark some models take other ways, which round
-    otherwise (Jamba and Falcon Mamba) or guess what dtype weights have (attention).
+    transformers marks the configs of quantized models, and by that mark some models take other
+    ways, which round otherwise (Jamba and Falcon Mamba) or guess what dtype weights have
+    (attention).
     """
     from transformers import PreTrainedModel
 
@@ -352,7 +350,7 @@ _WIDENED = (
 
 
 def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype | None) -> None:
-    """Warns of weights that are not used as they are stored: rounded ones, and compressed ones that are wider."""
+    """Warns of weights that are rounded, and of compressed ones that become wider."""
     counts: Counter[tuple[str, str]] = Counter()
     for weight in weights:
         tensors = [container[name] for name in weight.tensors]
@@ -368,7 +366,7 @@ def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype 
 
 
 class _Save:
-    """`save_pretrained` of a compressed model, without keeping it; a copy of the model has its own."""
+    """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
@@ -437,7 +435,7 @@ def _save_others(others: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def mark_config(path: Path) -> None:
-    """Writes the line of the compression as `df11 compress` does, for `df11 decompress` to take out."""
+    """Writes the line of the compression as `df11 compress` does; `df11 decompress` removes it."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.pop("quantization_config", None) is None:
         return

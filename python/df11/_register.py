@@ -1,4 +1,4 @@
-"""Tells transformers of df11 when it is imported, before or after this package, and never imports it."""
+"""Tells transformers of df11 as soon as it is imported, before or after; never imports it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def _register_now() -> None:
         from ._versions import TESTED
 
         warnings.warn(
-            f"df11 could not register with transformers: {error}; it is tested with {TESTED[0]} to {TESTED[1]}",
+            f"df11 could not register with transformers: {error}; it is tested with {TESTED[0]} to "
+            f"{TESTED[1]}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -17,7 +17,7 @@ class Report:
     stored_bytes: int
     """Bytes of all containers, side files in them included."""
     stored_side_bytes: int
-    """Bytes of the side files that are in a container, before they were stored: all of a single container, none of a folder."""
+    """Bytes of side files inside of a container before they were stored; none of a folder."""
     shards: int
     """The number of containers."""
     blocks: int
@@ -41,7 +41,7 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Stored size as a fraction of the size of the same original files: side files count if they are inside."""
+        """Stored size as a part of that of the same files: side files count if they are inside."""
         return self.stored_bytes / max(self.source_bytes + self.stored_side_bytes, 1)
 
     @property
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def entropy(self) -> float:
-        """Exponent entropy in bits a weight over all coded tensors, each with its own distribution."""
+        """Exponent entropy in bits a weight: over coded tensors, each with its distribution."""
         return self.entropy_bits / max(self.coded_weights, 1)
 
 
@@ -73,7 +73,7 @@ class Placement(NamedTuple):
     """Where a block lies."""
 
     device: int
-    """Its GPU: in a `Plan` the index among the sizes given to `plan`, in a `DeviceModel` the GPU's number."""
+    """Its GPU: in a `Plan` the index among the sizes it was given, else the GPU's number."""
     streamed: bool
     """Whether it stays pinned on the host and is copied to the GPU ahead of each use."""
 
@@ -85,6 +85,6 @@ class Plan:
     placements: dict[str, Placement]
     """By the name of the block, in the order in which the model runs them."""
     device_bytes: tuple[int, ...]
-    """For each GPU what it takes in bytes: sections, slots, tables, and two outputs of its largest block, which are the caller's."""
+    """Bytes of each GPU: sections, slots, tables, and the caller's two outputs of a block."""
     host_bytes: int
     """Bytes of streamed blocks, which stay pinned on the host."""

@@ -3,11 +3,12 @@
 Modules multiply the same x by one weight after another: q, k and v; gate and up. One launch for all
 of them takes less time than one each. Nothing has to be known of a model: weights that were
 multiplied by one x, one right after another, are multiplied together from the next time on, and
-results wait for whoever asks for them. Bits do not depend on it: neither kernels nor decoding look at other weights.
+results wait for whoever asks for them. Bits do not depend on it: neither kernels nor decoding look
+at other weights.
 
 A result is handed out for exactly that x: the same object, unchanged since, on the same stream, in
-the same capture of a CUDA graph, right after the others of its group. If results are left over again and again, the weights go their own
-ways.
+the same capture of a CUDA graph, right after the others of its group. If results are left over
+again and again, the weights go their own ways.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class SharedInput:
             return None
         versions = tuple(-1 if b is None or b.is_inference() else b._version for b in biases)
         left, before, self._left_at = self._left, self._left_at, _last.product
-        # Nothing was multiplied meanwhile: a graph that is replayed may write to x without a version.
+        # Nothing was multiplied meanwhile: a graph that is replayed writes to x without a version.
         is_next = before == (_last.product[0], _last.product[1] - 1)
         if left is not None and is_next and now.is_same(left[0]) and left[2] == versions:
             y = left[1].pop(id(weight), None)

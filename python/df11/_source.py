@@ -107,7 +107,7 @@ def set_source(root: nn.Module, source: Source) -> None:
 
 
 def sources(model: Any) -> list[tuple[str, Source]]:
-    """The sources in a module, or in the components of a pipeline, with the path of their module."""
+    """The sources in a module or in the components of a pipeline, with their module's path."""
     if isinstance(model, nn.Module):
         parts: Iterable[Any] = [model]
     else:

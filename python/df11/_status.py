@@ -62,6 +62,13 @@ class ModelReport:
     def __bool__(self) -> bool:
         return self.active
 
+    def device(self, device: torch.device) -> DeviceReport:
+        """Of a device what its weights take: nothing yet if they are not known."""
+        found = next((each for each in self.devices if each.device == str(device)), None)
+        if found is None:
+            self.devices.append(found := DeviceReport(str(device)))
+        return found
+
     @property
     def device_bytes(self) -> int:
         """What the weights take on all devices."""
@@ -88,9 +95,10 @@ class ModelReport:
         show = show_bytes
         more = "saved" if self.saved_bytes >= 0 else "more"
         lines = [
-            f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, from {', '.join(self.paths)}",
-            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} ({self.ratio:.1%}), "
-            f"{show(abs(self.saved_bytes))} {more}",
+            f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
+            f"from {', '.join(self.paths)}",
+            f"weights    {show(self.device_bytes)} of {show(self.original_bytes)} "
+            f"({self.ratio:.1%}), {show(abs(self.saved_bytes))} {more}",
         ]
         for device in self.devices:
             parts = {name: getattr(device, name) for name in ("stored", "fast", "ordinary")}
@@ -109,9 +117,8 @@ class ModelReport:
         if len(named) > _NAMED:
             lines.append(f"           and {len(named) - _NAMED} more, in large_ordinary")
         if self.unused_tensors:
-            lines.append(
-                f"unused     {len(self.unused_tensors)} tensors: {', '.join(self.unused_tensors[:3])}"
-            )
+            some = ", ".join(self.unused_tensors[:3])
+            lines.append(f"unused     {len(self.unused_tensors)} tensors: {some}")
         if self.verified is not None:
             lines.append(
                 f"verified   {self.verified} weights are those of the original, by their hashes"
@@ -121,7 +128,7 @@ class ModelReport:
 
 #: Ordinary weights from this size on are named.
 _LARGE = 1 << 20
-#: The text names no more than so many.
+#: The text names no more than this many.
 _NAMED = 12
 #: Why an adapter or a new head is an ordinary parameter.
 _OTHER = "not in the containers"
@@ -130,24 +137,22 @@ _OTHER = "not in the containers"
 def report(model: Any, *, verify: bool = False) -> ModelReport:
     """Whether a model's weights are compressed, what that saves, and where they are.
 
-    With `verify` every weight is decoded on its device and compared with the container decoded by the
-    CPU, and that with the hashes of the original tensors; takes about as long as reading the model
-    twice. Raises CorruptError if a bit differs. Of a model that is distributed over several processes
-    each tells what it holds itself.
+    With `verify` every weight is decoded on its device and compared with the container decoded by
+    the CPU, and that with the hashes of the original tensors; takes about as long as reading the
+    model twice. Raises CorruptError if a bit differs. Of a model that is distributed over several
+    processes each tells what it holds itself.
     """
     found = [source for _, source in sources(model)]
     if not found:
         return ModelReport(False)
     out = ModelReport(True)
-    devices: dict[torch.device, DeviceReport] = {}
     for source in found:
-        _add(out, source, devices)
+        _add(out, source)
     seen = {id(value) for source in found for _, value in source.found()}
     for name, value in _parameters(model, found):
         if id(value) not in seen:
             seen.add(id(value))
-            _add_ordinary(out, devices, name, value, _OTHER)
-    out.devices = list(devices.values())
+            _add_ordinary(out, name, value, _OTHER)
     if verify:
         out.verified = sum(_verify(source) for source in found)
     return out
@@ -161,22 +166,20 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
     return [pair for module in modules if module is not None for pair in module.named_parameters()]
 
 
-def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceReport]) -> None:
+def _add(out: ModelReport, source: Source) -> None:
     out.paths.append(str(source.container.path))
     out.unused_tensors += source.unused
     counted: set[tuple[int, int]] = set()
     for weight, whole in source.found():
         value = local(whole)
         if not isinstance(value, CompressedTensor):
-            _add_ordinary(
-                out, devices, weight.name, value, weight.ordinary_because or "changed since"
-            )
+            _add_ordinary(out, weight.name, value, weight.ordinary_because or "changed since")
             continue
         out.original_bytes += weight.nbytes
         mode = "exact" if value.exact else "fused"
         if mode not in out.modes:
             out.modes.append(mode)
-        device = devices.setdefault(value.device, DeviceReport(str(value.device)))
+        device = out.device(value.device)
         form = "streamed" if value.is_streamed else "fast" if value.parts[0][0] == 1 else "stored"
         out.residences[weight.name] = form
         for array in value.arrays:
@@ -188,26 +191,20 @@ def _add(out: ModelReport, source: Source, devices: dict[torch.device, DeviceRep
                 setattr(device, kind, getattr(device, kind) + array.numel())
 
 
-def _add_ordinary(
-    out: ModelReport,
-    devices: dict[torch.device, DeviceReport],
-    name: str,
-    value: torch.Tensor,
-    reason: str,
-) -> None:
+def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str) -> None:
     value = local(value)
-    size = value.numel() * value.element_size()
-    out.original_bytes += size
+    out.original_bytes += value.nbytes
     out.residences[name] = "ordinary"
     count, before = out.ordinary.get(reason, (0, 0))
-    out.ordinary[reason] = (count + 1, before + size)
-    if size >= _LARGE:
+    out.ordinary[reason] = (count + 1, before + value.nbytes)
+    if value.nbytes >= _LARGE:
         out.large_ordinary[name] = reason
-    devices.setdefault(value.device, DeviceReport(str(value.device))).ordinary += size
+    out.device(value.device).ordinary += value.nbytes
 
 
 def _verify(source: Source) -> int:
-    # Each by itself: of a repository on the Hub not all side files beside the containers are fetched.
+    # Each by itself: of a repository on the Hub not all side files beside the containers are
+    # fetched.
     for shard in source.container.shards:
         _native.open(shard["path"]).verify("full", progress=False)
     count = 0

@@ -293,14 +293,10 @@ def _names(forms: tuple[int, ...]) -> tuple[str, ...]:
 
 def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
     """A tensor of this class without anything in it."""
-    strides = list(_contiguous(shape))
-    if flipped:
-        strides = list(_contiguous([*shape[:-2], shape[-1], shape[-2]]))
-        strides[-2:] = strides[-1], strides[-2]
     made: CompressedTensor = Tensor._make_wrapper_subclass(
         CompressedTensor,
         tuple(shape),
-        strides=tuple(strides),
+        strides=contiguous_strides(shape, flipped),
         dtype=torch.bfloat16,
         device=device,
         requires_grad=False,
@@ -308,12 +304,16 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
     return made
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
+    """Strides of a dense tensor, if `flipped` with the last two dimensions the other way round."""
+    order = list(range(len(shape)))
+    if flipped:
+        order[-2:] = order[-1], order[-2]
+    strides, step = [0] * len(shape), 1
+    for at in reversed(order):
+        strides[at] = step
+        step *= max(shape[at], 1)
+    return tuple(strides)
 
 
 # ---- functions that need no dispatch, or have no operator ----

@@ -7,7 +7,9 @@ TESTED = ("5.17", "5.23")
 
 
 def mismatch(version: str, lacking: str) -> str:
-    """What to say where a release lacks something: too old, too new, or neither. `lacking`: what it lacks."""
+    """What to say where a release lacks something: too old, too new, or neither. `lacking`: what it
+    lacks.
+    """
     oldest, newest = (_numbers(one) for one in TESTED)
     found = _numbers(version)
     said = f"transformers {version}"
@@ -16,8 +18,10 @@ def mismatch(version: str, lacking: str) -> str:
     if found < oldest:
         return f"{said} is too old for df11: it lacks {lacking}; {tested}: {within}"
     if found > newest:
-        return f"{said} is too new for this df11: it lacks {lacking}; {tested}: pip install -U df11, or {within}"
-    return f"{said} is not as it was released: it lacks {lacking}; {tested}: {within} --force-reinstall"
+        within = f"pip install -U df11, or {within}"
+        return f"{said} is too new for this df11: it lacks {lacking}; {tested}: {within}"
+    said = f"{said} is not as it was released"
+    return f"{said}: it lacks {lacking}; {tested}: {within} --force-reinstall"
 
 
 def _numbers(version: str) -> tuple[int, int]:

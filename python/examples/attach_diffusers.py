@@ -2,9 +2,10 @@
 """A diffusion pipeline whose transformer stays compressed.
 
     df11 compress FLUX.1-dev/transformer -o FLUX.1-dev-transformer-df11
-    python examples/attach_diffusers.py FLUX.1-dev FLUX.1-dev-transformer-df11 "a red cube on a table" --out cube.png
+    python examples/attach_diffusers.py FLUX.1-dev FLUX.1-dev-transformer-df11 "a cube" --out o.png
 
-Without a pipeline at hand, `--try` makes a small transformer from a config, and compares every bit of what it answers.
+Without a pipeline at hand, `--try` makes a small transformer from a config, and compares every bit
+of what it answers.
 """
 
 import argparse
@@ -52,7 +53,8 @@ def trial(device: str) -> None:
     """A transformer with random weights, compressed and not."""
     torch.manual_seed(0)
     original = diffusers.FluxTransformer2DModel(
-        patch_size=1, in_channels=16, num_layers=2, num_single_layers=4, attention_head_dim=64, num_attention_heads=8,
+        patch_size=1, in_channels=16, num_layers=2, num_single_layers=4, attention_head_dim=64,
+        num_attention_heads=8,
         joint_attention_dim=256, pooled_projection_dim=128, axes_dims_rope=[16, 24, 24],
     )  # fmt: skip
     original = original.to(torch.bfloat16).eval()

@@ -4,8 +4,8 @@
     df11 compress Qwen3-8B -o Qwen3-8B-df11
     python examples/generate.py Qwen3-8B-df11 "The capital of France is"
 
-The model may as well be a repository of the Hub that holds such a folder. Without a GPU: --device cpu (slow). On a GPU that
-is too small: --memory 6GB streams what does not fit.
+The model may as well be a repository of the Hub that holds such a folder. Without a GPU: --device
+cpu (slow). On a GPU that is too small: --memory 6GB streams what does not fit.
 """
 
 import argparse

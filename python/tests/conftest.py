@@ -110,7 +110,9 @@ def without_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """An environment with the stand-in for the driver of tests/driver.rs: GPUs whose memory is the host's, and which run no kernels."""
+    """An environment with the stand-in for the driver of tests/driver.rs: GPUs whose memory is the
+    host's, and which run no kernels.
+    """
     if shutil.which("cc") is None:
         assert "DF11_REQUIRE_CC" not in os.environ, "no C compiler"
         pytest.skip("no C compiler")
@@ -131,7 +133,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` run where PyTorch has so many."""
+    """Tests marked `gpu` run if PyTorch has that many."""
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch
@@ -148,8 +150,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def compressed_on_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps matrices compressed in tests that need a GPU.
 
-    Each tensor has a table of 16 KiB there, so that most matrices of the tests' models would be left as
-    they are, and nothing tested.
+    Each tensor has a table of 16 KiB there, so that most matrices of the tests' models would be
+    left as they are, and nothing tested.
     """
     if request.node.get_closest_marker("gpu"):
         monkeypatch.setattr("df11._plan.LEAST_SAVED", -(1 << 20))

@@ -1,4 +1,6 @@
-"""A small Hugging Face Hub: what huggingface_hub asks for when it downloads, from folders on this machine."""
+"""A small Hugging Face Hub: what huggingface_hub asks for when it downloads, from folders on this
+machine.
+"""
 
 from __future__ import annotations
 

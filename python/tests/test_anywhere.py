@@ -1,4 +1,6 @@
-"""Compressed weights wherever they are used: parts called alone, weights read, adapters, offloading."""
+"""Compressed weights wherever they are used: parts called alone, weights read, adapters,
+offloading.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +242,8 @@ def flux() -> Any:
     diffusers = pytest.importorskip("diffusers")
     return diffusers.FluxTransformer2DModel(
         patch_size=1, in_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=32,
-        num_attention_heads=4, joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
+        num_attention_heads=4, joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8,
+        12, 12],
     )  # fmt: skip
 
 

@@ -44,7 +44,9 @@ def test_numpy_types_are_those_of_ml_dtypes_where_it_is(
 
 
 def test_ml_dtypes_is_looked_for_once(container: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each failing import takes locks that a fork of a process with threads may find taken for ever."""
+    """Each failing import takes locks that a fork of a process with threads may find taken for
+    ever.
+    """
     np = pytest.importorskip("numpy")
     import importlib
     import os

@@ -1,10 +1,13 @@
-"""Dtypes of from_pretrained: those that the same checkpoint has as safetensors, whatever its config says."""
+"""Dtypes of from_pretrained: those that the same checkpoint has as safetensors, whatever its config
+says.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import shutil
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -132,7 +135,9 @@ def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_files_says_the_dtype(bf16: Path, tmp_path: Path) -> None:
-    """As with safetensors, where a config says none: of the first file, and there of the first name."""
+    """As with safetensors, where a config says none: of the first file, and there of the first
+    name.
+    """
     said = with_dtypes(bf16, tmp_path / "one", STORED["mixed-f32-first"], {"dtype": "float32"})
     model = load(said)
     model.save_pretrained(tmp_path / "plain", max_shard_size="400KB")
@@ -181,3 +186,17 @@ def test_a_trained_model_of_f32(tmp_path: Path) -> None:
     tokens = torch.arange(1000, 1040).reshape(1, -1)
     with torch.no_grad():
         assert torch.equal(*(model(tokens).last_hidden_state for model in (original, found)))
+
+
+def test_dtypes_are_those_that_safetensors_has() -> None:
+    from safetensors.torch import _TYPES
+
+    from df11._arrays import NUMPY
+    from df11._torch import dtype_of
+
+    known = {name: dtype_of(types.SimpleNamespace(dtype=name)) for name in NUMPY}
+    assert len(known) > 15 and None not in known.values()
+    assert {name: known[name] for name in known if name in _TYPES} == {
+        name: _TYPES[name] for name in known if name in _TYPES
+    }
+    assert dtype_of(types.SimpleNamespace(dtype="F4")) is None

@@ -1,6 +1,8 @@
-"""Models on GPUs: without a driver, and on the stand-in for one, whose memory is the host's and which copies but runs no kernels.
+"""Models on GPUs: without a driver, and on the stand-in for one, whose memory is the host's and
+which copies but runs no kernels.
 
-What kernels decode, `tests/gpu` of the library tests on a GPU; `test_real_gpu.py` does so through this package, where there is one.
+What kernels decode, `tests/gpu` of the library tests on a GPU; `test_real_gpu.py` does so through
+this package, where there is one.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,8 @@ from conftest import Tensors, run, write_safetensors
 
 Environment = Callable[..., dict[str, str]]
 
-# Stored as it is, so that the stand-in decodes it: three layers of some sizes, which do not go to one block of small ones.
+# Stored as it is, so that the stand-in decodes it: three layers of some sizes, which do not go to
+# one block of small ones.
 RAW: Tensors = {
     f"model.layers.{layer}.{name}": (
         "F32",
@@ -40,7 +43,8 @@ import ctypes, sys, df11
 def output(size, fill=0xA5):
     memory = (ctypes.c_char * (size + 512)).from_buffer(bytearray([fill]) * (size + 512))
     start = -ctypes.addressof(memory) % 256
-    return ctypes.addressof(memory) + start, memoryview(memory).cast("B")[start:start + size], memory
+    view = memoryview(memory).cast("B")[start:start + size]
+    return ctypes.addressof(memory) + start, view, memory
 def original(tensor):
     buffer = bytearray(tensor.nbytes)
     tensor.decode_into(buffer)
@@ -61,13 +65,16 @@ def test_a_machine_without_a_driver_is_told_what_to_do(
     out = run(
         script("""
         assert df11.devices() == []
-        for call in (lambda: model.load(), lambda: model.load([0, 1]), lambda: model.verify(device="gpu"),
+        for call in (lambda: model.load(), lambda: model.load([0, 1]),
+                     lambda: model.verify(device="gpu"),
                      lambda: df11.decompress(sys.argv[1], "out", device=0)):
             try:
                 call()
             except df11.GpuError as error:
-                assert isinstance(error, RuntimeError) and error.remedy.startswith("install one of CUDA 12.0"), error
-                assert str(error).startswith("GPU: no NVIDIA driver on this machine; install one"), error
+                assert isinstance(error, RuntimeError), error
+                assert error.remedy.startswith("install one of CUDA 12.0"), error
+                begin = "GPU: no NVIDIA driver on this machine; install one"
+                assert str(error).startswith(begin), error
             else:
                 raise AssertionError
         model.verify(device="auto")
@@ -135,7 +142,8 @@ def test_blocks_decode_wherever_they_lie(raw: Path, stand_in: Environment) -> No
             assert loaded.device_bytes > 0 and loaded.copied_bytes <= loaded.host_bytes
             for turn in range(3):
                 for block in loaded.blocks:
-                    assert block.layout == model.block(block.name).layout and block.nbytes == model.block(block.name).nbytes
+                    same = model.block(block.name)
+                    assert block.layout == same.layout and block.nbytes == same.nbytes
                     assert loaded.placements[block.name] == (block.device, block.is_streamed)
                     assert block.device in loaded.devices
                     pointer, view, keep = output(block.nbytes)
@@ -150,7 +158,8 @@ def test_blocks_decode_wherever_they_lie(raw: Path, stand_in: Environment) -> No
         # The last options spread the blocks.
         assert {place.device for place in loaded.placements.values()} == {0, 1}
         for wrong in (lambda: loaded.check(77), lambda: loaded.check(0, 5), lambda: model.load(7),
-                      lambda: model.load(memory=1000), lambda: model.load(memory=10**9, streamed=True),
+                      lambda: model.load(memory=1000),
+                      lambda: model.load(memory=10**9, streamed=True),
                       lambda: block.decode(8, 0), lambda: model.load([0, 1], streamed=True)):
             try:
                 wrong()
@@ -191,10 +200,13 @@ def test_blocks_lie_where_they_are_told_to(raw: Path, stand_in: Environment) -> 
         assert df11.plan(model, some.device_bytes[0], blocks=[b, c]) == some
         least = df11.plan(model, streamed=True, blocks=names[1:])
         assert df11.plan(model, least.device_bytes[0], blocks=names[1:]).host_bytes > 0
-        assert a not in least.placements and least.device_bytes < df11.plan(model, blocks=names[1:]).device_bytes
-        assert all(place.streamed for place in df11.plan(model, streamed=True, blocks=[b]).placements.values())
+        assert a not in least.placements
+        assert least.device_bytes < df11.plan(model, blocks=names[1:]).device_bytes
+        one = df11.plan(model, streamed=True, blocks=[b])
+        assert all(place.streamed for place in one.placements.values())
         assert [block.name for block in model.load(blocks=[b, c]).blocks] == [b, c]
-        assert model.load(blocks=[]).blocks == [] and df11.plan(model, blocks=[]).device_bytes == (0,)
+        assert model.load(blocks=[]).blocks == []
+        assert df11.plan(model, blocks=[]).device_bytes == (0,)
         try:
             loaded.block(b)
         except KeyError as error:
@@ -207,9 +219,12 @@ def test_blocks_lie_where_they_are_told_to(raw: Path, stand_in: Environment) -> 
             (lambda: df11.plan(model, blocks=["absent"]), 'no block "absent"'),
             (lambda: model.load(blocks={"absent": (0, False)}), 'no block "absent"'),
             (lambda: model.load(blocks={a: (1, False)}), f'"{a}" is placed on GPU 1 of 1'),
-            (lambda: df11.plan(model, blocks={a: (2**60, False)}), f'"{a}" is placed on GPU {2**60} of'),
-            (lambda: df11.plan(model, 10**9, blocks={a: (0, False)}), "memory and places of blocks"),
-            (lambda: df11.plan(model, streamed=True, blocks={a: (0, False)}), "streamed and places of blocks"),
+            (lambda: df11.plan(model, blocks={a: (2**60, False)}),
+             f'"{a}" is placed on GPU {2**60} of'),
+            (lambda: df11.plan(model, 10**9, blocks={a: (0, False)}),
+             "memory and places of blocks"),
+            (lambda: df11.plan(model, streamed=True, blocks={a: (0, False)}),
+             "streamed and places of blocks"),
             (lambda: model.load([0, 1], blocks=[a]), "the plan is for 1 GPUs, not 2"),
         ]:
             try:
@@ -230,9 +245,11 @@ def test_programs_put_tensors_anywhere(raw: Path, stand_in: Environment) -> None
         names = list(model)
         for options in (dict(), dict(streamed=True)):
             loaded = model.load(**options, progress=False)
-            pieces = [("model.layers.2.b", 0), ("model.layers.0.a", 48000, 3, 9), ("model.layers.2.c", 60001), ("model.layers.0.a", 70000)]
+            pieces = [("model.layers.2.b", 0), ("model.layers.0.a", 48000, 3, 9),
+                      ("model.layers.2.c", 60001), ("model.layers.0.a", 70000)]
             program = loaded.program(pieces)
-            assert program.nbytes == 70000 + 48000 and program.device == 0 and not program.is_streamed
+            assert program.nbytes == 70000 + 48000
+            assert program.device == 0 and not program.is_streamed
             for turn in range(2):
                 pointer, view, keep = output(program.nbytes)
                 program.decode(pointer, 0)
@@ -253,7 +270,8 @@ def test_programs_put_tensors_anywhere(raw: Path, stand_in: Environment) -> None
         loaded = model.load([0, 1], memory=[df11.plan(model).device_bytes[0] * 3 // 4] * 2)
         tensors = {block.device: next(iter(block.layout)) for block in loaded.blocks}
         assert loaded.program([(tensors[1], 0)]).device == 1
-        for wrong in ([], [("absent", 0)], [(names[0], 0, 5, 50)], [(tensors[0], 0), (tensors[1], 0)], [(names[0], 2**64 - 8)]):
+        for wrong in ([], [("absent", 0)], [(names[0], 0, 5, 50)],
+                      [(tensors[0], 0), (tensors[1], 0)], [(names[0], 2**64 - 8)]):
             try:
                 loaded.program(wrong)
             except df11.ParameterError as error:
@@ -291,7 +309,8 @@ def test_the_threads_context_stays_what_it_is(raw: Path, stand_in: Environment) 
             block = loaded.blocks[0]
             program = loaded.program([(next(iter(block.layout)), 0)])
             pointer, view, keep = output(loaded.largest_block_bytes)
-            for step in (lambda: block.decode(pointer, 0), lambda: program.decode(pointer, 0), loaded.check):
+            for step in (lambda: block.decode(pointer, 0), lambda: program.decode(pointer, 0),
+                         loaded.check):
                 step()
                 assert current() == context
             del program
@@ -307,7 +326,8 @@ def test_the_threads_context_stays_what_it_is(raw: Path, stand_in: Environment) 
 def test_gpus_verify_and_restore(raw: Path, stand_in: Environment, tmp_path: Path) -> None:
     run(
         script("""
-        assert df11.verify(sys.argv[1], device="gpu") == model.verify(device=1) == model.verify(device="cpu")
+        on_gpu = df11.verify(sys.argv[1], device="gpu")
+        assert on_gpu == model.verify(device=1) == model.verify(device="cpu")
         df11.decompress(sys.argv[1], sys.argv[2], device="gpu")
         """),
         raw,
@@ -352,7 +372,8 @@ def test_a_call_takes_some_microseconds(raw: Path, stand_in: Environment) -> Non
         for options in (dict(), dict(streamed=True)):
             loaded = model.load(**options)
             pointer, view, keep = output(loaded.largest_block_bytes)
-            for what in (loaded.program([(tensors[0], 0)]), loaded.program([(name, 512 * at) for at, name in enumerate(tensors)])):
+            all_of_them = [(name, 512 * at) for at, name in enumerate(tensors)]
+            for what in (loaded.program([(tensors[0], 0)]), loaded.program(all_of_them)):
                 best = 1e9
                 for _ in range(20):
                     start = time.perf_counter()

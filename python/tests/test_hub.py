@@ -94,7 +94,8 @@ same(load("org/tiny", device_map="cpu"))
 same(load("org/tiny", device_map="cpu", local_files_only=True))
 tokenizer = transformers.AutoTokenizer.from_pretrained("org/tiny")
 print(tokenizer.decode(tokenizer("some words of it")["input_ids"], skip_special_tokens=True))
-same(df11.attach(transformers.LlamaForCausalLM(transformers.AutoConfig.from_pretrained("org/tiny")), "org/tiny"))
+config = transformers.AutoConfig.from_pretrained("org/tiny")
+same(df11.attach(transformers.LlamaForCausalLM(config), "org/tiny"))
 """
     assert made.script(script, tmp_path, HF_ENDPOINT=hub.url).endswith("some words of it")
     got = hub.downloaded()
@@ -120,7 +121,8 @@ options["adapter_kwargs"] = {"revision": "v2"}
 same(load("org/parts", device_map="cpu", **options))
 same(load("org/parts", device_map="cpu", local_files_only=True, **options))
 same(load("org/parts", device_map="cpu", force_download=True, **options))
-for wrong in ({"token": "guessed"}, {"revision": "main"}, {"subfolder": "image"}, {"local_files_only": True}):
+for wrong in ({"token": "guessed"}, {"revision": "main"}, {"subfolder": "image"},
+              {"local_files_only": True}):
     changed = {**options, "cache_dir": None, **wrong}
     print(refused(lambda: load("org/parts", device_map="cpu", **changed)))
 """
@@ -131,7 +133,9 @@ for wrong in ({"token": "guessed"}, {"revision": "main"}, {"subfolder": "image"}
 
 
 def test_a_cache_that_another_program_filled(made: Made, tmp_path: Path) -> None:
-    """As huggingface_hub lays it out: blobs, links to them, and a branch that names a commit; no server at all."""
+    """As huggingface_hub lays it out: blobs, links to them, and a branch that names a commit; no
+    server at all.
+    """
     commit = "0123456789" * 4
     place = tmp_path / "hub" / "models--org--tiny"
     for folder in ("blobs", "refs", f"snapshots/{commit}"):

@@ -1,4 +1,6 @@
-"""Decoding on a GPU beside PyTorch: on its streams, into its memory, in its graphs. Skipped where there is none."""
+"""Decoding on a GPU beside PyTorch: on its streams, into its memory, in its graphs. Skipped where
+there is none.
+"""
 
 import pytest
 from conftest import SAMPLE, Tensors, normal, write_safetensors

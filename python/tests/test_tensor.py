@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -181,7 +182,7 @@ VIEWS: dict[str, tuple[str, Function, bool]] = {
     "permuted otherwise": ("experts", lambda w: w.permute(1, 0, 2), False),
     "an expert transposed": ("experts", lambda w: w.mT[4], True),
     "rows of a transposed one": ("q", lambda w: w.t()[5:77], True),
-    "a row of a transposed one": ("q", lambda w: w.t()[5], False),
+    "a row of a transposed one": ("q", lambda w: w.t()[5], True),
     "contiguous": ("q", lambda w: w.t().contiguous(), True),
     "flat": ("q", lambda w: w.view(-1), False),
     "other rows of it": ("q", lambda w: w.view(2, 64, 256), True),
@@ -189,6 +190,7 @@ VIEWS: dict[str, tuple[str, Function, bool]] = {
     "unsqueezed": ("q", lambda w: w.unsqueeze(0), True),
     "squeezed": ("q", lambda w: w[None].squeeze(0), True),
     "flat convolution": ("convolution", lambda w: w.flatten(1), True),
+    "inputs exchanged": ("convolution", lambda w: w.flatten(2).mT[IDS[0]], False),
     "inputs of a convolution": ("convolution", lambda w: w[:, 10:20], True),
     "split": ("q", lambda w: w.split(40)[3], True),
     "split sizes": ("q", lambda w: w.split([64, 32, 32])[1], True),
@@ -219,6 +221,56 @@ def test_views(container: Any, name: str, mode: Any) -> None:
         assert same(found, expected)
         if name.startswith("transposed"):
             assert found.stride() == expected.stride() == found.decode().stride()
+
+
+def some_view(w: torch.Tensor, pick: random.Random) -> Function:
+    """A view that PyTorch has of such a tensor."""
+    dim = pick.randrange(w.dim())
+    begin, end = sorted(pick.choices(range(w.shape[dim] + 1), k=2))
+    other, shape = pick.randrange(w.dim()), list(w.shape)
+    parts = [shape[dim] // 4 or 1, -1] if shape[dim] % 4 == 0 else [1, -1]
+    return pick.choice(
+        [
+            lambda w: w.transpose(dim, other),
+            lambda w: w.narrow(dim, begin, end - begin),
+            lambda w: w.select(dim, shape[dim] // 2) if w.dim() > 1 else w,
+            lambda w: w.unsqueeze(dim),
+            lambda w: w.squeeze(dim),
+            lambda w: w.unflatten(dim, parts),
+            lambda w: w.chunk(3, dim)[-1],
+            lambda w: w.permute([*range(1, w.dim()), 0]),
+            lambda w: w.reshape(shape),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_views_of_views(container: Any, seed: int) -> None:
+    pick = random.Random(seed)
+    name = pick.choice(["q", "odd", "wide", "edge", "experts"])
+    found, expected = compressed(container, name), WEIGHTS[name]
+    if name == "experts" and pick.random() < 0.5:
+        found = CompressedTensor(found.arrays, found.parts, (6, 256, 64), transposed=True)
+        expected = expected.mT.contiguous()
+    for _ in range(6):
+        view = some_view(expected, pick)
+        found, expected = view(found), view(expected)
+        assert found.shape == expected.shape and same(found, expected)
+        if not isinstance(found, CompressedTensor) or not expected.numel():
+            return
+
+
+def test_views_that_do_not_exist_are_refused(container: Any) -> None:
+    for name in ("q", "experts"):
+        w = compressed(container, name)
+        for view in (
+            lambda w: w.select(0, w.shape[0]),
+            lambda w: w.split([1, w.shape[0]]),
+            lambda w: w.transpose(0, 3),
+            lambda w: w.view(7, -1),
+        ):
+            with pytest.raises((IndexError, RuntimeError)):
+                view(w)
 
 
 def test_experts_stored_the_other_way_round(container: Any) -> None:

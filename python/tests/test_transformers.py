@@ -187,7 +187,9 @@ def test_other_layouts(folders: Folders, layout: str) -> None:
 def test_nothing_is_read_from_safetensors_and_nothing_initialised(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No parameter is ever allocated by transformers: neither of its true size, nor to be initialised."""
+    """No parameter is ever allocated by transformers: neither of its true size, nor to be
+    initialised.
+    """
     sizes: list[int] = []
     empty_like = torch.empty_like
     monkeypatch.setattr(
@@ -470,7 +472,8 @@ def test_auto_without_a_gpu(folders: Folders) -> None:
     ["import df11, transformers.quantizers.auto", "import transformers.quantizers.auto, df11"],
 )
 def test_registration_does_not_depend_on_the_order(order: str) -> None:
-    code = f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\nassert 'df11' in m"
+    code = f"{order}\nfrom transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as m\n"
+    code += "assert 'df11' in m"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
@@ -558,7 +561,9 @@ def test_another_layout_of_the_container(folders: Folders, residence: str) -> No
 @pytest.mark.parametrize("residence", RESIDENCES)
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
 def test_cuda_graphs(folders: Folders, name: str, residence: str) -> None:
-    """A captured decode step, replayed, beside eager steps of the BF16 model; eager steps in between."""
+    """A captured decode step, replayed, beside eager steps of the BF16 model; eager steps in
+    between.
+    """
     folder = folders.compressed(name)
     options = {"experts_implementation": "batched_mm"} if "moe" in name else {}
     config = df11.Df11Config(**residence_options(residence))

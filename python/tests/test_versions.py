@@ -1,4 +1,6 @@
-"""Releases of transformers: what is said of one that lacks something, and what each of them does with quantized models."""
+"""Releases of transformers: what is said of one that lacks something, and what each of them does
+with quantized models.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from df11 import _quantizer, _versions  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
-#: Files of models that ask whether a model is quantized, of the releases that are tested, and why that is no matter.
+#: Files of models that ask whether a model is quantized, of the releases that are tested, and why
+#: that is no matter.
 KNOWN = {
     # `_is_quantized` of a config, which compressed models do not have.
     "models/falcon/modeling_falcon.py",
@@ -31,7 +34,8 @@ KNOWN = {
     "models/jamba/modeling_jamba.py",
     "models/jamba/modular_jamba.py",
     "integrations/flash_attention.py",
-    # Configs of checkpoints in FP8 and FP4, not of any in BF16: loading df11's refuses their shapes.
+    # Configs of checkpoints in FP8 and FP4, not of any in BF16: loading df11's refuses their
+    # shapes.
     "models/deepseek_v4/configuration_deepseek_v4.py",
     "models/inkling2/configuration_inkling2.py",
     "models/inkling2/modular_inkling2.py",
@@ -137,12 +141,14 @@ def test_this_release_is_the_one_that_is_named() -> None:
     [
         (
             "4.57.1",
-            r"^transformers 4\.57\.1 is too old .* tested with 5\.\d+ to 5\.\d+: pip install 'transformers>=5\.\d+,<5\.\d+'$",
+            r"^transformers 4\.57\.1 is too old .* tested with 5\.\d+ to 5\.\d+: "
+            r"pip install 'transformers>=5\.\d+,<5\.\d+'$",
         ),
         ("5.1.0", "too old"),
         (
             "5.99.0.dev0",
-            r"^transformers 5\.99\.0\.dev0 is too new for this df11.*pip install -U df11, or pip install",
+            r"^transformers 5\.99\.0\.dev0 is too new for this df11"
+            r".*pip install -U df11, or pip install",
         ),
         ("6.0.0rc1", "too new"),
         (f"{_versions.TESTED[0]}.3", "not as it was released"),

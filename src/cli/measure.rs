@@ -20,7 +20,7 @@ pub(super) fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The median seconds of some work, done so many times after a first time that does not count.
+/// The median seconds of some work, done this many times after a first time that does not count.
 pub(super) fn median_seconds(times: usize, mut work: impl FnMut()) -> f64 {
     work();
     let samples: Vec<f64> = (0..times).map(|_| timed(&mut work).1).collect();

@@ -46,7 +46,7 @@ impl Threads {
     }
 }
 
-/// A pool of so many threads; 0 means all cores.
+/// A pool of this many threads; 0 means all cores.
 pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
         Failure::from(Error::parameter(format!("cannot start {threads} threads: {error}"), "ask for fewer"))

@@ -16,7 +16,7 @@ pub(super) struct Demand {
     pub(super) warp: u32,
     /// The most warps of a block.
     pub(super) most_warps: u32,
-    /// Of what fits equally well, blocks of about so many warps are best.
+    /// Of what fits equally well, blocks of about this many warps are best.
     pub(super) good_warps: u32,
 }
 
@@ -37,7 +37,7 @@ impl Demand {
 
     /// The fit with most warps at once; of equal ones that with about as many a block as are good. None where no warp fits.
     ///
-    /// `room` is the shared memory that a block may have, `resident` tells how many blocks of so many warps a multiprocessor runs at once.
+    /// `room` is the shared memory that a block may have, `resident` tells how many blocks of this many warps a multiprocessor runs at once.
     pub(super) fn fill(self, room: u32, resident: impl Fn(u32) -> Result<u32>) -> Result<Option<Fit>> {
         let fits = (1..=self.most_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
             // A multiprocessor has as much as one block may have and 1 KiB, so that this changes nothing but for tests of a small room.

@@ -152,7 +152,7 @@ impl Kernels {
         self.room
     }
 
-    /// How the blocks of a decode kernel fill this GPU if each warp stages so many bytes.
+    /// How the blocks of a decode kernel fill this GPU if each warp stages this many bytes.
     ///
     /// # Errors
     /// [`Error::Gpu`] where not even one warp fits.

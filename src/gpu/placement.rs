@@ -118,7 +118,7 @@ impl Plan {
         Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded, Preference::Stored)
     }
 
-    /// Places each block as the caller says: on which of so many GPUs, resident or streamed. `None` leaves a block out: it is not loaded,
+    /// Places each block as the caller says: on which of this many GPUs, resident or streamed. `None` leaves a block out: it is not loaded,
     /// takes no memory, and cannot be asked for ([`GpuModel::block`](super::GpuModel::block)).
     ///
     /// ```

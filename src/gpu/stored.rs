@@ -94,7 +94,7 @@ pub(super) trait Coded: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// The task that decodes a part that it [takes](Self::takes) to `output`, behind others of so many units, and its own units.
+    /// The task that decodes a part that it [takes](Self::takes) to `output`, behind others of this many units, and its own units.
     fn task(
         &self,
         part: &Rect,
@@ -395,7 +395,7 @@ impl StoredTile {
         self.sizes.geometry().tile_rows() == 1
     }
 
-    /// Whether columns of rows of so many bytes can be decoded: those of its matrix, or any of a vector whose indices the kernel can divide.
+    /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a vector whose indices the kernel can divide.
     fn has_rows_of(&self, width: u64) -> bool {
         if self.is_vector() {
             u32::try_from(self.sizes.elements()).is_ok()

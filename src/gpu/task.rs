@@ -108,7 +108,7 @@ impl Tiles {
 
 impl TileTask {
     /// Decodes those of these elements that are in these columns, which lie in the tiles, to `output` of the launch's, dense. All
-    /// tasks before have so many tiles.
+    /// tasks before have this many tiles.
     pub(super) fn new(
         source: &TileSource,
         elements: &Range<u64>,

@@ -102,7 +102,7 @@ pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observe
     Ok(analysis)
 }
 
-/// What the first pass would find where codes take so many bits a weight. Hashes are those of names, so that no tensor equals another.
+/// What the first pass would find where codes take this many bits a weight. Hashes are those of names, so that no tensor equals another.
 pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Result<FileAnalysis> {
     #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]
     let bits = |elements: u64| (elements as f64 * exponent_bits) as u64;

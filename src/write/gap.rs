@@ -73,7 +73,7 @@ impl Counting {
 }
 
 impl Coding {
-    /// The coding of a tensor that nobody has read, whose codes take so many bits; the code itself is a made-up one.
+    /// The coding of a tensor that nobody has read, whose codes take this many bits; the code itself is a made-up one.
     pub(super) fn assume(geometry: Geometry, elements: u64, bits: u64) -> Result<Self> {
         // Each exponent half as frequent as the next one, over as many as trained models have.
         let counts =

@@ -23,7 +23,7 @@ use crate::{
     progress::{Observer, advance},
 };
 
-/// Tensors of up to so many bytes are counted and measured at once, by one thread.
+/// Tensors of up to this many bytes are counted and measured at once, by one thread.
 pub(super) const WHOLE_BYTES: u64 = 4 << 20;
 /// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
@@ -214,7 +214,7 @@ impl Coding {
         measuring.finish(histogram, bytes.into_iter().map(AtomicU64::into_inner)).map(Some)
     }
 
-    /// The coding of a tensor that nobody has read, whose codes take so many bits, and no chunks to encode.
+    /// The coding of a tensor that nobody has read, whose codes take this many bits, and no chunks to encode.
     pub(super) fn assume(shape: &[u64], bits: u64) -> Result<Self> {
         let geometry = geometry(shape)?;
         let codebook = vec![0; TYPICAL_CODEBOOK_BYTES];

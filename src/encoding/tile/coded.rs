@@ -29,7 +29,7 @@ pub(super) struct Coded<'a> {
 }
 
 impl Coded<'_> {
-    /// The same tile where its rows go so many weights apart.
+    /// The same tile where its rows go this many weights apart.
     pub(super) fn with_stride(&self, stride: usize) -> Coded<'_> {
         Coded { tile: Tile { stride, ..self.tile }, ..*self }
     }

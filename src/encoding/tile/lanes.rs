@@ -39,7 +39,7 @@ const OTHER: u32 = 1 << 15;
 /// Above any length: entries shift by their low 6 bits, and 8 lengths have 7 bits together.
 const LENGTH_END: u32 = 1 << 6;
 const LENGTHS_END: u8 = 1 << 7;
-/// Codes of at most so many bits on average, if the code suits its pairs, are decoded by two units a load.
+/// Codes of at most this many bits on average, if the code suits its pairs, are decoded by two units a load.
 const SHORT_BITS: usize = 6;
 /// Pairs of a unit.
 const UNIT_PAIRS: usize = UNIT / 2;

@@ -3,7 +3,7 @@
 use super::{MAX_TILE_BYTES, RECORD_BYTES, Sizes, record};
 use crate::{Error, Result};
 
-/// A GPU copies so many bytes at once, from multiples of as many.
+/// A GPU copies this many bytes at once, from multiples of as many.
 const COPY_BYTES: u64 = 16;
 /// The most bits of a tile, padding included.
 const MAX_TILE_BITS: u64 = 8 * MAX_TILE_BYTES as u64;

@@ -138,6 +138,11 @@ impl LinearKernels {
         self.crossover.rows(matrix.residence())
     }
 
+    /// Multiprocessors of the GPU.
+    pub(super) fn processors(&self) -> u32 {
+        self.tiles.processors()
+    }
+
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or by such
     /// ones as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<Staged>) -> u64 {
@@ -272,7 +277,7 @@ pub(super) fn too_little_shared_memory() -> Error {
     gpu(problem, "decode the matrices and multiply then, or take another GPU")
 }
 
-/// Blocks that decode so many rows, a warp for each tile that a row crosses; none if they are too
+/// Blocks that decode this many rows, a warp for each tile that a row crosses; none if they are too
 /// many.
 pub(super) fn gather_blocks(count: u64, columns: u64) -> Option<u32> {
     u32::try_from(count).ok()?;
@@ -280,7 +285,7 @@ pub(super) fn gather_blocks(count: u64, columns: u64) -> Option<u32> {
     i32::try_from(blocks).ok().map(i32::unsigned_abs)
 }
 
-/// Blocks of so many warps for the tiles of a matrix, of which there are fewer than 2^32.
+/// Blocks of this many warps for the tiles of a matrix, of which there are fewer than 2^32.
 fn blocks(rows: u32, columns: u32, warps: u64) -> u32 {
     (u64::from(rows).div_ceil(STRIP_ROWS) * tiles_across(columns.into())).div_ceil(warps) as u32
 }

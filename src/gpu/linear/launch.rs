@@ -55,7 +55,7 @@ impl Launch {
         // before the workspace that the tail of each matrix has its counters there.
         let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
         let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
-        let wide = Wide::new(&rows, shape(order[0]).1);
+        let wide = Wide::new(&rows, shape(order[0]).1, kernels.processors());
         let mut arguments = LinearLaunch {
             wide_parts: wide.parts,
             wide_strips: wide.strips as u32,

@@ -42,7 +42,7 @@ impl Multiply {
         unsafe { self.run_blocks(early, stream, items.min(self.blocks), argument) }
     }
 
-    /// Likewise, exactly so many blocks.
+    /// Likewise, exactly this many blocks.
     ///
     /// # Safety
     /// As [`run_early`].

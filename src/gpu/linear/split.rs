@@ -63,7 +63,7 @@ const WIDE_STRIPS: u64 = 8;
 const WIDE_COLUMNS: u64 = 64;
 /// Blocks of a cluster.
 pub(super) const WIDE_CLUSTER: u64 = 4;
-/// That an H200 runs at once.
+/// That an H200 runs at once, of [`BLOCKS`] multiprocessors.
 const WIDE_CLUSTERS: u64 = 30;
 /// Of a block: fewer take as long.
 const WIDE_LEAST_STRIPS: u64 = 4;
@@ -83,21 +83,27 @@ const fn wide_items(rows: u64, parts: u64, strips: u64) -> u64 {
     (groups * parts).div_ceil(WIDE_CLUSTER)
 }
 
-/// `wide_time` of the kernels.
-const fn wide_time(items: u64, columns: u64, parts: u64, strips: u64) -> u64 {
-    let each = if strips < WIDE_LEAST_STRIPS { WIDE_LEAST_STRIPS } else { strips };
-    let ends = if parts > 1 { WIDE_ENDS + WIDE_MEETING } else { WIDE_ENDS };
-    items.div_ceil(WIDE_CLUSTERS) * (columns.div_ceil(WIDE_COLUMNS).div_ceil(parts) * each + ends)
+/// That a GPU runs at once: `wide_clusters` of the kernels.
+fn wide_clusters(processors: u32) -> u64 {
+    (u64::from(processors) * WIDE_CLUSTERS / BLOCKS).max(1)
 }
 
-/// In how many parts a matrix's columns are multiplied, by its shape alone: `wide_parts` of the
-/// kernels.
+/// `wide_time` of the kernels.
+const fn wide_time(items: u64, columns: u64, parts: u64, strips: u64, clusters: u64) -> u64 {
+    let each = if strips < WIDE_LEAST_STRIPS { WIDE_LEAST_STRIPS } else { strips };
+    let ends = if parts > 1 { WIDE_ENDS + WIDE_MEETING } else { WIDE_ENDS };
+    items.div_ceil(clusters) * (columns.div_ceil(WIDE_COLUMNS).div_ceil(parts) * each + ends)
+}
+
+/// In how many parts a matrix's columns are multiplied, by its shape alone, so that bits are the same
+/// on all GPUs: `wide_parts` of the kernels.
 fn wide_parts(rows: u64, columns: u64) -> u64 {
     let parts = (0..=WIDE_CLUSTER.ilog2()).map(|power| 1_u64 << power);
     let all = parts.flat_map(|parts| (1..=WIDE_STRIPS).map(move |strips| (parts, strips)));
     // The first one of the fastest.
-    let time =
-        |&(parts, strips): &(u64, u64)| wide_time(wide_items(rows, parts, strips), columns, parts, strips);
+    let time = |&(parts, strips): &(u64, u64)| {
+        wide_time(wide_items(rows, parts, strips), columns, parts, strips, WIDE_CLUSTERS)
+    };
     all.min_by_key(time).map_or(1, |(parts, _)| parts)
 }
 
@@ -114,17 +120,21 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// Of up to [`MATRICES`] matrices with these rows and as many columns.
-    pub(super) fn new(rows: &[u64], columns: u64) -> Self {
+    /// Of up to [`MATRICES`] matrices with these rows and as many columns, on a GPU with this many
+    /// multiprocessors.
+    pub(super) fn new(rows: &[u64], columns: u64, processors: u32) -> Self {
         let mut parts = [0; MATRICES];
         for (parts, &rows) in parts.iter_mut().zip(rows) {
             *parts = wide_parts(rows, columns) as u8;
         }
         let each = || rows.iter().zip(parts).map(|(&rows, parts)| (rows, u64::from(parts)));
         let items = |strips: u64| each().map(|(rows, parts)| wide_items(rows, parts, strips)).sum::<u64>();
-        let time =
-            |&strips: &u64| each().map(|(_, parts)| wide_time(items(strips), columns, parts, strips)).max();
-        let strips = (1..=WIDE_STRIPS).min_by_key(time).unwrap_or(1);
+        let clusters = wide_clusters(processors);
+        let time = |&strips: &u64| {
+            each().map(|(_, parts)| wide_time(items(strips), columns, parts, strips, clusters)).max()
+        };
+        // Even: a group of warps takes as long for one strip as for two.
+        let strips = (2..=WIDE_STRIPS).step_by(2).min_by_key(time).unwrap_or(WIDE_STRIPS);
         Self { parts, strips, items: items(strips) }
     }
 }
@@ -156,7 +166,7 @@ mod tests {
     fn strips_are_shared_out_among_clusters() {
         for rows in (1..200_000).step_by(3001) {
             for columns in (8..40_000).step_by(1016) {
-                let Wide { parts, strips, items } = Wide::new(&[rows], columns);
+                let Wide { parts, strips, items } = Wide::new(&[rows], columns, 132);
                 assert!(matches!(parts[0], 1 | 2 | 4), "{rows} x {columns}");
                 assert!((1..=WIDE_STRIPS).contains(&strips) && items > 0, "{rows} x {columns}");
                 let blocks = items * 4 / u64::from(parts[0]);
@@ -164,15 +174,19 @@ mod tests {
             }
         }
         let of = |rows, columns| {
-            let wide = Wide::new(&[rows], columns);
+            let wide = Wide::new(&[rows], columns, 132);
             (u64::from(wide.parts[0]), wide.strips, wide.items)
         };
-        assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 7, 28), (4, 5, 26)]);
-        assert_eq!([of(28_672, 4096), of(4096, 14_336), of(32, 256)], [(1, 8, 28), (4, 5, 26), (1, 1, 1)]);
+        assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 8, 24), (4, 6, 22)]);
+        assert_eq!([of(28_672, 4096), of(4096, 14_336), of(32, 256)], [(1, 8, 28), (4, 6, 22), (1, 2, 1)]);
         // Parts are those of each matrix alone; strips are those of all together.
-        let both = Wide::new(&[4096, 1024, 1024], 4096);
+        let both = Wide::new(&[4096, 1024, 1024], 4096, 132);
         assert_eq!(both.parts[..4], [4, 4, 4, 0]);
-        assert_eq!((both.strips, both.items), (7, 19 + 5 + 5));
+        assert_eq!((both.strips, both.items), (8, 16 + 4 + 4));
+        // With fewer multiprocessors more strips a block, and as many parts.
+        let few = Wide::new(&[4096], 4096, 80);
+        assert_eq!((few.parts[0], few.strips, few.items), (4, 8, 16));
+        assert_eq!(Wide::new(&[4096], 4096, 1).parts[0], 4);
         assert_eq!(wide_items(33, 2, 1), 1);
     }
 }

@@ -70,7 +70,7 @@ impl TileMatrix {
         }
     }
 
-    /// Decodes some of its rows and columns, which exist, to `output` of the launch's, dense; all tasks before have so many tiles.
+    /// Decodes some of its rows and columns, which exist, to `output` of the launch's, dense; all tasks before have this many tiles.
     pub(super) fn task(
         &self,
         (rows, columns): (&Range<u64>, &Range<u64>),

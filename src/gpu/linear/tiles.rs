@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How many of the kernels' constants are theirs.
-pub(super) const TILE_CONSTANTS: usize = 6;
+pub(super) const TILE_CONSTANTS: usize = 8;
 /// Warps that decode come in groups, which exchange registers with the others. With fewer than one
 /// memory is idle: rather they stage less than some tiles have.
 const WARP_GROUP: u32 = 4;
@@ -35,12 +35,16 @@ struct Needs {
     most_warps: u32,
     /// A decode table.
     table: u32,
-    /// For each row of x.
+    /// For each row of x, of up to [`FEW_ROWS`].
     row: u32,
     /// Of each warp, besides the bits of tiles.
     warp: u32,
     /// How many tiles' bits a warp has at once.
     stages: u32,
+    /// For each row of x, of more than that.
+    most_row: u32,
+    /// Of each warp besides, with more than that.
+    most_warp: u32,
 }
 
 /// A block.
@@ -54,18 +58,20 @@ struct Shape {
 
 impl Needs {
     fn new(constants: &[u32]) -> Self {
-        let [helpers, most_warps, table, row, warp, stages] =
+        let [helpers, most_warps, table, row, warp, stages, most_row, most_warp] =
             *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        Self { helpers, most_warps, table, row, warp, stages }
+        Self { helpers, most_warps, table, row, warp, stages, most_row, most_warp }
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
     /// not hold is read from where it lies, slowly. None if stages would be too small for common
     /// tiles as well.
     fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
-        let fixed = self.table + self.row * x_rows;
+        let few = u64::from(x_rows) <= FEW_ROWS;
+        let (row, besides) = if few { (self.row, 0) } else { (self.most_row, self.most_warp) };
+        let fixed = self.table + row * x_rows;
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
-        let of_warp = |bytes| self.warp + self.stages * bytes;
+        let of_warp = |bytes| self.warp + besides + self.stages * bytes;
         let each = of_warp(staged.0);
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let shared = fixed + free.min(warps * each);
@@ -104,6 +110,10 @@ impl TileKernels {
             set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
         Ok(Self { few, most, gather, needs: Needs::new(constants), room, processors: others.processors() })
+    }
+
+    pub(super) fn processors(&self) -> u32 {
+        self.processors
     }
 
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
@@ -152,22 +162,35 @@ mod tests {
 
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
-        let needs = Needs { helpers: 4, most_warps: 16, table: 16_384, row: 4096, warp: 640, stages: 2 };
-        let shape = |x_rows, bytes, room| {
+        let needs = Needs {
+            helpers: 4,
+            most_warps: 16,
+            table: 16_384,
+            row: 4096,
+            warp: 640,
+            stages: 2,
+            most_row: 2048,
+            most_warp: 3072,
+        };
+        let shape_of = |needs: Needs, x_rows, bytes, room| {
             let shape = needs.shape(x_rows, Staged(bytes), room);
             shape.map(|Shape { warps, shared }| (warps, shared))
         };
-        // Common weights: compute capability 9.0, and 8.6.
-        let (hopper, consumer, warp) = (226 << 10, 98 << 10, 640 + 2 * 2704);
-        assert_eq!(shape(16, 2704, hopper), Some((16, 16_384 + 65_536 + 16 * warp)));
-        assert_eq!(shape(1, 2704, consumer), Some((12, 16_384 + 4096 + 12 * warp)));
-        // Larger tiles: fewer warps.
-        assert_eq!(shape(16, 4096, hopper), Some((16, 16_384 + 65_536 + 16 * (640 + 8192))));
-        assert_eq!(shape(16, 4864, hopper), Some((12, 16_384 + 65_536 + 12 * (640 + 9728))));
+        let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 226 << 10);
+        // Common weights, compute capability 9.0; larger tiles: fewer warps.
+        let (warp, most) = (640 + 2 * 2704, 16_384 + 32_768);
+        assert_eq!(shape(8, 2704), Some((16, 16_384 + 32_768 + 16 * warp)));
+        assert_eq!(shape(16, 2704), Some((16, most + 16 * (3072 + warp))));
+        assert_eq!(shape(16, 3840), Some((16, most + 16 * (3072 + 640 + 2 * 3840))));
+        assert_eq!(shape(16, 4096), Some((12, most + 12 * (3072 + 640 + 2 * 4096))));
+        // Less shared memory, as compute capability 8.6 has it.
+        let (needs, room) = (Needs { most_warps: 12, most_row: 4096, most_warp: 0, ..needs }, 98 << 10);
+        let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, room);
+        assert_eq!(shape(1, 2704), Some((12, 16_384 + 4096 + 12 * warp)));
         // Four warps, with stages that hold less than the largest tiles.
-        assert_eq!(shape(8, 14_864, consumer), Some((4, consumer)));
-        assert_eq!(shape(14, 2704, consumer), Some((4, 16_384 + 14 * 4096 + 4 * warp)));
+        assert_eq!(shape(8, 14_864), Some((4, room)));
+        assert_eq!(shape(14, 2704), Some((4, 16_384 + 14 * 4096 + 4 * warp)));
         // Too many rows for so little.
-        assert_eq!((shape(16, 2704, consumer), shape(40, 2704, consumer)), (None, None));
+        assert_eq!((shape(16, 2704), shape(40, 2704)), (None, None));
     }
 }

@@ -79,7 +79,7 @@ impl Geometry {
         }
     }
 
-    /// The shape of a matrix of so many weights, if it is known. `path` is that of its module, `whole` tells that the module is all of its
+    /// The shape of a matrix of this many weights, if it is known. `path` is that of its module, `whole` tells that the module is all of its
     /// block.
     pub(super) fn shape(
         &self,

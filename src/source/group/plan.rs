@@ -9,7 +9,7 @@ use super::{
     tree::{NodeId, Tree},
 };
 
-/// A module alone in its block holds at least one part in so many of the model.
+/// A module alone in its block holds at least one part in this many of the model.
 const SMALLEST_ALONE: u128 = 1024;
 /// The longest label of a block in bytes, short of room for what makes it unique.
 const MAX_LABEL_BYTES: usize = 4096 - 24;
