@@ -102,8 +102,8 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
         pieces = target.ordered()
     except ValueError as error:
         raise ValueError(f"the checkpoint lacks weights of {entry.name}: {error}") from None
-    while pieces and pieces[-1].values is None and pieces[-1].columns == target.columns:
-        pieces.pop()
+    rows = _without_padding(target, pieces)
+    pieces = [piece for piece in pieces if piece.row < rows]
     sources = [piece.values for piece in pieces if isinstance(piece.values, Source)]
     if len(sources) < len(pieces) or any(p.columns != target.columns for p in pieces):
         return False
@@ -111,7 +111,6 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
         return False
     entry.container = sources[0].container
     parts, tiles = _parts(pieces)
-    rows = sum(piece.rows for piece in pieces)
     weight = Weight(
         [Place(*entry.name.rsplit(".", 1))],
         target.shape if rows == target.rows else (rows, target.columns),
@@ -261,14 +260,26 @@ def _packed(target: Target, pieces: list[Piece]) -> CompressedTensor | None:
     from .._gpu import _Packing, _steps
 
     device = torch.device("cuda", torch.cuda.current_device())
-    packing = _Packing(device, target.rows, target.columns)
-    for begin, end in _steps(0, target.rows, target.columns):
+    rows = _without_padding(target, pieces)
+    packing = _Packing(device, rows, target.columns)
+    for begin, end in _steps(0, rows, target.columns):
         packing.add(_rows(target, pieces, begin, end, device))
     result = packing.finish()
     if result is None:
         return None
     arrays, part = result
-    return CompressedTensor(arrays, [part], target.shape)
+    shape = target.shape if rows == target.rows else (rows, target.columns)
+    return CompressedTensor(arrays, [part], shape)
+
+
+def _without_padding(target: Target, pieces: list[Piece]) -> int:
+    """Rows before those of zeros at the end, which would be exceptions in the fast layout."""
+    rows = target.rows
+    for piece in reversed(pieces):
+        if piece.values is not None or piece.columns != target.columns:
+            break
+        rows = piece.row
+    return rows or target.rows
 
 
 def _rows(
