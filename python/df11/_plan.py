@@ -20,6 +20,8 @@ from ._parameters import Weight
 Residence = Literal["stored", "fast", "streamed", "ordinary"]
 
 CPU = torch.device("cpu")
+#: Why a weight is ordinary of which compression, as stored, saves nothing.
+SMALL = "as small as it is"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
 #: Bytes that compression saves of a weight, or it is left as it is.
@@ -98,7 +100,7 @@ def _why_ordinary(made: Item, container: Any, on_gpu: bool) -> str | None:
         if not on_gpu or weight.shape[-1] % 8 or weight.transposed:
             return "stored in another way than tiles of 32 rows"
     elif weight.nbytes - made.stored_bytes - TABLE_BYTES * len(made.tiles) * on_gpu < LEAST_SAVED:
-        return "as small as it is"
+        return SMALL
     return None
 
 

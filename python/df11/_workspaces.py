@@ -9,6 +9,9 @@ come from the memory pool of a capture: PyTorch's CUDA graph trees refuse memory
 of a graph's results, and a zeroing would be recorded, not done. So workspaces are made by a thread
 of their own, whose allocations no pool gets; and as memory cannot be allocated during a capture,
 one is made beforehand.
+
+An engine captures hundreds of graphs and replays one after another: it says so by
+`share_between_captures`, and captures on a stream share its workspace.
 """
 
 from __future__ import annotations
@@ -28,18 +31,31 @@ _held: dict[tuple[int, int, int], Tensor] = {}
 _retired: list[Tensor] = []
 #: For the next capture, by GPU and bytes, one of each size that products outside of captures had.
 _spare: dict[tuple[int, int], Tensor] = {}
+_is_shared = False
+
+
+def share_between_captures() -> None:
+    """Says that no two graphs of this process, and nothing beside one, ever run at the same time.
+
+    What branches off a stream inside of a graph has another stream, and so its own workspace.
+    """
+    global _is_shared
+    _is_shared = True
 
 
 def workspace(index: int, stream: int, size: int) -> Tensor:
     """A workspace of at least `size` bytes for the next product on this stream of a GPU."""
     # The default stream, 0, cannot be captured.
-    capture = _native.capture_id(stream) if stream else 0
+    capture = _native.capture_id(stream) if stream and not _is_shared else 0
     key, room = (index, stream, capture), 1 << (size - 1).bit_length()
     held = _held.get(key)
-    if held is not None and held.nbytes >= room and (capture or (index, room) in _spare):
+    has_spare = capture or _is_shared or (index, room) in _spare
+    if held is not None and held.nbytes >= room and has_spare:
         return held
     with _lock:
-        return _captured(key, room) if capture else _eager(key, room)
+        if capture or (stream and _native.capture_id(stream)):
+            return _captured(key, room)
+        return _eager(key, room)
 
 
 def _eager(key: tuple[int, int, int], room: int) -> Tensor:

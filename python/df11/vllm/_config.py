@@ -1,0 +1,100 @@
+"""The quantization method `df11` of vLLM, and its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+NAME = "df11"
+MODES = ("fused", "exact")
+RESIDENCES = ("auto", "fast", "stored")
+#: Options of `--model-loader-extra-config`, with their values; the first is the default.
+OPTIONS = {"mode": MODES, "residence": RESIDENCES}
+
+
+class Df11Config(QuantizationConfig):
+    """How layers get their methods. One for a model, whose layers share its options."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode, self.residence = MODES[0], RESIDENCES[0]
+
+    def __repr__(self) -> str:
+        return f"Df11Config(mode={self.mode!r}, residence={self.residence!r})"
+
+    @property
+    def exact(self) -> bool:
+        """Whether products have the bits of the BF16 model."""
+        return self.mode == "exact"
+
+    def choose(self, options: dict[str, Any]) -> None:
+        """Takes over options that a user named.
+
+        # Errors
+        `ValueError` for a value that an option does not have.
+        """
+        for name, value in options.items():
+            if value not in OPTIONS[name]:
+                known = ", ".join(OPTIONS[name])
+                raise ValueError(
+                    f"--model-loader-extra-config: {name}={value!r} is unknown; choose one of "
+                    f"{known}"
+                )
+            setattr(self, name, value)
+
+    # ---- what vLLM asks ----
+
+    @classmethod
+    def get_name(cls) -> Any:
+        """The name of the method."""
+        return NAME
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        """Activations have the dtype of the weights."""
+        return [torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """The oldest GPUs on which the kernels run: Ampere."""
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None: `config.json` names the method; of a BF16 folder nothing has to."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Df11Config:
+        """Of `quantization_config` in `config.json`, which names the method alone.
+
+        # Errors
+        `ValueError` if it says more.
+        """
+        if others := [name for name in config if name != "quant_method"]:
+            raise ValueError(
+                f"quantization_config of df11 names {', '.join(others)}; give options by "
+                "--model-loader-extra-config"
+            )
+        return cls()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """The method of a layer; None for layers without matrices."""
+        from ._experts import Df11ExpertsMethod
+        from ._linear import Df11EmbeddingMethod, Df11LinearMethod
+
+        if isinstance(layer, LinearBase):
+            return Df11LinearMethod(self)
+        if isinstance(layer, VocabParallelEmbedding):
+            return Df11EmbeddingMethod(self)
+        if isinstance(layer, RoutedExperts):
+            return Df11ExpertsMethod(self, layer.moe_config)
+        return None

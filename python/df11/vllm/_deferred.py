@@ -1,0 +1,327 @@
+"""Weights without memory, with which vLLM's own loading code says what goes where.
+
+Each architecture of vLLM has code that takes the checkpoint's tensors by name, slices them for a
+rank of tensor parallelism, and copies them into windows of its parameters. Here it runs as it is,
+on tensors that only know their shape and whose they are: a `Target` is a parameter, a `Source` a
+tensor of a container. Views of them are followed; a copy from one into the other is recorded, not
+made. What was recorded is loaded afterwards (`_fill`), each rank its own tiles alone.
+
+Whatever else is asked of a source gets its decoded values, so code that computes with checkpoint
+tensors works too; what it makes is copied into targets as dense pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
+
+from .._torch import dtype_of
+
+_aten = torch.ops.aten
+_FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
+
+
+class Piece(NamedTuple):
+    """A window of a target, and what lies there."""
+
+    row: int
+    rows: int
+    column: int
+    columns: int
+    #: Dense values of the window; or a tensor of a container; or None, for zeros.
+    values: Tensor | Source | None
+    #: Where the window begins in the source.
+    source_row: int = 0
+    source_column: int = 0
+
+    @property
+    def source_rows(self) -> tuple[int, int]:
+        """Rows of the source, from the first to the one after the last."""
+        return self.source_row, self.source_row + self.rows
+
+    @property
+    def source_columns(self) -> tuple[int, int]:
+        """Columns of the source."""
+        return self.source_column, self.source_column + self.columns
+
+    def dense(self) -> Tensor:
+        """The values of the window."""
+        if isinstance(self.values, Source):
+            return self.values.matrix_window(self.source_rows, self.source_columns)
+        if self.values is None:
+            return torch.zeros(self.rows, self.columns, dtype=torch.bfloat16)
+        return self.values
+
+
+class Source:
+    """A tensor of a container."""
+
+    def __init__(self, container: Any, name: str) -> None:
+        self.container, self.name = container, name
+        self.stored = container[name]
+        self.shape = tuple(self.stored.shape)
+        kind = dtype_of(self.stored)
+        if kind is None:
+            raise TypeError(f"tensor {name!r} has dtype {self.stored.dtype}, unknown to PyTorch")
+        self.dtype: torch.dtype = kind
+
+    def tensor(self) -> Deferred:
+        """What vLLM's code gets."""
+        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, _CPU)
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix that all but the last dimension are the rows of."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def is_in_tiles(self) -> bool:
+        """Whether windows of it can stay compressed."""
+        tiles = self.stored.tiles if len(self.shape) > 1 else None
+        return tiles is not None and tiles.columns == self.columns
+
+    def matrix_window(self, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+        """Some rows and columns, decoded by the CPU; of a matrix without the rest."""
+        if len(self.shape) == 2:
+            window = self.stored[rows[0] : rows[1], columns[0] : columns[1]]
+            return torch.as_tensor(window.torch())
+        flat: Tensor = self.stored.torch().view(-1, self.columns)
+        return flat[rows[0] : rows[1], columns[0] : columns[1]]
+
+    def values(self, view: Tensor) -> Tensor:
+        """The values of a view, decoded by the CPU."""
+        window = windows(view, self.columns) if len(self.shape) == 2 else None
+        if window is not None and len(window) == 1:
+            ((row, rows), column, width) = window[0]
+            return self.matrix_window((row, row + rows), (column, column + width)).view(view.shape)
+        base: Tensor = self.stored.torch()
+        return base.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+class Target:
+    """A parameter of a layer, until its weights are loaded."""
+
+    def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = tuple(shape), dtype, device
+        self.pieces: list[Piece] = []
+        #: Called when dense pieces are all there is to it.
+        self.complete: Callable[[Target], None] | None = None
+        #: What it became, if it needs no container.
+        self.value: Tensor | None = None
+
+    def tensor(self) -> Deferred:
+        """The parameter's data."""
+        return Deferred(torch.empty(self.shape, dtype=self.dtype, device="meta"), self, self.device)
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix whose rows all dimensions except the last one count."""
+        return self.shape[-1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of that matrix."""
+        return prod(self.shape[:-1])
+
+    def fill(self, view: Tensor, number: float) -> None:
+        """Zeros for a window."""
+        if not view.numel():
+            return
+        if number != 0:
+            raise RuntimeError(f"a compressed weight is filled with {number}; {_REMEDY}")
+        for (row, rows), column, width in self._windows(view):
+            self._add([Piece(row, rows, column, width, None)])
+
+    def copy(self, view: Tensor, values: Tensor) -> None:
+        """Records what a window is to hold."""
+        if not view.numel():
+            return
+        if values.shape != view.shape:
+            values = values.expand(view.shape)
+        mine = self._windows(view)
+        pieces = _taken(mine, values) if isinstance(values, Deferred) else None
+        if pieces is None:
+            dense = (values.decode() if isinstance(values, Deferred) else values).to(self.dtype)
+            pieces = _cut(mine, dense)
+        self._add(pieces)
+
+    def _windows(self, view: Tensor) -> list[_Window]:
+        found = windows(view, self.columns)
+        if found is None:
+            raise RuntimeError(
+                f"a compressed weight of shape {self.shape} is filled in a way that df11 cannot "
+                f"follow, by a view of shape {tuple(view.shape)}; {_REMEDY}"
+            )
+        return found
+
+    def _add(self, pieces: list[Piece]) -> None:
+        # What is written later counts.
+        new = {piece[:4] for piece in pieces}
+        self.pieces = [piece for piece in self.pieces if piece[:4] not in new] + pieces
+        if self.complete is None or any(isinstance(p.values, Source) for p in self.pieces):
+            return
+        if sum(piece.rows * piece.columns for piece in self.pieces) >= self.rows * self.columns:
+            self.complete(self)
+            self.pieces.clear()
+
+    def ordered(self) -> list[Piece]:
+        """All pieces by their place.
+
+        # Errors
+        `ValueError` if they leave something out or overlap.
+        """
+        pieces = sorted(self.pieces, key=lambda piece: (piece.row, piece.column))
+        found = sum(piece.rows * piece.columns for piece in pieces)
+        if found != self.rows * self.columns:
+            raise ValueError(f"{found:,} of {self.rows * self.columns:,} weights are there")
+        return pieces
+
+
+class Deferred(Tensor):
+    """A tensor of a `Target` or `Source`, or a view of it."""
+
+    origin: Target | Source
+    #: The same view on the device meta, which tells places.
+    placed: Tensor
+
+    @staticmethod
+    def __new__(cls, placed: Tensor, origin: Target | Source, device: torch.device) -> Deferred:
+        """A view of something that has no memory."""
+        made: Deferred = torch.Tensor._make_wrapper_subclass(
+            cls,
+            placed.shape,
+            strides=placed.stride(),
+            storage_offset=placed.storage_offset(),
+            dtype=placed.dtype,
+            device=device,
+        )
+        made.placed, made.origin = placed, origin
+        return made
+
+    def __init__(self, placed: Tensor, origin: Target | Source, device: torch.device) -> None:
+        pass
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if func is _aten.copy_.default:
+            return _copy(args[0], args[1])
+        if isinstance(first, Deferred):
+            if func is _aten._to_copy.default and kwargs.get("device") == _META:
+                return func(first.placed, *args[1:], **kwargs)
+            if func in _FILLS and isinstance(first.origin, Target):
+                first.origin.fill(first.placed, float(args[1]) if len(args) > 1 else 0.0)
+                return first
+            if _is_view(func) and (views := first._viewed(func, args[1:], kwargs)) is not None:
+                return views
+        return func(*_with_values(args), **_with_values(kwargs))
+
+    def _viewed(self, func: Any, others: tuple[Any, ...], kwargs: Any) -> Any:
+        """Views of this; None if the function copies after all."""
+        storage = self.placed.untyped_storage()._cdata
+        found = func(self.placed, *others, **kwargs)
+        views = [found] if isinstance(found, Tensor) else found
+        if any(view.untyped_storage()._cdata != storage for view in views):
+            return None
+        return tree_map(lambda view: Deferred(view, self.origin, self.device), found)
+
+    def decode(self) -> Tensor:
+        """Decodes it on the CPU. A parameter has no values yet."""
+        if isinstance(self.origin, Target):
+            raise RuntimeError(
+                f"a weight that is being loaded has no values to compute with; {_REMEDY}"
+            )
+        return self.origin.values(self.placed)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Deferred({type(self.origin).__name__}, shape={tuple(self.shape)})"
+
+
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_REMEDY = (
+    "load the BF16 checkpoint for that (load formats that make up or change weights, such as "
+    "dummy, and reloading do not work with compressed ones)"
+)
+#: First row and rows; first column and columns.
+_Window = tuple[tuple[int, int], int, int]
+
+
+def _copy(into: Tensor, values: Tensor) -> Tensor:
+    if isinstance(into, Deferred):
+        if isinstance(into.origin, Source):
+            raise RuntimeError(f"{into.origin.name} of a container cannot be written to")
+        into.origin.copy(into.placed, values)
+        return into
+    assert isinstance(values, Deferred)
+    return into.copy_(values.decode())
+
+
+def _with_values(tree: Any) -> Any:
+    return tree_map_only(Deferred, lambda each: each.decode(), tree)
+
+
+def _is_view(func: Any) -> bool:
+    infos = [argument.alias_info for argument in func._schema.arguments]
+    aliases = [info for info in infos if info is not None]
+    return bool(aliases) and not any(info.is_write for info in aliases)
+
+
+def windows(view: Tensor, columns: int) -> list[_Window] | None:
+    """The windows of a contiguous matrix that a view is, row after row; None for other views."""
+    if not view.dim():
+        view = view.unsqueeze(0)
+    width, offset = view.shape[-1], int(view.storage_offset())
+    column = offset % columns
+    if (width > 1 and view.stride(-1) != 1) or column + width > columns:
+        return None
+    outer = list(zip(view.shape[:-1], view.stride()[:-1], strict=True))
+    if any(stride % columns for size, stride in outer if size > 1):
+        return None
+    rows = torch.tensor([offset // columns], device=_CPU)
+    for size, stride in outer:
+        steps = torch.arange(size, device=_CPU) * (stride // columns)
+        rows = (rows[:, None] + steps).flatten()
+    edges = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
+    starts: list[int] = [0, *edges]
+    ends: list[int] = [*edges, len(rows)]
+    return [((int(rows[a]), b - a), column, width) for a, b in zip(starts, ends, strict=True)]
+
+
+def _taken(mine: list[_Window], values: Deferred) -> list[Piece] | None:
+    """Pieces of a container; None if they have to be decoded."""
+    source = values.origin
+    if not (isinstance(source, Source) and source.dtype == torch.bfloat16 and source.is_in_tiles):
+        return None
+    theirs = windows(values.placed, source.columns)
+    if theirs is None:
+        return None
+    pieces: list[Piece] = []
+    others = iter(theirs)
+    (begin, left), at, width = next(others)
+    for (row, rows), column, _ in mine:
+        while rows:
+            if not left:
+                (begin, left), at, width = next(others)
+            count = min(rows, left)
+            pieces.append(Piece(row, count, column, width, source, begin, at))
+            row, rows, begin, left = row + count, rows - count, begin + count, left - count
+    return pieces
+
+
+def _cut(mine: list[_Window], dense: Tensor) -> list[Piece]:
+    flat = dense.reshape(-1, mine[0][2])
+    pieces, first = [], 0
+    for (row, rows), column, width in mine:
+        pieces.append(Piece(row, rows, column, width, flat[first : first + rows]))
+        first += rows
+    return pieces

@@ -1,0 +1,250 @@
+"""Mixtures of experts.
+
+With few tokens, kernels multiply by the experts that the router chose and read no others; they find
+out on the GPU. With many tokens most experts are chosen: then, and in exact mode always, a layer's
+experts are decoded, and vLLM's own kernel multiplies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+    UnquantizedMoeBackend,
+    make_unquantized_moe_kernel,
+    select_unquantized_moe_backend,
+)
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
+
+from .._matrices import FAST
+from .._tensor import CompressedTensor
+from ._config import Df11Config
+from ._deferred import Target
+from ._layers import NAMES, defer, finish
+
+_NAMES = NAMES[1:]
+#: Kernels of vLLM that take weights as checkpoints have them.
+_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
+#: Rows of x for each expert, on average, from which on decoding all of them is faster.
+_MOST_ROWS = 8
+
+
+class Df11ExpertsMethod(FusedMoEMethodBase):
+    """The experts of a layer: gate and up below each other for each expert, and down."""
+
+    def __init__(self, config: Df11Config, moe: FusedMoEConfig) -> None:
+        super().__init__(moe)
+        self.config = config
+        #: vLLM's kernel, for decoded experts.
+        self.dense: FusedMoEKernel | None = None
+        self.is_grouped = False
+        _refuse(moe)
+        self.backend = None if self.is_monolithic else select_unquantized_moe_backend(moe)
+        if self.backend is not None and self.backend[0] not in _BACKENDS:
+            raise ValueError(
+                f"df11 has no experts for the MoE backend {self.backend[0].value}; add "
+                "--moe-backend triton"
+            )
+
+    @property
+    def is_monolithic(self) -> bool:
+        """On the CPU, where vLLM has no router outside of its own kernel."""
+        return bool(current_platform.is_cpu())
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers weights without memory."""
+        device = torch.get_default_device()
+        inner = intermediate_size_per_partition
+        up = 2 * inner if self.moe.is_act_and_mul else inner
+        shapes = ((num_experts, up, hidden_size), (num_experts, hidden_size, inner))
+        for name, shape in zip(_NAMES, shapes, strict=True):
+            set_weight_attrs(
+                defer(layer, name, Target(shape, params_dtype, device)), extra_weight_attrs
+            )
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Gives the layer what it holds, and makes vLLM's kernel."""
+        for name in _NAMES:
+            finish(layer, name, self.config)
+        self.is_grouped = all(_is_grouped(layer, name) for name in _NAMES)
+        if self.backend is None or self.dense is not None:
+            return
+        backend, experts = self.backend
+        assert experts is not None
+        self.dense = make_unquantized_moe_kernel(
+            quant_config=_quant_config(layer),
+            moe_config=self.moe,
+            backend=backend,
+            experts_cls=experts,
+            routing_tables=layer._expert_routing_tables(),
+        )
+
+    def get_fused_moe_quant_config(self, layer: Any) -> FusedMoEQuantConfig | None:
+        """Nothing is scaled."""
+        return _quant_config(layer)
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: Tensor | None = None,
+    ) -> Tensor:
+        """The weighted sum of what each token's experts say: [tokens, hidden]."""
+        few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
+        if self.dense is None or (few and self.is_grouped and not self.config.exact):
+            return _multiply(layer, x, topk_weights, topk_ids)
+        return self.dense.apply(
+            hidden_states=x,
+            w1=_dense(layer, "w13_weight"),
+            w2=_dense(layer, "w2_weight"),
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            activation=layer.activation,
+            apply_router_weight_on_input=layer.apply_router_weight_on_input,
+            global_num_experts=layer.global_num_experts,
+            expert_map=layer.expert_map,
+            shared_experts=None,
+            shared_experts_input=None,
+        )
+
+    def apply_monolithic(
+        self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
+    ) -> Tensor:
+        """As `apply`, and chooses experts before."""
+        from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
+
+        topk_weights, topk_ids = select_experts(
+            hidden_states=x,
+            router_logits=router_logits,
+            top_k=layer.top_k,
+            use_grouped_topk=layer.use_grouped_topk,
+            renormalize=layer.renormalize,
+            topk_group=layer.topk_group,
+            num_expert_group=layer.num_expert_group,
+            custom_routing_function=layer.custom_routing_function,
+            scoring_func=layer.scoring_func,
+            routed_scaling_factor=layer.routed_scaling_factor,
+            e_score_correction_bias=layer.e_score_correction_bias,
+        )
+        return self.apply(layer, x, topk_weights, topk_ids)
+
+
+def _refuse(moe: FusedMoEConfig) -> None:
+    """What experts cannot do is refused before anything is loaded."""
+    problem = None
+    if moe.has_bias:
+        problem = "experts with biases; serve the BF16 checkpoint"
+    elif moe.is_lora_enabled:
+        problem = "LoRA adapters of a mixture of experts; serve the BF16 checkpoint"
+    elif moe.moe_parallel_config.use_all2all_kernels:
+        problem = "data parallel attention with expert parallelism; leave out --data-parallel-size"
+    if problem is not None:
+        raise ValueError(f"df11 does not support {problem}")
+
+
+def _is_grouped(layer: Any, name: str) -> bool:
+    """Whether kernels multiply by the experts without decoding them to memory."""
+    weight = getattr(layer, name)
+    compressed = isinstance(weight, CompressedTensor)
+    return compressed and [part.form for part in weight.parts] == [FAST]
+
+
+def _quant_config(layer: Any) -> FusedMoEQuantConfig:
+    return FusedMoEQuantConfig.make(
+        gemm1_alpha=getattr(layer, "swiglu_alpha", None),
+        gemm1_beta=getattr(layer, "swiglu_beta", None),
+        gemm1_clamp_limit=getattr(layer, "swiglu_limit", None),
+    )
+
+
+def _dense(layer: Any, name: str) -> Tensor:
+    """All experts of a layer, decoded."""
+    weight = getattr(layer, name)
+    compressed = isinstance(weight, CompressedTensor)
+    return weight.decode() if compressed else weight
+
+
+def _multiply(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    """By the experts that were chosen."""
+    tokens, chosen = topk_ids.shape
+    if layer.apply_router_weight_on_input:
+        x = x * topk_weights.to(x.dtype)
+        topk_weights = torch.ones_like(topk_weights)
+    experts = layer.local_num_experts
+    order, offsets, rows = route(topk_ids, layer.expert_map, experts)
+    up = _grouped(x, offsets, rows, layer, "w13_weight", experts)
+    hidden = _activated(layer, up)
+    down = _grouped(hidden, offsets, None, layer, "w2_weight", experts)
+    if layer.expert_map is not None:
+        here = torch.arange(order.numel(), device=x.device) < offsets[-1]
+        down = torch.where(here[:, None], down, 0)
+    y = torch.empty_like(down)
+    y[order] = down
+    weighted = y.view(tokens, chosen, -1).float() * topk_weights[:, :, None]
+    return weighted.sum(1).to(x.dtype)
+
+
+def route(
+    topk_ids: Tensor, expert_map: Tensor | None, experts: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Places of tokens sorted by expert: their order, where each expert begins, and their rows.
+
+    Experts of other ranks come last. Waits for nothing.
+    """
+    flat = topk_ids.reshape(-1).long()
+    if expert_map is not None:
+        flat = expert_map[flat].long()
+        flat = torch.where(flat < 0, experts, flat)
+    ids, order = torch.sort(flat, stable=True)
+    numbers = torch.arange(experts + 1, device=ids.device)
+    offsets = torch.searchsorted(ids, numbers, out_int32=True)
+    return order, offsets, (order // topk_ids.shape[1]).int()
+
+
+def _grouped(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, layer: Any, name: str, experts: int
+) -> Tensor:
+    key, weight = getattr(layer, f"{name}_key"), getattr(layer, name)
+    if key is not None:
+        height = getattr(layer, f"{name}_rows") // experts
+        return torch.ops.df11_vllm.grouped_linear(x, offsets, rows, key, height)
+    flat = x if rows is None else x[rows]
+    ends = offsets.tolist()
+    parts = [flat[a:b] @ w.t() for a, b, w in zip(ends, ends[1:], weight, strict=False)]
+    rest = flat.new_zeros(flat.shape[0] - ends[-1], weight.shape[1])
+    return torch.cat([*parts, rest])
+
+
+def _activated(layer: Any, up: Tensor) -> Tensor:
+    if up.is_cuda:
+        width = up.shape[1] // 2 if layer.activation.is_gated else up.shape[1]
+        out = up.new_empty(up.shape[0], width)
+        return apply_moe_activation(
+            layer.activation,
+            out,
+            up,
+            clamp_limit=getattr(layer, "swiglu_limit", None),
+            alpha=getattr(layer, "swiglu_alpha", None) or 1.0,
+            beta=getattr(layer, "swiglu_beta", None) or 0.0,
+        )
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN
+
+    return _CPU_MOE_ACT_FN[layer.activation](up)

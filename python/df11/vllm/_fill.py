@@ -1,0 +1,322 @@
+"""Loads what vLLM's code has recorded: from containers in one pass, or of dense values.
+
+```text
+ pieces of one container, whole rows ──▶ as stored, or in the fast layout
+ other pieces (dense ones, windows beside each other) ──▶ packed into the fast layout on a GPU,
+                                                          ordinary weights on the CPU
+```
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.logger import init_logger
+
+from .._load import on_cpu
+from .._matrices import TILE_COLUMNS, TILE_ROWS
+from .._names import Place
+from .._parallel import _window
+from .._parameters import Weight
+from .._plan import SMALL, Group, Item, Residence, item
+from .._progress import Bar
+from .._tensor import CompressedTensor
+from ._config import Df11Config
+from ._deferred import Piece, Source, Target
+from ._layers import NAMES, give, target_of
+
+logger = init_logger("vllm.plugins.df11")
+
+#: Of a GPU's memory that vLLM may use, what weights in the fast layout may take with `auto`.
+_SHARE = 2 / 3
+_CPU = torch.device("cpu")
+
+
+@dataclass
+class _Entry:
+    """A target, and the layers that have it."""
+
+    target: Target
+    layers: list[tuple[nn.Module, str]]
+    name: str
+    item: Item | None = None
+    container: Any = None
+    #: Why it cannot stay as it is stored.
+    repacked_because: str | None = None
+
+
+@dataclass
+class _Groups:
+    """Entries of a block of a container; those that must be packed by themselves."""
+
+    stored: list[_Entry] = field(default_factory=list)
+    repacked: list[_Entry] = field(default_factory=list)
+
+
+def fill(model: nn.Module, config: Df11Config, device: torch.device, memory: int | None) -> None:
+    """Loads all targets of a model whose values a container has.
+
+    `memory`: bytes of the GPU that vLLM may use, by which `auto` decides.
+
+    # Errors
+    `ValueError` if a checkpoint lacks weights; those of `df11.open`.
+    """
+    entries = [entry for entry in _entries(model) if entry.target.value is None]
+    on_gpu = device.type == "cuda"
+    packed = [entry for entry in entries if not _prepare(entry, on_gpu)]
+    for entry in packed:
+        pack(entry.target, "not all of it is stored in tiles, as whole rows")
+    groups = _grouped([e for e in entries if e.item is not None], on_gpu, config.exact)
+    residences = _residences(groups, config, device, memory)
+    read = sum(e.item.stored_bytes for e in entries if e.item is not None)
+    with (bar := Bar(read)):
+        for group, residence in zip(groups, residences, strict=True):
+            _load(group.stored, config, device, residence, bar)
+            _load(group.repacked, config, device, "fast", bar)
+    _tell(groups, residences, read)
+
+
+def _entries(model: nn.Module) -> list[_Entry]:
+    """Targets in the order of the model."""
+    found: dict[int, _Entry] = {}
+    for path, module in model.named_modules():
+        for name in NAMES:
+            if (target := target_of(module, name)) is not None:
+                entry = found.setdefault(id(target), _Entry(target, [], f"{path}.{name}"))
+                entry.layers.append((module, name))
+    return list(found.values())
+
+
+# ---- what a target is of a container ----
+
+
+def _prepare(entry: _Entry, on_gpu: bool) -> bool:
+    """Finds which tiles of a container it is; False if it has to be made of dense values."""
+    target = entry.target
+    try:
+        pieces = target.ordered()
+    except ValueError as error:
+        raise ValueError(f"the checkpoint lacks weights of {entry.name}: {error}") from None
+    rows = _without_padding(target, pieces)
+    pieces = [piece for piece in pieces if piece.row < rows]
+    sources = [piece.values for piece in pieces if isinstance(piece.values, Source)]
+    if len(sources) < len(pieces) or any(p.columns != target.columns for p in pieces):
+        return False
+    if len({id(source.container) for source in sources}) != 1 or target.dtype != torch.bfloat16:
+        return False
+    entry.container = sources[0].container
+    parts, tiles = _parts(pieces)
+    weight = Weight(
+        [Place(*entry.name.rsplit(".", 1))],
+        target.shape if rows == target.rows else (rows, target.columns),
+        torch.bfloat16,
+        [],
+        make=lambda: _rows(target, pieces, 0, rows, _CPU),
+        tensors=list(dict.fromkeys(source.name for source in sources)),
+        parts=(parts, tiles),
+    )
+    entry.item = item(weight, entry.container, on_gpu)
+    if not all(part.is_aligned for _, part in parts):
+        entry.repacked_because = (
+            f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
+        )
+    elif len(target.shape) > 2:
+        entry.repacked_because = "experts are multiplied in the fast layout"
+    if entry.repacked_because is not None and on_gpu and entry.item.reason == SMALL:
+        # Tiles around a slice are larger than what it is packed into.
+        is_smaller = entry.item.nbytes("fast") < weight.nbytes
+        entry.item.reason = None if is_smaller else SMALL
+    return True
+
+
+def _parts(pieces: list[Piece]) -> tuple[list[Any], dict[str, Any]]:
+    """Windows of tiles, and these tiles: cut out of tensors of which only some are needed."""
+    parts: list[Any] = []
+    tiles: dict[str, Any] = {}
+    for piece in pieces:
+        assert isinstance(piece.values, Source)
+        stored = piece.values.stored
+        key, cut, part = _window(
+            piece.values.name, stored.tiles, piece.source_rows, piece.source_columns
+        )
+        parts.append((key, part))
+        tiles.setdefault(key, cut)
+    return parts, tiles
+
+
+# ---- residence ----
+
+
+def _grouped(entries: list[_Entry], on_gpu: bool, exact: bool) -> list[_Groups]:
+    """By blocks of their containers, in the order in which these are stored."""
+    groups: dict[tuple[int, str], _Groups] = {}
+    for entry in entries:
+        assert entry.item is not None
+        block = entry.container[entry.item.weight.tensors[0]].block
+        group = groups.setdefault((id(entry.container), block), _Groups())
+        # What is decoded can be any window, and experts as they are stored.
+        is_decoded = not on_gpu or (exact and len(entry.target.shape) > 2)
+        repacked = entry.repacked_because is not None and not is_decoded
+        (group.repacked if repacked else group.stored).append(entry)
+    return list(groups.values())
+
+
+def _residences(
+    groups: list[_Groups], config: Df11Config, device: torch.device, memory: int | None
+) -> list[Residence]:
+    """How each group lies."""
+    if device.type != "cuda" or config.residence == "stored":
+        return ["stored"] * len(groups)
+    sizes = [_nbytes(group) for group in groups]
+    total = sum(sizes)
+    budget = total if config.residence == "fast" or memory is None else int(_SHARE * memory)
+    found: list[Residence] = []
+    for size in sizes:
+        found.append("fast" if budget >= size else "stored")
+        budget -= size
+    return found
+
+
+def _nbytes(group: _Groups) -> int:
+    items = [e.item for e in (*group.stored, *group.repacked) if e.item is not None]
+    return sum(each.nbytes(each.form("fast")) for each in items)
+
+
+# ---- loading ----
+
+
+def _load(
+    entries: list[_Entry],
+    config: Df11Config,
+    device: torch.device,
+    residence: Residence,
+    bar: Bar,
+) -> None:
+    if not entries:
+        return
+    by_item = {id(entry.item): entry for entry in entries}
+    for each, value in _values(entries, config, device, residence, bar):
+        entry = by_item[id(each)]
+        for layer, name in entry.layers:
+            give(layer, name, value, entry.target)
+        entry.target.pieces.clear()
+
+
+def _values(
+    entries: list[_Entry], config: Df11Config, device: torch.device, residence: Residence, bar: Bar
+) -> Iterator[tuple[Item, Tensor]]:
+    items = [entry.item for entry in entries if entry.item is not None]
+    if device.type == "cuda":
+        from .._gpu import upload
+
+        group = Group(items, device, residence)
+        for each, value in upload(entries[0].container, group, config.exact, bar):
+            if value is None:
+                each.reason = "too many exceptions for the fast layout"
+            else:
+                yield each, value
+    for each in items:
+        if each.reason is None and device.type == "cpu":
+            yield each, on_cpu(each, config.exact, bar)
+        elif each.reason is not None:
+            yield each, _padded(each, entries).to(device)
+
+
+def _padded(each: Item, entries: list[_Entry]) -> Tensor:
+    """The values of a weight that is to be ordinary, with the shape of its target."""
+    target = next(entry.target for entry in entries if entry.item is each)
+    dense = each.weight.decode(None).view(-1, target.columns)
+    padding = target.rows - dense.shape[0]
+    return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
+
+
+# ---- dense values ----
+
+
+def pack(target: Target, because: str | None = None) -> None:
+    """Makes a target what its dense pieces say: packed on a GPU; an ordinary weight on the CPU."""
+    pieces = target.ordered()
+    value: Tensor | None = _packed(target, pieces) if _is_packed(target) else None
+    if value is None:
+        value = _rows(target, pieces, 0, target.rows).view(target.shape)
+        because = because or "it is small, on the CPU, or has too many exceptions"
+        logger.info_once("df11: a weight of shape %s stays BF16: %s", target.shape, because)
+    target.value = value
+
+
+def _is_packed(target: Target) -> bool:
+    small = target.rows * target.columns < 1 << 16
+    fits = target.dtype == torch.bfloat16 and target.columns % 8 == 0
+    return target.device.type == "cuda" and fits and not small
+
+
+def _packed(target: Target, pieces: list[Piece]) -> CompressedTensor | None:
+    """In the fast layout; None if exceptions are too many for that."""
+    from .._gpu import _Packing, _steps
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows = _without_padding(target, pieces)
+    packing = _Packing(device, rows, target.columns)
+    for begin, end in _steps(0, rows, target.columns):
+        packing.add(_rows(target, pieces, begin, end, device))
+    result = packing.finish()
+    if result is None:
+        return None
+    arrays, part = result
+    shape = target.shape if rows == target.rows else (rows, target.columns)
+    return CompressedTensor(arrays, [part], shape)
+
+
+def _without_padding(target: Target, pieces: list[Piece]) -> int:
+    """Rows before those of zeros at the end, which would be exceptions in the fast layout."""
+    rows = target.rows
+    for piece in reversed(pieces):
+        if piece.values is not None or piece.columns != target.columns:
+            break
+        rows = piece.row
+    return rows or target.rows
+
+
+def _rows(
+    target: Target, pieces: list[Piece], begin: int, end: int, device: torch.device | None = None
+) -> Tensor:
+    """Some rows of a target."""
+    device = device or target.device
+    rows = torch.zeros(end - begin, target.columns, dtype=target.dtype, device=device)
+    for piece in pieces:
+        first, last = max(begin, piece.row), min(end, piece.row + piece.rows)
+        if first >= last or piece.values is None:
+            continue
+        skipped = first - piece.row
+        some = piece._replace(
+            row=first,
+            rows=last - first,
+            source_row=piece.source_row + skipped,
+            values=piece.values[skipped : skipped + last - first]
+            if isinstance(piece.values, Tensor)
+            else piece.values,
+        )
+        place = rows[first - begin : last - begin, piece.column : piece.column + piece.columns]
+        place.copy_(some.dense())
+    return rows
+
+
+def _tell(groups: list[_Groups], residences: list[Residence], read: int) -> None:
+    """One line for each way in which weights lie, and why."""
+    forms: Counter[str] = Counter(residences)
+    whole = ", ".join(f"{count} blocks {form}" for form, count in forms.items())
+    logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
+    reasons: Counter[str] = Counter()
+    for group in groups:
+        for entry in group.repacked:
+            reasons[f"repacked into the fast layout: {entry.repacked_because}"] += 1
+        for entry in (*group.stored, *group.repacked):
+            if entry.item is not None and entry.item.reason is not None:
+                reasons[f"BF16: {entry.item.reason}"] += 1
+    for reason, count in reasons.items():
+        logger.info("df11: %d weights %s", count, reason)

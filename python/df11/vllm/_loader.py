@@ -1,0 +1,159 @@
+"""The model loader: reads containers where the folder of a model holds some.
+
+It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose
+work it does for all other models: vLLM chooses a loader by the format alone, before it knows the
+model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.envs as envs
+from torch import Tensor, nn
+from vllm.config import ModelConfig, VllmConfig
+from vllm.config.load import LoadConfig
+from vllm.logger import init_logger
+from vllm.model_executor import model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf
+from vllm.transformers_utils.repo_utils import list_filtered_repo_files
+
+import df11
+
+from ._config import NAME, OPTIONS, Df11Config
+from ._deferred import Source
+from ._layers import NAMES
+
+logger = init_logger("vllm.plugins.df11")
+
+_PATTERNS = ["*.df11"]
+
+
+def register_loader() -> None:
+    """Makes vLLM use it."""
+    formats: dict[str, Any] = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
+    model_loader.register_model_loader(NAME)(Df11ModelLoader)
+    # By its function vLLM would warn, in each process, that the format exists.
+    formats["auto"] = Df11ModelLoader
+
+
+class Df11ModelLoader(DefaultModelLoader):
+    """vLLM's own loader, for which containers are checkpoint files too."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        extra = load_config.model_loader_extra_config
+        self.options: dict[str, Any] = {}
+        if isinstance(extra, dict):
+            self.options = {name: extra[name] for name in OPTIONS if name in extra}
+            rest = {name: value for name, value in extra.items() if name not in OPTIONS}
+            load_config = replace(
+                load_config,
+                model_loader_extra_config=rest,
+                load_format="auto" if load_config.load_format == NAME else load_config.load_format,
+            )
+        super().__init__(load_config)
+        self._vllm_config: VllmConfig | None = None
+
+    def load_model(
+        self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
+    ) -> nn.Module:
+        """As vLLM's, with the options of df11."""
+        config = vllm_config.quant_config
+        if isinstance(config, Df11Config):
+            config.choose(self.options)
+            _refuse(vllm_config, config)
+            if torch.cuda.is_available():
+                from .._workspaces import share_between_captures
+
+                share_between_captures()
+        elif self.options:
+            raise ValueError(
+                f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
+                "of df11; add --quantization df11, or serve a folder that df11 compress made"
+            )
+        self._vllm_config = vllm_config
+        model = super().load_model(vllm_config, model_config, prefix)
+        if isinstance(config, Df11Config):
+            tell_compiler(model, vllm_config)
+        return model
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        """Has the model's own code say what goes where, and loads that."""
+        self.counter_before_loading_weights = begin = time.perf_counter()
+        super().load_weights(model, model_config)
+        config = self._vllm_config.quant_config if self._vllm_config is not None else None
+        if not isinstance(config, Df11Config):
+            return
+        from ._fill import fill
+
+        device, memory = torch.device("cpu"), None
+        if torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
+            assert self._vllm_config is not None
+            share = self._vllm_config.cache_config.gpu_memory_utilization
+            memory = int(share * torch.cuda.get_device_properties(device).total_memory)
+        with torch.inference_mode(False):
+            fill(model, config, device, memory)
+        logger.info("df11: weights are loaded, after %.2f seconds", time.perf_counter() - begin)
+
+    def _get_weights_iterator(
+        self, source: DefaultModelLoader.Source
+    ) -> Generator[tuple[str, Tensor], None, None]:
+        folder = self._folder(source.model_or_path, source.revision, source.subfolder)
+        if folder is None:
+            yield from super()._get_weights_iterator(source)
+            return
+        container = df11.open(folder)
+        for name in container:
+            yield source.prefix + name, Source(container, name).tensor()
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Fetches containers, or what vLLM's loader fetches."""
+        if self._folder(model_config.model, model_config.revision, None) is None:
+            super().download_model(model_config)
+
+    def _folder(self, model: str, revision: str | None, subfolder: str | None) -> Path | None:
+        """Where containers of a model lie, fetched if they are in a repository."""
+        if not Path(model).is_dir():
+            if not list_filtered_repo_files(model, allow_patterns=_PATTERNS, revision=revision):
+                return None
+            model = download_weights_from_hf(
+                model, self.load_config.download_dir, _PATTERNS, revision
+            )
+        folder = Path(model, subfolder or "")
+        return folder if next(folder.glob(_PATTERNS[0]), None) is not None else None
+
+
+def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Has vLLM's cache of compiled graphs know which weights are ordinary.
+
+    Nothing else of a container is in a graph; this depends on sizes, and is not in any config.
+    """
+    names = [
+        path
+        for path, module in model.named_modules()
+        for name in NAMES
+        if name in module._parameters and getattr(module, f"{name}_key", module) is None
+    ]
+    if names and isinstance(vllm_config.additional_config, dict):
+        vllm_config.additional_config["df11 ordinary weights"] = names
+
+
+def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
+    """What cannot work is refused before anything is loaded, with the remedy."""
+    offload = vllm_config.offload_config
+    if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
+        raise ValueError(
+            "df11 weights cannot be offloaded; leave out --cpu-offload-gb and --offload-group-size"
+        )
+    if envs.VLLM_BATCH_INVARIANT and not config.exact:
+        raise ValueError(
+            "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
+            """'{"mode": "exact"}'"""
+        )

@@ -1,0 +1,135 @@
+"""Operators of layers that hold compressed matrices.
+
+```text
+df11_vllm::linear(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor
+df11_vllm::embedding(Tensor indices, Tensor key, int columns) -> Tensor
+df11_vllm::grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor key, int height) -> Tensor
+```
+They are `df11::linear`, `embedding` and `grouped_linear` of what a layer holds. A layer is named
+by its `key`, a small tensor: lengths of compressed arrays differ from layer to layer, from model to
+model of one shape, and with options. In a compiled graph they would make each layer a graph of its
+own, and vLLM's cache of compiled graphs, which does not know of them, would return wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import vllm.envs as envs
+from torch import Tensor
+from torch.nn import functional
+
+from .. import _ops
+from .._tensor import CompressedTensor
+
+#: Bytes of a key. Compiled code may count on addresses being multiples of this.
+_KEY_BYTES = 16
+
+
+class Held(NamedTuple):
+    """What a layer holds."""
+
+    key: Tensor
+    arrays: list[Tensor]
+    parts: tuple[int, ...]
+    #: Of the matrix, and of the rows of zeros after it.
+    rows: int
+    padding: int
+    exact: bool
+
+
+_held: dict[int, Held] = {}
+
+
+def hold(weight: CompressedTensor, padding: int) -> Tensor:
+    """The key of a weight, which it keeps alive until `release`. `padding`: rows of zeros."""
+    device = weight.device
+    key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=device)
+    rows, _ = weight.matrix_shape
+    _held[key.data_ptr()] = Held(key, weight.arrays, weight.flat_parts, rows, padding, weight.exact)
+    return key
+
+
+def release(key: Tensor) -> None:
+    """Lets the weight of a key go."""
+    _held.pop(key.data_ptr(), None)
+
+
+def held_by(key: Tensor) -> Held:
+    """What the layer with this key holds."""
+    return _held[key.data_ptr()]
+
+
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As vLLM multiplies by a weight that is not compressed, to the bit."""
+    if x.is_cuda and envs.VLLM_BATCH_INVARIANT:
+        from vllm.model_executor.layers.batch_invariant import linear_batch_invariant
+
+        return linear_batch_invariant(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
+    held = held_by(key)
+    if held.exact or not x.is_cuda:
+        dense = _ops.decode(held.arrays, held.parts, x.device)
+        if held.padding:
+            dense = functional.pad(dense, (0, 0, 0, held.padding))
+        return dense_linear(x, dense, bias)
+    if not held.padding:
+        return _ops.linear(x, held.arrays, held.parts, bias, False)
+    y = functional.pad(_ops.linear(x, held.arrays, held.parts, None, False), (0, held.padding))
+    return y if bias is None else y + bias
+
+
+def _linear_fake(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
+    """Rows by their numbers: [..., columns]."""
+    held = held_by(key)
+    return _ops.embedding(indices, held.arrays, held.parts)
+
+
+def _embedding_fake(indices: Tensor, key: Tensor, columns: int) -> Tensor:
+    return indices.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
+
+
+def grouped_linear(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, key: Tensor, height: int
+) -> Tensor:
+    """Products with experts of `height` rows each, as `df11::grouped_linear`."""
+    held = held_by(key)
+    experts = held.rows // height
+    return _ops.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)
+
+
+def _grouped_fake(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, key: Tensor, height: int
+) -> Tensor:
+    places = x.shape[0] if rows is None else rows.shape[0]
+    return x.new_empty((places, height))
+
+
+library = torch.library.Library("df11_vllm", "DEF")
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.partition("(")[0]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        library.impl(name, run, device)
+    torch.library.register_fake(f"df11_vllm::{name}", fake, lib=library)
+
+
+_define("linear(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor", linear, _linear_fake)
+_define("embedding(Tensor indices, Tensor key, int columns) -> Tensor", embedding, _embedding_fake)
+_define(
+    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor key, int height) -> Tensor",
+    grouped_linear,
+    _grouped_fake,
+)

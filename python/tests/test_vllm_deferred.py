@@ -1,0 +1,182 @@
+"""Weights without memory: what the loading code of vLLM does with them is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import df11  # noqa: E402
+from df11.vllm._deferred import Source, Target, windows  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    """Tensors of a checkpoint, by name."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Any:
+        return (0.02 * torch.randn(shape, generator=generator)).to(torch.bfloat16)
+
+    return {
+        "up": normal(640, 512),
+        "gate": normal(640, 512),
+        "experts": normal(4, 320, 256),
+        "norm": normal(512),
+        "wide": normal(64, 512).float(),
+    }
+
+
+@pytest.fixture(scope="module")
+def container(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder: Path = tmp_path_factory.mktemp("deferred")
+    safetensors.save_file(values, folder / "model.safetensors")
+    df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
+    return df11.open(folder / "model.df11")
+
+
+def source(container: Any, name: str) -> Any:
+    return Source(container, name).tensor()
+
+
+def parameter(*shape: int) -> tuple[Any, Any]:
+    target = Target(shape, torch.bfloat16, CPU)
+    return target, torch.nn.Parameter(target.tensor(), requires_grad=False)
+
+
+def dense(target: Any) -> Any:
+    """What the recorded pieces make, each decoded by itself."""
+    out = torch.full((target.rows, target.columns), torch.nan, dtype=torch.bfloat16)
+    for piece in target.ordered():
+        window = out[piece.row : piece.row + piece.rows]
+        window[:, piece.column : piece.column + piece.columns] = piece.dense()
+    return out.view(target.shape)
+
+
+def test_a_rank_of_two_records_its_rows_of_two_tensors(
+    container: Any, values: dict[str, Any]
+) -> None:
+    target, weight = parameter(640, 512)
+    for at, name in enumerate(("gate", "up")):
+        mine = source(container, name).narrow(0, 320, 320)
+        weight.data.narrow(0, 320 * at, 320).copy_(mine)
+    assert [piece[:4] for piece in target.ordered()] == [(0, 320, 0, 512), (320, 320, 0, 512)]
+    assert [piece.values.name for piece in target.ordered()] == ["gate", "up"]
+    assert [piece.source_rows for piece in target.ordered()] == [(320, 640), (320, 640)]
+    assert torch.equal(dense(target), torch.cat([values["gate"][320:], values["up"][320:]]))
+
+
+def test_columns_of_a_rank_are_followed(container: Any, values: dict[str, Any]) -> None:
+    target, weight = parameter(640, 256)
+    weight.data.copy_(source(container, "up").chunk(2, dim=1)[1])
+    (piece,) = target.ordered()
+    assert (piece.source_rows, piece.source_columns) == ((0, 640), (256, 512))
+    assert torch.equal(dense(target), values["up"][:, 256:])
+
+
+def test_experts_of_one_tensor_are_pieces_of_it(container: Any, values: dict[str, Any]) -> None:
+    target, weight = parameter(4, 160, 256)
+    for expert, each in enumerate(source(container, "experts").chunk(2, dim=1)[1].unbind()):
+        weight.data[expert].copy_(each)
+    assert [piece.source_rows for piece in target.ordered()] == [
+        (320 * expert + 160, 320 * expert + 320) for expert in range(4)
+    ]
+    assert torch.equal(dense(target), values["experts"][:, 160:])
+
+
+def test_what_is_computed_is_dense(container: Any, values: dict[str, Any]) -> None:
+    target, weight = parameter(512, 640)
+    weight.data.copy_(source(container, "up").t().contiguous())
+    (piece,) = target.ordered()
+    assert isinstance(piece.values, torch.Tensor)
+    assert torch.equal(dense(target), values["up"].t())
+    scaled = source(container, "norm") + 1
+    assert type(scaled) is torch.Tensor and torch.equal(scaled, values["norm"] + 1)
+
+
+def test_a_transposed_view_and_another_dtype_are_dense(
+    container: Any, values: dict[str, Any]
+) -> None:
+    target, weight = parameter(512, 640)
+    weight.data.copy_(source(container, "up").t())
+    assert torch.equal(dense(target), values["up"].t())
+    target, weight = parameter(64, 512)
+    weight.data.copy_(source(container, "wide"))
+    assert torch.equal(dense(target), values["wide"].to(torch.bfloat16))
+
+
+def test_ordinary_parameters_get_values(container: Any, values: dict[str, Any]) -> None:
+    norm = torch.nn.Parameter(torch.empty(512, dtype=torch.bfloat16), requires_grad=False)
+    norm.data.copy_(source(container, "norm"))
+    assert torch.equal(norm, values["norm"])
+    rows = torch.empty(32, 512, dtype=torch.bfloat16)
+    rows.copy_(source(container, "up")[64:96])
+    assert torch.equal(rows, values["up"][64:96])
+
+
+def test_rows_of_padding_are_zeros(container: Any, values: dict[str, Any]) -> None:
+    target, weight = parameter(704, 512)
+    weight[:640].data.copy_(source(container, "up"))
+    weight[640:].data.fill_(0)
+    weight[704:].data.fill_(0)
+    assert torch.equal(dense(target)[:640], values["up"])
+    assert not dense(target)[640:].any()
+
+
+def test_dense_pieces_complete_a_target_at_once(values: dict[str, Any]) -> None:
+    target, weight = parameter(640, 1024)
+    found: list[Any] = []
+    target.complete = lambda each: found.append(dense(each))
+    weight.data.narrow(1, 0, 512).copy_(values["up"])
+    assert not found
+    weight.data.narrow(1, 512, 512).copy_(values["gate"])
+    assert torch.equal(found[0], torch.cat([values["up"], values["gate"]], 1))
+
+
+def test_what_is_written_twice_counts_once(container: Any, values: dict[str, Any]) -> None:
+    target, weight = parameter(640, 512)
+    for name in ("gate", "up"):
+        weight.data.copy_(source(container, name))
+    assert torch.equal(dense(target), values["up"])
+
+
+def test_missing_weights_are_told(container: Any) -> None:
+    target, weight = parameter(1280, 512)
+    weight.data.narrow(0, 0, 640).copy_(source(container, "up"))
+    with pytest.raises(ValueError, match="327,680 of 655,360 weights"):
+        target.ordered()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda weight: weight.data.uniform_(-1, 1),
+        lambda weight: weight + 1,
+        lambda weight: weight.data.fill_(1),
+        lambda weight: weight.data.t().copy_(torch.zeros(512, 640)),
+    ],
+)
+def test_a_weight_without_memory_refuses_what_cannot_be_recorded(work: Any) -> None:
+    _, weight = parameter(640, 512)
+    with pytest.raises(RuntimeError, match="load the BF16 checkpoint"):
+        work(weight)
+
+
+def test_a_container_is_not_written_to(container: Any) -> None:
+    with pytest.raises(RuntimeError, match="cannot be written to"):
+        source(container, "up").copy_(torch.zeros(640, 512))
+
+
+def test_windows_are_rows_of_views() -> None:
+    matrix = torch.empty(6, 8, 4, device="meta")
+    assert windows(matrix, 4) == [((0, 48), 0, 4)]
+    assert windows(matrix[:, 2:4, 1:3], 4) == [((8 * at + 2, 2), 1, 2) for at in range(6)]
+    assert windows(matrix[3, 5], 4) == [((29, 1), 0, 4)]
+    assert windows(matrix.transpose(1, 2), 4) is None
+    assert windows(matrix.view(-1), 4) is None

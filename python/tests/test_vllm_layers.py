@@ -1,0 +1,53 @@
+"""Layers of vLLM with compressed weights, on one and on two ranks: those of the BF16 layers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import vllm_layers
+from torch import multiprocessing
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from safetensors.torch import save_file
+
+    import df11
+
+    folder: Path = tmp_path_factory.mktemp("layers")
+    save_file(vllm_layers.checkpoint(), folder / "model.safetensors")
+    df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
+    return folder / "model.df11"
+
+
+RANKS = {"one": (1, False), "two": (2, False), "experts apart": (2, True)}
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def failures(
+    request: pytest.FixtureRequest, container: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What went wrong on some rank, by case. Importing vLLM takes longer than all cases."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = tmp_path_factory.mktemp("ranks")
+    world, is_apart = RANKS[request.param]
+    arguments = (world, port, str(container), str(out), is_apart)
+    multiprocessing.spawn(vllm_layers.on_rank, arguments, nprocs=world)
+    found: dict[str, str] = {}
+    for file in sorted(out.iterdir()):
+        found |= json.loads(file.read_text())
+    assert len(list(out.iterdir())) == world
+    return found
+
+
+@pytest.mark.parametrize("case", vllm_layers.CASES)
+def test_layers(failures: dict[str, str], case: str) -> None:
+    assert failures.get(case) is None, failures[case]
