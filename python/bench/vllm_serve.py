@@ -150,7 +150,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--geometry", choices=GEOMETRIES, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="so many layers instead of the geometry's")
+    parser.add_argument("--layers", type=int, help="layers, instead of the geometry's")
     parser.add_argument("--kinds", type=words, default=["bf16", "exact", "stored", "fast"])
     parser.add_argument("--parts", type=words, default=list(PARTS))
     parser.add_argument("--gpus", type=int, default=1, help="of tensor parallelism")
