@@ -64,14 +64,14 @@ impl Device {
 
 impl Model {
     /// Copies the four arrays of BF16 matrices in tiles of 32 x 256 to device memory of the caller, each array to its address, in the
-    /// order of [`Tensor::tile_array`]. Checksums, codebooks and offsets are checked. Done when it returns.
+    /// order of [`Tensor::tile_array`](crate::Tensor::tile_array). Checksums, codebooks and offsets are checked. Done when it returns.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a tensor that is none or does not exist; [`Error::Corrupt`], [`Error::Io`], [`Error::Gpu`],
     /// [`Error::Cancelled`].
     ///
     /// # Safety
-    /// Each address has device memory for its array ([`Tensor::tile_array_lengths`]), which nobody else uses meanwhile.
+    /// Each address has device memory for its array ([`Tensor::tile_array_lengths`](crate::Tensor::tile_array_lengths)), which nobody else uses meanwhile.
     pub unsafe fn upload_arrays(
         &self,
         device: &Device,
