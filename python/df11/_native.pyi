@@ -373,7 +373,7 @@ class Slice:
         """The tensor."""
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """For each of the first dimensions the first index, and the one behind the last."""
+        """For each of the first dimensions the first index, and the one after the last."""
     @property
     def dtype(self) -> str:
         """As `Tensor.dtype`."""
@@ -468,7 +468,7 @@ class DeviceModel:
         output.
 
         Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first
-        row, row behind the last)` or `(tensor name, byte offset, ranges)` with the ranges of a
+        row, row after the last)` or `(tensor name, byte offset, ranges)` with the ranges of a
         `Slice`. Offsets are multiples of 16; of tensors that are stored as they are (`raw`), any.
         Allocates 128 bytes of device memory a piece (384 if they are streamed) and waits for their
         upload, so that it cannot be captured.

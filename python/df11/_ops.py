@@ -341,7 +341,7 @@ def grouped_linear(
         routed = x if rows is None else x[rows]
 
         def multiply(places: slice, ends: list[int], w: Tensor) -> None:
-            y[places] = _products(routed[places], w.mT, ends)
+            y[places] = products(routed[places], w.mT, ends)
 
         _each_routed(offsets, arrays, parts, y.shape[1], multiply)
         return y
@@ -399,7 +399,7 @@ def _each_routed(
         work(places, ends, _decode_experts(arrays, parts, height, some, offsets))
 
 
-def _products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
+def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
     """Rows of x up to each end times a matrix of w, [E, K, N]."""
     if x.is_cuda and w.shape[1] % 8 == 0 and w.shape[2] % 8 == 0:
         offs = torch.tensor(ends, dtype=torch.int32, device=x.device)
@@ -562,7 +562,7 @@ def grouped_linear_backward(
     to_x = grad.new_zeros((x_rows, shape_of(parts)[1]))
 
     def multiply(places: slice, ends: list[int], w: Tensor) -> None:
-        part = _products(grad[places], w, ends)
+        part = products(grad[places], w, ends)
         if rows is None:
             to_x[places] = part
         else:

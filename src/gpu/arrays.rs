@@ -71,7 +71,9 @@ impl Model {
     /// [`Error::Cancelled`].
     ///
     /// # Safety
-    /// Each address has device memory for its array ([`Tensor::tile_array_lengths`](crate::Tensor::tile_array_lengths)), which nobody else uses meanwhile.
+    /// Each address has device memory for its array
+    /// ([`Tensor::tile_array_lengths`](crate::Tensor::tile_array_lengths)), which nobody else uses
+    /// meanwhile.
     pub unsafe fn upload_arrays(
         &self,
         device: &Device,

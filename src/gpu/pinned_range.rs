@@ -16,11 +16,12 @@ pub struct PinnedRange {
 }
 
 impl Device {
-    /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write none of it.
+    /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write none
+    /// of it.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses: the memory shares a page with some that is
-    /// pinned, or is no ordinary memory.
+    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses: the memory shares a page with some
+    /// that is pinned, or is no ordinary memory.
     ///
     /// # Safety
     /// The memory is there until the result is dropped, and until all work that reads it is done.

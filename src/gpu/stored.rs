@@ -94,7 +94,8 @@ pub(super) trait Coded: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// The task that decodes a part that it [takes](Self::takes) to `output`, behind others of this many units, and its own units.
+    /// The task that decodes a part that it [takes](Self::takes) to `output`, after others of this many units, and
+    /// its own units.
     fn task(
         &self,
         part: &Rect,

@@ -400,8 +400,8 @@ impl<'m> Tensor<'m> {
         Ok(tile::staged_bytes(&self.tile_array(1)?) as u32)
     }
 
-    /// Checks what kernels rely on, of a tensor that [has such a shape](Self::tile_shape): the checksums of its arrays, its codebook,
-    /// and that the offsets of its tiles ascend.
+    /// Checks what kernels rely on, of a tensor that [has such a shape](Self::tile_shape): the
+    /// checksums of its arrays, its codebook, and that the offsets of its tiles ascend.
     ///
     /// # Errors
     /// [`Error::Corrupt`]; [`Error::Io`].

@@ -24,6 +24,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
 from .._matrices import FAST
+from .._ops import products
 from .._tensor import CompressedTensor
 from ._config import Df11Config
 from ._deferred import Target
@@ -227,10 +228,9 @@ def _grouped(
         height = getattr(layer, f"{name}_rows") // experts
         return torch.ops.df11_vllm.grouped_linear(x, offsets, rows, key, height)
     flat = x if rows is None else x[rows]
-    ends = offsets.tolist()
-    parts = [flat[a:b] @ w.t() for a, b, w in zip(ends, ends[1:], weight, strict=False)]
-    rest = flat.new_zeros(flat.shape[0] - ends[-1], weight.shape[1])
-    return torch.cat([*parts, rest])
+    _, *ends = offsets.tolist()
+    y = products(flat[: ends[-1]], weight.mT, ends)
+    return torch.cat([y, flat.new_zeros(flat.shape[0] - ends[-1], weight.shape[1])])
 
 
 def _activated(layer: Any, up: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ impl<'a> Arrays<'a> {
         jobs.into_par_iter().try_for_each(|(rows, out)| self.decode_in_strip(&decoder, rows, &columns, out))
     }
 
-    /// Decodes some columns of rows by their numbers, one after the other, as [`decode`](Self::decode) does.
+    /// Decodes some columns of rows by their numbers, one after the other, as
+    /// [`decode`](Self::decode) does.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
@@ -129,11 +130,12 @@ impl<'a> Arrays<'a> {
         decoder.decode_columns(&self.span(strip..strip + 1)?, rows, columns.clone(), out)
     }
 
-    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to one or to the end, columns
-    /// likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says.
+    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to
+    /// one or to the end, columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict themselves.
+    /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict
+    /// themselves.
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
         let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
         let read = |which, range| {
@@ -161,8 +163,8 @@ pub(crate) enum Part {
     Plane,
 }
 
-/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read` is asked for nothing else than what the result
-/// holds, strip by strip.
+/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read` is asked for nothing else
+/// than what the result holds, strip by strip.
 ///
 /// # Errors
 /// As [`Arrays::cut`], and those of `read`.
