@@ -140,10 +140,11 @@ extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) 
         NAME(const __grid_constant__ LinearLaunch launch) {                                      \
         linear_pair<EIGHTS, HELPERS, MORE, LESS, UNROLL>(Shared{launch});                        \
     }
-PAIR_KERNEL(pair_8_14, 1, 14, 2, 0, 0, 1)
-PAIR_KERNEL(pair_8_14_2, 1, 14, 2, 0, 0, 2)
-PAIR_KERNEL(pair_8_12, 1, 12, 4, 152, 56, 2)
-PAIR_KERNEL(pair_16_14, 2, 14, 2, 0, 0, 2)
+PAIR_KERNEL(pair_8_16, 1, 14, 2, 0, 0, 1)
+PAIR_KERNEL(pair_8_16_2, 1, 14, 2, 0, 0, 2)
+PAIR_KERNEL(pair_8_18, 1, 14, 4, 0, 0, 1)
+PAIR_KERNEL(pair_8_12, 1, 12, 4, 0, 0, 2)
+PAIR_KERNEL(pair_16_12, 2, 12, 4, 0, 0, 2)
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_tile_gather(const __grid_constant__ GatherTask task) {

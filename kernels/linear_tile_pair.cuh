@@ -5,7 +5,9 @@
 constexpr u32 PAIR_ROWS = 2 * STRIP_ROWS;
 // Ticket, and of both tiles where lanes' bits are.
 constexpr u32 PAIR_TICKET = 64, PAIR_HEAD = PAIR_TICKET + 2 * LANES * 8;
-__host__ __device__ constexpr u32 pair_x_bytes(u32 x_rows) { return x_rows * TILE_WIDTH * 2; }
+// Rows of x so that lanes never meet in a bank.
+constexpr u32 PAIR_X_PITCH = TILE_WIDTH * 2 + 64, PAIR_ARRIVALS = 2;
+__host__ __device__ constexpr u32 pair_x_bytes(u32 x_rows) { return x_rows * PAIR_X_PITCH; }
 __host__ __device__ constexpr u32 pair_set_bytes(u32 x_rows, u32 most_runs) {
     return most_runs * x_rows * PAIR_ROWS * 4;
 }
@@ -25,10 +27,11 @@ __host__ __device__ constexpr PairSplit pair_split(u32 rows, u32 columns) {
     const u32 pairs = (rows + PAIR_ROWS - 1) / PAIR_ROWS, tiles = (columns + 255) / 256,
               tail = pairs % LINEAR_BLOCKS;
     PairSplit split = {pairs - tail, tail, 1};
-    // In 1/16 of a pair of strips; meeting costs something.
+    // In 1/16 of a pair of strips; meeting costs something, and small items more.
     u32 least = tail ? 16 : 0;
     for (u32 slices = 2; slices <= 16 && slices <= tiles; slices *= 2) {
-        const u32 time = (tail * slices + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS * (16 / slices) + 1;
+        const u32 time = (tail * slices + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS * (16 / slices) + 1 +
+                         slices / 8;
         if (time < least) least = time, split.slices = slices;
     }
     return split;
@@ -124,14 +127,6 @@ struct PairBlock {
     __device__ u32 barrier(u32 warp, u32 number) const { return (warp * TILE_SLOTS + number) * 8; }
 };
 
-// x of a pair of tiles: rows of 512 bytes, of odd ones units two by two the other way round.
-__device__ __forceinline__ void bring_x(const Shared& work, u32 to, u32 tile, u32 lane) {
-    const u16* from = work.launch.x + tile * TILE_WIDTH + lane * 8;
-    for (u32 row = 0; row < work.launch.x_rows; row++)
-        copy_async(to + row * 512 + (lane * 16 ^ row % 2 * 64),
-                   reinterpret_cast<const u8*>(from + row * work.launch.x_pitch));
-}
-
 // `wait`: for the launch before, before x.
 __device__ __forceinline__ void bring_pair(const Shared& work, const PairBlock& block,
                                            const PairWalk& walk, const PairRecords& records,
@@ -154,18 +149,25 @@ __device__ __forceinline__ void bring_pair(const Shared& work, const PairBlock& 
     }
     if (whole) {
         prefetch_l2(reinterpret_cast<const u8*>(lane < 16 ? planes[0] : planes[1]) + lane % 16 * 128);
+        const u32 bytes[2] = {(bits[0].bytes + 15) & ~15u, (bits[1].bytes + 15) & ~15u};
+        if (lane == 0) {
+            arrive_expecting(full, bytes[0] + bytes[1] + work.launch.x_rows * TILE_WIDTH * 2);
 #pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u8* from = static_cast<const u8*>(m.rest) + bits[half].byte;
-#pragma unroll 1
-            for (u32 i = lane * 16; i < bits[half].bytes; i += LANES * 16)
-                copy_async(slot + PAIR_HEAD + half * block.half_bytes + i, from + i);
+            for (u32 half = 0; half < 2; half++)
+                if (bytes[half])
+                    copy_bulk_once(slot + PAIR_HEAD + half * block.half_bytes,
+                                   static_cast<const u8*>(m.rest) + bits[half].byte, bytes[half],
+                                   full);
         }
         if (wait) wait_for_launch_before();
-        bring_x(work, slot + PAIR_HEAD + 2 * block.half_bytes, walk.tile, lane);
-    } else if (wait)
-        wait_for_launch_before();
-    arrive_with_copies(full);
+        if (lane < work.launch.x_rows)
+            copy_bulk_to_all<1>(slot + PAIR_HEAD + 2 * block.half_bytes + lane * PAIR_X_PITCH,
+                                work.launch.x + lane * work.launch.x_pitch + walk.tile * TILE_WIDTH,
+                                TILE_WIDTH * 2, full);
+    } else {
+        if (wait) wait_for_launch_before();
+        if (lane == 0) arrive(full);
+    }
 #pragma unroll
     for (u32 half = 0; half < 2; half++)
         asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(slot + PAIR_TICKET + half * 256 +
@@ -237,9 +239,7 @@ __device__ __forceinline__ void bring_pairs(const Shared& work, const PairBlock&
         wait_parity(block.slot_empty + at, of / block.slot_count % 2 ^ 1);
         if (lane == 0)
             store_shared_16(block.slot(warp, in) + 16, make_uint4(0, 0, 0, TICKET_END));
-        arrive(block.slot_full + at);
-        __syncwarp();
-        if (lane == 0) arrive(block.slot_full + at);
+        if (lane == 0) arrive(block.slot_full + at), arrive(block.slot_full + at);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -570,8 +570,7 @@ __device__ __forceinline__ void multiply_pairs(const Shared& work, const PairBlo
     group_barrier(1, warps * LANES);
     asm volatile("" ::: "memory");
     const u32 g = lane / 4, q = lane % 4;
-    const u32 x_place = PAIR_HEAD + 2 * block.half_bytes + g * 512 + q * 16 + g % 2 * 64;
-    const u32 x_other = kept(64 - g % 2 * 128);
+    const u32 x_place = PAIR_HEAD + 2 * block.half_bytes + g * PAIR_X_PITCH + q * 16;
     // Of the rows from the lane's own on.
     const u32 x_rows = kept(max(work.launch.x_rows, g) - g);
     uint4 x[EIGHTS] = {};
@@ -620,13 +619,13 @@ __device__ __forceinline__ void multiply_pairs(const Shared& work, const PairBlo
                     decode_two(bits, last, e, problems);
 #pragma unroll
                     for (u32 i = 0; i < EIGHTS; i++)
-                        load_shared_where(x[i], x_at + i * 8 * 512 + pair * 128, x_rows > 8 * i);
+                        load_shared_where(x[i], x_at + i * 8 * PAIR_X_PITCH + pair * 128, x_rows > 8 * i);
                     multiply_pair<EIGHTS>(sums, merge_words(e[0], p[pair % AHEAD][0].x, p[pair % AHEAD][0].y),
                                           merge_words(e[1], p[pair % AHEAD][1].x, p[pair % AHEAD][1].y), x);
                     decode_two(bits, last, e, problems);
 #pragma unroll
                     for (u32 i = 0; i < EIGHTS; i++)
-                        load_shared_where(x[i], (x_at + i * 8 * 512 + pair * 128) + x_other, x_rows > 8 * i);
+                        load_shared_where(x[i], x_at + i * 8 * PAIR_X_PITCH + pair * 128 + 64, x_rows > 8 * i);
                     const uint4 t = merge_words(e[0], p[pair % AHEAD][0].z, p[pair % AHEAD][0].w),
                                 u = merge_words(e[1], p[pair % AHEAD][1].z, p[pair % AHEAD][1].w);
 #pragma unroll
@@ -676,13 +675,14 @@ __device__ __forceinline__ void linear_pair(const Shared& work) {
     block.set_count = work.launch.reserved[2];
     if (warp == 0) {
         for (u32 i = lane; i < warps * TILE_SLOTS; i += LANES)
-            init_barrier(block.slot_full + 8 * i, SLOT_ARRIVALS),
+            init_barrier(block.slot_full + 8 * i, PAIR_ARRIVALS),
                 init_barrier(block.slot_empty + 8 * i, 1);
         if (lane < MOST_RUN_SETS)
             init_barrier(block.set_full + 8 * lane, block.most * LANES),
                 init_barrier(shared_address(common.set_empty + lane), LANES);
         if (lane == 0)
             init_barrier(shared_address(&common.filled), LANES), common.added = common.fills = 0;
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     let_next_launch_begin();

@@ -154,16 +154,19 @@ struct StoredVariant {
 };
 static std::vector<StoredVariant> pair_variants(u32 x_rows) {
     if (x_rows == 1)
-        return {{"pair 14, 1 ahead", (const void*)pair_8_14, 1, 14, 2, 2, 16, 2},
-                {"pair 14, 2 ahead", (const void*)pair_8_14_2, 1, 14, 2, 2, 16, 2},
-                {"pair 8, 2 ahead", (const void*)pair_8_14_2, 1, 8, 2, 2, 16, 2},
-                {"pair 12, 2 ahead", (const void*)pair_8_12, 1, 12, 4, 2, 12, 2}};
+        return {{"pair 14+2, 1 ahead", (const void*)pair_8_16, 1, 14, 2, 2, 16, 2},
+                {"pair 14+2, 2 ahead", (const void*)pair_8_16_2, 1, 14, 2, 2, 16, 2},
+                {"pair 14+4, 1 ahead", (const void*)pair_8_18, 1, 14, 4, 2, 16, 2},
+                {"pair 12+4, 2 ahead", (const void*)pair_8_12, 1, 12, 4, 2, 16, 2},
+                {"pair 8+4, 2 ahead", (const void*)pair_8_12, 1, 8, 4, 2, 16, 2}};
     if (x_rows <= 8)
-        return {{"pair 14, 1 ahead", (const void*)pair_8_14, 1, 14, 2, 1, 16, 1},
-                {"pair 14, 2 ahead", (const void*)pair_8_14_2, 1, 14, 2, 1, 16, 1},
-                {"pair 12, 2 ahead", (const void*)pair_8_12, 1, 12, 4, 1, 16, 2},
-                {"pair 8, 2 ahead, 2 slots", (const void*)pair_8_14_2, 1, 8, 2, 2, 8, 2}};
-    return {{"pair 10, 1 slot", (const void*)pair_16_14, 2, 10, 2, 1, 8, 2}};
+        return {{"pair 14+2, 1 ahead, 16 runs", (const void*)pair_8_16, 1, 14, 2, 1, 16, 1},
+                {"pair 14+4, 1 ahead, 8 runs", (const void*)pair_8_18, 1, 14, 4, 1, 8, 2},
+                {"pair 12+4, 2 ahead, 16 runs", (const void*)pair_8_12, 1, 12, 4, 1, 16, 2},
+                {"pair 8+4, 2 ahead, 2 slots", (const void*)pair_8_12, 1, 8, 4, 2, 8, 2}};
+    return {{"pair 10+4, 1 slot", (const void*)pair_16_12, 2, 10, 4, 1, 8, 2},
+            {"pair 12+4, 1 slot", (const void*)pair_16_12, 2, 12, 4, 1, 8, 1},
+            {"pair 8+4, 1 slot", (const void*)pair_16_12, 2, 8, 4, 1, 8, 2}};
 }
 static LinearLaunch in_pairs(LinearLaunch l, const StoredVariant& v) {
     u32 item = 0, partial = 0;
