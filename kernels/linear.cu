@@ -50,7 +50,6 @@
 #include "linear_fast.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
-#include "linear_tile_pair.cuh"
 #include "linear_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
@@ -135,16 +134,6 @@ extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) 
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
     linear_tile<2>(Shared{launch});
 }
-#define PAIR_KERNEL(NAME, EIGHTS, WARPS, HELPERS, MORE, LESS, UNROLL)                            \
-    extern "C" __global__ void __launch_bounds__((WARPS + HELPERS) * LANES, 1)                   \
-        NAME(const __grid_constant__ LinearLaunch launch) {                                      \
-        linear_pair<EIGHTS, HELPERS, MORE, LESS, UNROLL>(Shared{launch});                        \
-    }
-PAIR_KERNEL(pair_8_16, 1, 14, 2, 0, 0, 1)
-PAIR_KERNEL(pair_8_16_2, 1, 14, 2, 0, 0, 2)
-PAIR_KERNEL(pair_8_18, 1, 14, 4, 0, 0, 1)
-PAIR_KERNEL(pair_8_12, 1, 12, 4, 0, 0, 2)
-PAIR_KERNEL(pair_16_12, 2, 12, 4, 0, 0, 2)
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_tile_gather(const __grid_constant__ GatherTask task) {

@@ -150,38 +150,8 @@ struct StoredVariant {
     const char* name;
     const void* kernel;
     u32 eights, warps;
-    u32 helpers = TILE_HELPERS, slots = 0, most = 0, sets = 0;  // slots: 0 unless in pairs
 };
-static std::vector<StoredVariant> pair_variants(u32 x_rows) {
-    if (x_rows == 1)
-        return {{"pair 14+2, 1 ahead", (const void*)pair_8_16, 1, 14, 2, 2, 16, 2},
-                {"pair 14+2, 2 ahead", (const void*)pair_8_16_2, 1, 14, 2, 2, 16, 2},
-                {"pair 14+4, 1 ahead", (const void*)pair_8_18, 1, 14, 4, 2, 16, 2},
-                {"pair 12+4, 2 ahead", (const void*)pair_8_12, 1, 12, 4, 2, 16, 2},
-                {"pair 8+4, 2 ahead", (const void*)pair_8_12, 1, 8, 4, 2, 16, 2}};
-    if (x_rows <= 8)
-        return {{"pair 14+2, 1 ahead, 16 runs", (const void*)pair_8_16, 1, 14, 2, 1, 16, 1},
-                {"pair 14+4, 1 ahead, 8 runs", (const void*)pair_8_18, 1, 14, 4, 1, 8, 2},
-                {"pair 12+4, 2 ahead, 16 runs", (const void*)pair_8_12, 1, 12, 4, 1, 16, 2},
-                {"pair 8+4, 2 ahead, 2 slots", (const void*)pair_8_12, 1, 8, 4, 2, 8, 2}};
-    return {{"pair 10+4, 1 slot", (const void*)pair_16_12, 2, 10, 4, 1, 8, 2},
-            {"pair 12+4, 1 slot", (const void*)pair_16_12, 2, 12, 4, 1, 8, 1},
-            {"pair 8+4, 1 slot", (const void*)pair_16_12, 2, 8, 4, 1, 8, 2}};
-}
-static LinearLaunch in_pairs(LinearLaunch l, const StoredVariant& v) {
-    u32 item = 0, partial = 0;
-    for (u32 i = 0; i < l.matrix_count; i++) {
-        LinearMatrix& m = l.matrices[i];
-        const PairSplit split = pair_split(m.rows, l.columns);
-        m.whole_strips = split.whole, m.slices = split.slices, m.first_item = item,
-        m.first_partial = partial;
-        item += split.items(), partial += split.partials();
-    }
-    l.items = item, l.reserved[0] = v.slots, l.reserved[1] = v.most, l.reserved[2] = v.sets;
-    return l;
-}
 static StoredVariant stored(u32 x_rows) {
-    if (const char* which = getenv("PAIR")) return pair_variants(x_rows)[atoi(which)];
     const char* name = x_rows <= 8 ? "df11_linear_tile_8" : "df11_linear_tile_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
@@ -197,19 +167,17 @@ static u32 most_shared(const void* kernel) {
 }
 static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
-    const u32 shared = std::min(
-        v.slots ? pair_shared_bytes(v.warps, l.x_rows, staged, v.slots, v.most, v.sets)
-                : tile_shared_bytes(v.warps, l.x_rows, staged),
-        most_shared(v.kernel) / 16 * 16);
+    const u32 shared = std::min(tile_shared_bytes(v.warps, l.x_rows, staged),
+                                most_shared(v.kernel) / 16 * 16);
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-    LinearLaunch copy = v.slots ? in_pairs(l, v) : l;
+    LinearLaunch copy = l;
     void* arguments[] = {&copy};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = std::min<u32>(copy.items, sm_count()),
-    config.blockDim = (v.warps + v.helpers) * LANES, config.dynamicSmemBytes = shared,
+    config.gridDim = std::min<u32>(l.items, sm_count()),
+    config.blockDim = (v.warps + TILE_HELPERS) * LANES, config.dynamicSmemBytes = shared,
     config.stream = stream;
     config.attrs = &attribute, config.numAttrs = !ring && begins_early;
     CUDA(cudaLaunchKernelExC(&config, v.kernel, arguments));
