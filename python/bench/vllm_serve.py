@@ -74,15 +74,15 @@ _ENVIRONMENT = {
 
 def main() -> int:
     """Drives phases, or is one."""
-    options = arguments()
+    options = arguments(sys.argv[1:])
     if options.phase is None:
         return drive(options)
     {"make": make, "warm": warm, "serve": serve}[options.phase](options)
     return 0
 
 
-def arguments() -> argparse.Namespace:
-    """The command's options."""
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command's options, and `argv` itself."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -107,7 +107,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/df11-vllm"))
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--phase", choices=["make", "warm", "serve"], help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args(argv)
+    options.argv = argv
+    return options
 
 
 def words(text: str) -> list[str]:
@@ -128,7 +130,6 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 def drive(options: argparse.Namespace) -> int:
     """Runs all phases, and prints a table."""
     end = time.monotonic() + options.total
-    options.out.mkdir(parents=True, exist_ok=True)
     configure(options)
     made, warmed = Phase(options, "make"), Phase(options, "warm")
     # They import vLLM meanwhile.
@@ -144,9 +145,7 @@ def drive(options: argparse.Namespace) -> int:
         measure(group, options.limit, end)
         for phase in group:
             phase.end()
-            rows.append({"kind": phase.kind, **settings(options), **phase.result()})
-            with (options.out / "results.jsonl").open("a") as out:
-                print(json.dumps(rows[-1]), file=out)
+            rows.append(phase.row())
     table(rows)
     return int(any("error" in row for row in rows))
 
@@ -172,21 +171,25 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 class Phase:
     """A process of the benchmark, in a session of its own, that stops at stages until told on."""
 
-    def __init__(self, options: argparse.Namespace, name: str, kind: str = "") -> None:
-        self.name, self.kind, self.error = name, kind, ""
+    def __init__(
+        self, options: argparse.Namespace, name: str, kind: str = "", **environment: str
+    ) -> None:
+        self.options, self.name, self.kind, self.error = options, name, kind, ""
         title = "-".join(part for part in (options.geometry, name, kind) if part)
         self.log = options.out / f"{title}.txt"
         # Engines that start together would write compiled graphs into one folder.
         self.cache = options.out / "cache" / title
         self.begin = time.monotonic()
-        command = [sys.executable, __file__, *sys.argv[1:], "--phase", name]
+        options.out.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, __file__, *options.argv, "--phase", name]
+        told = {**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(self.cache), **os.environ, **environment}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command + (["--kinds", kind] if kind else []),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(self.cache), **os.environ},
+                env=told,
                 text=True,
                 start_new_session=True,
             )
@@ -233,9 +236,9 @@ class Phase:
         errors = [line for line in text.splitlines() if re.search(r"\w+Error\b", line)]
         return (errors or [text[-300:]])[-1][-300:]
 
-    def result(self) -> dict[str, Any]:
-        """What it found."""
-        text, result = self.text(), {}
+    def row(self) -> dict[str, Any]:
+        """What it found, which goes to a file too."""
+        text, result = self.text(), {"kind": self.kind, **settings(self.options)}
         for found in re.findall(r"^RESULT (.*)$", text, re.MULTILINE):
             result |= json.loads(found)
         for name, pattern in LOG.items():
@@ -243,7 +246,11 @@ class Phase:
                 result[name] = float(hit[1].replace(",", ""))
         result["df11"] = [line[-200:] for line in text.splitlines() if "df11: " in line][:12]
         result["recompiled"] = len(re.findall("Recompiling function", text))
-        return {**result, "error": self.error} if self.error else result
+        if self.error:
+            result["error"] = self.error
+        with (self.options.out / "results.jsonl").open("a") as out:
+            print(json.dumps(result), file=out)
+        return result
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -415,7 +422,7 @@ class Engine:
     def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
         """Greedy tokens, one request at a time."""
         seeds = range(options.prompts)
-        return {"tokens": [self.generate(1, 32, 16, seed)[1][0] for seed in seeds]}
+        return {"tokens": [self.generate(1, 32, 12, seed)[1][0] for seed in seeds]}
 
     def profile(self, options: argparse.Namespace) -> dict[str, Any]:
         """For some kinds of steps, the kernels that take most: launches, and microseconds each."""

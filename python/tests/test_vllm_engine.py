@@ -16,6 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import models
 import torch
+from hub import Hub, Repository
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -54,7 +55,7 @@ EAGER = {"enforce_eager": True}
 EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 
-def serve(*jobs: tuple[Path, Path | None, dict[str, Any]]) -> list[Any]:
+def serve(*jobs: tuple[Path | str, Path | None, dict[str, Any]], **settings: str) -> list[Any]:
     """What engines say, in one process, which imports vLLM once: a folder, an adapter, options."""
     environment = {
         **os.environ,
@@ -62,6 +63,7 @@ def serve(*jobs: tuple[Path, Path | None, dict[str, Any]]) -> list[Any]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        **settings,
     }
     command = [sys.executable, "-c", SERVE, json.dumps(jobs, default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -94,9 +96,51 @@ def test_tokens_are_those_of_bf16(folders: tuple[Path, Path]) -> None:
     assert "load the BF16 checkpoint for that" in found[4]
 
 
-def test_adapters_change_what_compressed_weights_say(tmp_path: Path) -> None:
-    bf16 = models.causal("llama", tmp_path / "bf16")
-    df11.compress(bf16, tmp_path / "df11", progress=False)
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A Llama in BF16, and compressed."""
+    root = tmp_path_factory.mktemp("llama")
+    bf16 = models.causal("llama", root / "bf16")
+    df11.compress(bf16, root / "df11", progress=False)
+    return bf16, root / "df11"
+
+
+def test_speculation_and_repositories_leave_tokens_as_they_are(
+    llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bf16, compressed = llama
+    (other := tmp_path / "gptq").mkdir()
+    config = json.loads((bf16 / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (other / "config.json").write_text(json.dumps(config))
+    hub = Hub()
+    hub.repositories["someone/llama-df11"] = Repository(compressed)
+    draft = {"num_speculative_tokens": 3, "method": "draft_model", "model": str(compressed)}
+    ngram = {"num_speculative_tokens": 3, "method": "ngram", "prompt_lookup_max": 3}
+    options = EAGER | EXACT
+    plain, *found, refused = serve(
+        (bf16, None, EAGER),
+        (compressed, None, {**options, "speculative_config": ngram}),
+        (compressed, None, {**options, "speculative_config": draft}),
+        ("someone/llama-df11", None, options),
+        (other, None, {**EAGER, "quantization": "df11"}),
+        HF_ENDPOINT=hub.url,
+        HF_HOME=str(tmp_path / "home"),
+        HF_HUB_OFFLINE="0",
+        HF_HUB_DISABLE_XET="1",
+    )
+    assert found == [plain] * 3
+    containers = {file.name for file in compressed.glob("*.df11")}
+    assert {name for name in hub.downloaded() if name.endswith(".df11")} == {
+        f"someone/llama-df11/{name}" for name in containers
+    }
+    assert "(gptq) does not match the quantization method" in refused
+
+
+def test_adapters_change_what_compressed_weights_say(
+    llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bf16, compressed = llama
     adapter = tmp_path / "adapter"
     get_peft_model(
         AutoModelForCausalLM.from_pretrained(bf16),
@@ -112,7 +156,7 @@ def test_adapters_change_what_compressed_weights_say(tmp_path: Path) -> None:
     save_file(noisy, adapter / "adapter_model.safetensors")
     options = {**EAGER, "enable_lora": True, "max_lora_rank": 8}
     plain, expected, found = serve(
-        (bf16, None, EAGER), (bf16, adapter, options), (tmp_path / "df11", adapter, options)
+        (bf16, None, EAGER), (bf16, adapter, options), (compressed, adapter, options)
     )
     assert found == expected != plain
 
