@@ -7,6 +7,7 @@ model.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 import df11
 
+from .._engine import share_between_captures
 from ._config import NAME, OPTIONS, Df11Config
 from ._deferred import Source
 from ._layers import NAMES
@@ -37,10 +39,13 @@ _PATTERNS = ["*.df11"]
 
 def register_loader() -> None:
     """Makes vLLM use it."""
-    formats: dict[str, Any] = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
-    model_loader.register_model_loader(NAME)(Df11ModelLoader)
-    # By its function vLLM would warn, in each process, that the format exists.
-    formats["auto"] = Df11ModelLoader
+    log = logging.getLogger(model_loader.__name__)
+    level = log.level
+    # It would warn, in each process, that there is a loader for `auto`.
+    log.setLevel(logging.ERROR)
+    for name in (NAME, "auto"):
+        model_loader.register_model_loader(name)(Df11ModelLoader)
+    log.setLevel(level)
 
 
 class Df11ModelLoader(DefaultModelLoader):
@@ -69,8 +74,6 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
-                from .._workspaces import share_between_captures
-
                 share_between_captures()
         elif self.options:
             raise ValueError(

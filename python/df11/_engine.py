@@ -1,0 +1,42 @@
+"""What plugins for engines (`df11.vllm`) use of this package, all of it."""
+
+from ._dispatch import _view as view_of
+from ._gpu import pack_rows, upload
+from ._load import on_cpu
+from ._matrices import FAST, TILE_COLUMNS, TILE_ROWS
+from ._names import Place
+from ._ops import decode, embedding, grouped_linear, linear, products
+from ._parallel import tiles_around
+from ._parameters import Weight
+from ._plan import SMALL, Group, Item, Residence, item
+from ._progress import Bar
+from ._tensor import CompressedTensor
+from ._torch import dtype_of
+from ._workspaces import share_between_captures
+
+__all__ = [
+    "FAST",
+    "SMALL",
+    "TILE_COLUMNS",
+    "TILE_ROWS",
+    "Bar",
+    "CompressedTensor",
+    "Group",
+    "Item",
+    "Place",
+    "Residence",
+    "Weight",
+    "decode",
+    "dtype_of",
+    "embedding",
+    "grouped_linear",
+    "item",
+    "linear",
+    "on_cpu",
+    "pack_rows",
+    "products",
+    "share_between_captures",
+    "tiles_around",
+    "upload",
+    "view_of",
+]
