@@ -1,5 +1,6 @@
 """What plugins for engines (`df11.vllm`) use of this package, all of it."""
 
+from . import _ops
 from ._dispatch import _view as view_of
 from ._gpu import pack_rows, upload
 from ._load import on_cpu
@@ -13,6 +14,17 @@ from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
 from ._workspaces import share_between_captures
+
+#: Bytes that products with many rows of x decode at once: 3 to 7 % faster than with the 60 MB that
+#: PyTorch's users get (benches/record/2026-11-22-vllm-h200.md).
+DECODED_BYTES = 120_000_000
+
+
+def serve() -> None:
+    """Says that this process is an engine: one graph at a time, memory set aside for its steps."""
+    _ops.TEMPORARY_BYTES = DECODED_BYTES
+    share_between_captures()
+
 
 __all__ = [
     "FAST",
@@ -35,7 +47,7 @@ __all__ = [
     "on_cpu",
     "pack_rows",
     "products",
-    "share_between_captures",
+    "serve",
     "tiles_around",
     "upload",
     "view_of",

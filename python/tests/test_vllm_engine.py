@@ -105,7 +105,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return bf16, root / "df11"
 
 
-def test_speculation_and_repositories_leave_tokens_as_they_are(
+def test_speculation_two_stages_and_repositories_leave_tokens_as_they_are(
     llama: tuple[Path, Path], tmp_path: Path
 ) -> None:
     bf16, compressed = llama
@@ -122,14 +122,16 @@ def test_speculation_and_repositories_leave_tokens_as_they_are(
         (bf16, None, EAGER),
         (compressed, None, {**options, "speculative_config": ngram}),
         (compressed, None, {**options, "speculative_config": draft}),
+        (compressed, None, {**options, "pipeline_parallel_size": 2}),
         ("someone/llama-df11", None, options),
         (other, None, {**EAGER, "quantization": "df11"}),
         HF_ENDPOINT=hub.url,
         HF_HOME=str(tmp_path / "home"),
         HF_HUB_OFFLINE="0",
         HF_HUB_DISABLE_XET="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
     )
-    assert found == [plain] * 3
+    assert found == [plain] * 4
     containers = {file.name for file in compressed.glob("*.df11")}
     assert {name for name in hub.downloaded() if name.endswith(".df11")} == {
         f"someone/llama-df11/{name}" for name in containers
@@ -201,6 +203,18 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
         _refuse(VllmConfig(), config)
     config.choose({"mode": "exact"})
     _refuse(VllmConfig(), config)
+
+
+def test_weights_are_not_loaded_again_in_service() -> None:
+    from vllm.config import ModelConfig
+
+    from df11.vllm._loader import Df11ModelLoader
+
+    layer = torch.nn.Linear(4, 4)
+    layer.weight_key = torch.nn.Parameter(torch.zeros(16), requires_grad=False)
+    loader = Df11ModelLoader(LoadConfig())
+    with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
+        loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
 
 
 def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:

@@ -27,7 +27,7 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 import df11
 
-from .._engine import share_between_captures
+from .. import _engine
 from ._config import NAME, OPTIONS, Df11Config
 from ._deferred import Source
 from ._layers import NAMES
@@ -74,7 +74,7 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
-                share_between_captures()
+                _engine.serve()
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -104,6 +104,21 @@ class Df11ModelLoader(DefaultModelLoader):
         with torch.inference_mode(False):
             fill(model, config, device, memory)
         logger.info("df11: weights are loaded, after %.2f seconds", time.perf_counter() - begin)
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, Tensor], None, None]:
+        """As vLLM's.
+
+        # Errors
+        `ValueError` for a model that has compressed weights already: graphs have their addresses.
+        """
+        if any(f"{name}_key" in each._parameters for each in model.modules() for name in NAMES):
+            raise ValueError(
+                "compressed weights cannot be loaded again in service; sleep at level 1, which "
+                "keeps them, or start a new server"
+            )
+        return super().get_all_weights(model_config, model)
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
