@@ -174,7 +174,7 @@ class Phase:
     def __init__(
         self, options: argparse.Namespace, name: str, kind: str = "", **environment: str
     ) -> None:
-        self.options, self.name, self.kind, self.error = options, name, kind, ""
+        self.options, self.kind, self.error = options, kind, ""
         title = "-".join(part for part in (options.geometry, name, kind) if part)
         self.log = options.out / f"{title}.txt"
         # Engines that start together would write compiled graphs into one folder.
