@@ -86,15 +86,11 @@ class Weight:
         return {**self.__dict__, "make": None, "parts": None}
 
 
-def part_of(container: Any, piece: Piece) -> Any:
-    """The tensor of a piece, or its rows."""
-    tensor = container[piece.tensor]
-    return tensor if piece.rows is None else tensor.rows(*piece.rows)
-
-
 def decode_piece(container: Any, piece: Piece, memory: torch.Tensor) -> None:
     """Decodes a piece on the CPU, into the memory of its weight."""
-    part = part_of(container, piece)
+    part = container[piece.tensor]
+    if piece.rows is not None:
+        part = part.rows(*piece.rows)
     part.decode_into(as_buffer(memory[piece.offset : piece.offset + part.nbytes]))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import _shared
-from ._matrices import ARRAYS, FAST, STORED, Part, lay_out, shape_of
+from ._matrices import ARRAYS, FAST, Part, lay_out, shape_of
 
 REMEDY = "load the model in BF16 to change its weights, or take a decoded copy with .decode()"
 _PLAIN = (Tensor, nn.Parameter)
@@ -87,24 +87,9 @@ class CompressedTensor(Tensor):
         if requires_grad:
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
-            return _wrapper(arrays.shape, arrays.flipped, arrays.device)
-        return _wrapper(shape, flipped, device or arrays[0].device)
-
-    def __init__(
-        self,
-        arrays: CompressedTensor | Sequence[Tensor],
-        parts: Sequence[Numbers] = (),
-        shape: Sequence[int] = (),
-        *,
-        exact: bool = True,
-        transposed: bool = False,
-        flipped: bool = False,
-        device: torch.device | None = None,
-        **_: Any,
-    ) -> None:
-        if isinstance(arrays, CompressedTensor):
-            self._take(arrays, _is_param=getattr(arrays, "_is_param", False))
-            return
+            made = _wrapper(arrays.shape, arrays.flipped, arrays.device)
+            return made._take(arrays, _is_param=getattr(arrays, "_is_param", False))
+        self = _wrapper(shape, flipped, device or arrays[0].device)
         self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
         self.flat_parts = tuple(chain.from_iterable(self.parts))
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
@@ -117,6 +102,7 @@ class CompressedTensor(Tensor):
         if prod(shape) != rows * columns:
             raise ValueError(f"parts of {rows} x {columns} weights for a tensor of shape {shape}")
         self._ready()
+        return self
 
     def _ready(self) -> None:
         is_plain = not (self.transposed or self.flipped)
@@ -192,28 +178,6 @@ class CompressedTensor(Tensor):
     def with_mode(self, exact: bool) -> CompressedTensor:
         """An alias whose products are exact, or the fastest ones."""
         return self.like(exact=exact)
-
-    @staticmethod
-    def from_tiles(
-        tiles: Sequence[Any], shape: Sequence[int] | None = None, exact: bool = True
-    ) -> CompressedTensor:
-        """A tensor on the CPU of what containers hold (`df11.Tensor.tiles`), stacked row after row.
-
-        Copies nothing: arrays are the containers' own memory, which they keep alive. `shape` is
-        that of the matrix unless told.
-
-        # Errors
-        `CorruptError` if a checksum differs or arrays contradict themselves.
-        """
-        arrays: list[Tensor] = []
-        for each_ in tiles:
-            each_.check()
-            arrays += arrays_of_tiles(each_)
-        parts = [
-            Part.whole(STORED, each_.rows, each_.columns, each_.staged_bytes) for each_ in tiles
-        ]
-        flat = list(chain.from_iterable(parts))
-        return CompressedTensor(arrays, parts, shape or shape_of(flat), exact=exact)
 
     # ---- what PyTorch calls ----
 

@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.distributed.tensor_parallel")
 
 from models import SMALL, config_of, greedy, seeded  # noqa: E402
+from weights import of_tiles  # noqa: E402
 
 import df11  # noqa: E402
 from df11 import _plan  # noqa: E402
@@ -416,9 +417,7 @@ def test_a_cut_takes_no_more_than_its_tiles(tmp_path: Path) -> None:
     assert sum(cut.lengths) < 0.42 * sum(tiles.lengths)
     assert all(abs(one - two) < 0.1 * two + 64 for one, two in zip(about, cut.lengths, strict=True))
     cut.release()
-    assert torch.equal(
-        CompressedTensor.from_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous()
-    )
+    assert torch.equal(of_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous())
 
 
 if __name__ == "__main__":
