@@ -54,7 +54,8 @@ def load(
     }
     set_source(root, source)
     order = {path: at for at, (path, _) in enumerate(root.named_modules())}
-    loader = _Loader(source, mode == "exact", where, order, main)
+    total = sum(item.read_bytes(source.container) for each in groups for item in each.items)
+    loader = _Loader(source, mode == "exact", where, order, main, total)
     with loader.bar:
         for each in groups:
             loader.load(each)
@@ -143,12 +144,14 @@ class _Loader:
     order: dict[str, int]
     #: Where modules run of which nothing else is known.
     main: torch.device
+    #: Stored bytes of all weights.
+    total: int
 
     def __post_init__(self) -> None:
         self.container = self.source.container
         pairs = zip(self.source.weights, self.source.spots, strict=True)
         self.spots = {id(weight): spots for weight, spots in pairs}
-        self.bar = Bar(_stored_bytes(self.source))
+        self.bar = Bar(self.total)
 
     def load(self, each: Group) -> None:
         """Puts the weights of a group into their places."""
@@ -186,15 +189,6 @@ class _Loader:
             return device
         before = [p for p in self.where if self.order.get(p, 0) <= self.order.get(path, 0)]
         return self.where[max(before, key=lambda p: self.order.get(p, 0))] if before else self.main
-
-
-def _stored_bytes(source: Source) -> int:
-    """What is to be loaded."""
-    shards = [weight.parts[1] for weight in source.weights if weight.parts is not None]
-    sizes = {name: sum(tiles.lengths) for each in shards for name, tiles in each.items()}
-    whole = {name for weight in source.weights if not weight.parts for name in weight.tensors}
-    stored = sum(int(source.container[name].stored_bytes) for name in whole)
-    return int(sum(sizes.values())) + stored
 
 
 def on_cpu(item: Item, exact: bool, bar: Bar) -> torch.Tensor:

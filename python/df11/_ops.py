@@ -21,9 +21,11 @@ from torch.nn import functional
 from . import _native
 from ._matrices import (
     PART,
+    STORED,
     TABLE_BYTES,
     TILE_ROWS,
     check,
+    each,
     grouped,
     lay_out,
     matrices,
@@ -32,7 +34,6 @@ from ._matrices import (
     window,
     windows,
 )
-from ._streamed import brought
 from ._torch import raw_stream
 from ._workspaces import workspace
 
@@ -76,6 +77,35 @@ def _define(
         library.impl(schema.partition("(")[0], function, key)  # type: ignore[no-untyped-call]
 
 
+# ---- arrays in memory of the host ----
+
+#: Larger pieces are read where they lie, so that a copy never takes more memory than this.
+MOST_BROUGHT_BYTES = 256 << 20
+
+
+def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
+    """What kernels of a GPU read instead of arrays in pinned memory: copies; the others as is.
+
+    A copy moves 52 GB/s over the bus where kernels that read the host's memory move 37. It runs in
+    the order of the stream, into memory that is free again after the kernels which read it: nothing
+    is shared, and a CUDA graph captures it like any other copy. Codebooks stay where they are:
+    kernels read the table made of them. So does a piece of which these parts have less than half,
+    such as one expert of many.
+    """
+    if arrays[0].is_cuda:
+        return arrays
+    found: list[Tensor] = []
+    for part, mine in each(arrays, parts):
+        some = part.height * part.width * 2 < part.rows * part.columns
+        large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
+        if some or large or part.form != STORED:
+            found += mine
+        else:
+            found.append(mine[0])
+            found += (array.to(f"cuda:{index}", non_blocking=True) for array in mine[1:])
+    return found
+
+
 # ---- decode ----
 
 
@@ -98,7 +128,7 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
     if index is not None:
-        arrays = brought(arrays, parts, index)
+        arrays = _brought(arrays, parts, index)
     found = matrices(arrays, parts, index)
     out = _decode_fake(arrays, parts, device)
     if index is not None:
@@ -208,7 +238,7 @@ def _multiply(
         flat = flat.contiguous()
     if rows == 0:
         return outputs
-    arrays = brought(arrays, parts, index)
+    arrays = _brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
     if kernels is None or rows >= kernels.crossover_rows:
         _multiply_decoded(flat, arrays, parts, outputs, biases)
@@ -370,7 +400,7 @@ def _places_of(
         wrong = f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {shape}"
     elif rows is not None and (rows.dtype != torch.int32 or rows.dim() != 1):
         wrong = "rows are int32 and of one dimension"
-    elif any(each.device != x.device for each in told):
+    elif any(one.device != x.device for one in told):
         wrong = f"offsets and rows lie on {x.device}, as x does"
     if wrong is not None:
         raise RuntimeError(wrong)
