@@ -251,16 +251,12 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
     if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
         return self.like(shape=view.shape, **options)
     arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
-    cut = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
-    if view.columns != slice(0, columns):
-        cut = [_columns(part, view) for part in cut]
+    cut = []
+    for at in range(0, len(flat), PART):
+        part = Part(*flat[at : at + PART])
+        begin, end = (part.column_begin + side for side in (view.columns.start, view.columns.stop))
+        cut.append(part._replace(column_begin=begin, column_end=end))
     return self.like(arrays, cut, view.shape, **options)
-
-
-def _columns(part: Part, view: _View) -> Part:
-    first = part.column_begin
-    begin, end = first + view.columns.start, first + view.columns.stop
-    return part._replace(column_begin=begin, column_end=end)
 
 
 _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
@@ -354,23 +350,19 @@ def _weight(self: Any) -> bool:
     )
 
 
-def _product(x: Tensor, w: CompressedTensor, bias: Tensor | None) -> Any:
-    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
-
-
 @_handles(aten.linear.default)
 def _linear(x: Any, w: Any, bias: Any = None) -> Any:
     able = isinstance(w, CompressedTensor) and w.is_matrix
     if not able or isinstance(x, CompressedTensor) or isinstance(bias, CompressedTensor):
         return NotImplemented
-    return _product(x, w, bias)
+    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
     if isinstance(x, CompressedTensor) or not _weight(w) or x.dim() < 1:
         return NotImplemented
-    return _product(x, w, bias)
+    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.addmm.default)

@@ -122,7 +122,11 @@ class _Gpu:
         )
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
-        items = [(name, _addresses(each)) for name, each in arrays.items() if name not in own]
+        items = [
+            (name, (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
+            for name, (codebook, records, bits, plane, _) in arrays.items()
+            if name not in own
+        ]
         if items:
             _native.upload(self.container, self.device.index, items, self.bar.part)
         for name, cut in own.items():
@@ -184,7 +188,7 @@ class _Gpu:
         packing = _Packing(self.device, *dense.shape)
         for first, last in _steps(0, *dense.shape):
             packing.add(dense[first:last].to(self.device))
-        self.bar.add(sum(self.container[name].stored_bytes for name in item.weight.tensors))
+        self.bar.add(item.read_bytes(self.container))
         result = packing.finish()
         return None if result is None else (result[0], [result[1]])
 
@@ -239,11 +243,6 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(1, SLICE_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
     for first in range(begin, end, step):
         yield first, min(first + step, end)
-
-
-def _addresses(arrays: Arrays) -> tuple[int, int, int, int]:
-    codebook, records, bits, plane = (array.data_ptr() for array in arrays[:4])
-    return codebook, records, bits, plane
 
 
 class _Registered:

@@ -165,14 +165,11 @@ class _Loader:
                     self.put(item.weight, tensor)
         for item in each.items:
             if item.reason is not None:
-                self.put_ordinary(item.weight, item.reason)
+                item.weight.ordinary_because = item.reason
+                device = self.device_at(item.weight.places[0].path)
+                self.put(item.weight, item.weight.decode(self.container).to(device))
             elif each.device.type == "cpu":
                 self.put(item.weight, on_cpu(item, self.exact, self.bar))
-
-    def put_ordinary(self, weight: Weight, reason: str) -> None:
-        """Decodes a weight once."""
-        weight.ordinary_because = reason
-        self.put(weight, weight.decode(self.container).to(self.device_at(weight.places[0].path)))
 
     def put(self, weight: Weight, value: torch.Tensor) -> None:
         """Makes it what the module has in all places of the weight."""

@@ -72,12 +72,8 @@ _NEEDED = (
 class Df11Config(QuantizationConfigMixin):
     """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
 
-    `mode`: "exact" (the default) for the BF16 model's bits, or "fused", which multiplies while it
-    decodes: faster, and rounded otherwise. `residence`: how weights lie on a GPU: "stored" (the
-    default), "fast", or "auto", fast as far as memory goes. `memory`: bytes of GPU memory for
-    weights, such as "9GB", or a list for several GPUs; what does not fit is read from pinned host
-    memory. `streamed`: read all of it from there. Other options, such as `prefetch` of earlier
-    versions, do nothing and are warned of.
+    `mode`, `residence`, `memory` and `streamed` are those of `df11.attach`. Other options, such as
+    `prefetch` of earlier versions, do nothing and are warned of.
     """
 
     def __init__(
