@@ -181,12 +181,10 @@ _define(
 )
 
 
-def _products(
-    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
-) -> list[Tensor]:
+def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
     """Room for the results of `linears`, after a check of what it is given."""
     heights = _heights(parts, counts)
-    for height, bias in zip(heights, _added(biases, counts), strict=True):
+    for height, bias in zip(heights, biases, strict=True):
         _check_product(x, height, parts[7] - parts[6], bias)
     return [x.new_empty((*x.shape[:-1], height)) for height in heights]
 
@@ -194,7 +192,7 @@ def _products(
 @_operator(
     "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
     " -> Tensor[]",
-    _products,
+    lambda x, _, parts, counts, biases, __: _products(x, parts, counts, _added(biases, counts)),
 )
 def linears(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
@@ -207,16 +205,17 @@ def linears(
     return _multiply(x, arrays, parts, counts, _added(biases, counts), exact)
 
 
-def _added(biases: Biases, counts: Numbers) -> Biases:
+def _added(biases: Arrays, counts: Numbers) -> Biases:
     """The biases, or None, for each weight."""
     if biases and len(biases) != len(counts):
         raise ValueError(f"{len(biases)} biases for {len(counts)} weights")
-    added = [bias if bias is not None and bias.numel() else None for bias in biases]
-    return added or [None] * len(counts)
+    return [bias if bias.numel() else None for bias in biases] or [None] * len(counts)
 
 
 def _heights(parts: Numbers, counts: Numbers) -> list[int]:
     """Rows of each weight."""
+    if len(counts) == 1 and PART * counts[0] == len(parts):
+        return [shape_of(parts)[0]]
     if min(counts, default=0) < 1 or PART * sum(counts) != len(parts):
         raise ValueError(f"counts {list(counts)} for {len(parts) // PART} parts")
     ends = [PART * end for end in accumulate(counts, initial=0)]
@@ -231,7 +230,7 @@ def _multiply(
         several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
         return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
     index, columns = x.device.index, parts[7] - parts[6]
-    outputs = _products(x, arrays, parts, counts, biases, exact)
+    outputs = _products(x, parts, counts, biases)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
     rows = flat.shape[0]
     if flat.stride(1) != 1 or (rows > 1 and flat.stride(0) < columns):
