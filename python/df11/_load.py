@@ -103,6 +103,12 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
             each.residence = form
 
 
+def sizes_of(source: Source, residence: str) -> list[int]:
+    """Bytes of a GPU that each block takes, as it shall lie."""
+    groups = group(source.weights, source.container, on_gpu=True)
+    return [each.nbytes(forms_of(residence)[0]) for each in groups]
+
+
 def forms_of(residence: str) -> list[Residence]:
     """How weights shall lie, if there is room, and how else."""
     return ["stored"] if residence in ("stored", "streamed") else ["fast", "stored"]
