@@ -40,15 +40,16 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         done = handler(*args, **kwargs)
         if done is not NotImplemented:
             return done
-    elif func.is_view and (done := _viewed(func, *args, **kwargs)) is not NotImplemented:
-        return done
-    elif func._opname.endswith("_like") or func._opname.startswith("new_"):
-        return _ordinary_like(func, *args, **kwargs)
     if func._schema.is_mutable:
         _refuse_writes(func, args, kwargs)
     # In inference mode functions come whole that are otherwise taken to pieces before.
     if (done := func.decompose(*args, **kwargs)) is not NotImplemented:
         return done
+    if args and isinstance(args[0], CompressedTensor):
+        if func.is_view and (done := _viewed(func, *args, **kwargs)) is not NotImplemented:
+            return done
+        if func._opname.endswith("_like") or func._opname.startswith("new_"):
+            return _ordinary_like(func, *args, **kwargs)
     return func(*tree_map(_decoded, args), **tree_map(_decoded, kwargs))
 
 
