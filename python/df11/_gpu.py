@@ -188,7 +188,7 @@ class _Gpu:
         packing = _Packing(self.device, *dense.shape)
         for first, last in _steps(0, *dense.shape):
             packing.add(dense[first:last].to(self.device))
-        self.bar.add(item.read_bytes(self.container))
+        self.bar.add(sum(self.container[name].stored_bytes for name in item.weight.tensors))
         result = packing.finish()
         return None if result is None else (result[0], [result[1]])
 
