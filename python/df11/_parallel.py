@@ -252,8 +252,9 @@ class Cut:
     def __init__(self, tiles: Any, rows: Range, columns: Range) -> None:
         self._tiles, self._window = tiles, (rows, columns)
         self.rows, self.columns = rows[1] - rows[0], columns[1] - columns[0]
-        #: No less than the most bytes of a tile in here.
-        self.staged_bytes: int = tiles.staged_bytes
+        #: No less than a GPU needs for a tile in here. It copies from multiples of 16 bytes on, and
+        #: tiles begin elsewhere between them than in the whole tensor.
+        self.staged_bytes: int = tiles.staged_bytes + 16
         self._arrays: tuple[Any, ...] | None = None
 
     @property
