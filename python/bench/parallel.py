@@ -6,8 +6,10 @@
 
 | figure | what it is |
 |---|---|
-| held | what a process holds: bytes, and as a part of the containers' (or of the checkpoint's) |
-| touched | pages of the containers that a process has read through its mapping, as such a part |
+| held | what a process holds: bytes, and as a part of the containers' (or of the checkpoint's). |
+|      | As stored these are the bytes that it has read |
+| touched | pages of the containers that the kernel has mapped for it, as such a part: with a |
+|         | page all within 64 KiB, unless fault_around_bytes of debugfs is 4096 |
 | steps | of all greedy steps those whose logits are those of BF16, bit for bit, on all processes |
 | eager, graph | milliseconds of a decode step, launched by Python or replayed as a CUDA graph |
 

@@ -10,12 +10,11 @@ from torch import nn
 
 from . import _native
 from ._hub import brought
-from ._load import check_options, forms_of, load
+from ._load import check_options, load, sizes_of
 from ._names import join
 from ._parallel import gathered
 from ._parameters import Weight, by_name, check_complete, entries
 from ._place import Placement, default_device, device_of, resolve
-from ._plan import group
 from ._source import Source, copy_containers, sources
 from ._tensor import CompressedTensor
 
@@ -62,15 +61,13 @@ def attach(
     check_options(mode, residence)
     container = _native.open(brought(path, revision, subfolder))
     weights, unused = _weights(module, container, prefix)
-    placement = _placement(device, memory, residence, weights, container)
     source = Source(container, weights, unused=unused)
+    placement = _placement(device, memory, residence, source)
     load(module, source, placement, mode=mode, residence=residence, streamed=streamed)
     return module.eval()
 
 
-def _placement(
-    device: Any, memory: Any, residence: str, weights: list[Weight], container: Any
-) -> Placement:
+def _placement(device: Any, memory: Any, residence: str, source: Source) -> Placement:
     if isinstance(device, dict):
         return resolve(device, memory)
     if device == "auto":
@@ -86,9 +83,7 @@ def _placement(
                 'from the host, and a dict says of modules where they go, to "cpu" too'
             )
     caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-    groups = group(weights, container, bool(caps))
-    sizes = [each.nbytes(forms_of(residence)[0]) for each in groups]
-    return resolve("auto", memory, sizes, caps)
+    return resolve("auto", memory, sizes_of(source, residence) if caps else None, caps)
 
 
 def _weights(

@@ -45,6 +45,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # In inference mode functions come whole that are otherwise taken to pieces before.
     if (done := func.decompose(*args, **kwargs)) is not NotImplemented:
         return done
+    if args and isinstance(args[0], CompressedTensor):
+        if func.is_view and (done := _viewed(func, *args, **kwargs)) is not NotImplemented:
+            return done
+        if func._opname.endswith("_like") or func._opname.startswith("new_"):
+            return _ordinary_like(func, *args, **kwargs)
     return func(*tree_map(_decoded, args), **tree_map(_decoded, kwargs))
 
 
@@ -71,11 +76,6 @@ def _handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 
 # ---- copies ----
-
-
-@_handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-def _alias(self: Any) -> Any:
-    return self.like()
 
 
 @_handles(aten.clone.default)
@@ -164,22 +164,6 @@ def _ordinary_like(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any)
     return func(pattern, *args, **kwargs)
 
 
-for _func in (
-    aten.empty_like.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.full_like.default,
-    aten.rand_like.default,
-    aten.randn_like.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-):
-    _HANDLERS[_func] = partial(_ordinary_like, _func)
-
-
 # ---- views ----
 
 
@@ -194,6 +178,8 @@ class _View(NamedTuple):
 
 def _viewed(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
     """A view, or several, if rows and columns of what arrays hold are that."""
+    if func is aten.as_strided.default:  # strides of what it decodes to
+        return NotImplemented
     held = self.shape, self.transposed, self.matrix_shape[1]
     try:
         found = _views(func, *held, args, *kwargs.items())
@@ -227,9 +213,12 @@ def _views(
         found = func(pattern, *args, **dict(kwargs))
     except RuntimeError:  # there is no such view of them; perhaps of decoded weights
         return None
-    views = [_view(one, columns) for one in ([found] if isinstance(found, Tensor) else found)]
-    known = [view for view in views if view is not None]
-    if len(known) < len(views):
+    several = [found] if isinstance(found, Tensor) else found
+    memory = pattern.untyped_storage()._cdata
+    if any(one.dtype != pattern.dtype or one.untyped_storage()._cdata != memory for one in several):
+        return None
+    known = [view for one in several if (view := _view(one, columns)) is not None]
+    if len(known) < len(several):
         return None
     return known[0] if isinstance(found, Tensor) else known
 
@@ -263,33 +252,15 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
     if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
         return self.like(shape=view.shape, **options)
     arrays, flat = window(self.arrays, self.flat_parts, view.rows.start, view.rows.stop)
-    cut = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
-    if view.columns != slice(0, columns):
-        cut = [_columns(part, view) for part in cut]
+    cut = []
+    for at in range(0, len(flat), PART):
+        part = Part(*flat[at : at + PART])
+        begin, end = (part.column_begin + side for side in (view.columns.start, view.columns.stop))
+        cut.append(part._replace(column_begin=begin, column_end=end))
     return self.like(arrays, cut, view.shape, **options)
 
 
-def _columns(part: Part, view: _View) -> Part:
-    first = part.column_begin
-    begin, end = first + view.columns.start, first + view.columns.stop
-    return part._replace(column_begin=begin, column_end=end)
-
-
-for _func in (
-    aten.permute.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.squeeze.dim,
-    aten.t.default,
-    aten.transpose.int,
-    aten.unbind.int,
-    aten.unsqueeze.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-):
-    _HANDLERS[_func] = partial(_viewed, _func)
+_HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
 
 
 @_handles(aten.cat.default)
@@ -313,14 +284,6 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 # ---- look-ups ----
 
 
-@_handles(aten.embedding.default)
-def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
-    able = isinstance(self, CompressedTensor) and self.is_matrix
-    if not able or not all(part.is_aligned for part in self.parts):
-        return NotImplemented
-    return torch.ops.df11.embedding(indices, self.arrays, self.flat_parts)
-
-
 @_handles(aten.index.Tensor)
 def _index(self: Any, indices: Any) -> Any:
     if not isinstance(self, CompressedTensor) or len(indices) != 1 or indices[0] is None:
@@ -335,6 +298,11 @@ def _index(self: Any, indices: Any) -> Any:
 def _index_select(self: Any, dim: int, indices: Tensor) -> Any:
     if not isinstance(self, CompressedTensor) or dim % self.dim():
         return NotImplemented
+    return _rows(self, indices)
+
+
+@_handles(aten.embedding.default)
+def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
     return _rows(self, indices)
 
 
@@ -383,32 +351,25 @@ def _weight(self: Any) -> bool:
     )
 
 
-def _product(x: Tensor, w: CompressedTensor, bias: Tensor | None) -> Any:
-    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
-
-
 @_handles(aten.linear.default)
 def _linear(x: Any, w: Any, bias: Any = None) -> Any:
     able = isinstance(w, CompressedTensor) and w.is_matrix
     if not able or isinstance(x, CompressedTensor) or isinstance(bias, CompressedTensor):
         return NotImplemented
-    return _product(x, w, bias)
+    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.mm.default, aten.matmul.default)
-def _matmul(x: Any, w: Any) -> Any:
+def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
     if isinstance(x, CompressedTensor) or not _weight(w) or x.dim() < 1:
         return NotImplemented
-    return _product(x, w, None)
+    return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.addmm.default)
 def _addmm(bias: Any, x: Any, w: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if isinstance(x, CompressedTensor) or not _weight(w) or (beta, alpha) != (1, 1):
-        return NotImplemented
-    if isinstance(bias, CompressedTensor) or tuple(bias.shape) != (w.shape[1],):
-        return NotImplemented
-    return _product(x, w, bias)
+    is_bias = not isinstance(bias, CompressedTensor) and tuple(bias.shape) == (w.shape[1],)
+    return _matmul(x, w, bias) if is_bias and (beta, alpha) == (1, 1) else NotImplemented
 
 
 @_handles(aten.bmm.default)

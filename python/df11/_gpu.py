@@ -136,7 +136,11 @@ class _Gpu:
         )
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
-        items = [(name, _addresses(each)) for name, each in arrays.items() if name not in own]
+        items = [
+            (name, (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
+            for name, (codebook, records, bits, plane, _) in arrays.items()
+            if name not in own
+        ]
         if items:
             _native.upload(self.container, self.device.index, items, self.bar.part)
         for name, cut in own.items():
@@ -251,11 +255,6 @@ def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(1, SLICE_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
     for first in range(begin, end, step):
         yield first, min(first + step, end)
-
-
-def _addresses(arrays: Arrays) -> tuple[int, int, int, int]:
-    codebook, records, bits, plane = (array.data_ptr() for array in arrays[:4])
-    return codebook, records, bits, plane
 
 
 class _Registered:

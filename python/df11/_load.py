@@ -54,7 +54,8 @@ def load(
     }
     set_source(root, source)
     order = {path: at for at, (path, _) in enumerate(root.named_modules())}
-    loader = _Loader(source, mode == "exact", where, order, main)
+    total = sum(item.read_bytes(source.container) for each in groups for item in each.items)
+    loader = _Loader(source, mode == "exact", where, order, main, total)
     with loader.bar:
         for each in groups:
             loader.load(each)
@@ -102,6 +103,12 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
             each.residence = form
 
 
+def sizes_of(source: Source, residence: str) -> list[int]:
+    """Bytes of a GPU that each block takes, as it shall lie."""
+    groups = group(source.weights, source.container, on_gpu=True)
+    return [each.nbytes(forms_of(residence)[0]) for each in groups]
+
+
 def forms_of(residence: str) -> list[Residence]:
     """How weights shall lie, if there is room, and how else."""
     return ["stored"] if residence in ("stored", "streamed") else ["fast", "stored"]
@@ -143,12 +150,14 @@ class _Loader:
     order: dict[str, int]
     #: Where modules run of which nothing else is known.
     main: torch.device
+    #: Stored bytes of all weights.
+    total: int
 
     def __post_init__(self) -> None:
         self.container = self.source.container
         pairs = zip(self.source.weights, self.source.spots, strict=True)
         self.spots = {id(weight): spots for weight, spots in pairs}
-        self.bar = Bar(_stored_bytes(self.source))
+        self.bar = Bar(self.total)
 
     def load(self, each: Group) -> None:
         """Puts the weights of a group into their places."""
@@ -162,14 +171,11 @@ class _Loader:
                     self.put(item.weight, tensor)
         for item in each.items:
             if item.reason is not None:
-                self.put_ordinary(item.weight, item.reason)
+                item.weight.ordinary_because = item.reason
+                device = self.device_at(item.weight.places[0].path)
+                self.put(item.weight, item.weight.decode(self.container).to(device))
             elif each.device.type == "cpu":
                 self.put(item.weight, on_cpu(item, self.exact, self.bar))
-
-    def put_ordinary(self, weight: Weight, reason: str) -> None:
-        """Decodes a weight once."""
-        weight.ordinary_because = reason
-        self.put(weight, weight.decode(self.container).to(self.device_at(weight.places[0].path)))
 
     def put(self, weight: Weight, value: torch.Tensor) -> None:
         """Makes it what the module has in all places of the weight."""
@@ -186,15 +192,6 @@ class _Loader:
             return device
         before = [p for p in self.where if self.order.get(p, 0) <= self.order.get(path, 0)]
         return self.where[max(before, key=lambda p: self.order.get(p, 0))] if before else self.main
-
-
-def _stored_bytes(source: Source) -> int:
-    """What is to be loaded."""
-    shards = [weight.parts[1] for weight in source.weights if weight.parts is not None]
-    sizes = {name: sum(tiles.lengths) for each in shards for name, tiles in each.items()}
-    whole = {name for weight in source.weights if not weight.parts for name in weight.tensors}
-    stored = sum(int(source.container[name].stored_bytes) for name in whole)
-    return int(sum(sizes.values())) + stored
 
 
 def on_cpu(item: Item, exact: bool, bar: Bar) -> torch.Tensor:

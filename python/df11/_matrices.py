@@ -10,8 +10,9 @@ written one after another in a flat list, and so are the arrays of their pieces.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -66,16 +67,6 @@ class Part(NamedTuple):
         )
 
 
-def each(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:
-    """Parts, each with the arrays of its piece."""
-    first = 0
-    for at in range(0, len(parts), PART):
-        part = Part(*parts[at : at + PART])
-        end = first + len(ARRAYS[part.form])
-        yield part, arrays[first:end]
-        first = end
-
-
 def shape_of(parts: Sequence[int]) -> tuple[int, int]:
     """Rows of all parts together, and their columns."""
     heights = (parts[at + 5] - parts[at + 4] for at in range(0, len(parts), PART))
@@ -113,11 +104,14 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
 class _Cache(dict[Any, Any]):
     """A bounded dict. Its keys are addresses: values must follow from them and own nothing."""
 
-    def keep(self, key: Any, value: Any) -> None:
-        """Adds an entry; forgets all others when there are too many."""
-        if len(self) >= _MOST:
-            self.clear()
-        self[key] = value
+    def of(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The value of a key, made if it is not there; all others are forgotten if too many."""
+        if key not in self:
+            value = make()
+            if len(self) >= _MOST:
+                self.clear()
+            self[key] = value
+        return self[key]
 
 
 _matrices: _Cache = _Cache()
@@ -138,19 +132,16 @@ def matrices(
     As `check`; `ParameterError` if the arrays' lengths contradict a part; `ValueError` for arrays
     that this device cannot read.
     """
-    key = _key(arrays, parts, index)
-    if (known := _matrices.get(key)) is not None:
-        return known  # type: ignore[no-any-return]
-    check(arrays, parts)
-    _check_readable(arrays, index)
-    found = [_matrix(part, mine, index) for part, mine in each(arrays, parts)]
-    _matrices.keep(key, found)
-    return found
 
+    def make() -> list[_native.Matrix]:
+        check(arrays, parts)
+        _check_readable(arrays, index)
+        return [
+            _native.Matrix(index, part, [a.data_ptr() for a in mine], [a.nbytes for a in mine])
+            for part, mine in each(arrays, parts)
+        ]
 
-def _matrix(part: Part, arrays: Sequence[Tensor], index: int | None) -> _native.Matrix:
-    lengths = [array.nbytes for array in arrays]
-    return _native.Matrix(index, part, [array.data_ptr() for array in arrays], lengths)
+    return _matrices.of(_key(arrays, parts, index), make)  # type: ignore[no-any-return]
 
 
 def _check_readable(arrays: Sequence[Tensor], index: int | None) -> None:
@@ -168,51 +159,29 @@ def _check_readable(arrays: Sequence[Tensor], index: int | None) -> None:
 
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
     """The product with these matrices on a GPU, or None if its kernels cannot multiply by them."""
-    key = _key(arrays, parts, index)
-    if key in _products:
-        return _products[key]  # type: ignore[no-any-return]
-    found = matrices(arrays, parts, index)
-    able = _native.fits(index) and all(part.is_aligned for part, _ in each(arrays, parts))
-    made = _native.Linear(found) if able else None
-    _products.keep(key, made)
-    return made
+
+    def make() -> _native.Linear | None:
+        found = matrices(arrays, parts, index)
+        able = _native.fits(index) and all(part.is_aligned for part, _ in each(arrays, parts))
+        return _native.Linear(found) if able else None
+
+    return _products.of(_key(arrays, parts, index), make)  # type: ignore[no-any-return]
 
 
 def grouped(
     arrays: Sequence[Tensor], parts: Sequence[int], experts: int, index: int
 ) -> _native.Grouped | None:
     """The product with experts on a GPU, or None if there is no kernel for them."""
-    part = Part(*parts[:PART])
-    able = len(parts) == PART and part.form == FAST and part.width == part.columns
-    able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
-    if not (able and _native.fits(index)):
-        return None
-    key = (experts, _key(arrays, parts, index))
-    if key in _products:
-        return _products[key]  # type: ignore[no-any-return]
-    made = _native.Grouped(matrices(arrays, parts, index)[0], experts)
-    _products.keep(key, made)
-    return made
 
+    def make() -> _native.Grouped | None:
+        part = Part(*parts[:PART])
+        able = len(parts) == PART and part.form == FAST and part.width == part.columns
+        able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
+        if not (able and _native.fits(index)):
+            return None
+        return _native.Grouped(matrices(arrays, parts, index)[0], experts)
 
-def slices(
-    arrays: Sequence[Any], parts: Sequence[int], most_rows: int
-) -> Iterator[tuple[list[Any], list[int], int]]:
-    """Cuts stacked parts into runs of at most this many rows: arrays, parts and rows of each.
-
-    Cuts are on multiples of 32 rows of a piece, so kernels can read each run if they can read all.
-    """
-    most_rows = max(TILE_ROWS, most_rows // TILE_ROWS * TILE_ROWS)
-    held: tuple[list[Any], list[int], int] = ([], [], 0)
-    for part, mine in each(arrays, parts):
-        for begin in range(part.row_begin, part.row_end, most_rows):
-            end = min(begin + most_rows, part.row_end)
-            if held[2] and held[2] + end - begin > most_rows:
-                yield held
-                held = ([], [], 0)
-            piece = part._replace(row_begin=begin, row_end=end)
-            held = ([*held[0], *mine], [*held[1], *piece], held[2] + end - begin)
-    yield held
+    return _products.of((experts, _key(arrays, parts, index)), make)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=4096)
@@ -226,6 +195,13 @@ def _layout(parts: tuple[int, ...]) -> tuple[list[Part], list[int], list[int]]:
         rows.append(rows[-1] + part.height)
         firsts.append(firsts[-1] + len(ARRAYS[part.form]))
     return held, rows, firsts
+
+
+def each(arrays: Sequence[Any], parts: Sequence[int]) -> Iterator[tuple[Part, Sequence[Any]]]:
+    """Parts, each with the arrays of its piece."""
+    held, _, firsts = _layout(tuple(parts))
+    for part, (first, end) in zip(held, pairwise(firsts), strict=True):
+        yield part, arrays[first:end]
 
 
 def windows(

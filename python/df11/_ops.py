@@ -1,6 +1,6 @@
 """Operators of compressed matrices, for PyTorch and for engines that call them themselves.
 
-Their schemas, in `_OPERATORS`, are stable. `arrays` and `parts` describe matrices with the same
+Their schemas are stable. `arrays` and `parts` describe matrices with the same
 columns, stacked row after row into one of R rows and C columns (see `_matrices`). Arrays lie on the
 device of the work, or in pinned memory of the host, from which a GPU reads them over the bus.
 
@@ -11,8 +11,8 @@ Kernels bound every access, whatever arrays hold. What a GPU finds wrong in them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,18 +21,19 @@ from torch.nn import functional
 from . import _native
 from ._matrices import (
     PART,
+    STORED,
     TABLE_BYTES,
+    TILE_ROWS,
     check,
+    each,
     grouped,
     lay_out,
     matrices,
     product,
     shape_of,
-    slices,
     window,
     windows,
 )
-from ._streamed import brought
 from ._torch import raw_stream
 from ._workspaces import workspace
 
@@ -44,11 +45,75 @@ _BF16 = torch.bfloat16
 Arrays = Sequence[Tensor]
 Biases = Sequence[Tensor | None]
 Numbers = Sequence[int]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Makes a function an operator; `fake` tells its results without a look into arrays."""
+    name, _, arguments = schema.partition("(")
+    at = [argument.split()[0] for argument in arguments.split(", ")].index("Tensor[]")
+
+    def checked(*given: Any) -> Any:
+        check(*given[at : at + 2])
+        return fake(*given)
+
+    def register(function: Function) -> Function:
+        _define(schema, function)
+        torch.library.register_fake(f"df11::{name}", checked, lib=library)
+        return function
+
+    return register
+
+
+def _define(
+    schema: str, function: Callable[..., Any], keys: Sequence[str] = ("CPU", "CUDA")
+) -> None:
+    # The same function for both: arrays of a GPU's work may be on the host, so it looks at devices.
+    # An operator of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    for key in keys:
+        library.impl(schema.partition("(")[0], function, key)  # type: ignore[no-untyped-call]
+
+
+# ---- arrays in memory of the host ----
+
+#: Larger pieces are read where they lie, so that a copy never takes more memory than this.
+MOST_BROUGHT_BYTES = 256 << 20
+
+
+def _brought(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
+    """What kernels of a GPU read instead of arrays in pinned memory: copies; the others as is.
+
+    A copy moves 52 GB/s over the bus where kernels that read the host's memory move 37. It runs in
+    the order of the stream, into memory that is free again after the kernels which read it: nothing
+    is shared, and a CUDA graph captures it like any other copy. Codebooks stay where they are:
+    kernels read the table made of them. So does a piece of which these parts have less than half,
+    such as one expert of many.
+    """
+    if arrays[0].is_cuda:
+        return arrays
+    found: list[Tensor] = []
+    for part, mine in each(arrays, parts):
+        some = part.height * part.width * 2 < part.rows * part.columns
+        large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
+        if some or large or part.form != STORED:
+            found += mine
+        else:
+            found.append(mine[0])
+            found += (array.to(f"cuda:{index}", non_blocking=True) for array in mine[1:])
+    return found
 
 
 # ---- decode ----
 
 
+def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
+    return torch.empty(shape_of(parts), dtype=_BF16, device=device)
+
+
+@_operator("decode(Tensor[] arrays, int[] parts, Device device) -> Tensor", _decode_fake)
 def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
 
@@ -63,39 +128,29 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", index := torch.cuda.current_device())
     if index is not None:
-        arrays = brought(arrays, parts, index)
+        arrays = _brought(arrays, parts, index)
     found = matrices(arrays, parts, index)
-    out = torch.empty(shape_of(parts), dtype=_BF16, device=device)
-    if index is None:
-        _decode_on_host(found, out)
-    else:
+    out = _decode_fake(arrays, parts, device)
+    if index is not None:
         _decode_on_gpu(found, out, index)
-    return out
-
-
-def _decode_on_host(found: list[_native.Matrix], out: Tensor) -> None:
+        return out
     place = out.data_ptr()
     for matrix in found:
         matrix.decode(place, 0)
         place += matrix.rows * matrix.columns * 2
+    return out
 
 
 def _decode_on_gpu(found: list[_native.Matrix], out: Tensor, index: int) -> None:
-    first, places, aside = 0, [], []
-    for matrix in found:
-        mine = out[first : first + matrix.rows] if len(found) > 1 else out
-        first += matrix.rows
-        if mine.data_ptr() % 16:  # kernels write whole words; rows of few columns end between them
-            aside.append((mine, mine := torch.empty_like(mine)))
-        places.append(mine.data_ptr())
-    _native.decode_all(found, places, raw_stream(index))
-    for target, mine in aside:
-        target.copy_(mine)
-
-
-def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
-    check(arrays, parts)
-    return torch.empty(shape_of(parts), dtype=_BF16, device=device)
+    aside = []
+    places = torch.split(out, [matrix.rows for matrix in found]) if len(found) > 1 else (out,)
+    for place in places:
+        # Kernels write whole words; rows of few columns end between them.
+        aside.append(torch.empty_like(place) if place.data_ptr() % 16 else place)
+    _native.decode_all(found, [mine.data_ptr() for mine in aside], raw_stream(index))
+    for place, mine in zip(places, aside, strict=True):
+        if mine is not place:
+            place.copy_(mine)
 
 
 # ---- linear ----
@@ -114,11 +169,31 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     # Errors
     As `decode`; `RuntimeError` for x or bias of a shape or dtype that does not match.
     """
-    if exact or not x.is_cuda:
-        return functional.linear(x, decode(arrays, parts, x.device), bias)
-    return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,))[0]
+    return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
 
+_define(
+    "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor",
+    lambda x, arrays, parts, bias, exact: torch.ops.df11.linears(
+        x, arrays, parts, [len(parts) // PART], [] if bias is None else [bias], exact
+    )[0],
+    ["CompositeImplicitAutograd"],
+)
+
+
+def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
+    """Room for the results of `linears`, after a check of what it is given."""
+    heights = _heights(parts, counts)
+    for height, bias in zip(heights, biases, strict=True):
+        _check_product(x, height, parts[7] - parts[6], bias)
+    return [x.new_empty((*x.shape[:-1], height)) for height in heights]
+
+
+@_operator(
+    "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
+    " -> Tensor[]",
+    lambda x, _, parts, counts, biases, __: _products(x, parts, counts, _added(biases, counts)),
+)
 def linears(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
 ) -> list[Tensor]:
@@ -127,11 +202,7 @@ def linears(
     `biases` has one for each weight, which is empty if the weight has none; or it is empty itself.
     One launch decodes or multiplies all of them.
     """
-    heights, added = _heights(parts, counts), _added(biases, counts)
-    if not exact and x.is_cuda:
-        return _multiply(x, arrays, parts, counts, added)
-    dense = torch.split(decode(arrays, parts, x.device), heights)
-    return [functional.linear(x, w, bias) for w, bias in zip(dense, added, strict=True)]
+    return _multiply(x, arrays, parts, counts, _added(biases, counts), exact)
 
 
 def _added(biases: Arrays, counts: Numbers) -> Biases:
@@ -143,38 +214,38 @@ def _added(biases: Arrays, counts: Numbers) -> Biases:
 
 def _heights(parts: Numbers, counts: Numbers) -> list[int]:
     """Rows of each weight."""
+    if len(counts) == 1 and PART * counts[0] == len(parts):
+        return [shape_of(parts)[0]]
     if min(counts, default=0) < 1 or PART * sum(counts) != len(parts):
         raise ValueError(f"counts {list(counts)} for {len(parts) // PART} parts")
-    heights, at = [], 0
-    for count in counts:
-        heights.append(shape_of(parts[at : (at := at + PART * count)])[0])
-    return heights
+    ends = [PART * end for end in accumulate(counts, initial=0)]
+    return [shape_of(parts[begin:end])[0] for begin, end in pairwise(ends)]
 
 
 def _multiply(
-    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
+    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
 ) -> list[Tensor]:
-    """Products on a GPU that need not have the bits of PyTorch's own."""
+    if exact or not x.is_cuda:
+        dense = decode(arrays, parts, x.device)
+        several = [dense] if len(counts) == 1 else torch.split(dense, _heights(parts, counts))
+        return [functional.linear(x, w, b) for w, b in zip(several, biases, strict=True)]
     index, columns = x.device.index, parts[7] - parts[6]
-    heights = [shape_of(parts)[0]] if len(counts) == 1 else _heights(parts, counts)
-    for height, bias in zip(heights, biases, strict=True):
-        _check_product(x, height, columns, bias)
+    outputs = _products(x, parts, counts, biases)
     flat = x if x.dim() == 2 else x.reshape(-1, columns)
     rows = flat.shape[0]
     if flat.stride(1) != 1 or (rows > 1 and flat.stride(0) < columns):
         flat = flat.contiguous()
-    outputs = [x.new_empty((*x.shape[:-1], height)) for height in heights]
     if rows == 0:
         return outputs
-    arrays = brought(arrays, parts, index)
+    arrays = _brought(arrays, parts, index)
     kernels = product(arrays, parts, index)
     if kernels is None or rows >= kernels.crossover_rows:
-        _multiply_decoded(flat, arrays, parts, heights, outputs, biases)
+        _multiply_decoded(flat, arrays, parts, outputs, biases)
         return outputs
     stream = raw_stream(index)
     memory = workspace(index, stream, size) if (size := kernels.workspace_bytes(rows)) else None
     address = memory.data_ptr() if memory is not None else 0
-    places = _places(parts, counts, heights, outputs, biases)
+    places = _places(parts, counts, outputs, biases)
     pitch = flat.stride(0) if rows > 1 else columns
     kernels.multiply(flat.data_ptr(), rows, pitch, places, address, stream)
     return outputs
@@ -198,71 +269,79 @@ def _check_product(x: Tensor, rows: int, columns: int, bias: Tensor | None) -> N
 
 
 def _places(
-    parts: Numbers, counts: Numbers, heights: Numbers, outputs: Arrays, biases: Biases
+    parts: Numbers, counts: Numbers, outputs: Arrays, biases: Biases
 ) -> list[tuple[int, int, int]]:
     """For each part where its columns of y lie, the pitch of y in elements, and where its bias."""
     places, at = [], 0
-    for count, height, y, bias in zip(counts, heights, outputs, biases, strict=True):
+    for count, y, bias in zip(counts, outputs, biases, strict=True):
         out, add = y.data_ptr(), bias.data_ptr() if bias is not None else 0
         for _ in range(count):
-            places.append((out, height, add))
+            places.append((out, y.shape[-1], add))
             step = 2 * (parts[at + 5] - parts[at + 4])
             out, add, at = out + step, add + step if add else 0, at + PART
     return places
 
 
 def _multiply_decoded(
-    x: Tensor, arrays: Arrays, parts: Numbers, heights: Numbers, outputs: Arrays, biases: Biases
+    x: Tensor, arrays: Arrays, parts: Numbers, outputs: Arrays, biases: Biases
 ) -> None:
     """Decodes before multiplying, some rows at a time, into columns of the outputs."""
-    first, most = 0, TEMPORARY_BYTES // (2 * x.shape[1])
-    for height, y, bias in zip(heights, outputs, biases, strict=True):
-        mine = window(arrays, parts, first, first + height)
+    first, most = 0, max(TILE_ROWS, TEMPORARY_BYTES // (2 * x.shape[1]) // TILE_ROWS * TILE_ROWS)
+    for y, bias in zip(outputs, biases, strict=True):
+        height = y.shape[-1]
+        begins = range(0, height, most)
+        ranges = [(first + begin, first + min(begin + most, height)) for begin in begins]
+        for begin, mine in zip(begins, windows(arrays, parts, ranges), strict=True):
+            out = y.view(-1, height)[:, begin : begin + most]
+            # No name for what is decoded, so that it is free before the next rows are.
+            if bias is None:
+                torch.mm(x, decode(*mine, x.device).t(), out=out)
+            else:
+                add = bias[begin : begin + most]
+                torch.addmm(add, x, decode(*mine, x.device).t(), out=out)
         first += height
-        flat, begin = y.view(-1, height), 0
-        for some, cut, rows in slices(*mine, most):
-            end = begin + rows
-            add = bias[begin:end] if bias is not None else None
-            _multiply_slice(x, some, cut, add, flat[:, begin:end])
-            begin = end
 
 
-def _multiply_slice(
-    x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, out: Tensor
-) -> None:
-    """A function of its own, so that what one slice decodes is free before the next one."""
-    w = decode(arrays, parts, x.device).t()
-    if bias is None:
-        torch.mm(x, w, out=out)
-    else:
-        torch.addmm(bias, x, w, out=out)
+def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, arrays, ctx.parts, counts, biases, _ = inputs
+    ctx.save_for_backward(*arrays)
+    ctx.shape, ctx.heights = x.shape, _heights(ctx.parts, counts)
+    ctx.has_bias = [bias.numel() > 0 for bias in biases]
 
 
-def _linear_fake(
-    x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact: bool
-) -> Tensor:
-    return _products_fake(x, arrays, parts, [len(parts) // PART], [bias])[0]
+def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    arrays, first = ctx.saved_tensors, 0
+    to_x: Tensor | None = None
+    for height, grad in zip(ctx.heights, grads, strict=True):
+        mine = window(arrays, ctx.parts, first, first + height)
+        first += height
+        if grad is not None and ctx.needs_input_grad[0]:
+            part = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
+            to_x = part if to_x is None else to_x + part
+    to_x = to_x.view(ctx.shape) if to_x is not None else None
+    to_biases = [
+        grad.reshape(-1, grad.shape[-1]).sum(0) if has and grad is not None else None
+        for grad, has in zip(grads, ctx.has_bias, strict=False)
+    ]
+    return to_x, [None] * len(arrays), None, None, to_biases, None
 
 
-def _linears_fake(
-    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Arrays, exact: bool
-) -> list[Tensor]:
-    return _products_fake(x, arrays, parts, counts, _added(biases, counts))
-
-
-def _products_fake(
-    x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
-) -> list[Tensor]:
-    check(arrays, parts)
-    heights = _heights(parts, counts)
-    for height, bias in zip(heights, biases, strict=True):
-        _check_product(x, height, parts[7] - parts[6], bias)
-    return [x.new_empty((*x.shape[:-1], height)) for height in heights]
+torch.library.register_autograd(
+    "df11::linears", _linears_backward, setup_context=_linears_setup, lib=library
+)
 
 
 # ---- embedding ----
 
 
+def _rows_of(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
+    """Room for the result of `embedding`, after a check of the indices."""
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
+    return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
+
+
+@_operator("embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", _rows_of)
 def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64.
 
@@ -273,19 +352,13 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     As `decode`; `TypeError` for other indices; on the CPU `IndexError` for a row that does not
     exist. A GPU writes zeros for such a row, and `_native.check` tells.
     """
-    _check_indices(indices)
-    flat, back = indices.reshape(-1).contiguous(), None
-    if not flat.is_cuda:
-        flat, back = torch.unique(flat, return_inverse=True)
-    out = torch.empty((flat.numel(), shape_of(parts)[1]), dtype=_BF16, device=indices.device)
-    if flat.numel():
-        _gather_all(flat, arrays, parts, out)
-    return (out if back is None else out[back]).view(*indices.shape, out.shape[1])
-
-
-def _check_indices(indices: Tensor) -> None:
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
+    some, back = indices, None
+    if not indices.is_cuda:
+        some, back = torch.unique(indices, return_inverse=True)
+    out = _rows_of(some, arrays, parts)
+    if out.numel():
+        _gather_all(some.reshape(-1).contiguous(), arrays, parts, out.view(-1, out.shape[-1]))
+    return out if back is None else out[back]
 
 
 def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) -> None:
@@ -307,15 +380,37 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) ->
         first += matrix.rows
 
 
-def _embedding_fake(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
-    check(arrays, parts)
-    _check_indices(indices)
-    return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
-
-
 # ---- grouped_linear ----
 
 
+def _places_of(
+    x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
+) -> Tensor:
+    """Room for the result of `grouped_linear`, after a check of what it is given."""
+    height, columns = shape_of(parts)
+    told = [offsets] if rows is None else [offsets, rows]
+    wrong = None
+    if x.dim() != 2 or x.shape[1] != columns or x.dtype != _BF16:
+        wrong = f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}"
+    elif experts < 1 or height % experts:
+        wrong = f"{height} rows are not {experts} experts of equal size"
+    elif offsets.dtype != torch.int32 or tuple(offsets.shape) != (experts + 1,):
+        shape = tuple(offsets.shape)
+        wrong = f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {shape}"
+    elif rows is not None and (rows.dtype != torch.int32 or rows.dim() != 1):
+        wrong = "rows are int32 and of one dimension"
+    elif any(one.device != x.device for one in told):
+        wrong = f"offsets and rows lie on {x.device}, as x does"
+    if wrong is not None:
+        raise RuntimeError(wrong)
+    return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
+
+
+@_operator(
+    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
+    " int experts) -> Tensor",
+    _places_of,
+)
 def grouped_linear(
     x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
 ) -> Tensor:
@@ -333,7 +428,7 @@ def grouped_linear(
     # Errors
     As `linear`.
     """
-    y = _places_of(x, offsets, rows, parts, experts)
+    y = _places_of(x, offsets, rows, arrays, parts, experts)
     if not len(y):
         return y
     kernels = grouped(arrays, parts, experts, x.device.index) if x.is_cuda else None
@@ -408,36 +503,12 @@ def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
     return torch.cat([a @ b for a, b in zip(torch.split(x, lengths), w, strict=True)])
 
 
-def _grouped_fake(
-    x: Tensor, offsets: Tensor, rows: Tensor | None, arrays: Arrays, parts: Numbers, experts: int
-) -> Tensor:
-    check(arrays, parts)
-    return _places_of(x, offsets, rows, parts, experts)
-
-
-def _places_of(
-    x: Tensor, offsets: Tensor, rows: Tensor | None, parts: Numbers, experts: int
-) -> Tensor:
-    """Room for the result of `grouped_linear`, after a check of what it is given."""
-    height, columns = shape_of(parts)
-    told = [offsets] if rows is None else [offsets, rows]
-    wrong = None
-    if x.dim() != 2 or x.shape[1] != columns or x.dtype != _BF16:
-        wrong = f"x is BF16 [rows, {columns}], and not {x.dtype} of shape {tuple(x.shape)}"
-    elif experts < 1 or height % experts:
-        wrong = f"{height} rows are not {experts} experts of equal size"
-    elif offsets.dtype != torch.int32 or tuple(offsets.shape) != (experts + 1,):
-        shape = tuple(offsets.shape)
-        wrong = f"offsets are int32 [{experts + 1}], and not {offsets.dtype} {shape}"
-    elif rows is not None and (rows.dtype != torch.int32 or rows.dim() != 1):
-        wrong = "rows are int32 and of one dimension"
-    elif any(each.device != x.device for each in told):
-        wrong = f"offsets and rows lie on {x.device}, as x does"
-    if wrong is not None:
-        raise RuntimeError(wrong)
-    return x.new_empty((x.shape[0] if rows is None else rows.shape[0], height // experts))
-
-
+@_operator(
+    # Not for other callers: it has no gradients, which those of `torch._grouped_mm` call.
+    "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
+    " bool transposed, bool flipped) -> Tensor",
+    lambda x, offs, arrays, parts, shape, *_: x.new_empty((x.shape[0], shape[2])),
+)
 def grouped_mm(
     x: Tensor,
     offs: Tensor,
@@ -462,20 +533,11 @@ def grouped_mm(
     return torch._grouped_mm(x, w, offs=offs).contiguous()
 
 
-def _grouped_mm_fake(
-    x: Tensor,
-    offs: Tensor,
-    arrays: Arrays,
-    parts: Numbers,
-    shape: Numbers,
-    transposed: bool,
-    flipped: bool,
-) -> Tensor:
-    check(arrays, parts)
-    return x.new_empty((x.shape[0], shape[2]))
-
-
 # ---- table ----
+
+
+def _table_fake(codebook: Tensor) -> Tensor:
+    return codebook.new_empty(TABLE_BYTES if codebook.device.type == "cuda" else 0)
 
 
 def table(codebook: Tensor) -> Tensor:
@@ -491,46 +553,11 @@ def table(codebook: Tensor) -> Tensor:
     return made
 
 
-def _table_fake(codebook: Tensor) -> Tensor:
-    return codebook.new_empty(TABLE_BYTES if codebook.device.type == "cuda" else 0)
+_define("table(Tensor codebook) -> Tensor", table)
+torch.library.register_fake("df11::table", _table_fake, lib=library)
 
 
-# ---- gradients ----
-
-
-def _linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, arrays, parts, _, exact = inputs
-    _linears_setup(ctx, (x, arrays, parts, [len(parts) // PART], [], exact), output)
-
-
-def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    ctx.has_bias = [ctx.needs_input_grad[3]]
-    to_x, to_arrays, _, _, (to_bias,), _ = _linears_backward(ctx, [grad])
-    return to_x, to_arrays, None, to_bias, None
-
-
-def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, arrays, ctx.parts, counts, biases, _ = inputs
-    ctx.save_for_backward(*arrays)
-    ctx.shape, ctx.heights = x.shape, _heights(ctx.parts, counts)
-    ctx.has_bias = [bias.numel() > 0 for bias in biases]
-
-
-def _linears_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    arrays, first = ctx.saved_tensors, 0
-    to_x: Tensor | None = None
-    for height, grad in zip(ctx.heights, grads, strict=True):
-        mine = window(arrays, ctx.parts, first, first + height)
-        first += height
-        if grad is not None and ctx.needs_input_grad[0]:
-            part = grad.reshape(-1, height) @ torch.ops.df11.decode(*mine, grad.device)
-            to_x = part if to_x is None else to_x + part
-    to_x = to_x.view(ctx.shape) if to_x is not None else None
-    to_biases = [
-        grad.reshape(-1, grad.shape[-1]).sum(0) if has and grad is not None else None
-        for grad, has in zip(grads, ctx.has_bias, strict=False)
-    ]
-    return to_x, [None] * len(arrays), None, None, to_biases, None
+# ---- gradients of grouped_linear ----
 
 
 def _grouped_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -549,6 +576,11 @@ def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return to_x, None, None, [None] * len(arrays), None, None
 
 
+@_operator(
+    "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
+    " int[] parts, int experts, int x_rows) -> Tensor",
+    lambda grad, _, __, ___, parts, ____, x_rows: grad.new_empty((x_rows, shape_of(parts)[1])),
+)
 def grouped_linear_backward(
     grad: Tensor,
     offsets: Tensor,
@@ -572,59 +604,6 @@ def grouped_linear_backward(
     return to_x
 
 
-def _grouped_backward_fake(
-    grad: Tensor,
-    offsets: Tensor,
-    rows: Tensor | None,
-    arrays: Arrays,
-    parts: Numbers,
-    experts: int,
-    x_rows: int,
-) -> Tensor:
-    check(arrays, parts)
-    return grad.new_empty((x_rows, shape_of(parts)[1]))
-
-
-# ---- registration ----
-
-library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
-#: Each operator's function and fake one, by its schema. `_grouped_mm` is not for other callers: it
-#: has no gradients, which those of `torch._grouped_mm` call.
-_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "decode(Tensor[] arrays, int[] parts, Device device) -> Tensor": (decode, _decode_fake),
-    "linear(Tensor x, Tensor[] arrays, int[] parts, Tensor? bias, bool exact) -> Tensor": (
-        linear,
-        _linear_fake,
-    ),
-    "linears(Tensor x, Tensor[] arrays, int[] parts, int[] counts, Tensor[] biases, bool exact)"
-    " -> Tensor[]": (linears, _linears_fake),
-    "embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor": (
-        embedding,
-        _embedding_fake,
-    ),
-    "grouped_linear(Tensor x, Tensor offsets, Tensor? rows, Tensor[] arrays, int[] parts,"
-    " int experts) -> Tensor": (grouped_linear, _grouped_fake),
-    "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
-    " int[] parts, int experts, int x_rows) -> Tensor": (
-        grouped_linear_backward,
-        _grouped_backward_fake,
-    ),
-    "_grouped_mm(Tensor x, Tensor offs, Tensor[] arrays, int[] parts, int[] shape,"
-    " bool transposed, bool flipped) -> Tensor": (grouped_mm, _grouped_mm_fake),
-    "table(Tensor codebook) -> Tensor": (table, _table_fake),
-}
-for _schema, (_run, _fake) in _OPERATORS.items():
-    _name = _schema.partition("(")[0]
-    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    # The same function for both: arrays of a GPU's work may be on the host, so it looks at devices.
-    # An operator of `torch.library.custom_op` took 10 to 22 us a call on the CPU, and these 4 to 5.
-    for _key in ("CPU", "CUDA"):
-        library.impl(_name, _run, _key)  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"df11::{_name}", _fake, lib=library)
-
-for _name, _backward, _setup in (
-    ("linear", _linear_backward, _linear_setup),
-    ("linears", _linears_backward, _linears_setup),
-    ("grouped_linear", _grouped_backward, _grouped_setup),
-):
-    torch.library.register_autograd(f"df11::{_name}", _backward, setup_context=_setup, lib=library)
+torch.library.register_autograd(
+    "df11::grouped_linear", _grouped_backward, setup_context=_grouped_setup, lib=library
+)

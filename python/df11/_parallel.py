@@ -119,17 +119,11 @@ def shard(root: nn.Module, source: Source) -> None:
     """Has the weights of a source be the shards that the parameters of the module have room for."""
     if not _is_distributed():
         return
-    source.weights = [
-        _shard(weight, value, source.container)
-        if is_sharded(value := _parameter(root, weight))
-        else weight
-        for weight in source.weights
-    ]
-
-
-def _parameter(root: nn.Module, weight: Weight) -> Any:
-    place = weight.places[0]
-    return root.get_submodule(place.path)._parameters.get(place.attribute)
+    for at, weight in enumerate(source.weights):
+        path, attribute = weight.places[0]
+        value = root.get_submodule(path)._parameters.get(attribute)
+        if is_sharded(value):
+            source.weights[at] = _shard(weight, value, source.container)
 
 
 def _shard(weight: Weight, value: Any, container: Any) -> Weight:
@@ -258,8 +252,9 @@ class Cut:
     def __init__(self, tiles: Any, rows: Range, columns: Range) -> None:
         self._tiles, self._window = tiles, (rows, columns)
         self.rows, self.columns = rows[1] - rows[0], columns[1] - columns[0]
-        #: No less than the most bytes of a tile in here.
-        self.staged_bytes: int = tiles.staged_bytes
+        #: No less than a GPU needs for a tile in here. It copies from multiples of 16 bytes on, and
+        #: tiles begin elsewhere between them than in the whole tensor.
+        self.staged_bytes: int = tiles.staged_bytes + 16
         self._arrays: tuple[Any, ...] | None = None
 
     @property

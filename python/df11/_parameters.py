@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ._kept import wanted_by
-from ._names import Place
+from ._names import Place, inside
 from ._torch import as_buffer, bytes_of, dtype_of
 
 
@@ -71,8 +71,10 @@ class Weight:
         if self.make is not None:
             return self.make()
         out = torch.empty(self.pieces_shape, dtype=self.stored or self.dtype)
-        for piece in self.pieces if out.numel() else ():
-            decode_piece(container, piece, bytes_of(out))
+        memory = bytes_of(out)
+        for tensor, offset, rows in self.pieces if out.numel() else ():
+            part = container[tensor] if rows is None else container[tensor].rows(*rows)
+            part.decode_into(as_buffer(memory[offset : offset + part.nbytes]))
         if self.transposed:
             out = out.transpose(-2, -1).contiguous()
         return out.to(self.dtype)
@@ -84,18 +86,6 @@ class Weight:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "make": None, "parts": None}
-
-
-def part_of(container: Any, piece: Piece) -> Any:
-    """The tensor of a piece, or its rows."""
-    tensor = container[piece.tensor]
-    return tensor if piece.rows is None else tensor.rows(*piece.rows)
-
-
-def decode_piece(container: Any, piece: Piece, memory: torch.Tensor) -> None:
-    """Decodes a piece on the CPU, into the memory of its weight."""
-    part = part_of(container, piece)
-    part.decode_into(as_buffer(memory[piece.offset : piece.offset + part.nbytes]))
 
 
 class Entry(NamedTuple):
@@ -252,3 +242,61 @@ def _change(prefix: str) -> Callable[[str], str]:
     if prefix.startswith("-"):
         return lambda name: name.removeprefix(prefix[1:])
     return lambda name: prefix + name
+
+
+# ---- dtypes of what a library keeps in F32 beside weights of 16 bits ----
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtype | None]:
+    """Of a parameter's name and its stored dtype, the dtype that the library of its module would
+    load it in.
+
+    diffusers names parts of names in `_keep_in_fp32_modules`; transformers has a plan of patterns
+    for each dtype. The outermost module that says something counts, for it is what is loaded.
+    Everything else is as it is stored.
+    """
+    said = [
+        (path, keeps)
+        for path, module in root.named_modules()
+        if (keeps := _keeps(module)) is not None
+    ]
+
+    def wanted(name: str, stored: torch.dtype | None) -> torch.dtype | None:
+        if stored not in _HALVES:
+            return stored
+        for path, keeps in said:
+            if inside(name, path):
+                return torch.float32 if keeps(name[len(path) :].lstrip("."), stored) else stored
+        return stored
+
+    return wanted
+
+
+def _keeps(module: Any) -> Callable[[str, torch.dtype], bool] | None:
+    plan = getattr(module, "_get_dtype_plan", None)
+    if plan is not None:
+        return lambda name, stored: planned(plan(stored), name) is not None
+    parts = getattr(module, "_keep_in_fp32_modules", None)
+    if parts is None:
+        return None
+    named = {parts} if isinstance(parts, str) else set(parts)
+    return lambda name, _: not named.isdisjoint(name.split("."))
+
+
+def planned(plan: dict[str, torch.dtype], name: str) -> torch.dtype | None:
+    """The dtype that a plan of transformers, of patterns, has for a parameter."""
+    if not plan:
+        return None
+    pattern, groups = _pattern(tuple(plan))
+    match = pattern.search(name)
+    return plan[groups[match.lastgroup]] if match is not None and match.lastgroup else None
+
+
+@cache
+def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
+    from transformers.core_model_loading import build_glob_alternation
+
+    pattern, groups, _ = build_glob_alternation(list(globs))
+    return pattern, groups

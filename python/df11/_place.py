@@ -104,11 +104,10 @@ def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:
     where = {str(path): device_of(device) for path, device in wanted.items()}
     devices = list(dict.fromkeys(where.values()))
     if len(devices) == 1:
-        sizes = memory if isinstance(memory, list) or memory is None else [memory]
-        budgets = (
-            None if sizes is None or devices[0].type != "cuda" else [byte_count(m) for m in sizes]
-        )
-        return Placement(devices, budgets)
+        if memory is None or devices[0].type == "cpu":
+            return Placement(devices)
+        sizes = memory if isinstance(memory, list) else [memory]
+        return Placement(devices, [byte_count(size) for size in sizes])
     if memory is not None:
         raise ValueError(
             "device_map says of each module where it is, and memory how much of a GPU they may "

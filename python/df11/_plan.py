@@ -69,6 +69,11 @@ class Item:
         """Of the arrays of its tensors."""
         return sum(aligned(length) for tiles in self.tiles.values() for length in tiles.lengths)
 
+    def read_bytes(self, container: Any) -> int:
+        """What is read of its container to load it."""
+        names = self.weight.tensors
+        return self.stored_bytes or sum(container[name].stored_bytes for name in names)
+
 
 def aligned(count: int) -> int:
     """The next multiple of `ALIGNMENT`."""

@@ -28,8 +28,7 @@ from transformers.core_model_loading import (
 )
 
 from . import _native
-from ._kept import planned, wanted_by
-from ._parameters import Piece, Weight, entries, whole
+from ._parameters import Piece, Weight, entries, planned, wanted_by, whole
 from ._torch import dtype_of
 
 #: Pieces of a weight, for each of its tensors, up to which it is decoded from pieces.

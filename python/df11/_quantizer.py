@@ -41,12 +41,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_options, forms_of, load
+from ._load import check_options, load, sizes_of
 from ._names import join
 from ._parallel import gathered, is_first, local, prepare
 from ._parameters import Weight
 from ._place import Placement, default_device, resolve
-from ._plan import group
 from ._pretrained import checkpoint_dtype, weights_of
 from ._source import KEY, Source, copy_containers
 from ._tensor import CompressedTensor
@@ -72,12 +71,8 @@ _NEEDED = (
 class Df11Config(QuantizationConfigMixin):
     """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
 
-    `mode`: "exact" (the default) for the BF16 model's bits, or "fused", which multiplies while it
-    decodes: faster, and rounded otherwise. `residence`: how weights lie on a GPU: "stored" (the
-    default), "fast", or "auto", fast as far as memory goes. `memory`: bytes of GPU memory for
-    weights, such as "9GB", or a list for several GPUs; what does not fit is read from pinned host
-    memory. `streamed`: read all of it from there. Other options, such as `prefetch` of earlier
-    versions, do nothing and are warned of.
+    `mode`, `residence`, `memory` and `streamed` are those of `df11.attach`. Other options, such as
+    `prefetch` of earlier versions, do nothing and are warned of.
     """
 
     def __init__(
@@ -266,11 +261,9 @@ class Df11Quantizer(HfQuantizer):
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: by compressed sizes. What else there is goes to one device."""
         assert self.max_memory is not None and self.source is not None
-        form = forms_of(self.quantization_config.residence)[0]
-        sizes = [each.nbytes(form) for each in group(self.source.weights, self.container, True)]
-        self.placement = resolve(
-            self.wanted, self.quantization_config.memory, sizes, self.max_memory
-        )
+        options = self.quantization_config
+        sizes = sizes_of(self.source, options.residence)
+        self.placement = resolve(self.wanted, options.memory, sizes, self.max_memory)
         device_map.clear()
         device_map[""] = self.placement.rest
 

@@ -74,20 +74,16 @@ class Operand:
         #: What it is multiplied together with: nothing yet (None), or nothing ever (False).
         self.shared: SharedInput | bool | None = None
 
-    @property
-    def decoded_bytes(self) -> int:
-        """Bytes of the decoded weight."""
-        rows, columns = shape_of(self.parts)
-        return 2 * rows * columns
+
+#: A weight and its bias; weak, so that neither is kept alive.
+_Pair = tuple["weakref.ref[Operand]", "weakref.ref[Tensor] | None"]
 
 
 class SharedInput:
     """Some weights, with their biases, that are multiplied by the same x."""
 
-    def __init__(
-        self, weights: list[weakref.ref[Operand]], biases: list[weakref.ref[Tensor] | None]
-    ) -> None:
-        self.weights, self.biases = weights, biases
+    def __init__(self, pairs: list[_Pair]) -> None:
+        self.pairs = pairs
         #: Of the last product: results by the identity of their weight.
         self._left: tuple[_Moment, dict[int, Tensor], tuple[int, ...]] | None = None
         #: The product of its thread with which results were left.
@@ -97,13 +93,14 @@ class SharedInput:
     def multiply(self, x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor | None:
         """The product with a weight, one of these; None if they cannot be multiplied together."""
         now = _Moment.of(x)
-        weights = [ref() for ref in self.weights]
-        biases = [None if ref is None else ref() for ref in self.biases]
-        at = next((at for at, other in enumerate(weights) if other is weight), None)
-        alive = [other for other in weights if other is not None]
-        if now is None or at is None or len(alive) < len(weights) or biases[at] is not bias:
+        weights = [other for ref, _ in self.pairs if (other := ref()) is not None]
+        biases = [None if ref is None else ref() for _, ref in self.pairs]
+        if now is None or len(weights) < len(self.pairs):
             return None
-        if any(ref is not None and ref() is None for ref in self.biases):
+        known = list(zip(self.pairs, weights, biases, strict=True))
+        if any(b is None and ref is not None for (_, ref), _, b in known):
+            return None
+        if not any(w is weight and b is bias for _, w, b in known):
             return None
         versions = tuple(-1 if b is None or b.is_inference() else b._version for b in biases)
         left, before, self._left_at = self._left, self._left_at, _last.product
@@ -118,31 +115,20 @@ class SharedInput:
         elif left is not None:
             self._times_left += 1
             if self._times_left > _MOST_LEFT:
-                self.part()
+                self._left = None
+                for other in weights:
+                    other.shared = False
                 return None
-        arrays = [array for other in alive for array in other.arrays]
-        parts = [number for other in alive for number in other.parts]
-        counts = [len(other.parts) // PART for other in alive]
+        arrays = [array for other in weights for array in other.arrays]
+        parts = [number for other in weights for number in other.parts]
+        counts = [len(other.parts) // PART for other in weights]
         added = [x.new_empty(0) if b is None else b for b in biases]
-        products = _ops.linears(
-            x,
-            arrays,
-            parts,
-            counts,
-            added if any(b is not None for b in biases) else [],
-            weight.exact,
-        )
-        results = {id(other): y for other, y in zip(alive, products, strict=True)}
+        some = added if any(b is not None for b in biases) else []
+        products = _ops.linears(x, arrays, parts, counts, some, weight.exact)
+        results = dict(zip(map(id, weights), products, strict=True))
         y = results.pop(id(weight))
         self._left = now, results, versions
         return y
-
-    def part(self) -> None:
-        """Has each weight multiplied by itself for ever."""
-        self._left = None
-        for ref in self.weights:
-            if (weight := ref()) is not None:
-                weight.shared = False
 
 
 class _Last(threading.local):
@@ -152,8 +138,7 @@ class _Last(threading.local):
         #: The thread, and how many products it has made.
         self.product = (threading.get_ident(), 0)
         self.moment: _Moment | None = None
-        self.weights: list[weakref.ref[Operand]] = []
-        self.biases: list[weakref.ref[Tensor] | None] = []
+        self.pairs: list[_Pair] = []
 
 
 _last = _Last()
@@ -177,15 +162,13 @@ def _learn(x: Tensor, weight: Operand, bias: Tensor | None) -> None:
     now = _Moment.of(x)
     is_same = now is not None and _last.moment is not None and now.is_same(_last.moment)
     if not is_same:
-        _last.moment, _last.weights, _last.biases = now, [], []
-    _last.weights.append(weakref.ref(weight))
-    _last.biases.append(None if bias is None else weakref.ref(bias))
+        _last.moment, _last.pairs = now, []
+    _last.pairs.append((weakref.ref(weight), None if bias is None else weakref.ref(bias)))
     if not is_same:
         return
-    known = [ref() for ref in _last.weights]
-    weights = [other for other in known if other is not None]
-    if len(weights) == len(known) and _suit(weights):
-        shared = SharedInput(list(_last.weights), list(_last.biases))
+    weights = [other for ref, _ in _last.pairs if (other := ref()) is not None]
+    if len(weights) == len(_last.pairs) and _suit(weights):
+        shared = SharedInput(list(_last.pairs))
         for other in weights:
             other.shared = shared
     else:
@@ -196,8 +179,11 @@ def _suit(weights: list[Operand]) -> bool:
     """Whether one product is right for all of them, and of use."""
     if len({id(weight) for weight in weights}) < len(weights) or len(weights) > _MOST:
         return False
-    if any(weight.shared is False for weight in weights):
-        return False
-    alike = {(weight.exact, weight.device, shape_of(weight.parts)[1]) for weight in weights}
-    decoded = sum(weight.decoded_bytes for weight in weights)
-    return len(alike) == 1 and not (weights[0].exact and decoded > _MOST_DECODED)
+    shapes = [shape_of(weight.parts) for weight in weights]
+    kinds = {
+        (weight.exact, weight.device, columns)
+        for weight, (_, columns) in zip(weights, shapes, strict=True)
+    }
+    decoded = sum(2 * rows * columns for rows, columns in shapes)
+    is_small = not weights[0].exact or decoded <= _MOST_DECODED
+    return len(kinds) == 1 and is_small and all(weight.shared is not False for weight in weights)

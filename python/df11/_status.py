@@ -11,10 +11,9 @@ from torch import nn
 from . import _native
 from ._errors import CorruptError
 from ._parallel import local
-from ._parameters import part_of
 from ._source import Source, sources
 from ._tensor import CompressedTensor
-from ._torch import as_buffer, bytes_of, raw_stream, show_bytes
+from ._torch import bytes_of, raw_stream, show_bytes
 
 
 @dataclass
@@ -213,11 +212,8 @@ def _verify(source: Source) -> int:
             value = local(value.detach())
             if isinstance(value, CompressedTensor):
                 value = value.decode()
-            if weight.pieces and not weight.transposed and weight.stored is None:
-                same = _same_pieces(source.container, weight.pieces, bytes_of(value.contiguous()))
-            else:
-                expected = weight.decode(source.container)
-                same = torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(expected))
+            expected = bytes_of(weight.decode(source.container))
+            same = torch.equal(bytes_of(value.cpu().contiguous()), expected)
             if not same:
                 raise CorruptError(
                     f"{weight.name} is not what {source.container.path} holds; it was changed, or "
@@ -227,14 +223,3 @@ def _verify(source: Source) -> int:
     for device in {value.device for _, value in source.found() if value.is_cuda}:
         _native.check(device.index, raw_stream(device.index))
     return count
-
-
-def _same_pieces(container: Any, pieces: Any, memory: torch.Tensor) -> bool:
-    """Piece by piece, so that no more than a tensor is on the host."""
-    for piece in pieces if memory.numel() else ():
-        part = part_of(container, piece)
-        expected = torch.empty(part.nbytes, dtype=torch.uint8)
-        part.decode_into(as_buffer(expected))
-        if not torch.equal(memory[piece.offset : piece.offset + part.nbytes].cpu(), expected):
-            return False
-    return True

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import _shared
-from ._matrices import ARRAYS, FAST, STORED, Part, lay_out, shape_of
+from ._matrices import ARRAYS, FAST, Part, lay_out, shape_of
 
 REMEDY = "load the model in BF16 to change its weights, or take a decoded copy with .decode()"
 _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
+_TOLD = ("exact", "transposed", "flipped")
 
 Numbers = Sequence[int]
 
@@ -86,26 +87,9 @@ class CompressedTensor(Tensor):
         if requires_grad:
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
-            return _wrapper(arrays.shape, arrays.flipped, arrays.device)
-        return _wrapper(shape, flipped, device or arrays[0].device)
-
-    def __init__(
-        self,
-        arrays: CompressedTensor | Sequence[Tensor],
-        parts: Sequence[Numbers] = (),
-        shape: Sequence[int] = (),
-        *,
-        exact: bool = True,
-        transposed: bool = False,
-        flipped: bool = False,
-        device: torch.device | None = None,
-        **_: Any,
-    ) -> None:
-        if isinstance(arrays, CompressedTensor):
-            self.become(arrays)
-            if getattr(arrays, "_is_param", False):
-                self._is_param = True
-            return
+            made = _wrapper(arrays.shape, arrays.flipped, arrays.device)
+            return made._take(arrays, _is_param=getattr(arrays, "_is_param", False))
+        self = _wrapper(shape, flipped, device or arrays[0].device)
         self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
         self.flat_parts = tuple(chain.from_iterable(self.parts))
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
@@ -117,12 +101,23 @@ class CompressedTensor(Tensor):
         self.matrix_shape = rows, columns = shape_of(self.flat_parts)
         if prod(shape) != rows * columns:
             raise ValueError(f"parts of {rows} x {columns} weights for a tensor of shape {shape}")
-        self.is_matrix = tuple(shape) == self.matrix_shape and not (transposed or flipped)
         self._ready()
+        return self
 
     def _ready(self) -> None:
+        is_plain = not (self.transposed or self.flipped)
+        self.is_matrix = is_plain and tuple(self.shape) == self.matrix_shape
         arrays = [getattr(self, name) for name in self._names]
         self.operand = _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
+
+    def _take(self, other: CompressedTensor, **changes: Any) -> CompressedTensor:
+        """Becomes an alias of another one on its device, except for these changes."""
+        for name in getattr(self, "_names", ()):
+            delattr(self, name)
+        is_parameter = getattr(self, "_is_param", False)
+        self.__dict__.update({**other.__dict__, "_is_param": is_parameter, **changes})
+        self._ready()
+        return self
 
     # ---- what it holds ----
 
@@ -141,14 +136,6 @@ class CompressedTensor(Tensor):
         """Bytes of the arrays that it reads from, each counted once. Those of a window are all."""
         return sum({id(array): array.nbytes for array in self.arrays}.values())
 
-    def become(self, other: CompressedTensor) -> None:
-        """Becomes an alias of another one that has the same shape, strides and device."""
-        for name in getattr(self, "_names", ()):
-            delattr(self, name)
-        for name in (*CompressedTensor.__annotations__, *other._names):
-            setattr(self, name, getattr(other, name))
-        self._ready()
-
     def like(
         self,
         arrays: Sequence[Tensor] | None = None,
@@ -156,25 +143,14 @@ class CompressedTensor(Tensor):
         shape: Sequence[int] | None = None,
         **changes: Any,
     ) -> CompressedTensor:
-        """Another one that differs in what is named."""
+        """Another one that differs in what is named. `parts` go with arrays."""
         options = {**self._options, **changes}
         shape = self.shape if shape is None else shape
-        if arrays is None and parts is None:
-            return self._viewed(shape, **options)
-        arrays = self.arrays if arrays is None else arrays
-        return CompressedTensor(arrays, self.parts if parts is None else parts, shape, **options)
-
-    def _viewed(
-        self, shape: Sequence[int], exact: bool, transposed: bool, flipped: bool, **_: Any
-    ) -> CompressedTensor:
-        """With the same arrays and parts: of a mixture they are hundreds, and not looked at."""
-        made = _wrapper(shape, flipped, self._place)
-        made.__dict__.update(self.__dict__)
-        made.__dict__.pop("_is_param", None)
-        made.exact, made.transposed, made.flipped = exact, transposed, flipped
-        made.is_matrix = tuple(shape) == self.matrix_shape and not (transposed or flipped)
-        made.operand = _shared.Operand(self.arrays, self.flat_parts, exact, self._place)
-        return made
+        if arrays is not None:
+            parts = self.parts if parts is None else parts
+            return CompressedTensor(arrays, parts, shape, **options)
+        del options["device"]
+        return _wrapper(shape, options["flipped"], self._place)._take(self, **options)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -203,28 +179,6 @@ class CompressedTensor(Tensor):
         """An alias whose products are exact, or the fastest ones."""
         return self.like(exact=exact)
 
-    @staticmethod
-    def from_tiles(
-        tiles: Sequence[Any], shape: Sequence[int] | None = None, exact: bool = True
-    ) -> CompressedTensor:
-        """A tensor on the CPU of what containers hold (`df11.Tensor.tiles`), stacked row after row.
-
-        Copies nothing: arrays are the containers' own memory, which they keep alive. `shape` is
-        that of the matrix unless told.
-
-        # Errors
-        `CorruptError` if a checksum differs or arrays contradict themselves.
-        """
-        arrays: list[Tensor] = []
-        for each_ in tiles:
-            each_.check()
-            arrays += arrays_of_tiles(each_)
-        parts = [
-            Part.whole(STORED, each_.rows, each_.columns, each_.staged_bytes) for each_ in tiles
-        ]
-        flat = list(chain.from_iterable(parts))
-        return CompressedTensor(arrays, parts, shape or shape_of(flat), exact=exact)
-
     # ---- what PyTorch calls ----
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
@@ -248,15 +202,17 @@ class CompressedTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedTensor:
         # Nothing can write to the arrays, so a copy need not have its own.
-        copy = CompressedTensor(self)
-        copy.__dict__.update({**self.__dict__, "operand": copy.operand})
-        memo[id(self)] = copy
+        copy = memo[id(self)] = CompressedTensor(self)
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        is_parameter = bool(getattr(self, "_is_param", False))
-        options = (self.exact, self.transposed, self.flipped, is_parameter)
-        return rebuild, (self.kept, [list(part) for part in self.parts], [*self.shape], options)
+        return rebuild, (self.kept, self._told, bool(getattr(self, "_is_param", False)))
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """What it is beside its arrays, in numbers."""
+        told = {"parts": [list(part) for part in self.parts], "shape": list(self.shape)}
+        return {**told, **{name: self._options[name] for name in _TOLD}}
 
     @classmethod
     def __torch_function__(
@@ -369,7 +325,7 @@ def _set_data(self: CompressedTensor, value: Tensor) -> None:
                 "the data of a compressed tensor cannot be a compressed one of other shape or on "
                 "another device; put a new parameter in its module instead"
             )
-        self.become(value)
+        self._take(value)
         return
     warnings.warn(
         "the data of a compressed weight is set: it is an ordinary tensor from now on, with all of "
@@ -457,14 +413,11 @@ def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tens
 
 
 def rebuild(
-    arrays: list[Tensor], parts: list[list[int]], shape: list[int], options: tuple[bool, ...]
+    arrays: list[Tensor], told: dict[str, Any], is_parameter: bool = False
 ) -> CompressedTensor:
-    """Makes a tensor of what was pickled of it, on the device of its arrays."""
-    exact, transposed, flipped, is_parameter = options
-    words: dict[str, Any] = {"exact": exact, "transposed": transposed, "flipped": flipped}
-    made = CompressedTensor(with_tables(arrays, parts), parts, shape, **words)
-    if is_parameter:
-        made._is_param = True
+    """Makes a tensor of what was kept of it, on the device of its arrays."""
+    made = CompressedTensor(with_tables(arrays, told["parts"]), **told)
+    made._is_param = is_parameter
     return made
 
 
@@ -474,14 +427,7 @@ def arrays_of(name: str, tensor: CompressedTensor) -> tuple[dict[str, Tensor], s
     Names begin with `name` and a dot. Copies nothing. `from_arrays` is the way back.
     """
     names = [f"{name}.{at}.{label}" for at, label in _kept(tensor.parts)]
-    told = {
-        "parts": [list(part) for part in tensor.parts],
-        "shape": list(tensor.shape),
-        "exact": tensor.exact,
-        "transposed": tensor.transposed,
-        "flipped": tensor.flipped,
-    }
-    return dict(zip(names, tensor.kept, strict=True)), json.dumps(told)
+    return dict(zip(names, tensor.kept, strict=True)), json.dumps(tensor._told)
 
 
 def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> CompressedTensor:
@@ -492,8 +438,7 @@ def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> Compresse
     """
     said = json.loads(told)
     held = [arrays[f"{name}.{at}.{label}"] for at, label in _kept(said["parts"])]
-    options = (said["exact"], said["transposed"], said["flipped"], False)
-    return rebuild(held, said["parts"], said["shape"], options)
+    return rebuild(held, said)
 
 
 torch.serialization.add_safe_globals([rebuild])

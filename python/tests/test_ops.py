@@ -392,12 +392,13 @@ def test_the_cache_of_matrices_is_bounded(container: Any, monkeypatch: pytest.Mo
         assert len(_matrices._matrices) <= 4
 
 
-def test_slices_cover_all_rows_once(container: Any) -> None:
+def test_windows_cover_all_rows_once(container: Any) -> None:
     arrays, parts = described(container, "odd", "odd")
+    ranges = [(0, 1), (1, 44), (44, 46), (46, 90)]
     found = []
-    for some, cut, rows in _matrices.slices(arrays, parts, 50):
-        assert rows <= 50 and rows == _matrices.shape_of(cut)[0]
-        found.append(ops.decode(some, cut, CPU))
+    for (begin, end), mine in zip(ranges, _matrices.windows(arrays, parts, ranges), strict=True):
+        found.append(ops.decode(*mine, CPU))
+        assert len(found[-1]) == end - begin
     assert same(torch.cat(found), torch.cat([WEIGHTS["odd"]] * 2))
 
 
@@ -419,7 +420,7 @@ def test_at_most_one_slice_is_decoded_at_a_time(
     monkeypatch.setattr(df11._ops, "decode", watched)
     monkeypatch.setattr(df11._ops, "TEMPORARY_BYTES", 64 * 2 * 264)
     outputs = [torch.empty(5, 520, dtype=torch.bfloat16) for _ in range(2)]
-    df11._ops._multiply_decoded(x, arrays, parts, [520, 520], outputs, [None, bias])
+    df11._ops._multiply_decoded(x, arrays, parts, outputs, [None, bias])
     assert len(alive) == 2 * 9
     for y, add in zip(outputs, (None, bias), strict=True):
         expected = functional.linear(x, WEIGHTS["edge"], add)

@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.distributed.tensor_parallel")
 
 from models import SMALL, config_of, greedy, seeded  # noqa: E402
+from weights import of_tiles  # noqa: E402
 
 import df11  # noqa: E402
 from df11 import _plan  # noqa: E402
@@ -416,8 +417,30 @@ def test_a_cut_takes_no_more_than_its_tiles(tmp_path: Path) -> None:
     assert sum(cut.lengths) < 0.42 * sum(tiles.lengths)
     assert all(abs(one - two) < 0.1 * two + 64 for one, two in zip(about, cut.lengths, strict=True))
     cut.release()
-    assert torch.equal(
-        CompressedTensor.from_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous()
+    assert torch.equal(of_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous())
+
+
+@pytest.mark.parametrize("seed", [12, 19, 21])
+def test_a_cut_tells_what_its_tiles_need_on_a_gpu(seed: int, tmp_path: Path) -> None:
+    """In a cut, tiles begin elsewhere among the 16 bytes that a GPU copies at once."""
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    save_file(
+        {"weight": (torch.randn(64, 1024, generator=generator) / 50).bfloat16()},
+        tmp_path / "model.safetensors",
+    )
+    df11.compress(
+        tmp_path / "model.safetensors", tmp_path / "model.df11", layout="tile", progress=False
+    )
+    tiles = df11.open(tmp_path / "model.df11")["weight"].tiles
+    windows = [((32, 64), (0, 1024)), ((0, 64), (256, 1024)), ((0, 64), (512, 1024))]
+    needed = [tiles.cut(*window)[0] for window in windows]
+    # In one of them more than in the whole tensor.
+    assert max(needed) > tiles.staged_bytes
+    assert all(
+        Cut(tiles, *window).staged_bytes >= count
+        for window, count in zip(windows, needed, strict=True)
     )
 
 

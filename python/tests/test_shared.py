@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
+from weights import of_tiles
 
 import df11
 from df11 import _ops, _shared
@@ -25,9 +26,7 @@ def weights(tmp_path: Path) -> dict[str, tuple[torch.Tensor, CompressedTensor]]:
     save_file(dense, tmp_path / "model.safetensors")
     df11.compress(tmp_path / "model.safetensors", tmp_path / "model.df11", progress=False)
     container = df11.open(tmp_path / "model.df11")
-    return {
-        name: (dense[name], CompressedTensor.from_tiles([container[name].tiles])) for name in SIZES
-    }
+    return {name: (dense[name], of_tiles([container[name].tiles])) for name in SIZES}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from conftest import run
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from weights import compressed, container_of, same, seeded_weights
+from weights import compressed, container_of, of_tiles, same, seeded_weights
 
 from df11._tensor import CompressedTensor, arrays_of, from_arrays
 
@@ -50,10 +50,10 @@ def test_it_decodes_to_the_original_bits(container: Any, name: str) -> None:
 def test_pieces_are_stacked(container: Any) -> None:
     tiles = [container[name].tiles for name in "qkv"]
     expected = torch.cat([WEIGHTS[name] for name in "qkv"])
-    assert same(CompressedTensor.from_tiles(tiles), expected)
-    assert same(CompressedTensor.from_tiles(tiles, (4, 64, 256)), expected.view(4, 64, 256))
+    assert same(of_tiles(tiles), expected)
+    assert same(of_tiles(tiles, (4, 64, 256)), expected.view(4, 64, 256))
     with pytest.raises(ValueError, match="256 x 256"):
-        CompressedTensor.from_tiles(tiles, (3, 64, 256))
+        of_tiles(tiles, (3, 64, 256))
 
 
 # ---- products ----
@@ -310,6 +310,11 @@ OTHERS: dict[str, Function] = {
     "float": lambda w: w.float(),
     "half": lambda w: w.to(torch.float16),
     "bits": lambda w: w.view(torch.int16),
+    "another as it": lambda w: torch.ones(128 * 256).view_as(w),
+    "another as large": lambda w: torch.ones(256).expand_as(w),
+    "strides": lambda w: w.as_strided((64, 256), (512, 1)),
+    "diagonal": lambda w: w.diagonal(),
+    "expand": lambda w: w.expand(3, 128, 256),
     "stack": lambda w: torch.stack([w, w]),
     "svd": lambda w: torch.linalg.svdvals(w.float()),
     "copy into another": lambda w: torch.zeros(128, 256).copy_(w),

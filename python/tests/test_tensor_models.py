@@ -13,7 +13,7 @@ import torch
 import transformers
 from models import config_of, seeded
 from torch import nn
-from weights import container_of, same
+from weights import container_of, of_tiles, same
 
 import df11
 from df11._tensor import CompressedTensor
@@ -31,7 +31,7 @@ def pair(name: str, folder: Path) -> tuple[Any, Any]:
     for key, parameter in list(ours.named_parameters()):
         stored = container[key]
         if stored.tiles is not None:
-            replace(ours, parameter, CompressedTensor.from_tiles([stored.tiles], stored.shape))
+            replace(ours, parameter, of_tiles([stored.tiles], stored.shape))
     assert isinstance(ours.lm_head.weight, CompressedTensor)
     return ours, plain
 
