@@ -13,8 +13,8 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes word by word (cp.async), each to its place in wgmma's order, so that no kernel
-//             has to arrange it before; a fence by those that ask makes it visible to products
+//   x         comes in copies of 16 bytes (cp.async): its order is that of wgmma, as the fast layout
+//             has columns; a fence by those that ask makes it visible to products
 //   entries   the first four of a tile come with each stage, so that no warp that multiplies waits
 //             for memory
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
@@ -24,21 +24,22 @@
 // registers (104 for those that multiply, 64 for those that ask), 20 warps, a block a
 // multiprocessor, 227 KiB of shared memory: with eight strips 6 stages for 64 rows of x, 5 for 128.
 // About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
-// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
-//   rows of x        17      24      32      48      64      96      128
-//   H200             1.120   1.120   1.147   1.033   1.017   0.800   0.774
+// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
+//   rows of x                            64      128
+//   this                                 112.1   150.3
+//   x word by word, one run with it      118.4   168.7
+// cuBLASLt's best divided by the latter, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
+// 1.120, 1.120, 1.147, 1.033, 0.800).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
-// the ends of a launch in small ones. With 128 rows: those that multiply wait for a stage in a sixth
-// to a quarter of all samples. But x by a quarter of the copies is no faster, and 64 multiprocessors
-// take as long for a stage as 112, so neither copies of x nor L2 bind. A stage takes the time of its
-// products and 0.25 to 0.43 us more, for one warpgroup as for four: loads and decoding are not
-// hidden. Sum of four 168 us; without copies of x 139, without products 125, without decoding 152.
+// the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
+// clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many
+// (149.1 us in another run; without entries 133.8, without copies of x 139.2).
 //
 // Rejected, in the record with their figures:
-//   x by loads and stores of 16 bytes; x by copies of 16 bytes, put in order in place; x by the warps
-//   that multiply; a warp for weights beside two or three for x; the fence by those that multiply;
-//   sums of parts through memory; x arranged by a kernel before; clusters that share x; mma.sync for
-//   17 to 32 rows
+//   x word by word, or put in order in place, for a layout with columns in another order; x by loads
+//   and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two or three for
+//   x; the fence by those that multiply; sums of parts through memory; x arranged by a kernel before;
+//   clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32 rows
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
@@ -124,9 +125,6 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-__device__ inline void copy_word_async(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
 __device__ inline void wait_for_all_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -148,7 +146,7 @@ __device__ inline void load_of_cluster(float (&to)[4], u32 address, u32 rank) {
         : "memory");
 }
 
-// Words of a column of words, of `rows` rows of x; columns that do not exist are zero.
+// A column of words, of `rows` rows of x; columns that do not exist are zero.
 __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 rows, u32 count,
                                                u32 to) {
 #pragma unroll 1
@@ -166,37 +164,33 @@ __device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 c
                  : "r"(pitch), "r"(count * 2), "l"(row));
     return after;
 }
-// The 64 columns of x of a stage, by a warp. The lane (g, q) of a warp that multiplies has the
-// columns 8 q to 8 q + 7 of a step, and gives the product j of its two the k of 2 q, 2 q + 1,
-// 2 q + 8 and 2 q + 9:
-//   k = 2 q + i       column 8 q + 4 j + i
-//   k = 2 q + i + 8   column 8 q + 4 j + i + 2
-// So of the 16-byte pieces of a row, eight k each, the word 4 q + p of a step goes to place q of
-// piece p: each lane copies a word of each row. Pieces are swizzled (linear_wgmma.cuh).
+// The 64 columns of x of a stage, by a warp, four rows at once; pieces of 16 bytes are swizzled
+// (linear_wgmma.cuh).
 __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage, u32 place,
                                           u32 lane) {
-    const u32 column = stage * WIDE_COLUMNS + 2 * lane, rows = launch.x_rows,
-              pitch = u32(launch.x_pitch);
-    const u16* row = launch.x + column;
-    place += (lane / 16 * 4 + lane % 4) * 16 + lane % 16 / 4 * 4;
-    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 4 || launch.x_pitch != pitch ||
-        (stage + 1) * WIDE_COLUMNS > launch.columns)
-        return copy_words_slowly(row, launch.x_pitch, rows,
-                                 max(launch.columns, column) - column, place);
+    const u32 column = stage * WIDE_COLUMNS, rows = launch.x_rows, pitch = u32(launch.x_pitch);
+    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 16 || launch.x_pitch != pitch ||
+        column + WIDE_COLUMNS > launch.columns) {
+        const u32 mine = column + 2 * lane;
+        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
+                                 max(launch.columns, mine) - mine, place + lane * 4);
+    }
+    const u16* row = row_after(launch.x + column + lane % 8 * 8, pitch, lane / 8);
+    place += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
     u32 i = 0;
 #pragma unroll 1
-    for (; i + 8 <= rows; i += 8, place += 1024) {
+    for (; i + 32 <= rows; i += 32, place += 32 * 128) {
         // Eight addresses in registers of their own: a copy reads its registers late.
         const u16* at[8];
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, k);
-        row = row_after(row, pitch, 8);
+        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, 4 * k);
+        row = row_after(row, pitch, 32);
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) copy_word_async((place ^ k * 16) + k * 128, at[k]);
+        for (u32 k = 0; k < 8; k++) copy_async((place ^ k % 2 * 64) + k * 512, reinterpret_cast<const u8*>(at[k]));
     }
 #pragma unroll 1
-    for (u32 k = 0; i + k < rows; k++, row = row_after(row, pitch, 1))
-        copy_word_async((place ^ k * 16) + k * 128, row);
+    for (i += lane / 8; i < rows; i += 4, place = (place ^ 64) + 512, row = row_after(row, pitch, 4))
+        copy_async(place, reinterpret_cast<const u8*>(row));
 }
 
 // What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
