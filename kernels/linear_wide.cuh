@@ -16,7 +16,7 @@
 //   x         comes in copies of 16 bytes (cp.async): its order is that of wgmma, as the fast layout
 //             has columns; a fence by those that ask makes it visible to products
 //   entries   the first four of a tile come with each stage, so that no warp that multiplies waits
-//             for memory
+//             for memory, and which products have some, so that the others pass
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
 //             of x, in the order of parts, out of all blocks. No workspace
 //
@@ -26,14 +26,15 @@
 // About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
 //   rows of x                            64      128
-//   this                                 112.1   150.3
-//   x word by word, one run with it      118.4   168.7
-// cuBLASLt's best divided by the latter, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
+//   this, nvcc's build                   111.9   143.9
+//   entries by steps, not by products    112.1   150.3
+//   x word by word besides               118.4   168.7
+// cuBLASLt's best divided by the last, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
 // 1.120, 1.120, 1.147, 1.033, 0.800).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
 // the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
-// clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many
-// (149.1 us in another run; without entries 133.8, without copies of x 139.2).
+// clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
+// Without entries 133.8 us; without copies of x, and with entries by steps, 139.2.
 //
 // Rejected, in the record with their figures:
 //   x word by word, or put in order in place, for a layout with columns in another order; x by loads
@@ -227,12 +228,25 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
-    // Writes the index of the tile's first entry, the count, the base, which steps of the stage
-    // have entries (bit i: step i), and the first entries. Then goes on to the next tile.
+    // Which products of the stage have entries: bits 4 step + 2 half + product.
+    __device__ u32 products_with_entries(u32 stage) const {
+        constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
+        const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
+        if (head.count() > WIDE_ENTRIES) return (steps >> 1) * 0xF0 | (steps & 1) * 0xF;
+        u32 products = 0;
+        if (steps)
+#pragma unroll
+            for (u32 i = 0; i < WIDE_ENTRIES; i++)
+                if (i < head.count() && first[i] >> 27 == stage % STAGES)
+                    products |= 1u << ((first[i] >> 24 & 4) + (first[i] >> 19 & 2) +
+                                       (first[i] >> 18 & 1));
+        return products;
+    }
+    // Writes the index of the tile's first entry, the count, the base, which products have entries,
+    // and the first entries. Then goes on to the next tile.
     __device__ void tell(u32 stage, u32 to, u32* status) {
-        const u32 step = stage * WIDE_STEPS;
         store_shared_16(to, make_uint4(head.first(), head.count(), head.base(),
-                                       head.words.y >> (16 + step % TILE_STEPS) & 3));
+                                       products_with_entries(stage)));
         store_shared_16(to + 16, make_uint4(first[0], first[1], first[2], first[3]));
         head = after;
         load_entries(status), load_head(after);
@@ -371,7 +385,8 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
         wait_for(ring.full, ring.phase);
         const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
         const uint2 base_and_more = load_shared_8(head + 8);
-        const u32 x = (ring.place >> 4) + x_first, base = base_and_more.x, more = base_and_more.y;
+        const u32 x = (ring.place >> 4) + x_first, base = base_and_more.x,
+                  more = base_and_more.y >> 2 * share.half;
         uint4 plane[WIDE_STEPS];
         uint2 code[WIDE_STEPS];
         auto load = [&](u32 i) {
@@ -389,7 +404,7 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 decode_product(mine[j], first + j, plane[step], code[step], base);
-            if (more >> step & 1)
+            if (more >> (4 * step + first) & ((1 << PRODUCTS) - 1))
                 place_entries_wide(mine, first, head, entries,
                                    (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | places);
             fence_products();
