@@ -3,7 +3,7 @@
 #include "linear_work.cuh"
 
 // Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r. In memory
-// they are the columns from 32 t + lane % 4 * 8 on; in the fast layout a lane has two of each eight.
+// they are the columns from 32 t + lane % 4 * 8 on; in the fast layout two of each eight columns.
 struct TileOf {
     u32 strip, tile, steps;  // steps: of this tile that exist
     u64 number;

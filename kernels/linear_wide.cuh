@@ -13,8 +13,8 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes in copies of 16 bytes (cp.async): its order is that of wgmma, as the fast layout
-//             has columns; a fence by those that ask makes it visible to products
+//   x         comes in copies of 16 bytes (cp.async): its order is wgmma's, as the fast layout has
+//             columns; a fence by those that ask makes it visible to products
 //   entries   the first four of a tile come with each stage, so that no warp that multiplies waits
 //             for memory, and which products have some, so that the others pass
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
@@ -37,10 +37,11 @@
 // Without entries 133.8 us; without copies of x, and with entries by steps, 139.2.
 //
 // Rejected, in the record with their figures:
-//   x word by word, or put in order in place, for a layout with columns in another order; x by loads
-//   and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two or three for
-//   x; the fence by those that multiply; sums of parts through memory; x arranged by a kernel before;
-//   clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32 rows
+//   x word by word, or put in order in place, for a layout with columns in another order; x by
+//   loads and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two or
+//   three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
+//   kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32
+//   rows
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
@@ -165,6 +166,9 @@ __device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 c
                  : "r"(pitch), "r"(count * 2), "l"(row));
     return after;
 }
+__device__ inline void copy_piece(u32 to, const u16* from) {
+    copy_async(to, reinterpret_cast<const u8*>(from));
+}
 // The 64 columns of x of a stage, by a warp, four rows at once; pieces of 16 bytes are swizzled
 // (linear_wgmma.cuh).
 __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage, u32 place,
@@ -187,11 +191,13 @@ __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage,
         for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, 4 * k);
         row = row_after(row, pitch, 32);
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) copy_async((place ^ k % 2 * 64) + k * 512, reinterpret_cast<const u8*>(at[k]));
+        for (u32 k = 0; k < 8; k++) copy_piece((place ^ k % 2 * 64) + k * 512, at[k]);
     }
 #pragma unroll 1
-    for (i += lane / 8; i < rows; i += 4, place = (place ^ 64) + 512, row = row_after(row, pitch, 4))
-        copy_async(place, reinterpret_cast<const u8*>(row));
+    for (i += lane / 8; i < rows; i += 4) {
+        copy_piece(place, row);
+        place = (place ^ 64) + 512, row = row_after(row, pitch, 4);
+    }
 }
 
 // What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.

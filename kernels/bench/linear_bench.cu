@@ -6,7 +6,8 @@
 //                                      best; `wide`: 17 to 128 rows of x alone
 //   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
 //                                      out among blocks
-//   linear_bench sums ROUNDS           32, 64 and 128 rows of x without cuBLASLt: each matrix, and all four
+//   linear_bench sums ROUNDS           32, 64 and 128 rows of x without cuBLASLt: each matrix, and all
+//                                      four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
