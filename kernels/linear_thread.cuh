@@ -46,6 +46,9 @@ __device__ inline uint4 load_matrices(u32 address) {
                  : "r"(address));
     return v;
 }
+__device__ inline void store_shared_8(u32 address, uint2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
 __device__ inline void store_shared_16(u32 address, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)

@@ -15,8 +15,9 @@
 //
 //   x         comes in copies of 16 bytes (cp.async): its order is wgmma's, as the fast layout has
 //             columns; a fence by those that ask makes it visible to products
-//   entries   the first four of a tile come with each stage, so that no warp that multiplies waits
-//             for memory, and which products have some, so that the others pass
+//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its own
+//             in a stage, and tell which have some; of products with several, or tiles with more than
+//             six, those that multiply load all of the tile
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
 //             of x, in the order of parts, out of all blocks. No workspace
 //
@@ -26,7 +27,8 @@
 // About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
 //   rows of x                            64      128
-//   this, nvcc's build                   111.9   143.9
+//   this                                 not run
+//   entries by a list, nvcc's build      111.9   143.9
 //   entries by steps, not by products    112.1   150.3
 //   x word by word besides               118.4   168.7
 // cuBLASLt's best divided by the last, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
@@ -55,8 +57,12 @@ static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four
 
 // First the barriers, full and empty; then heads of each stage's strips; then stages, aligned to
 // 1024: weights, strip by strip, and x, 128 bytes for each row.
-constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HEAD = 32,
-              WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 4;
+// A strip's head of a stage: for each half of its rows the base, which of its products have entries
+// (bits 0 to 3: 2 step + product; bits 4 to 7: several), and a place for the one of each product;
+// then the tile's first entry and the count.
+constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS,
+              WIDE_HEAD = 64, WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 6;
+static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
 constexpr u32 WIDE_FIRST_BYTES = MOST_STAGES * (2 * 8 + WIDE_HEADS);
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
     return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
@@ -234,26 +240,31 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
-    // Which products of the stage have entries: bits 4 step + 2 half + product.
-    __device__ u32 products_with_entries(u32 stage) const {
+    // Writes the entries to the places of their products. Which have some, of the second half 16 bits
+    // higher.
+    __device__ u32 tell_entries(u32 stage, u32 to) const {
         constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
         const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
-        if (head.count() > WIDE_ENTRIES) return (steps >> 1) * 0xF0 | (steps & 1) * 0xF;
         u32 products = 0;
-        if (steps)
+        if (!steps) return products;
+        if (head.count() > WIDE_ENTRIES) return (steps >> 1) * 0xCC00CC | (steps & 1) * 0x330033;
 #pragma unroll
-            for (u32 i = 0; i < WIDE_ENTRIES; i++)
-                if (i < head.count() && first[i] >> 27 == stage % STAGES)
-                    products |= 1u << ((first[i] >> 24 & 4) + (first[i] >> 19 & 2) +
-                                       (first[i] >> 18 & 1));
+        for (u32 i = 0; i < WIDE_ENTRIES; i++) {
+            const u32 entry = first[i];
+            if (i >= head.count() || entry >> 27 != stage % STAGES) continue;
+            const u32 half = entry >> 20 & 1, place = (entry >> 25 & 2) + (entry >> 18 & 1),
+                      bit = 16 * half + place;
+            products |= (products >> bit & 1) << (4 + bit) | 1u << bit;
+            store_shared(to + half * WIDE_HALF_HEAD + 8 + 4 * place, entry);
+        }
         return products;
     }
-    // Writes the index of the tile's first entry, the count, the base, which products have entries,
-    // and the first entries. Then goes on to the next tile.
+    // Writes the head of a stage. Then goes on to the next tile.
     __device__ void tell(u32 stage, u32 to, u32* status) {
-        store_shared_16(to, make_uint4(head.first(), head.count(), head.base(),
-                                       products_with_entries(stage)));
-        store_shared_16(to + 16, make_uint4(first[0], first[1], first[2], first[3]));
+        const u32 products = tell_entries(stage, to);
+        store_shared_8(to, make_uint2(head.base(), products & 0xFFFF));
+        store_shared_8(to + WIDE_HALF_HEAD, make_uint2(head.base(), products >> 16));
+        store_shared_8(to + 2 * WIDE_HALF_HEAD, make_uint2(head.first(), head.count()));
         head = after;
         load_entries(status), load_head(after);
     }
@@ -331,25 +342,23 @@ __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const u
                                         less_shifted(base, own & PLACES >> 4));
     }
 }
-// Puts the entries of some products' weights in their places. `head`: in shared memory; `mine`:
-// bits 20 on of an entry that is this lane's, in the step and the warp's half of the rows.
-template <u32 COUNT>
-__device__ __forceinline__ void place_entries_wide(u32 (&weights)[COUNT][4], u32 first_product,
-                                                   u32 head, const u32* entries, u32 mine) {
-    const u32 first = load_shared(head), count = load_shared(head + 4);
+// Puts an entry in its place, if it is of this lane and product.
+__device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool mine) {
+    const u32 place = (entry >> 19 & 1) + (entry >> 16 & 2),
+              order = entry >> 16 & 1 ? 0x5410 : 0x3254;
+#pragma unroll
+    for (u32 n = 0; n < 4; n++)
+        if (mine && place == n) weights[n] = __byte_perm(weights[n], entry, order);
+}
+// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on of
+// an entry that is this lane's, in the step and the half.
+__device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
+                                                     const u32* entries, u32 which, u32 product) {
+    const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * WIDE_HALF_HEAD);
 #pragma unroll 1
-    for (u32 i = 0; i < count; i++) {
-        const u32 entry =
-            i < WIDE_ENTRIES ? load_shared(head + 16 + 4 * i) : __ldg(entries + first + i);
-        if (entry >> 20 != mine) continue;
-        // Bits: row, product, pair of the product's two, weight of the pair.
-        const u32 place = entry >> 17 & 7, order = entry >> 16 & 1 ? 0x5410 : 0x3254;
-#pragma unroll
-        for (u32 j = 0; j < COUNT; j++)
-#pragma unroll
-            for (u32 n = 0; n < 4; n++)
-                if (place == (n % 2 * 4 + (first_product + j) * 2 + n / 2))
-                    weights[j][n] = __byte_perm(weights[j][n], entry, order);
+    for (u32 i = 0; i < all.y; i++) {
+        const u32 entry = __ldg(entries + all.x + i);
+        place_entry(weights, entry, entry >> 20 == which && (entry >> 18 & 1) == product);
     }
 }
 
@@ -379,9 +388,13 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
     const u32 strip = min(share.strip, item.strips - 1);
     const u32 planes = kept(strip * WIDE_STRIP_BYTES + share.half * 512 + lane * 16),
               codes = kept(strip * WIDE_STRIP_BYTES + 1024 + share.half * 8 + lane * 16),
-              heads = kept(ring.heads() - ring.full * (WIDE_HEADS / 8) + strip * WIDE_HEAD),
-              x_first = kept(describe_x(item.strips * WIDE_STRIP_BYTES)),
-              places = kept(lane << 1 | share.half);
+              // By lane 0, so that the compiler does not make it again in each stage.
+              heads = __shfl_sync(ALL_LANES,
+                                  ring.heads() - ring.full * (WIDE_HEADS / 8) +
+                                      min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
+                                      threadIdx.x / LANES % 2 * WIDE_HALF_HEAD,
+                                  0),
+              x_first = kept(describe_x(item.strips * WIDE_STRIP_BYTES));
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
@@ -390,9 +403,8 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
     for (u32 stage = item.begin; stage < end; stage++) {
         wait_for(ring.full, ring.phase);
         const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
-        const uint2 base_and_more = load_shared_8(head + 8);
-        const u32 x = (ring.place >> 4) + x_first, base = base_and_more.x,
-                  more = base_and_more.y >> 2 * share.half;
+        const uint2 base_and_more = load_shared_8(head);
+        const u32 x = (ring.place >> 4) + x_first, base = base_and_more.x, more = base_and_more.y;
         uint4 plane[WIDE_STEPS];
         uint2 code[WIDE_STEPS];
         auto load = [&](u32 i) {
@@ -410,9 +422,19 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 decode_product(mine[j], first + j, plane[step], code[step], base);
-            if (more >> (4 * step + first) & ((1 << PRODUCTS) - 1))
-                place_entries_wide(mine, first, head, entries,
-                                   (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | places);
+#pragma unroll
+            for (u32 j = 0; j < PRODUCTS; j++) {
+                const u32 place = 2 * step + first + j;
+                if (!(more >> place & 1)) continue;
+                if (more >> (4 + place) & 1) {
+                    const u32 which = (stage * WIDE_STEPS + step) % TILE_STEPS << 6 |
+                                      lane << 1 | share.half;
+                    place_entries_slowly(mine[j], head, entries, which, first + j);
+                } else {
+                    const u32 entry = load_shared(head + 8 + 4 * place);
+                    place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                }
+            }
             fence_products();
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
