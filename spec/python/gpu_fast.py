@@ -105,9 +105,7 @@ def rows_of_step(
         exist = [32 * t + c for c in columns_of(lane) if 32 * t + c < columns]
         return [weights[row * columns + c] for c in exist] if row < rows else []
 
-    return [
-        [eight(32 * s + lane // 4 + 8 * r, lane) for r in range(4)] for lane in range(LANES)
-    ]
+    return [[eight(32 * s + lane // 4 + 8 * r, lane) for r in range(4)] for lane in range(LANES)]
 
 
 def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
