@@ -10,7 +10,8 @@
 //             steps = ceil(columns / 32) of them; strip s, step t begins at 1536 (s steps + t).
 //             Rows and columns that do not exist have data all the same, which decodes to finite
 //             weights. Within a step, lane l (g = l / 4, q = l % 4) has the weights of the rows
-//             g, g + 8, g + 16, g + 24 of the strip and the columns 8q to 8q + 7 of the step:
+//             g, g + 8, g + 16, g + 24 of the strip and the columns 2q, 2q + 1, 2q + 8, 2q + 9,
+//             2q + 16, 2q + 17, 2q + 24, 2q + 25 of the step, as tensor cores want them:
 //               16 bytes at 16 l           row g, then row g + 8: two words of four bytes each
 //               16 bytes at 512 + 16 l     row g + 16, then row g + 24: likewise
 //               16 bytes at 1024 + 16 l    codes: a word for each of the four rows
