@@ -390,6 +390,19 @@ fn the_code_is_a_good_one() {
 }
 
 #[test]
+fn escapes_are_rare() {
+    // Of 32 lanes a GPU lets all wait for one that has an escape.
+    let mut histogram = PairHistogram::new();
+    histogram.add(&normal(1 << 22));
+    let book = Codebook::from_histogram(&histogram).unwrap().to_bytes();
+    let coded: std::collections::HashSet<u16> =
+        book[26..].as_chunks().0.iter().map(|&pair| u16::from_le_bytes(pair)).collect();
+    let rare = histogram.used().filter(|(pair, _)| !coded.contains(pair));
+    let share = rare.map(|(_, count)| count).sum::<u64>() as f64 / f64::from(1 << 21);
+    assert!(share > 0.0 && share < 0.0004, "{share}");
+}
+
+#[test]
 fn a_changed_source_is_noticed() {
     let weights = normal(64 * 256);
     let mut histogram = PairHistogram::new();

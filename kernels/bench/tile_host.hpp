@@ -153,20 +153,20 @@ inline Code make_code(const Matrix& m, int limit) {
         for (u32 i = 0; i < 65536; i++) counts[i] += part[i];
     return code_of(counts, pairs, limit);
 }
+// Bits that an escape counts more than it takes, as in the crate's encoder.
+static double escape_cost = 20;
 // Of this many pairs.
-static double escape_cost = 0; // bits that an escape counts more than it takes
 inline Code code_of(const std::vector<u64>& counts, u64 pairs, int limit) {
     Code c;
     std::vector<u32> order;
     for (u32 i = 0; i < 65536; i++)
         if (counts[i]) order.push_back(i);
     std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return counts[a] > counts[b]; });
-    // The rarest pairs share the escape. Five thresholds, the best one counts.
+    // The rarest pairs share the escape. Eight thresholds, the best one counts.
     double best = 1e30;
     std::vector<u8> best_lengths;
     size_t kept = 0;
     for (double factor : {1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125}) {
-        if (factor < 0.06 && !escape_cost) break;
         const u64 least = u64(pairs / double(1u << limit) * factor);
         std::vector<u64> symbols;
         u64 escaped = 0;

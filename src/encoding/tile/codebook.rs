@@ -35,9 +35,9 @@ pub struct Codebook {
 }
 
 impl Codebook {
-    /// The code that gives these weights the fewest bits, the codebook's own among them, of those that a search
-    /// over the number of pairs with codes tries. A function of the counts alone; costs less than a millisecond
-    /// on trained weights, at most some.
+    /// A code that gives these weights few bits, the codebook's own among them, and few escapes: of those that
+    /// a search over the number of pairs with codes tries. A function of the counts alone; costs less than a
+    /// millisecond on trained weights, at most some.
     ///
     /// # Errors
     /// [`Error::Parameter`] where the histogram is empty.
