@@ -17,7 +17,7 @@
 //      item 1  | run 0  | run 1  | ...  | run 15 |    of tiles of 4096 columns, and keeps its x
 //
 //      shared memory   | table | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
-//                      | table | sums of one or two | x: warp 4, warp 5, ... | slots |   9 to 16 rows
+//                      | table | sums of one or two | x: warp 4, warp 5, ... | slots |    9-16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
 //   table     of the matrix in use; for another one warp 0 fills it again
@@ -32,17 +32,18 @@
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
 // decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 64
-// bytes, with 16 rows of x 72. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at one
-// row of x, 143 KiB at 8, 223 KiB at 16, or 191 KiB with sums of one item, where it suffices for
-// tiles of 3840 bytes. PTX for compute capability 8.0: 12 warps that decode, 128 registers.
+// bytes, with 16 rows of x 72. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
+// one row of x, 143 KiB at 8, 223 KiB at 16, or 191 KiB with sums of one item, where it suffices
+// for tiles of 3840 bytes. PTX for compute capability 8.0: 12 warps that decode, 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336, nvcc 13.5 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
 //                     0.85   0.80   0.65
-// What limits it (28672 x 4096, one row): 67 instructions a unit, 47 of them in the loop, which has
-// 64 % of the warps' time: of that 30 % for results of arithmetic, 24 % for look-ups and windows. 48 %
-// of the issue slots are busy. By ablation, of 135 us: the two products of a unit 16 us, the branch
-// to escapes 11 of 144. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at once.
+// What limits it (ncu, 28672 x 4096, one row): 67 instructions a unit, 47 of them in the loop,
+// which has 64 % of the warps' time: of that 30 % waits for results of arithmetic, 24 % for
+// look-ups and windows; 48 % of the issue slots are busy. A kernel without products would take 16 us less of
+// 135, one without the branch to escapes 11 less. With 16 rows besides x of each tile, 8 KiB, for
+// which all warps wait at once.
 //
 // Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so

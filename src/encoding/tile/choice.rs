@@ -75,11 +75,11 @@ impl Tried {
         let (escape, coded) = lengths(pairs, escaped);
         let (rare, common) = pairs.split_at(escaped);
         let value = u64::from(VALUE_BITS);
-        let escapes: u64 = rare.iter().map(|&(_, count)| count).sum();
+        let rare_count: u64 = rare.iter().map(|&(_, count)| count).sum();
         let common_bits: u64 =
             coded.iter().zip(common).map(|(&(_, length), &(_, count))| count * u64::from(length)).sum();
-        let bits = escapes * (u64::from(escape) + value) + common_bits + value * coded.len() as u64;
-        Self { escaped, bits, cost: bits + escapes * ESCAPE_COST }
+        let bits = rare_count * (u64::from(escape) + value) + common_bits + value * coded.len() as u64;
+        Self { escaped, bits, cost: bits + rare_count * ESCAPE_COST }
     }
 }
 

@@ -71,7 +71,7 @@ impl Needs {
     fn shape(self, x_rows: u32, staged: Staged, items: u32, room: u32) -> Option<Shape> {
         let one = self.shape_of(1, x_rows, staged, room)?;
         let several = self.shape_of(self.most_sets.min(items), x_rows, staged, room);
-        let as_good = |several: &Shape| several.warps == one.warps && self.holds(*several, x_rows, staged);
+        let as_good = |shape: &Shape| shape.warps == one.warps && self.holds(*shape, x_rows, staged);
         Some(several.filter(as_good).unwrap_or(one))
     }
 
