@@ -41,9 +41,9 @@
 //                     0.85   0.80   0.65
 // What limits it (ncu, 28672 x 4096, one row): 67 instructions a unit, 47 of them in the loop,
 // which has 64 % of the warps' time: of that 30 % waits for results of arithmetic, 24 % for
-// look-ups and windows; 48 % of the issue slots are busy. A kernel without products would take 16 us less of
-// 135, one without the branch to escapes 11 less. With 16 rows besides x of each tile, 8 KiB, for
-// which all warps wait at once.
+// look-ups and windows; 48 % of the issue slots are busy. A kernel without products would take
+// 16 us less of 135, one without the branch to escapes 11 less. With 16 rows besides x of each
+// tile, 8 KiB, for which all warps wait at once.
 //
 // Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so

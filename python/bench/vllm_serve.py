@@ -2,19 +2,24 @@
 """vLLM with compressed weights beside BF16: tokens, time per token, throughput, start, memory.
 
     python bench/vllm_serve.py --out DIR                                  # Llama-3.1-8B geometry
-    python bench/vllm_serve.py --geometry qwen3-30b-a3b --layers 12 --out DIR   # a mixture
+    python bench/vllm_serve.py --geometry qwen3-30b-a3b --layers 8 --out DIR    # a mixture
     python bench/vllm_serve.py --gpus 2 --out DIR                         # tensor parallelism
-    python bench/vllm_serve.py --memory 20 --parts throughput --out DIR   # GB that vLLM may use
+    python bench/vllm_serve.py --memory 20 --length -1 --parts throughput --out DIR    # GB for vLLM
+    python bench/vllm_serve.py --together 13 --out DIR                    # starts side by side
 
-Weights are seeded, N(0, 0.02²), made once in --work. Each kind is an engine in a process of its
-own with a time limit; all have the same flags. Rows of JSON go to DIR/results.jsonl, what vLLM says
-to DIR/log.txt, a table to standard output.
+Weights are seeded (`vllm_models`), made once in --work. Each kind is an engine in a process of its
+own with time limits; all have the same flags. Rows of JSON go to DIR/results.jsonl, what vLLM says
+to a file for each engine, a table to standard output.
+
+Engines start one after another; with `--together` side by side, each with a KV cache of that many
+GiB. Either way one alone is measured while others wait.
 
 | part | what it measures |
 |---|---|
 | latency | milliseconds per output token with 1, 8 and 64 requests |
 | throughput | requests/s of 512 requests at once, 128 tokens in and 128 out |
-| tokens | greedy tokens of 128 prompts, one request at a time: how many prompts have BF16's |
+| tokens | of BF16 and exact: greedy tokens of 128 prompts, one request at a time |
+| profile | microseconds of each kernel, with 64 requests, at saturation, and for prompts alone |
 
 What fails or runs out of time says so; what was measured before counts.
 """
@@ -22,19 +27,22 @@ What fails or runs out of time says so; what was measured before counts.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm_models import GEOMETRIES, INDEX, MIXTURES, write
 
 #: Options of each kind for --model-loader-extra-config; None: BF16.
 KINDS: dict[str, dict[str, str] | None] = {
@@ -45,107 +53,36 @@ KINDS: dict[str, dict[str, str] | None] = {
     "online": {"mode": "fused", "residence": "fast"},
 }
 PARTS = ("latency", "throughput", "tokens")
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "tie_word_embeddings": False,
-}
-_MOE = {
-    **_LLAMA,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-GEOMETRIES: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": {
-        **_LLAMA,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
-    },
-    "qwen3-30b-a3b": {
-        **_MOE,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    },
-    "tiny": {
-        **_LLAMA,
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "vocab_size": 2048,
-        "max_position_embeddings": 4096,
-    },
-    "tiny-moe": {
-        **_MOE,
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "moe_intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "vocab_size": 2048,
-        "max_position_embeddings": 4096,
-    },
-}
-INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 4 << 30
-MIXTURES = [name for name, config in GEOMETRIES.items() if "num_experts" in config]
+#: Kinds whose tokens must be the same.
+SAME = ("bf16", "exact")
 #: What vLLM's log tells of a start.
 LOG = {
     "weights_gib": r"Model loading took ([\d.]+) GiB",
-    "loading_s": r"Model loading took [\d.]+ GiB memory and ([\d.]+) seconds",
+    "loading_s": r"Model loading took [\d.]+ GiB (?:memory )?and ([\d.]+) seconds",
     "cache_tokens": r"KV cache size: ([\d,]+) tokens",
+    "longest": r"Auto-fit max_model_len: (?:reduced from \d+ to|full model context length) (\d+)",
     "compile_s": r"torch.compile took ([\d.]+) s",
     "engine_s": r"init engine .* took ([\d.]+) s",
+}
+_ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCH_LOGS": "recompiles",
 }
 
 
 def main() -> int:
     """Drives phases, or is one."""
-    options = arguments()
-    if options.phase == "make":
-        make(options)
-    elif options.phase == "serve":
-        serve(options, options.kinds[0])
-    elif options.phase == "warm":
-        warm(options)
-    else:
+    options = arguments(sys.argv[1:])
+    if options.phase is None:
         return drive(options)
+    {"make": make, "warm": warm, "serve": serve}[options.phase](options)
     return 0
 
 
-def arguments() -> argparse.Namespace:
-    """The command's options."""
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command's options, and `argv` itself."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,7 +92,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", type=words, default=list(PARTS))
     parser.add_argument("--gpus", type=int, default=1, help="of tensor parallelism")
     parser.add_argument("--memory", type=float, help="GB of a GPU that vLLM may use")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of the longest request")
+    parser.add_argument("--together", type=float, help="GiB of KV cache; engines start together")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of a request; -1: all")
+    parser.add_argument("--chunk", type=int, help="tokens of a step, instead of vLLM's own choice")
     parser.add_argument(
         "--batches", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64]
     )
@@ -168,7 +107,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/df11-vllm"))
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--phase", choices=["make", "warm", "serve"], help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args(argv)
+    options.argv = argv
+    return options
 
 
 def words(text: str) -> list[str]:
@@ -189,80 +130,127 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 def drive(options: argparse.Namespace) -> int:
     """Runs all phases, and prints a table."""
     end = time.monotonic() + options.total
-    options.out.mkdir(parents=True, exist_ok=True)
     configure(options)
-    with ThreadPoolExecutor() as threads:
-        warmed = threads.submit(run, options, "warm", [], min(options.limit, 75))
-        run(options, "make", [], options.limit)
-        print(json.dumps(warmed.result()), flush=True)
-    rows = []
-    for kind in options.kinds:
-        row: dict[str, Any] = {"kind": kind, **settings(options)}
-        left = int(end - time.monotonic())
-        if left < 45:
-            row["error"] = "no time left"
-        else:
-            row |= run(options, "serve", [kind], min(options.limit, left))
-        rows.append(row)
-        with (options.out / "results.jsonl").open("a") as out:
-            print(json.dumps(row), file=out)
-        shown = {name: value for name, value in row.items() if name not in ("tokens", "log")}
-        print(json.dumps(shown), flush=True)
+    made, warmed = Phase(options, "make"), Phase(options, "warm")
+    # They import vLLM meanwhile.
+    serving = [Phase(options, "serve", kind) for kind in options.kinds]
+    if not made.reach(None, options.limit) or not warmed.reach(None, options.limit):
+        for phase in serving:
+            phase.end()
+        return 1
+    for phase in serving:
+        shutil.copytree(warmed.cache, phase.cache, dirs_exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for group in [serving] if options.together else [[phase] for phase in serving]:
+        measure(group, options.limit, end)
+        for phase in group:
+            phase.end()
+            rows.append(phase.row())
     table(rows)
     return int(any("error" in row for row in rows))
 
 
+def measure(group: list[Phase], limit: int, end: float) -> None:
+    """Starts engines together, and lets them measure one after another."""
+    for phase in group:
+        if phase.reach("imported", min(limit, end - time.monotonic())):
+            phase.proceed()
+    ready = [p for p in group if p.reach("ready", min(limit, end - time.monotonic()))]
+    for phase in ready:
+        phase.proceed()
+        phase.reach("measured", min(limit, end - time.monotonic()))
+
+
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What rows have in common."""
-    told = {name: getattr(options, name) for name in ("geometry", "layers", "gpus", "memory")}
-    return {name: value for name, value in told.items() if value is not None}
+    told = ("geometry", "layers", "gpus", "memory", "together", "length", "chunk", "requests")
+    found = {name: getattr(options, name) for name in told}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def run(options: argparse.Namespace, phase: str, kinds: list[str], limit: int) -> dict[str, Any]:
-    """One phase in a process of its own; what it found, or why it did not."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--phase", phase]
-    if kinds:
-        command += ["--kinds", ",".join(kinds)]
-    environment = {
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TORCH_LOGS": "recompiles",
-        **os.environ,
-    }
-    begin = time.perf_counter()
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        text=True,
-        start_new_session=True,
-    )
-    result: dict[str, Any] = {}
-    try:
-        text = process.communicate(timeout=limit)[0]
-    except subprocess.TimeoutExpired:
-        # vLLM's engine is a process of that session too.
-        os.killpg(process.pid, signal.SIGKILL)
-        text = process.communicate()[0]
-        result["error"] = f"stopped after {limit} s"
-    seconds = time.perf_counter() - begin
-    with (options.out / "log.txt").open("a") as log:
-        print(f"==== {phase} {kinds} {options.geometry}\n{text[-200_000:]}", file=log)
-    for found in re.findall(r"^RESULT (.*)$", text, re.MULTILINE):
-        result |= json.loads(found)
-    for name, pattern in LOG.items():
-        if hit := re.search(pattern, text):
-            result[name] = float(hit[1].replace(",", ""))
-    result["df11"] = [line[-160:] for line in text.splitlines() if "df11: " in line][:12]
-    result["recompiled"] = len(re.findall("Recompiling function", text))
-    result["seconds"] = round(seconds, 1)
-    if process.returncode and "error" not in result:
+class Phase:
+    """A process of the benchmark, in a session of its own, that stops at stages until told on."""
+
+    def __init__(
+        self, options: argparse.Namespace, name: str, kind: str = "", **environment: str
+    ) -> None:
+        self.options, self.kind, self.error = options, kind, ""
+        title = "-".join(part for part in (options.geometry, name, kind) if part)
+        self.log = options.out / f"{title}.txt"
+        # Engines that start together would write compiled graphs into one folder.
+        self.cache = options.out / "cache" / title
+        self.begin = time.monotonic()
+        options.out.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, __file__, *options.argv, "--phase", name]
+        told = {**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(self.cache), **os.environ, **environment}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command + (["--kinds", kind] if kind else []),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=told,
+                text=True,
+                start_new_session=True,
+            )
+
+    def proceed(self) -> None:
+        """Lets it leave a stage."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+
+    def reach(self, stage: str | None, limit: float) -> bool:
+        """Waits until it is at a stage, or has ended well; after the limit it is stopped."""
+        until = time.monotonic() + limit
+        while not self.error:
+            code = self.process.poll()
+            if (code == 0) if stage is None else f"STAGE {stage}\n" in self.text():
+                break
+            if code is not None:
+                self.error = f"exit {code}: {self.reason()}"
+            elif time.monotonic() > until:
+                self.error = f"stopped after {limit:.0f} s, before it was {stage or 'done'}"
+            time.sleep(0.1)
+        seconds = time.monotonic() - self.begin
+        print(f"-- {seconds:.0f} s: {self.log.stem} {stage or 'done'} {self.error}", flush=True)
+        if self.error:
+            self.end()
+        return not self.error
+
+    def end(self) -> None:
+        """Stops it, and vLLM's engine, which is a process of that session too."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        time.sleep(1)  # until the driver has its memory
+
+    def text(self) -> str:
+        """What it has said."""
+        return self.log.read_text(errors="replace")
+
+    def reason(self) -> str:
+        """Why it failed."""
+        text = self.text()
         errors = [line for line in text.splitlines() if re.search(r"\w+Error\b", line)]
-        result["error"] = f"exit {process.returncode}: {(errors or [text[-300:]])[-1][-300:]}"
-    print(f"-- {phase} {' '.join(kinds)}: {seconds:.0f} s {result.get('error', '')}", flush=True)
-    return result
+        return (errors or [text[-300:]])[-1][-300:]
+
+    def row(self) -> dict[str, Any]:
+        """What it found, which goes to a file too."""
+        text, result = self.text(), {"kind": self.kind, **settings(self.options)}
+        for found in re.findall(r"^RESULT (.*)$", text, re.MULTILINE):
+            result |= json.loads(found)
+        for name, pattern in LOG.items():
+            if hit := re.search(pattern, text):
+                result[name] = float(hit[1].replace(",", ""))
+        result["df11"] = [line[-200:] for line in text.splitlines() if "df11: " in line][:12]
+        result["recompiled"] = len(re.findall("Recompiling function", text))
+        if self.error:
+            result["error"] = self.error
+        with (self.options.out / "results.jsonl").open("a") as out:
+            print(json.dumps(result), file=out)
+        return result
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -289,8 +277,10 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 def configure(options: argparse.Namespace) -> None:
-    """Writes the config, which is all that warming up needs."""
+    """Writes the config, which is all that warming up needs, unless it is there."""
     bf16, _ = folders(options)
+    if (bf16 / "config.json").exists():
+        return
     bf16.mkdir(parents=True, exist_ok=True)
     config = dict(GEOMETRIES[options.geometry])
     config["num_hidden_layers"] = options.layers or config["num_hidden_layers"]
@@ -298,93 +288,38 @@ def configure(options: argparse.Namespace) -> None:
 
 
 def warm(options: argparse.Namespace) -> None:
-    """Has vLLM look at the model's class, which it remembers; tests layers on the GPU."""
+    """Has vLLM look at the model's class, which it remembers."""
     from vllm.engine.arg_utils import EngineArgs
 
     bf16, _ = folders(options)
     EngineArgs(str(bf16), skip_tokenizer_init=True, dtype="bfloat16").create_model_config()
-    layers = Path(__file__).parent.parent / "tests" / "vllm_layers.py"
-    if torch.cuda.is_available() and layers.exists():
-        sys.exit(subprocess.run([sys.executable, str(layers)], check=False).returncode)
 
 
 def make(options: argparse.Namespace) -> None:
     """Writes the checkpoint, and compresses it."""
     import df11
 
+    configure(options)
     bf16, compressed = folders(options)
+    begin = time.perf_counter()
     if not (bf16 / INDEX).exists():
         write(bf16, json.loads((bf16 / "config.json").read_text()))
+    tell({"written_s": time.perf_counter() - begin})
     if not compressed.exists():
         report = df11.compress(bf16, compressed, verify=False, progress=False)
-        print(f"{report.ratio:.4f} of {report.source_bytes}")
-
-
-def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Tensors of a checkpoint."""
-    width, heads = config["hidden_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * heads, config["num_key_value_heads"] * heads
-    yield "model.embed_tokens.weight", (config["vocab_size"], width)
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{at}.{name}.weight", (width,)
-        yield f"{at}.self_attn.q_proj.weight", (queries, width)
-        yield f"{at}.self_attn.k_proj.weight", (keys, width)
-        yield f"{at}.self_attn.v_proj.weight", (keys, width)
-        yield f"{at}.self_attn.o_proj.weight", (width, queries)
-        inner, blocks = config["intermediate_size"], [f"{at}.mlp"]
-        if "num_experts" in config:
-            for name in ("q_norm", "k_norm"):
-                yield f"{at}.self_attn.{name}.weight", (heads,)
-            yield f"{at}.mlp.gate.weight", (config["num_experts"], width)
-            inner = config["moe_intermediate_size"]
-            blocks = [f"{at}.mlp.experts.{expert}" for expert in range(config["num_experts"])]
-        for block in blocks:
-            yield f"{block}.gate_proj.weight", (inner, width)
-            yield f"{block}.up_proj.weight", (inner, width)
-            yield f"{block}.down_proj.weight", (width, inner)
-    yield "model.norm.weight", (width,)
-    yield "lm_head.weight", (config["vocab_size"], width)
-
-
-def write(folder: Path, config: dict[str, Any]) -> None:
-    """Seeded weights in files of some GB."""
-    from safetensors.torch import save_file
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(device).manual_seed(17)
-    shard: dict[str, torch.Tensor] = {}
-    names: dict[str, str] = {}
-    size = 0
-
-    def flush() -> None:
-        nonlocal size
-        file = f"model-{len(set(names.values())) + 1:05}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        names.update(dict.fromkeys(shard, file))
-        shard.clear()
-        size = 0
-
-    for name, shape in shapes(config):
-        value = torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator)
-        shard[name] = (value + 1 if "norm" in name else value).to(torch.bfloat16).cpu()
-        size += shard[name].nbytes
-        if size > SHARD_BYTES:
-            flush()
-    if shard:
-        flush()
-    index = {"metadata": {}, "weight_map": names}
-    (folder / INDEX).write_text(json.dumps(index))
+        tell({"ratio": report.ratio, "source_bytes": report.source_bytes})
 
 
 # ---- an engine ----
 
 
-def serve(options: argparse.Namespace, kind: str) -> None:
+def serve(options: argparse.Namespace) -> None:
     """Prints what one kind does, part by part."""
     from vllm import LLM
+    from vllm.platforms import current_platform
 
+    stage("imported")
+    kind = options.kinds[0]
     bf16, compressed = folders(options)
     extra: dict[str, Any] = {}
     if KINDS[kind] is not None:
@@ -392,8 +327,21 @@ def serve(options: argparse.Namespace, kind: str) -> None:
     if kind == "online":
         extra["quantization"] = "df11"
     if options.memory is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
+        # By NVML: a process that has used CUDA cannot fork the engine.
+        total = current_platform.get_device_total_memory()
         extra["gpu_memory_utilization"] = options.memory * 1e9 / total
+    if options.together is not None:
+        extra["kv_cache_memory_bytes"] = int(options.together * 2**30)
+        extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
+    if options.chunk is not None:
+        extra["max_num_batched_tokens"] = options.chunk
+    traces = options.out.resolve() / "traces" / kind
+    if "profile" in options.parts:
+        extra["profiler_config"] = {
+            "profiler": "torch",
+            "torch_profiler_dir": str(traces),
+            "torch_profiler_with_stack": False,
+        }
     begin = time.perf_counter()
     llm = LLM(
         str(bf16 if kind in ("bf16", "online") else compressed),
@@ -405,14 +353,18 @@ def serve(options: argparse.Namespace, kind: str) -> None:
         kernel_config={"moe_backend": "triton"} if options.geometry in MIXTURES else {},
         **extra,
     )
-    engine = Engine(llm, GEOMETRIES[options.geometry]["vocab_size"])
+    engine = Engine(llm, GEOMETRIES[options.geometry]["vocab_size"], traces)
     tell({"start_s": round(time.perf_counter() - begin, 1)})
     engine.generate(1, 16, 4)
+    stage("ready")
     for part in options.parts:
+        if part == "tokens" and kind not in SAME:
+            continue
         try:
             tell(getattr(engine, part)(options))
         except Exception as error:
             tell({"error": f"{part}: {type(error).__name__}: {error}"[:300]})
+    stage("measured")
 
 
 def tell(result: dict[str, Any]) -> None:
@@ -420,11 +372,17 @@ def tell(result: dict[str, Any]) -> None:
     print("\nRESULT " + json.dumps(result), flush=True)
 
 
+def stage(name: str) -> None:
+    """Says where it is, and waits for the driver."""
+    print(f"\nSTAGE {name}", flush=True)
+    sys.stdin.readline()
+
+
 class Engine:
     """Requests of seeded tokens."""
 
-    def __init__(self, llm: Any, vocabulary: int) -> None:
-        self.llm, self.vocabulary = llm, vocabulary
+    def __init__(self, llm: Any, vocabulary: int, traces: Path) -> None:
+        self.llm, self.vocabulary, self.traces = llm, vocabulary, traces
 
     def generate(
         self, requests: int, inputs: int, outputs: int, seed: int = 0
@@ -464,7 +422,38 @@ class Engine:
     def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
         """Greedy tokens, one request at a time."""
         seeds = range(options.prompts)
-        return {"tokens": [self.generate(1, 32, 24, seed)[1][0] for seed in seeds]}
+        return {"tokens": [self.generate(1, 32, 12, seed)[1][0] for seed in seeds]}
+
+    def profile(self, options: argparse.Namespace) -> dict[str, Any]:
+        """For some kinds of steps, the kernels that take most: launches, and microseconds each."""
+        found, steps = {}, 24
+        windows = {
+            "64 requests": (64, 8, steps),
+            "saturation": (options.requests, 8, steps),
+            "16384 tokens of prompts": (64, 256, 1),
+        }
+        for window, (requests, inputs, outputs) in windows.items():
+            self.generate(requests, inputs, outputs, 7)
+            before = set(self.traces.glob("**/*.gz"))
+            self.llm.start_profile()
+            self.generate(requests, inputs, outputs, 8)
+            self.llm.stop_profile()
+            found[window] = kernels(sorted(set(self.traces.glob("**/*.gz")) - before))
+        return {"profile": found}
+
+
+def kernels(traces: list[Path]) -> dict[str, Any]:
+    """Of traces of PyTorch's profiler: all time on a GPU, and the kernels that took most."""
+    counts: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for trace in traces:
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]:
+            if event.get("cat") == "kernel":
+                name = event["name"][:120]
+                counts[name] += 1
+                times[name] += event["dur"]
+    most = [[name, counts[name], round(us / counts[name], 1)] for name, us in times.most_common(16)]
+    return {"busy_ms": round(sum(times.values()) / 1000, 1), "kernels": most}
 
 
 if __name__ == "__main__":

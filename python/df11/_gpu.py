@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +104,20 @@ class _Packing:
         return [self.strips, entries], Part.whole(FAST, self.rows, self.columns)
 
 
+def pack_rows(
+    device: torch.device, rows: int, columns: int, values: Callable[[int, int], torch.Tensor]
+) -> tuple[Arrays, Part] | None:
+    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
+
+    `values` gives its rows from one to before another, on any device. None if exceptions are too
+    many for that layout.
+    """
+    packing = _Packing(device, rows, columns)
+    for first, last in _steps(0, rows, columns):
+        packing.add(values(first, last).to(device))
+    return packing.finish()
+
+
 class _Gpu:
     """A container's tensors on one GPU."""
 
@@ -181,11 +195,9 @@ class _Gpu:
     def _pack_dense(self, item: Item) -> _Packed | None:
         """A weight whose pieces are not in tiles of 32 rows: decoded on the CPU."""
         dense = item.weight.decode(self.container).flatten(0, -2)
-        packing = _Packing(self.device, *dense.shape)
-        for first, last in _steps(0, *dense.shape):
-            packing.add(dense[first:last].to(self.device))
+        rows, columns = dense.shape
+        result = pack_rows(self.device, rows, columns, lambda first, last: dense[first:last])
         self.bar.add(sum(self.container[name].stored_bytes for name in item.weight.tensors))
-        result = packing.finish()
         return None if result is None else (result[0], [result[1]])
 
     # ---- in host memory ----

@@ -212,7 +212,7 @@ def _parts(
     for some, cut in windows(names, numbers, _flat(shape[:depth], held[:depth])):
         for part, (name, *_) in each(some, cut):
             rows = (part.row_begin, part.row_end)
-            key, tile, part = _window(name, tiles[name], rows, wide[0])
+            key, tile, part = tiles_around(name, tiles[name], rows, wide[0])
             parts.append((key, part))
             cuts[key] = tile
     return parts, cuts
@@ -237,7 +237,7 @@ def _flat(shape: Sequence[int], held: list[list[Range]]) -> list[Range]:
     return merged
 
 
-def _window(name: str, tiles: Any, rows: Range, columns: Range) -> tuple[str, Any, Part]:
+def tiles_around(name: str, tiles: Any, rows: Range, columns: Range) -> tuple[str, Any, Part]:
     """A name for the tiles around a window of a tensor, those tiles, and the window of them."""
     high, wide = _around(rows, TILE_ROWS, tiles.rows), _around(columns, TILE_COLUMNS, tiles.columns)
     if (high, wide) != ((0, tiles.rows), (0, tiles.columns)):

@@ -16,6 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import models
 import torch
+from hub import Hub, Repository
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -54,7 +55,7 @@ EAGER = {"enforce_eager": True}
 EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 
-def serve(*jobs: tuple[Path, Path | None, dict[str, Any]]) -> list[Any]:
+def serve(*jobs: tuple[Path | str, Path | None, dict[str, Any]], **settings: str) -> list[Any]:
     """What engines say, in one process, which imports vLLM once: a folder, an adapter, options."""
     environment = {
         **os.environ,
@@ -62,6 +63,7 @@ def serve(*jobs: tuple[Path, Path | None, dict[str, Any]]) -> list[Any]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        **settings,
     }
     command = [sys.executable, "-c", SERVE, json.dumps(jobs, default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -94,9 +96,53 @@ def test_tokens_are_those_of_bf16(folders: tuple[Path, Path]) -> None:
     assert "load the BF16 checkpoint for that" in found[4]
 
 
-def test_adapters_change_what_compressed_weights_say(tmp_path: Path) -> None:
-    bf16 = models.causal("llama", tmp_path / "bf16")
-    df11.compress(bf16, tmp_path / "df11", progress=False)
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A Llama in BF16, and compressed."""
+    root = tmp_path_factory.mktemp("llama")
+    bf16 = models.causal("llama", root / "bf16")
+    df11.compress(bf16, root / "df11", progress=False)
+    return bf16, root / "df11"
+
+
+def test_speculation_two_stages_and_repositories_leave_tokens_as_they_are(
+    llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bf16, compressed = llama
+    (other := tmp_path / "gptq").mkdir()
+    config = json.loads((bf16 / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (other / "config.json").write_text(json.dumps(config))
+    hub = Hub()
+    hub.repositories["someone/llama-df11"] = Repository(compressed)
+    draft = {"num_speculative_tokens": 3, "method": "draft_model", "model": str(compressed)}
+    ngram = {"num_speculative_tokens": 3, "method": "ngram", "prompt_lookup_max": 3}
+    options = EAGER | EXACT
+    plain, *found, refused = serve(
+        (bf16, None, EAGER),
+        (compressed, None, {**options, "speculative_config": ngram}),
+        (compressed, None, {**options, "speculative_config": draft}),
+        (compressed, None, {**options, "pipeline_parallel_size": 2}),
+        ("someone/llama-df11", None, options),
+        (other, None, {**EAGER, "quantization": "df11"}),
+        HF_ENDPOINT=hub.url,
+        HF_HOME=str(tmp_path / "home"),
+        HF_HUB_OFFLINE="0",
+        HF_HUB_DISABLE_XET="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+    )
+    assert found == [plain] * 4
+    containers = {file.name for file in compressed.glob("*.df11")}
+    assert {name for name in hub.downloaded() if name.endswith(".df11")} == {
+        f"someone/llama-df11/{name}" for name in containers
+    }
+    assert "(gptq) does not match the quantization method" in refused
+
+
+def test_adapters_change_what_compressed_weights_say(
+    llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bf16, compressed = llama
     adapter = tmp_path / "adapter"
     get_peft_model(
         AutoModelForCausalLM.from_pretrained(bf16),
@@ -112,7 +158,7 @@ def test_adapters_change_what_compressed_weights_say(tmp_path: Path) -> None:
     save_file(noisy, adapter / "adapter_model.safetensors")
     options = {**EAGER, "enable_lora": True, "max_lora_rank": 8}
     plain, expected, found = serve(
-        (bf16, None, EAGER), (bf16, adapter, options), (tmp_path / "df11", adapter, options)
+        (bf16, None, EAGER), (bf16, adapter, options), (compressed, adapter, options)
     )
     assert found == expected != plain
 
@@ -157,6 +203,18 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
         _refuse(VllmConfig(), config)
     config.choose({"mode": "exact"})
     _refuse(VllmConfig(), config)
+
+
+def test_weights_are_not_loaded_again_in_service() -> None:
+    from vllm.config import ModelConfig
+
+    from df11.vllm._loader import Df11ModelLoader
+
+    layer = torch.nn.Linear(4, 4)
+    layer.weight_key = torch.nn.Parameter(torch.zeros(16), requires_grad=False)
+    loader = Df11ModelLoader(LoadConfig())
+    with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
+        loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
 
 
 def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .._torch import dtype_of
+from .._engine import dtype_of, view_of
 
 _aten = torch.ops.aten
 _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
@@ -280,21 +280,24 @@ def windows(view: Tensor, columns: int) -> list[_Window] | None:
     """The windows of a contiguous matrix that a view is, row after row; None for other views."""
     if not view.dim():
         view = view.unsqueeze(0)
-    width, offset = view.shape[-1], int(view.storage_offset())
-    column = offset % columns
-    if (width > 1 and view.stride(-1) != 1) or column + width > columns:
+    if (whole := view_of(view, columns)) is not None:
+        row, rows = whole.rows.start, whole.rows.stop - whole.rows.start
+        column, width = whole.columns.start, whole.columns.stop - whole.columns.start
+        is_column = view.dim() == 1 and rows > 1
+        return None if whole.transposed or is_column else [((row, rows), column, width)]
+    if view.dim() == 1:
         return None
-    outer = list(zip(view.shape[:-1], view.stride()[:-1], strict=True))
-    if any(stride % columns for size, stride in outer if size > 1):
-        return None
-    rows = torch.tensor([offset // columns], device=_CPU)
-    for size, stride in outer:
-        steps = torch.arange(size, device=_CPU) * (stride // columns)
-        rows = (rows[:, None] + steps).flatten()
-    edges = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
-    starts: list[int] = [0, *edges]
-    ends: list[int] = [*edges, len(rows)]
-    return [((int(rows[a]), b - a), column, width) for a, b in zip(starts, ends, strict=True)]
+    found: list[_Window] = []
+    for each in view.unbind():
+        if (inner := windows(each, columns)) is None:
+            return None
+        for (row, rows), column, width in inner:
+            (begin, count), *side = found[-1] if found else ((-1, 0), 0, 0)
+            if side == [column, width] and begin + count == row:
+                found.pop()
+                row, rows = begin, count + rows
+            found.append(((row, rows), column, width))
+    return found
 
 
 def _taken(mine: list[_Window], values: Deferred) -> list[Piece] | None:

@@ -23,9 +23,7 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-from .._matrices import FAST
-from .._ops import products
-from .._tensor import CompressedTensor
+from .._engine import FAST, CompressedTensor, products
 from ._config import Df11Config
 from ._deferred import Target
 from ._layers import NAMES, defer, finish

@@ -18,14 +18,23 @@ import torch
 from torch import Tensor, nn
 from vllm.logger import init_logger
 
-from .._load import on_cpu
-from .._matrices import TILE_COLUMNS, TILE_ROWS
-from .._names import Place
-from .._parallel import _window
-from .._parameters import Weight
-from .._plan import SMALL, Group, Item, Residence, item
-from .._progress import Bar
-from .._tensor import CompressedTensor
+from .._engine import (
+    SMALL,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Bar,
+    CompressedTensor,
+    Group,
+    Item,
+    Place,
+    Residence,
+    Weight,
+    item,
+    on_cpu,
+    pack_rows,
+    tiles_around,
+    upload,
+)
 from ._config import Df11Config
 from ._deferred import Piece, Source, Target
 from ._layers import NAMES, give, target_of
@@ -141,7 +150,7 @@ def _parts(pieces: list[Piece]) -> tuple[list[Any], dict[str, Any]]:
     for piece in pieces:
         assert isinstance(piece.values, Source)
         stored = piece.values.stored
-        key, cut, part = _window(
+        key, cut, part = tiles_around(
             piece.values.name, stored.tiles, piece.source_rows, piece.source_columns
         )
         parts.append((key, part))
@@ -212,8 +221,6 @@ def _values(
 ) -> Iterator[tuple[Item, Tensor]]:
     items = [entry.item for entry in entries if entry.item is not None]
     if device.type == "cuda":
-        from .._gpu import upload
-
         group = Group(items, device, residence)
         for each, value in upload(entries[0].container, group, config.exact, bar):
             if value is None:
@@ -257,14 +264,14 @@ def _is_packed(target: Target) -> bool:
 
 def _packed(target: Target, pieces: list[Piece]) -> CompressedTensor | None:
     """In the fast layout; None if exceptions are too many for that."""
-    from .._gpu import _Packing, _steps
-
     device = torch.device("cuda", torch.cuda.current_device())
     rows = _without_padding(target, pieces)
-    packing = _Packing(device, rows, target.columns)
-    for begin, end in _steps(0, rows, target.columns):
-        packing.add(_rows(target, pieces, begin, end, device))
-    result = packing.finish()
+    result = pack_rows(
+        device,
+        rows,
+        target.columns,
+        lambda begin, end: _rows(target, pieces, begin, end, device),
+    )
     if result is None:
         return None
     arrays, part = result

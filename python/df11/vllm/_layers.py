@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from .._tensor import CompressedTensor
+from .._engine import CompressedTensor
 from ._deferred import Deferred, Target
 from ._operators import hold
 

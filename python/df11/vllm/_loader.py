@@ -7,6 +7,7 @@ model.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 import df11
 
+from .. import _engine
 from ._config import NAME, OPTIONS, Df11Config
 from ._deferred import Source
 from ._layers import NAMES
@@ -37,10 +39,13 @@ _PATTERNS = ["*.df11"]
 
 def register_loader() -> None:
     """Makes vLLM use it."""
-    formats: dict[str, Any] = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
-    model_loader.register_model_loader(NAME)(Df11ModelLoader)
-    # By its function vLLM would warn, in each process, that the format exists.
-    formats["auto"] = Df11ModelLoader
+    log = logging.getLogger(model_loader.__name__)
+    level = log.level
+    # It would warn, in each process, that there is a loader for `auto`.
+    log.setLevel(logging.ERROR)
+    for name in (NAME, "auto"):
+        model_loader.register_model_loader(name)(Df11ModelLoader)
+    log.setLevel(level)
 
 
 class Df11ModelLoader(DefaultModelLoader):
@@ -69,9 +74,7 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             if torch.cuda.is_available():
-                from .._workspaces import share_between_captures
-
-                share_between_captures()
+                _engine.serve()
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -101,6 +104,21 @@ class Df11ModelLoader(DefaultModelLoader):
         with torch.inference_mode(False):
             fill(model, config, device, memory)
         logger.info("df11: weights are loaded, after %.2f seconds", time.perf_counter() - begin)
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, Tensor], None, None]:
+        """As vLLM's.
+
+        # Errors
+        `ValueError` for a model that has compressed weights already: graphs have their addresses.
+        """
+        if any(f"{name}_key" in each._parameters for each in model.modules() for name in NAMES):
+            raise ValueError(
+                "compressed weights cannot be loaded again in service; sleep at level 1, which "
+                "keeps them, or start a new server"
+            )
+        return super().get_all_weights(model_config, model)
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source

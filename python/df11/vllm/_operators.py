@@ -21,8 +21,8 @@ import vllm.envs as envs
 from torch import Tensor
 from torch.nn import functional
 
-from .. import _ops
-from .._tensor import CompressedTensor
+from .. import _engine
+from .._engine import CompressedTensor
 
 #: Bytes of a key. Compiled code may count on addresses being multiples of this.
 _KEY_BYTES = 16
@@ -75,13 +75,13 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows], of which the last ones may be those of padding."""
     held = held_by(key)
     if held.exact or not x.is_cuda:
-        dense = _ops.decode(held.arrays, held.parts, x.device)
+        dense = _engine.decode(held.arrays, held.parts, x.device)
         if held.padding:
             dense = functional.pad(dense, (0, 0, 0, held.padding))
         return dense_linear(x, dense, bias)
     if not held.padding:
-        return _ops.linear(x, held.arrays, held.parts, bias, False)
-    y = functional.pad(_ops.linear(x, held.arrays, held.parts, None, False), (0, held.padding))
+        return _engine.linear(x, held.arrays, held.parts, bias, False)
+    y = functional.pad(_engine.linear(x, held.arrays, held.parts, None, False), (0, held.padding))
     return y if bias is None else y + bias
 
 
@@ -92,7 +92,7 @@ def _linear_fake(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tens
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
     """Rows by their numbers: [..., columns]."""
     held = held_by(key)
-    return _ops.embedding(indices, held.arrays, held.parts)
+    return _engine.embedding(indices, held.arrays, held.parts)
 
 
 def _embedding_fake(indices: Tensor, key: Tensor, columns: int) -> Tensor:
@@ -105,7 +105,7 @@ def grouped_linear(
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
     held = held_by(key)
     experts = held.rows // height
-    return _ops.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)
+    return _engine.grouped_linear(x, offsets, rows, held.arrays, held.parts, experts)
 
 
 def _grouped_fake(

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Products with many rows of x in the fast layout, decoded before by some MB at once, and cuBLAS's.
+
+    python bench/chunks.py [--rows 193,512] [--megabytes 60,120]
+
+Microseconds for the four matrices of a layer of Llama-3.1-8B together: a CUDA graph of the four,
+ten times, the best of three. Weights N(0, 0.02²).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+
+from df11 import _ops
+from df11._engine import pack_rows
+
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", default="193,384,512,1024,4096,16384")
+    parser.add_argument("--megabytes", default="20,40,60,120,240")
+    options = parser.parse_args()
+    sizes = [int(size) for size in options.megabytes.split(",")]
+    device = torch.device("cuda", torch.cuda.current_device())
+    generator = torch.Generator(device).manual_seed(1)
+    weights, packed = [], []
+    for shape in SHAPES:
+        weight = torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator)
+        weights.append(weight := weight.to(torch.bfloat16))
+        result = pack_rows(device, *shape, lambda a, b, weight=weight: weight[a:b])
+        assert result is not None
+        packed.append(result)
+    print("rows  cuBLAS  " + "  ".join(f"{size} MB" for size in sizes))
+    for rows in map(int, options.rows.split(",")):
+        xs = [torch.randn(rows, shape[1], device=device).to(torch.bfloat16) for shape in SHAPES]
+
+        def dense(xs: list[torch.Tensor] = xs) -> None:
+            for x, weight in zip(xs, weights, strict=True):
+                torch.nn.functional.linear(x, weight)
+
+        def decoded(xs: list[torch.Tensor] = xs) -> None:
+            for x, (arrays, part) in zip(xs, packed, strict=True):
+                torch.ops.df11.linear(x, arrays, part, None, False)
+
+        found = [timed(dense)]
+        for size in sizes:
+            _ops.TEMPORARY_BYTES = size * 10**6
+            found.append(timed(decoded))
+        print(rows, *(f"{us:.0f}" for us in found), sep="  ", flush=True)
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Microseconds of one replay of a graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        graph.replay()
+        best = float("inf")
+        for _ in range(3):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            for _ in range(10):
+                graph.replay()
+            end.record(stream)
+            end.synchronize()
+            best = min(best, begin.elapsed_time(end) * 100)
+    return best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What plugins for engines (`df11.vllm`) use of this package, all of it."""
+
+from . import _ops
+from ._dispatch import _view as view_of
+from ._gpu import pack_rows, upload
+from ._load import on_cpu
+from ._matrices import FAST, TILE_COLUMNS, TILE_ROWS
+from ._names import Place
+from ._ops import decode, embedding, grouped_linear, linear, products
+from ._parallel import tiles_around
+from ._parameters import Weight
+from ._plan import SMALL, Group, Item, Residence, item
+from ._progress import Bar
+from ._tensor import CompressedTensor
+from ._torch import dtype_of
+from ._workspaces import share_between_captures
+
+#: Bytes that products with many rows of x decode at once: 3 to 7 % faster than with the 60 MB that
+#: PyTorch's users get (benches/record/2026-11-22-vllm-h200.md).
+DECODED_BYTES = 120_000_000
+
+
+def serve() -> None:
+    """Says that this process is an engine: one graph at a time, memory set aside for its steps."""
+    _ops.TEMPORARY_BYTES = DECODED_BYTES
+    share_between_captures()
+
+
+__all__ = [
+    "FAST",
+    "SMALL",
+    "TILE_COLUMNS",
+    "TILE_ROWS",
+    "Bar",
+    "CompressedTensor",
+    "Group",
+    "Item",
+    "Place",
+    "Residence",
+    "Weight",
+    "decode",
+    "dtype_of",
+    "embedding",
+    "grouped_linear",
+    "item",
+    "linear",
+    "on_cpu",
+    "pack_rows",
+    "products",
+    "serve",
+    "tiles_around",
+    "upload",
+    "view_of",
+]
