@@ -99,7 +99,9 @@ struct alignas(16) LinearLaunch {
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
     u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
-    u32 wide_strips, reserved[3];    // likewise
+    u32 wide_strips;                 // likewise
+    u32 tile_sets;  // of df11_linear_tile_{8,16}: items whose sums are on their way at once, 1 or 2
+    u32 reserved[2];
     LinearMatrix matrices[LINEAR_MATRICES];
 };
 static_assert(sizeof(LinearLaunch) == 80 + 8 * 96, "as Rust has it");
