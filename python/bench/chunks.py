@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from decode_step import capture, replays
 
 from df11 import _ops
 from df11._engine import pack_rows
@@ -42,13 +43,15 @@ def main() -> None:
     for rows in map(int, options.rows.split(",")):
         xs = [torch.randn(rows, shape[1], device=device).to(torch.bfloat16) for shape in SHAPES]
 
-        def dense(xs: list[torch.Tensor] = xs) -> None:
+        def dense(xs: list[torch.Tensor] = xs) -> torch.Tensor:
             for x, weight in zip(xs, weights, strict=True):
-                torch.nn.functional.linear(x, weight)
+                y = torch.nn.functional.linear(x, weight)
+            return y
 
-        def decoded(xs: list[torch.Tensor] = xs) -> None:
+        def decoded(xs: list[torch.Tensor] = xs) -> torch.Tensor:
             for x, (arrays, part) in zip(xs, packed, strict=True):
-                torch.ops.df11.linear(x, arrays, part, None, False)
+                y = torch.ops.df11.linear(x, arrays, part, None, False)
+            return y
 
         found = [timed(dense)]
         for size in sizes:
@@ -57,25 +60,10 @@ def main() -> None:
         print(rows, *(f"{us:.0f}" for us in found), sep="  ", flush=True)
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], torch.Tensor]) -> float:
     """Microseconds of one replay of a graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        graph.replay()
-        best = float("inf")
-        for _ in range(3):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(stream)
-            for _ in range(10):
-                graph.replay()
-            end.record(stream)
-            end.synchronize()
-            best = min(best, begin.elapsed_time(end) * 100)
-    return best
+    graph, _ = capture(work)
+    return 1000 * min(replays(graph, 10) for _ in range(3))
 
 
 if __name__ == "__main__":

@@ -455,7 +455,7 @@ class Bench:
                 self.row(part, batch=rows, df11_of_bf16=rates["df11", rows] / rates["bf16", rows])
 
     def time_generate(self, model: Any, rows: int, count: int) -> Timing:
-        """Times one generate() behind a prompt of 32 tokens.
+        """Times one generate() after a prompt of 32 tokens.
 
         Each length was there before: cuDNN's attention, PyTorch's default on Hopper, makes a plan
         for each length that it meets first, which takes tens of milliseconds of a process.

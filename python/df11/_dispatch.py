@@ -217,13 +217,13 @@ def _views(
     memory = pattern.untyped_storage()._cdata
     if any(one.dtype != pattern.dtype or one.untyped_storage()._cdata != memory for one in several):
         return None
-    known = [view for one in several if (view := _view(one, columns)) is not None]
+    known = [view for one in several if (view := view_of(one, columns)) is not None]
     if len(known) < len(several):
         return None
     return known[0] if isinstance(found, Tensor) else known
 
 
-def _view(tensor: Tensor, columns: int) -> _View | None:
+def view_of(tensor: Tensor, columns: int) -> _View | None:
     """What elements of a matrix of this many columns it is; None if they are no part of it."""
     if not tensor.numel():
         return None

@@ -1,7 +1,7 @@
 """What plugins for engines (`df11.vllm`) use of this package, all of it."""
 
 from . import _ops
-from ._dispatch import _view as view_of
+from ._dispatch import view_of
 from ._gpu import pack_rows, upload
 from ._load import on_cpu
 from ._matrices import FAST, TILE_COLUMNS, TILE_ROWS

@@ -29,6 +29,7 @@ TABLE_BYTES = 16384
 TILE_ROWS, TILE_COLUMNS = 32, 256
 #: The most entries of a cache here. What is cached owns nothing and is made again in microseconds.
 _MOST = 1 << 15
+_ABSENT = object()
 
 
 class Part(NamedTuple):
@@ -106,12 +107,12 @@ class _Cache(dict[Any, Any]):
 
     def of(self, key: Any, make: Callable[[], Any]) -> Any:
         """The value of a key, made if it is not there; all others are forgotten if too many."""
-        if key not in self:
+        if (value := self.get(key, _ABSENT)) is _ABSENT:
             value = make()
             if len(self) >= _MOST:
                 self.clear()
             self[key] = value
-        return self[key]
+        return value
 
 
 _matrices: _Cache = _Cache()

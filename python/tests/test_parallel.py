@@ -420,28 +420,28 @@ def test_a_cut_takes_no_more_than_its_tiles(tmp_path: Path) -> None:
     assert torch.equal(of_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous())
 
 
-@pytest.mark.parametrize("seed", [12, 19, 21])
-def test_a_cut_tells_what_its_tiles_need_on_a_gpu(seed: int, tmp_path: Path) -> None:
+def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
     """In a cut, tiles begin elsewhere among the 16 bytes that a GPU copies at once."""
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(seed)
-    save_file(
-        {"weight": (torch.randn(64, 1024, generator=generator) / 50).bfloat16()},
-        tmp_path / "model.safetensors",
-    )
+    generator = torch.Generator().manual_seed(12)
+    weights = {
+        f"w{at}": (torch.randn(64, 1024, generator=generator) / 50).bfloat16() for at in range(40)
+    }
+    save_file(weights, tmp_path / "model.safetensors")
     df11.compress(
         tmp_path / "model.safetensors", tmp_path / "model.df11", layout="tile", progress=False
     )
-    tiles = df11.open(tmp_path / "model.df11")["weight"].tiles
+    container = df11.open(tmp_path / "model.df11")
     windows = [((32, 64), (0, 1024)), ((0, 64), (256, 1024)), ((0, 64), (512, 1024))]
-    needed = [tiles.cut(*window)[0] for window in windows]
-    # In one of them more than in the whole tensor.
-    assert max(needed) > tiles.staged_bytes
-    assert all(
-        Cut(tiles, *window).staged_bytes >= count
-        for window, count in zip(windows, needed, strict=True)
-    )
+    more = 0
+    for name in weights:
+        tiles = container[name].tiles
+        for window in windows:
+            needed = tiles.cut(*window)[0]
+            assert Cut(tiles, *window).staged_bytes >= needed
+            more += needed > tiles.staged_bytes
+    assert more, "no slice needs more than its tensor, so that nothing was tested"
 
 
 if __name__ == "__main__":

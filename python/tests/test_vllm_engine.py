@@ -72,13 +72,17 @@ def serve(*jobs: tuple[Path | str, Path | None, dict[str, Any]], **settings: str
     return said
 
 
+def both(model: str, root: Path) -> tuple[Path, Path]:
+    """Folders of a model in BF16, and compressed."""
+    bf16 = models.causal(model, root / "bf16")
+    df11.compress(bf16, root / "df11", progress=False)
+    return bf16, root / "df11"
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A mixture with a dense layer and a tied head, in BF16 and compressed."""
-    root = tmp_path_factory.mktemp("engine")
-    bf16 = models.causal("qwen3-moe-mixed", root / "bf16")
-    df11.compress(bf16, root / "df11", progress=False)
-    return bf16, root / "df11"
+    return both("qwen3-moe-mixed", tmp_path_factory.mktemp("engine"))
 
 
 def test_tokens_are_those_of_bf16(folders: tuple[Path, Path]) -> None:
@@ -99,10 +103,7 @@ def test_tokens_are_those_of_bf16(folders: tuple[Path, Path]) -> None:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A Llama in BF16, and compressed."""
-    root = tmp_path_factory.mktemp("llama")
-    bf16 = models.causal("llama", root / "bf16")
-    df11.compress(bf16, root / "df11", progress=False)
-    return bf16, root / "df11"
+    return both("llama", tmp_path_factory.mktemp("llama"))
 
 
 def test_speculation_two_stages_and_repositories_leave_tokens_as_they_are(
