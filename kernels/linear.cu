@@ -212,16 +212,16 @@ __constant__ u32 linear_constants[] = {
     WIDE_ENDS,
     WIDE_MEETING,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
-    // shared memory (tile_shared_bytes) the bytes of the table, for each row of x, for each warp that
-    // decodes, and how many times such a warp needs a tile's bits; in _16 for each row of x, and
-    // what each warp needs besides.
+    // shared memory (tile_shared_bytes) the bytes of the table, for each row of x and each of
+    // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the
+    // most tile_sets; in _16 what each warp needs besides.
     TILE_HELPERS,
     LINEAR_TILE_WARPS,
     sizeof(TileTable),
-    run_sets(1) * run_set_bytes(1),
+    run_set_bytes(1),
     TILE_SLOTS * (SLOT_HEAD + BITS_AFTER),
     TILE_SLOTS,
-    run_sets(2) * run_set_bytes(1),
+    MOST_RUN_SETS,
     x_bytes_of_warp(2),
 };
 

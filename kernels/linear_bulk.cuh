@@ -5,9 +5,9 @@
 #include "linear_fast.cuh"
 
 constexpr u32 MOST_STAGES = 16;
-// Barriers, full and empty, before the stages; rows of x in a stage are 64 bytes apart modulo 128,
-// so that lanes never meet in a bank.
-__host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 64; }
+// Barriers, full and empty, before the stages; rows of x in a stage are 16 bytes apart modulo 128,
+// so that the rows of a matrix never meet in a bank.
+__host__ __device__ constexpr u32 x_pitch_bytes(u32 warps) { return warps * 64 + 16; }
 __host__ __device__ constexpr u32 stage_bytes(u32 warps, u32 eights) {
     return (warps * STEP_BYTES + eights * 8 * x_pitch_bytes(warps) + warps + 127) / 128 * 128;
 }
@@ -201,7 +201,7 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
     const u32 weights_place = kept(warp * STEP_BYTES + lane * 16),
               head_place = kept(stages.bytes - WARPS + warp / TILE_STEPS * 8);
     const u32 x_place =
-        kept(WARPS * STEP_BYTES + warp * 64 + lane / 4 * x_pitch_bytes(WARPS) + lane % 4 * 16);
+        kept(WARPS * STEP_BYTES + warp * 64 + lane % 8 * x_pitch_bytes(WARPS) + lane / 8 * 16);
     u32 problems = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
@@ -215,7 +215,7 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
             // Rows that do not exist are whatever is there: their sums are not used, and no others
             // have to do with them.
             auto load_x = [&](u32 i) {
-                return load_shared_16(stages.place + x_place + 8 * i * x_pitch_bytes(WARPS));
+                return load_matrices(stages.place + x_place + 8 * i * x_pitch_bytes(WARPS));
             };
             uint4 p0, p1, codes, x[EIGHTS];
             Head head = {};

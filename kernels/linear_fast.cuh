@@ -53,7 +53,9 @@ __device__ __noinline__ uint4 load_x_slow(const u16* from, u32 count) {
 template <u32 EIGHTS, class Work, u32 WARPS>
 __device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work, WARPS>& at,
                                              u32 slot, u32 lane, bool aligned) {
-    const u32 mine = slot + lane * 16, column = at.step * STEP_COLUMNS + lane % 4 * 8;
+    // Of x lane l has row l / 4, columns from l % 4 * 8 on; four 8 x 8 one after the other.
+    const u32 mine = slot + lane * 16, column = at.step * STEP_COLUMNS + lane % 4 * 8,
+              x_place = slot + STEP_BYTES + (lane % 4 * 8 + lane / 4) * 16;
     const u8* data = at.data + u64(at.step) * STEP_BYTES;
     copy_line_async(mine, data);
     copy_line_async(mine + 512, data + 512);
@@ -63,7 +65,7 @@ __device__ __forceinline__ void ask_for_step(const Work& work, const Cursor<Work
     const u32 count = min(max(work.columns(), column) - column, 8u);
 #pragma unroll
     for (u32 i = 0; i < EIGHTS; i++) {
-        const u32 row = lane / 4 + 8 * i, to = mine + STEP_BYTES + 512 * i;
+        const u32 row = lane / 4 + 8 * i, to = x_place + 512 * i;
         if (row >= at.at.rows) continue;
         const u16* from = work.x(at.at, row) + (count ? column : 0);
         if (aligned)
@@ -179,9 +181,7 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
                         codes = load_shared_16(mine + 1024);
             uint4 x[EIGHTS];
 #pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++)
-                x[i] = lane / 4 + 8 * i < at.rows ? load_shared_16(mine + STEP_BYTES + 512 * i)
-                                                  : make_uint4(0, 0, 0, 0);
+            for (u32 i = 0; i < EIGHTS; i++) x[i] = load_matrices(mine + STEP_BYTES + 512 * i);
             const Head head = {load_shared_8(place + STEP_BYTES + 512 * EIGHTS)};
             __syncwarp();
             if (cursor.item < work.items()) {

@@ -2,8 +2,8 @@
 #pragma once
 #include "linear_work.cuh"
 
-// Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r, column 32
-// t + lane % 4 * 8.
+// Where a lane's units of a tile are: of step t, row r of four: strip row lane / 4 + 8 r. In memory
+// they are the columns from 32 t + lane % 4 * 8 on; in the fast layout two of each eight columns.
 struct TileOf {
     u32 strip, tile, steps;  // steps: of this tile that exist
     u64 number;
@@ -36,6 +36,29 @@ __device__ inline uint4 load_weights(const u16* weights, u64 pitch, u32 rows, u3
 __device__ inline u32 weight_of(const uint4& unit, u32 k) {
     const u32 word = k / 2 == 0 ? unit.x : k / 2 == 1 ? unit.y : k / 2 == 2 ? unit.z : unit.w;
     return k % 2 ? word >> 16 : word & 0xFFFF;
+}
+// Four words of each lane of a quad, from the order of one to that of the other: lane q gets the
+// words q of all. All lanes of the warp together.
+__device__ inline uint4 transpose_quads(uint4 v, u32 lane) {
+    const bool odd = lane & 1, high = lane & 2;
+    const u32 a = __shfl_xor_sync(ALL_LANES, odd ? v.x : v.y, 1),
+              b = __shfl_xor_sync(ALL_LANES, odd ? v.z : v.w, 1);
+    if (odd)
+        v.x = a, v.z = b;
+    else
+        v.y = a, v.w = b;
+    const u32 c = __shfl_xor_sync(ALL_LANES, high ? v.x : v.z, 2),
+              d = __shfl_xor_sync(ALL_LANES, high ? v.y : v.w, 2);
+    if (high)
+        v.x = c, v.y = d;
+    else
+        v.z = c, v.w = d;
+    return v;
+}
+__device__ inline void transpose_quads(u32 (&words)[4], u32 lane) {
+    const uint4 v =
+        transpose_quads(make_uint4(words[0], words[1], words[2], words[3]), lane);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
 }
 // Whether no code says this exponent.
 __device__ inline bool is_entry(u32 exponent, u32 base) { return base - exponent > 15; }
@@ -154,19 +177,23 @@ __device__ __forceinline__ void pack_tile(const PackTask& task) {
         uint4 units[4];
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
-            u32 count;
+            u32 loaded;
             const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r,
-                      column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
-            units[r] =
-                load_weights(task.weights, task.pitch, task.rows, task.columns, row, column, count);
+                      first = (at.tile * TILE_STEPS + t) * STEP_COLUMNS;
+            units[r] = transpose_quads(
+                load_weights(task.weights, task.pitch, task.rows, task.columns, row,
+                             first + lane % 4 * 8, loaded),
+                lane);
             u32 each[8];
 #pragma unroll
             for (u32 k = 0; k < 8; k++) {
                 const u32 exponent = weight_of(units[r], k) >> 7 & 255;
-                const bool other = is_entry(exponent, base);
-                if (other && k < count) outside |= 1u << (8 * r + k);
+                const bool other = is_entry(exponent, base),
+                           exists = row < task.rows &&
+                                    first + k / 2 * 8 + lane % 4 * 2 + k % 2 < task.columns;
+                if (other && exists) outside |= 1u << (8 * r + k);
                 // What does not exist must be finite, since zeros of x meet it.
-                each[k] = k >= count ? min(base, 15u) : other ? 0 : base - exponent;
+                each[k] = !exists ? min(base, 15u) : other ? 0 : base - exponent;
             }
             plane[2 * r] = encode_others(units[r].x, units[r].y),
                       plane[2 * r + 1] = encode_others(units[r].z, units[r].w);
@@ -219,6 +246,7 @@ __device__ __forceinline__ void unpack_tile(const UnpackTask& task) {
         const u32 column = (at.tile * TILE_STEPS + t) * STEP_COLUMNS + lane % 4 * 8;
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
+            transpose_quads(weights[r], lane);
             const u32 row = at.strip * STRIP_ROWS + lane / 4 + 8 * r;
             if (row >= task.rows || column >= task.columns) continue;
             u16* to = task.output + row * task.pitch + column;
@@ -282,6 +310,7 @@ __device__ __forceinline__ void gather_tile(const GatherTask& task) {
         }
     }
     if (problems) atomicOr(task.status, problems);
+    transpose_quads(weights[0], lane);
     if (column >= task.columns) return;
     u16* to = task.output + place * task.pitch + column;
     const u32(&w)[4] = weights[0];

@@ -10,7 +10,8 @@
 //             steps = ceil(columns / 32) of them; strip s, step t begins at 1536 (s steps + t).
 //             Rows and columns that do not exist have data all the same, which decodes to finite
 //             weights. Within a step, lane l (g = l / 4, q = l % 4) has the weights of the rows
-//             g, g + 8, g + 16, g + 24 of the strip and the columns 8q to 8q + 7 of the step:
+//             g, g + 8, g + 16, g + 24 of the strip and the columns 2q, 2q + 1, 2q + 8, 2q + 9,
+//             2q + 16, 2q + 17, 2q + 24, 2q + 25 of the step, as tensor cores want them:
 //               16 bytes at 16 l           row g, then row g + 8: two words of four bytes each
 //               16 bytes at 512 + 16 l     row g + 16, then row g + 24: likewise
 //               16 bytes at 1024 + 16 l    codes: a word for each of the four rows
@@ -98,7 +99,9 @@ struct alignas(16) LinearLaunch {
                        // 16 rows of x, aligned to 16
     u32* status;       // bits are set where what is stored contradicts itself
     u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
-    u32 wide_strips, reserved[3];    // likewise
+    u32 wide_strips;                 // likewise
+    u32 tile_sets;  // of df11_linear_tile_{8,16}: items whose sums are on their way at once, 1 or 2
+    u32 reserved[2];
     LinearMatrix matrices[LINEAR_MATRICES];
 };
 static_assert(sizeof(LinearLaunch) == 80 + 8 * 96, "as Rust has it");

@@ -9,14 +9,15 @@
 //   block     persistent, one a multiprocessor:
 //             warp 0         adds the sums of the runs of item after item, in order; stores y
 //             warps 1 to 3   bring tiles: record, where each lane's bits begin, and the bits, by
-//                            cp.async, into a slot of the warp that decodes the tile
+//                            a bulk copy of one lane on 9.0, else by cp.async, into a slot of the
+//                            warp that decodes the tile
 //             the others     decode slot after slot
 //
 //      item 0  | run 0  | run 1  | ...  | run 15 |    each of 16 warps that decode has a column
 //      item 1  | run 0  | run 1  | ...  | run 15 |    of tiles of 4096 columns, and keeps its x
 //
 //      shared memory   | table | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
-//                      | table | sums of one item | x: warp 4, warp 5, ... | slots |   9 to 16 rows
+//                      | table | sums of one or two | x: warp 4, warp 5, ... | slots |    9-16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
 //   table     of the matrix in use; for another one warp 0 fills it again
@@ -24,25 +25,25 @@
 //   x         of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
 //             three of the tile's eight units of columns in shared memory instead
 //   sums      of an item meet when all its runs have been decoded; two items are on their way, or
-//             one, where x takes the room: then a run waits for the item before after its first band
+//             one, as the launch says: if blocks have one item, or the largest tile needs the room;
+//             a run waits for an item before after its first band
 //   edges     partial tiles, tiles with more bits than a slot takes, and x that is not aligned go
 //             unit by unit, with the same bits of y
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
-// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 48
-// bytes, with 16 rows of x 60. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at one
-// row of x, 143 KiB at 8, 191 KiB at 16, where it suffices for tiles of 3840 bytes. PTX for compute
-// capability 8.0: 12 warps that decode, 128 registers.
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 64
+// bytes, with 16 rows of x 72. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
+// one row of x, 143 KiB at 8, 223 KiB at 16, or 191 KiB with sums of one item, where it suffices
+// for tiles of 3840 bytes. PTX for compute capability 8.0: 12 warps that decode, 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
-// 4096 x 14336 (benches/record/2026-11-22-linear-tile.md):
+// 4096 x 14336, nvcc 13.5 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
-//                     0.82   0.78   0.61
-// What limits it (ncu, 28672 x 4096, one row, of a variant): the latency of four look-ups, one
-// after the other, for each unit. 56 % of the warps' time goes to the loop of 48 instructions a
-// unit: of that 31 % to waiting for look-ups and windows, 25 % to results of arithmetic, 13 % to
-// the plane. 54 % of the issue slots are busy; a unit takes 20 wavefronts of shared memory, and 38
-// cycles. With 16 rows besides x of each tile, 8 KiB, for which all warps wait at once, about 2 us;
-// and the sums of the item before: 28672 x 4096 takes 92 us where sums of two items make it 80.
+//                     0.85   0.80   0.65
+// What limits it (ncu, 28672 x 4096, one row): 67 instructions a unit, 47 of them in the loop,
+// which has 64 % of the warps' time: of that 30 % waits for results of arithmetic, 24 % for
+// look-ups and windows; 48 % of the issue slots are busy. A kernel without products would take
+// 16 us less of 135, one without the branch to escapes 11 less. With 16 rows besides x of each
+// tile, 8 KiB, for which all warps wait at once.
 //
 // Rejected, in the record with their figures: all of 16 rows of x in registers, which spills, and
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so
@@ -63,18 +64,14 @@ constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_S
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x those of 32 rows of the strip.
 constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
-// Whether of 16 rows of x some are in shared memory, so that registers suffice. There is room then
-// for the sums of one item alone.
+// Whether of 16 rows of x some are in shared memory, so that registers suffice.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr bool SHARES_X = true;
 #else
 constexpr bool SHARES_X = false;
 #endif
-// Items whose sums are on their way at once.
+// Items whose sums are on their way at once, at most: the launch tells how many.
 constexpr u32 MOST_RUN_SETS = 2;
-__host__ __device__ constexpr u32 run_sets(u32 eights) {
-    return SHARES_X && eights > 1 ? 1 : MOST_RUN_SETS;
-}
 // Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
 // those that decode are groups: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
@@ -101,16 +98,18 @@ __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
 // The table, and the sums of runs.
-__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 eights) {
-    return u32(sizeof(TileTable)) + run_sets(eights) * run_set_bytes(x_rows);
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 sets) {
+    return u32(sizeof(TileTable)) + sets * run_set_bytes(x_rows);
 }
 // Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
-// one. With less memory tiles with more bits are slow, and as exact; at least for 0.
-__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes) {
+// one. With less memory tiles with more bits are slow, and as exact; at least for 0. `sets`: the
+// launch's tile_sets.
+__host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes,
+                                                    u32 sets) {
     const u32 eights = (x_rows + 7) / 8,
               slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
-    return tile_fixed_bytes(x_rows, eights) + warps * (x_bytes_of_warp(eights) + slots);
+    return tile_fixed_bytes(x_rows, sets) + warps * (x_bytes_of_warp(eights) + slots);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -126,56 +125,6 @@ struct Runs {
 struct TilePlace {
     u32 matrix, strip;  // of the launch, of the matrix
     u32 tile;           // of the strip
-};
-
-// The tiles of a block in the order in which they are brought: of item after item first the first
-// tile of each run, then the second of each, ... Run after run takes the next warp.
-struct TileWalk {
-    TilePlace at;
-    u32 number;         // of the item, among the block's that exist
-    u32 fill;           // how often the table must have been filled again
-    u32 run, turn;      // of the item; of the run's tiles
-    u32 warp;           // that decodes it
-    u32 item, end;      // of the launch; tiles of the item end here
-    u32 length, count;  // Runs
-    u32 begin;          // tiles of the item begin here
-    u32 first_warp;     // that has the first run of the item
-    bool exists;
-
-    __device__ void find_item(const Shared& work) {
-        exists = false;
-        for (; item < work.items(); item += gridDim.x) {
-            const Range range = work.range(item);
-            if (!range.exists) continue;
-            fill += range.matrix != at.matrix;
-            at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
-            end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
-            const Runs runs(end - begin);
-            length = runs.length, count = runs.count, run = 0, turn = 0;
-            at.tile = begin, warp = first_warp, exists = true;
-            return;
-        }
-    }
-    __device__ void start(const Shared& work) {
-        at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
-        if (item < work.items()) at.matrix = work.range(item).matrix;
-        find_item(work);
-    }
-    __device__ void advance(const Shared& work, u32 warps) {
-        run++, at.tile += length, warp = warp + 1 == warps ? 0 : warp + 1;
-        if (at.tile < end) return;
-        // The last run may be shorter.
-        turn++, run = 0, warp = first_warp, at.tile = begin + turn;
-        if (turn < length) return;
-        for (first_warp += count; first_warp >= warps;) first_warp -= warps;
-        number++, item += gridDim.x;
-        find_item(work);
-    }
-    // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
-    __device__ u32 arrivals() const {
-        if (turn + 1 < length && at.tile + 1 < end) return 0;
-        return run + 1 == count ? MOST_RUNS + 1 - count : 1;
-    }
 };
 
 __device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
@@ -194,6 +143,68 @@ __device__ inline const u8* plane_of(const u8* plane, u32 whole_columns, u32 fir
     return plane + u64(strip) * STRIP_ROWS * whole_columns +
            u64(first_column + tile * TILE_WIDTH) * rows;
 }
+
+// The tiles of a block in the order in which they are brought: of item after item first the first
+// tile of each run, then the second of each, ... Run after run takes the next warp.
+struct TileWalk {
+    TilePlace at;
+    u32 number;                 // of the item, among the block's that exist
+    u32 fill;                   // how often the table must have been filled again
+    u32 run, turn;              // of the item; of the run's tiles
+    u32 warp;                   // that decodes it
+    u32 item, end;              // of the launch; tiles of the item end here
+    u32 length, count;          // Runs
+    u32 begin;                  // tiles of the item begin here
+    u32 first_warp;             // that has the first run of the item
+    u32 rows;                   // of the strip
+    const TileRecord* records;  // of the strip, from its first tile on
+    const u8* plane;            // likewise
+    bool exists;
+
+    __device__ void find_item(const Shared& work) {
+        exists = false;
+        for (; item < work.items(); item += gridDim.x) {
+            const Range range = work.range(item);
+            if (!range.exists) continue;
+            fill += range.matrix != at.matrix;
+            at.matrix = range.matrix, at.strip = range.strip, begin = range.begin / TILE_STEPS,
+            end = (range.end + TILE_STEPS - 1) / TILE_STEPS;
+            const Runs runs(end - begin);
+            length = runs.length, count = runs.count, run = 0, turn = 0;
+            at.tile = begin, warp = first_warp, exists = true;
+            const LinearMatrix& m = work.launch.matrices[at.matrix];
+            rows = rows_left(work, at), records = record_of(m, at.strip, 0);
+            plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, 0, rows);
+            return;
+        }
+    }
+    __device__ void start(const Shared& work) {
+        at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
+        if (item < work.items()) at.matrix = work.range(item).matrix;
+        find_item(work);
+    }
+    // From the start to the first tile of a warp.
+    __device__ void skip_to(const Shared& work, u32 of_warp) {
+        while (exists && first_warp + count <= of_warp)
+            first_warp += count, number++, item += gridDim.x, find_item(work);
+        run = of_warp - first_warp, at.tile = begin + run * length, warp = of_warp;
+    }
+    __device__ void advance(const Shared& work, u32 warps) {
+        run++, at.tile += length, warp = warp + 1 == warps ? 0 : warp + 1;
+        if (at.tile < end) return;
+        // The last run may be shorter.
+        turn++, run = 0, warp = first_warp, at.tile = begin + turn;
+        if (turn < length) return;
+        for (first_warp += count; first_warp >= warps;) first_warp -= warps;
+        number++, item += gridDim.x;
+        find_item(work);
+    }
+    // How often a warp arrives at the item's barrier after the tile: MOST_RUNS times for all runs.
+    __device__ u32 arrivals() const {
+        if (turn + 1 < length && at.tile + 1 < end) return 0;
+        return run + 1 == count ? MOST_RUNS + 1 - count : 1;
+    }
+};
 
 // Where a lane's bits lie, counted from 30 bits before those that are staged; and its end, with the
 // bits that may be left after its last code from bit 20 on.
@@ -508,26 +519,47 @@ __device__ inline void wait_until(u32* count, u32 least, u64* barrier, u32 phase
 __device__ inline void wait_for_table(TileShared& common, u32 fill, u32 lane) {
     wait_until(&common.fills, fill, &common.filled, fill - 1, lane);
 }
+// Of `sets` places for the sums of an item, one or two: which one an item has, and how many items
+// had it before.
+__device__ inline u32 set_of(u32 number, u32 sets) { return number & (sets - 1); }
+__device__ inline u32 turns_of(u32 number, u32 sets) { return number >> (sets - 1); }
 // Until the sums of the item may be written.
-template <u32 SETS>
-__device__ inline void wait_for_set(TileShared& common, u32 number, u32 lane) {
-    if (number < SETS) return;
-    wait_until(&common.added, number + 1 - SETS, common.set_empty + number % SETS,
-               number / SETS - 1, lane);
+__device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u32 lane) {
+    if (number < sets) return;
+    wait_until(&common.added, number + 1 - sets, common.set_empty + set_of(number, sets),
+               turns_of(number, sets) - 1, lane);
 }
-// Arrivals at a slot: those of the copies, and that of the rest.
+
+// Arrivals at a slot. On 9.0 one, which tells how many bytes come by a bulk copy; else those of
+// all lanes' copies, and that of the rest.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr u32 SLOT_ARRIVALS = 1;
+__device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
+    if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full);
+}
+__device__ inline void arrive_with_bits(u32 full, u32 bytes) { arrive_expecting(full, bytes); }
+// To the copies, after they have been made.
+__device__ inline void show_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+#else
+__device__ inline void show_barriers() {}
 constexpr u32 SLOT_ARRIVALS = LANES + 1;
+__device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
+#pragma unroll 1
+    for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(to + i, from + i);
+    arrive_with_copies(full);
+}
+__device__ inline void arrive_with_bits(u32 full, u32) { arrive(full); }
+#endif
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
     u32 table, sets, set_count, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
-    __device__ u32 slot(u32 warp, u32 number) const {
-        return slots + (warp * TILE_SLOTS + number) * slot_bytes;
-    }
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
     __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
-        return sets + walk.number % set_count * run_set_bytes(x_rows) +
+        return sets + set_of(walk.number, set_count) * run_set_bytes(x_rows) +
                walk.run * x_rows * RUN_PITCH * 4;
     }
 };
@@ -542,7 +574,7 @@ __device__ __forceinline__ void ask_for_table(const TileTable* from, u32 to, u32
 
 // What a warp that decodes needs of a tile.
 struct alignas(16) Ticket {
-    u64 plane;
+    const u8* plane;
     u32 tile;    // of the strip
     u32 number;  // of the item
     u32 sums;    // shared address of the run's
@@ -552,115 +584,109 @@ struct alignas(16) Ticket {
 static_assert(sizeof(Ticket) == TICKET_BYTES, "three words of 16 bytes");
 constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
 
-__device__ inline const TileRecord* record_at(const Shared& work, const TilePlace& at) {
-    return record_of(work.launch.matrices[at.matrix], at.strip, at.tile);
+// Of the tile at which the walk is; whether it is whole is not known before its bits.
+__device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock& block,
+                                            const TileWalk& walk, bool aligned) {
+    Ticket t = {};
+    t.plane = walk.plane + walk.at.tile * TILE_WIDTH * walk.rows;
+    t.tile = walk.at.tile, t.number = walk.number, t.fill = walk.fill;
+    t.sums = block.sums(walk, work.launch.x_rows), t.arrivals = walk.arrivals();
+    t.matrix = walk.at.matrix, t.strip = walk.at.strip;
+    if (aligned && walk.rows == STRIP_ROWS && columns_left(work, walk.at) == TILE_WIDTH)
+        t.flags = TICKET_WHOLE;
+    if (walk.turn == 0) t.flags |= TICKET_FIRST;
+    return t;
 }
 
 // Brings a tile into a slot.
 __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& block,
-                                           const TileWalk& walk, const Record& record, u32 slot,
-                                           u32 full, bool aligned, u32 lane, u32& problems) {
-    const u32 bits_bytes = block.bits_bytes();
-    const LinearMatrix& m = work.launch.matrices[walk.at.matrix];
-    const u32 height = rows_left(work, walk.at);
-    const u8* const plane =
-        plane_of(m.data, m.whole_columns, m.first_column, walk.at.strip, walk.at.tile, height);
-    bool whole = aligned && height == STRIP_ROWS && columns_left(work, walk.at) == TILE_WIDTH;
-    if (whole && lane < PLANE_BAND / 128) prefetch_l2(plane + lane * 128);
+                                           const Ticket& ticket, const Record& record, u32 slot,
+                                           u32 full, u32 lane, u32& problems) {
+    const LinearMatrix& m = work.launch.matrices[ticket.matrix];
+    if ((ticket.flags & TICKET_WHOLE) && lane < PLANE_BAND / 128)
+        prefetch_l2(ticket.plane + lane * 128);
     const TileBits bits = find_bits(record, m.rest_count, lane, problems);
-    const bool fits = bits.bytes + BITS_AFTER <= bits_bytes;
-    whole = whole && fits;
-    if (fits) {
-        const u8* from = static_cast<const u8*>(m.rest) + bits.byte;
-#pragma unroll 1
-        for (u32 i = lane * 16; i < bits.bytes; i += LANES * 16)
-            copy_async(slot + SLOT_HEAD + i, from + i);
-    }
-    arrive_with_copies(full);
+    const bool fits = bits.bytes + BITS_AFTER <= block.bits_bytes();
+    const u32 flags = fits ? ticket.flags : ticket.flags & ~TICKET_WHOLE;
+    const u32 bytes = fits ? (bits.bytes + 15) / 16 * 16 : 0;
+    copy_bits(slot + SLOT_HEAD, static_cast<const u8*>(m.rest) + bits.byte, bytes, full, lane);
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(slot + TICKET_BYTES + lane * 8),
                  "r"(bits.lane.position), "r"(bits.lane.end)
                  : "memory");
     if (lane == 0) {
-        const u64 at = reinterpret_cast<u64>(plane);
-        store_shared_16(slot, make_uint4(u32(at), u32(at >> 32), walk.at.tile, walk.number));
-        store_shared_16(
-            slot + 16, make_uint4(block.sums(walk, work.launch.x_rows), walk.fill, walk.arrivals(),
-                                  (whole ? TICKET_WHOLE : 0) | (walk.turn == 0 ? TICKET_FIRST : 0)));
-        store_shared_16(slot + 32, make_uint4(walk.at.matrix, walk.at.strip, 0, 0));
+        const u64 at = reinterpret_cast<u64>(ticket.plane);
+        store_shared_16(slot, make_uint4(u32(at), u32(at >> 32), ticket.tile, ticket.number));
+        store_shared_16(slot + 16, make_uint4(ticket.sums, ticket.fill, ticket.arrivals, flags));
+        store_shared_16(slot + 32, make_uint4(ticket.matrix, ticket.strip, 0, 0));
     }
     __syncwarp();
-    if (lane == 0) arrive(full);
+    if (lane == 0) arrive_with_bits(full, bytes);
 }
 
-// How many tiles each warp has been brought, modulo four.
+// How many tiles each warp has been brought, modulo four: a bit of each warp.
 struct Brought {
-    u64 counts = 0;
-    __device__ u32 of(u32 warp) const { return u32(counts >> 2 * warp) & 3; }
-    __device__ void count(u32 warp) {
-        const u64 one = u64((of(warp) + 1) & 3) << 2 * warp;
-        counts = (counts & ~(u64(3) << 2 * warp)) | one;
-    }
+    u32 low = 0, high = 0;
+    // The slot of the next one, and of which parity the phase is in which it has been emptied.
+    __device__ u32 slot(u32 warp) const { return low >> warp & 1; }
+    __device__ u32 parity(u32 warp) const { return ~(high >> warp) & 1; }
+    __device__ void count(u32 warp) { high ^= low & (1u << warp), low ^= 1u << warp; }
 };
+static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
 // Brings all tiles but the first of each warp. One of TILE_BRINGERS warps.
 __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
                                             u32 warps, u32 lane) {
     const bool aligned = work.aligned();
+    // Bits of warps: this one's, and those that have their first tile.
+    const u32 of_bringer = 0x49249249u << bringer;
+    static_assert(TILE_BRINGERS == 3, "every third bit");
     u32 problems = 0, begun = 0;
     Brought brought;
     TileWalk walk;
     walk.start(work);
-    // To the next tile that is this warp's to bring; its slot.
-    auto find = [&](u32& number) {
-        for (; walk.exists; walk.advance(work, warps)) {
-            const u32 warp = walk.warp;
-            number = brought.of(warp);
-            brought.count(warp);
-            if (!(begun >> warp & 1)) {
-                begun |= 1u << warp;
-                continue;
-            }
-            if (warp % TILE_BRINGERS == bringer) return;
-        }
-    };
-    auto bring = [&](const TileWalk& one, const Record& record, u32 number) {
-        const u32 at = (one.warp * TILE_SLOTS + number % TILE_SLOTS) * 8;
-        wait_parity(block.slot_empty + at, number / TILE_SLOTS % 2 ^ 1);
-        bring_tile(work, block, one, record, block.slot(one.warp, number % TILE_SLOTS),
-                   block.slot_full + at, aligned, lane, problems);
-    };
-    u32 number = 0;
-    find(number);
+    // A tile is brought when the record of the one after has been asked for.
+    Ticket ticket;
     Record record;
-    if (walk.exists) record = load_record(record_at(work, walk.at), lane);
-    while (walk.exists) {
-        const TileWalk one = walk;
-        const Record mine = record;
-        const u32 of = number;
-        walk.advance(work, warps);
-        find(number);
-        if (walk.exists) record = load_record(record_at(work, walk.at), lane);
-        bring(one, mine, of);
+    u32 place = ~0u, emptied = 0;
+#pragma unroll 1
+    for (;; walk.advance(work, warps)) {
+        const u32 warp = walk.warp, one = 1u << warp;
+        const u32 at = warp * TILE_SLOTS + brought.slot(warp), parity = brought.parity(warp);
+        Record after;
+        if (walk.exists) {
+            brought.count(warp);
+            const bool mine = begun & of_bringer & one;
+            begun |= one;
+            if (!mine) continue;
+            after = load_record(walk.records + walk.at.tile, lane);
+        }
+        if (place != ~0u) {
+            wait_parity(block.slot_empty + place * 8, emptied);
+            bring_tile(work, block, ticket, record, block.slots + place * block.slot_bytes,
+                       block.slot_full + place * 8, lane, problems);
+        }
+        if (!walk.exists) break;
+        ticket = ticket_of(work, block, walk, aligned), record = after;
+        place = at, emptied = parity;
     }
     for (u32 warp = bringer; warp < warps; warp += TILE_BRINGERS) {
-        const u32 of = brought.of(warp), at = (warp * TILE_SLOTS + of % TILE_SLOTS) * 8;
-        wait_parity(block.slot_empty + at, of / TILE_SLOTS % 2 ^ 1);
+        const u32 at = warp * TILE_SLOTS + brought.slot(warp);
+        wait_parity(block.slot_empty + at * 8, brought.parity(warp));
         if (lane == 0)
-            store_shared_16(block.slot(warp, of % TILE_SLOTS) + 16,
+            store_shared_16(block.slots + at * block.slot_bytes + 16,
                             make_uint4(0, 0, 0, TICKET_END));
-        arrive(block.slot_full + at);
+        copy_bits(0, nullptr, 0, block.slot_full + at * 8, lane);
         __syncwarp();
-        if (lane == 0) arrive(block.slot_full + at);
+        if (lane == 0) arrive_with_bits(block.slot_full + at * 8, 0);
     }
     if (problems) atomicOr(work.status(), problems);
 }
 
 // Adds the runs' sums of item after item, in order, and fills the table again for another matrix.
 // One warp, the first.
-template <u32 SETS>
 __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& block,
-                                         const float* sets, TileShared& common) {
-    const u32 lane = threadIdx.x, x_rows = work.launch.x_rows;
+                                         const float* sums, TileShared& common) {
+    const u32 lane = threadIdx.x, x_rows = work.launch.x_rows, sets = block.set_count;
     wait_for_launch_before();
     u32 number = 0, fills = 0,
         matrix = blockIdx.x < work.items() ? work.range(blockIdx.x).matrix : 0;
@@ -675,8 +701,9 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             tell(&common.fills, ++fills, &common.filled, lane);
         }
         const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
-        wait_parity(block.set_full + 8 * (number % SETS), number / SETS % 2);
-        const float* const set = sets + number % SETS * (run_set_bytes(x_rows) / 4);
+        const u32 place = set_of(number, sets);
+        wait_parity(block.set_full + 8 * place, turns_of(number, sets) % 2);
+        const float* const set = sums + place * (run_set_bytes(x_rows) / 4);
         // Four rows of x at once: each adds in order, and waits.
         constexpr u32 ROWS = 4;
         for (u32 first = 0; first < x_rows; first += ROWS) {
@@ -703,7 +730,7 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
             }
         }
         number++;
-        tell(&common.added, number, common.set_empty + (number - 1) % SETS, lane);
+        tell(&common.added, number, common.set_empty + place, lane);
         add_slices<1>(work, at);
     }
 }
@@ -777,17 +804,20 @@ __device__ __forceinline__ u32 bring_first(const Shared& work, const TileBlock& 
     if (walk.exists)
         ask_for_table(work.launch.matrices[walk.at.matrix].table, block.table,
                       threadIdx.x - TILE_HELPERS * LANES, warps * LANES);
-    while (walk.exists && walk.warp != warp) walk.advance(work, warps);
+    walk.skip_to(work, warp);
     if (!walk.exists) return ~0u;
-    bring_tile(work, block, walk, load_record(record_at(work, walk.at), lane), block.slot(warp, 0),
-               block.slot_full + warp * TILE_SLOTS * 8, work.aligned(), lane, problems);
-    return work.aligned() && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
+    const Record record = load_record(walk.records + walk.at.tile, lane);
+    const bool aligned = work.aligned();
+    bring_tile(work, block, ticket_of(work, block, walk, aligned), record,
+               block.slots + warp * TILE_SLOTS * block.slot_bytes,
+               block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
+    return aligned && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
 }
 
 template <u32 EIGHTS>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
                                                TileShared& common, u32 warp, u32 warps, u32 lane) {
-    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2, SETS = run_sets(EIGHTS);
+    constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
     // So that it stays in a register: the assembler would read it again in each band.
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
@@ -814,9 +844,8 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
 #pragma unroll
             for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
         if (two.y != fill) fill = two.y, wait_for_table(common, fill, lane);
-        if (first && (SETS > 1 || !(two.w & TICKET_WHOLE)))
-            wait_for_set<SETS>(common, one.w, lane);
         if (!(two.w & TICKET_WHOLE)) {
+            if (first) wait_for_set(common, one.w, block.set_count, lane);
             const uint4 three = load_shared_16(slot + 32);
             problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
                                               block.bits_bytes(), two.x, first, lane);
@@ -855,19 +884,20 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     sums.add(w, of_unit);
                 }
                 plane += PLANE_BAND;
-                // With sums of one item alone: late, so that others may be behind.
-                if (SETS == 1 && first && band == 0)
-                    wait_for_set<SETS>(common, load_shared(slot + 12), lane);
+                // Late, so that other warps may be after this one.
+                if (first && band == 0)
+                    wait_for_set(common, load_shared(slot + 12), block.set_count, lane);
                 keep_sums<EIGHTS>(two.x, sums_place(lane), sums, band, first, work.launch.x_rows,
                                   lane);
             }
             const uint2 ends = load_shared_8(slot + TICKET_BYTES + lane * 8);
             problems |= check_end({ends.x, ends.y}, bits.place(slot + SLOT_HEAD));
         }
-        const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24);
+        const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24),
+                  set = block.set_full + 8 * set_of(number, block.set_count);
         __syncwarp();
         if (lane == 0) arrive(block.slot_empty + place * 8);
-        for (u32 i = 0; i < arrivals; i++) arrive(block.set_full + 8 * (number % SETS));
+        for (u32 i = 0; i < arrivals; i++) arrive(set);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -890,6 +920,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
                 init_barrier(shared_address(common.set_empty + lane), LANES);
         if (lane == 0)
             init_barrier(shared_address(&common.filled), LANES), common.added = common.fills = 0;
+        show_barriers();
     }
     __syncthreads();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -897,20 +928,20 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 xs = tile_fixed_bytes(work.launch.x_rows, EIGHTS),
+    const u32 sets = work.launch.tile_sets, xs = tile_fixed_bytes(work.launch.x_rows, sets),
               fixed = xs + warps * x_bytes_of_warp(EIGHTS);
     block.table = shared_address(linear_shared), block.sets = block.table + u32(sizeof(TileTable)),
-    block.set_count = run_sets(EIGHTS), block.xs = block.table + xs,
+    block.set_count = sets, block.xs = block.table + xs,
     block.slots = block.table + fixed,
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
-    float* const sets = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
+    const float* const sums = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
     if (warp < TILE_HELPERS) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
 #endif
         if (warp == 0)
-            add_runs<run_sets(EIGHTS)>(work, block, sets, common);
+            add_runs(work, block, sums, common);
         else
             bring_tiles(work, block, warp - 1, warps, lane);
     } else {

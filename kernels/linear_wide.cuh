@@ -13,10 +13,11 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes word by word (cp.async), each to its place in wgmma's order, so that no kernel
-//             has to arrange it before; a fence by those that ask makes it visible to products
-//   entries   the first four of a tile come with each stage, so that no warp that multiplies waits
-//             for memory
+//   x         comes in copies of 16 bytes (cp.async): its order is wgmma's, as the fast layout has
+//             columns; a fence by those that ask makes it visible to products
+//   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its own
+//             in a stage, and tell which have some; of products with several, or tiles with more than
+//             six, those that multiply load all of the tile
 //   parts     of an item meet in the cluster's shared memory: each block adds the sums of some rows
 //             of x, in the order of parts, out of all blocks. No workspace
 //
@@ -24,21 +25,25 @@
 // registers (104 for those that multiply, 64 for those that ask), 20 warps, a block a
 // multiprocessor, 227 KiB of shared memory: with eight strips 6 stages for 64 rows of x, 5 for 128.
 // About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
-// cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
-//   rows of x        17      24      32      48      64      96      128
-//   H200             1.120   1.120   1.147   1.033   1.017   0.800   0.774
+// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
+//   rows of x                            64      128
+//   this                                 not run
+//   entries by a list, nvcc's build      111.9   143.9
+//   entries by steps, not by products    112.1   150.3
+//   x word by word besides               118.4   168.7
+// cuBLASLt's best divided by the last, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
+// 1.120, 1.120, 1.147, 1.033, 0.800).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
-// the ends of a launch in small ones. With 128 rows: those that multiply wait for a stage in a sixth
-// to a quarter of all samples. But x by a quarter of the copies is no faster, and 64 multiprocessors
-// take as long for a stage as 112, so neither copies of x nor L2 bind. A stage takes the time of its
-// products and 0.25 to 0.43 us more, for one warpgroup as for four: loads and decoding are not
-// hidden. Sum of four 168 us; without copies of x 139, without products 125, without decoding 152.
+// the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
+// clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
+// Without entries 133.8 us; without copies of x, and with entries by steps, 139.2.
 //
 // Rejected, in the record with their figures:
-//   x by loads and stores of 16 bytes; x by copies of 16 bytes, put in order in place; x by the warps
-//   that multiply; a warp for weights beside two or three for x; the fence by those that multiply;
-//   sums of parts through memory; x arranged by a kernel before; clusters that share x; mma.sync for
-//   17 to 32 rows
+//   x word by word, or put in order in place, for a layout with columns in another order; x by
+//   loads and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two or
+//   three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
+//   kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32
+//   rows
 //
 // Safety: as linear.cu has it. Blocks wait for those of their cluster alone, which run at once.
 #pragma once
@@ -52,8 +57,12 @@ static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four
 
 // First the barriers, full and empty; then heads of each stage's strips; then stages, aligned to
 // 1024: weights, strip by strip, and x, 128 bytes for each row.
-constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HEAD = 32,
-              WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 4;
+// A strip's head of a stage: for each half of its rows the base, which of its products have entries
+// (bits 0 to 3: 2 step + product; bits 4 to 7: several), and a place for the one of each product;
+// then the tile's first entry and the count.
+constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS,
+              WIDE_HEAD = 64, WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 6;
+static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
 constexpr u32 WIDE_FIRST_BYTES = MOST_STAGES * (2 * 8 + WIDE_HEADS);
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
     return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
@@ -124,9 +133,6 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-__device__ inline void copy_word_async(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
 __device__ inline void wait_for_all_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -148,7 +154,7 @@ __device__ inline void load_of_cluster(float (&to)[4], u32 address, u32 rank) {
         : "memory");
 }
 
-// Words of a column of words, of `rows` rows of x; columns that do not exist are zero.
+// A column of words, of `rows` rows of x; columns that do not exist are zero.
 __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 rows, u32 count,
                                                u32 to) {
 #pragma unroll 1
@@ -166,37 +172,38 @@ __device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 c
                  : "r"(pitch), "r"(count * 2), "l"(row));
     return after;
 }
-// The 64 columns of x of a stage, by a warp. The lane (g, q) of a warp that multiplies has the
-// columns 8 q to 8 q + 7 of a step, and gives the product j of its two the k of 2 q, 2 q + 1,
-// 2 q + 8 and 2 q + 9:
-//   k = 2 q + i       column 8 q + 4 j + i
-//   k = 2 q + i + 8   column 8 q + 4 j + i + 2
-// So of the 16-byte pieces of a row, eight k each, the word 4 q + p of a step goes to place q of
-// piece p: each lane copies a word of each row. Pieces are swizzled (linear_wgmma.cuh).
+__device__ inline void copy_piece(u32 to, const u16* from) {
+    copy_async(to, reinterpret_cast<const u8*>(from));
+}
+// The 64 columns of x of a stage, by a warp, four rows at once; pieces of 16 bytes are swizzled
+// (linear_wgmma.cuh).
 __device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage, u32 place,
                                           u32 lane) {
-    const u32 column = stage * WIDE_COLUMNS + 2 * lane, rows = launch.x_rows,
-              pitch = u32(launch.x_pitch);
-    const u16* row = launch.x + column;
-    place += (lane / 16 * 4 + lane % 4) * 16 + lane % 16 / 4 * 4;
-    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 4 || launch.x_pitch != pitch ||
-        (stage + 1) * WIDE_COLUMNS > launch.columns)
-        return copy_words_slowly(row, launch.x_pitch, rows,
-                                 max(launch.columns, column) - column, place);
+    const u32 column = stage * WIDE_COLUMNS, rows = launch.x_rows, pitch = u32(launch.x_pitch);
+    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 16 || launch.x_pitch != pitch ||
+        column + WIDE_COLUMNS > launch.columns) {
+        const u32 mine = column + 2 * lane;
+        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
+                                 max(launch.columns, mine) - mine, place + lane * 4);
+    }
+    const u16* row = row_after(launch.x + column + lane % 8 * 8, pitch, lane / 8);
+    place += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
     u32 i = 0;
 #pragma unroll 1
-    for (; i + 8 <= rows; i += 8, place += 1024) {
+    for (; i + 32 <= rows; i += 32, place += 32 * 128) {
         // Eight addresses in registers of their own: a copy reads its registers late.
         const u16* at[8];
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, k);
-        row = row_after(row, pitch, 8);
+        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, 4 * k);
+        row = row_after(row, pitch, 32);
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) copy_word_async((place ^ k * 16) + k * 128, at[k]);
+        for (u32 k = 0; k < 8; k++) copy_piece((place ^ k % 2 * 64) + k * 512, at[k]);
     }
 #pragma unroll 1
-    for (u32 k = 0; i + k < rows; k++, row = row_after(row, pitch, 1))
-        copy_word_async((place ^ k * 16) + k * 128, row);
+    for (i += lane / 8; i < rows; i += 4) {
+        copy_piece(place, row);
+        place = (place ^ 64) + 512, row = row_after(row, pitch, 4);
+    }
 }
 
 // What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
@@ -233,13 +240,31 @@ struct WideHeads {
         for (u32 i = 0; i < WIDE_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
-    // Writes the index of the tile's first entry, the count, the base, which steps of the stage
-    // have entries (bit i: step i), and the first entries. Then goes on to the next tile.
+    // Writes the entries to the places of their products. Which have some, of the second half 16 bits
+    // higher.
+    __device__ u32 tell_entries(u32 stage, u32 to) const {
+        constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
+        const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
+        u32 products = 0;
+        if (!steps) return products;
+        if (head.count() > WIDE_ENTRIES) return (steps >> 1) * 0xCC00CC | (steps & 1) * 0x330033;
+#pragma unroll
+        for (u32 i = 0; i < WIDE_ENTRIES; i++) {
+            const u32 entry = first[i];
+            if (i >= head.count() || entry >> 27 != stage % STAGES) continue;
+            const u32 half = entry >> 20 & 1, place = (entry >> 25 & 2) + (entry >> 18 & 1),
+                      bit = 16 * half + place;
+            products |= (products >> bit & 1) << (4 + bit) | 1u << bit;
+            store_shared(to + half * WIDE_HALF_HEAD + 8 + 4 * place, entry);
+        }
+        return products;
+    }
+    // Writes the head of a stage. Then goes on to the next tile.
     __device__ void tell(u32 stage, u32 to, u32* status) {
-        const u32 step = stage * WIDE_STEPS;
-        store_shared_16(to, make_uint4(head.first(), head.count(), head.base(),
-                                       head.words.y >> (16 + step % TILE_STEPS) & 3));
-        store_shared_16(to + 16, make_uint4(first[0], first[1], first[2], first[3]));
+        const u32 products = tell_entries(stage, to);
+        store_shared_8(to, make_uint2(head.base(), products & 0xFFFF));
+        store_shared_8(to + WIDE_HALF_HEAD, make_uint2(head.base(), products >> 16));
+        store_shared_8(to + 2 * WIDE_HALF_HEAD, make_uint2(head.first(), head.count()));
         head = after;
         load_entries(status), load_head(after);
     }
@@ -317,25 +342,23 @@ __device__ __forceinline__ void decode_product(u32 (&weights)[4], u32 j, const u
                                         less_shifted(base, own & PLACES >> 4));
     }
 }
-// Puts the entries of some products' weights in their places. `head`: in shared memory; `mine`:
-// bits 20 on of an entry that is this lane's, in the step and the warp's half of the rows.
-template <u32 COUNT>
-__device__ __forceinline__ void place_entries_wide(u32 (&weights)[COUNT][4], u32 first_product,
-                                                   u32 head, const u32* entries, u32 mine) {
-    const u32 first = load_shared(head), count = load_shared(head + 4);
+// Puts an entry in its place, if it is of this lane and product.
+__device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool mine) {
+    const u32 place = (entry >> 19 & 1) + (entry >> 16 & 2),
+              order = entry >> 16 & 1 ? 0x5410 : 0x3254;
+#pragma unroll
+    for (u32 n = 0; n < 4; n++)
+        if (mine && place == n) weights[n] = __byte_perm(weights[n], entry, order);
+}
+// Several of a product, out of all of the tile. `head`: the warp's half of it; `which`: bits 20 on of
+// an entry that is this lane's, in the step and the half.
+__device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
+                                                     const u32* entries, u32 which, u32 product) {
+    const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * WIDE_HALF_HEAD);
 #pragma unroll 1
-    for (u32 i = 0; i < count; i++) {
-        const u32 entry =
-            i < WIDE_ENTRIES ? load_shared(head + 16 + 4 * i) : __ldg(entries + first + i);
-        if (entry >> 20 != mine) continue;
-        // Bits: row, product, pair of the product's two, weight of the pair.
-        const u32 place = entry >> 17 & 7, order = entry >> 16 & 1 ? 0x5410 : 0x3254;
-#pragma unroll
-        for (u32 j = 0; j < COUNT; j++)
-#pragma unroll
-            for (u32 n = 0; n < 4; n++)
-                if (place == (n % 2 * 4 + (first_product + j) * 2 + n / 2))
-                    weights[j][n] = __byte_perm(weights[j][n], entry, order);
+    for (u32 i = 0; i < all.y; i++) {
+        const u32 entry = __ldg(entries + all.x + i);
+        place_entry(weights, entry, entry >> 20 == which && (entry >> 18 & 1) == product);
     }
 }
 
@@ -365,9 +388,13 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
     const u32 strip = min(share.strip, item.strips - 1);
     const u32 planes = kept(strip * WIDE_STRIP_BYTES + share.half * 512 + lane * 16),
               codes = kept(strip * WIDE_STRIP_BYTES + 1024 + share.half * 8 + lane * 16),
-              heads = kept(ring.heads() - ring.full * (WIDE_HEADS / 8) + strip * WIDE_HEAD),
-              x_first = kept(describe_x(item.strips * WIDE_STRIP_BYTES)),
-              places = kept(lane << 1 | share.half);
+              // By lane 0, so that the compiler does not make it again in each stage.
+              heads = __shfl_sync(ALL_LANES,
+                                  ring.heads() - ring.full * (WIDE_HEADS / 8) +
+                                      min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
+                                      threadIdx.x / LANES % 2 * WIDE_HALF_HEAD,
+                                  0),
+              x_first = kept(describe_x(item.strips * WIDE_STRIP_BYTES));
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
@@ -376,7 +403,7 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
     for (u32 stage = item.begin; stage < end; stage++) {
         wait_for(ring.full, ring.phase);
         const u32 head = ring.full * (WIDE_HEADS / 8) + heads;
-        const uint2 base_and_more = load_shared_8(head + 8);
+        const uint2 base_and_more = load_shared_8(head);
         const u32 x = (ring.place >> 4) + x_first, base = base_and_more.x, more = base_and_more.y;
         uint4 plane[WIDE_STEPS];
         uint2 code[WIDE_STEPS];
@@ -395,9 +422,19 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)
                 decode_product(mine[j], first + j, plane[step], code[step], base);
-            if (more >> step & 1)
-                place_entries_wide(mine, first, head, entries,
-                                   (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | places);
+#pragma unroll
+            for (u32 j = 0; j < PRODUCTS; j++) {
+                const u32 place = 2 * step + first + j;
+                if (!(more >> place & 1)) continue;
+                if (more >> (4 + place) & 1) {
+                    const u32 which = (stage * WIDE_STEPS + step) % TILE_STEPS << 6 |
+                                      lane << 1 | share.half;
+                    place_entries_slowly(mine[j], head, entries, which, first + j);
+                } else {
+                    const u32 entry = load_shared(head + 8 + 4 * place);
+                    place_entry(mine[j], entry, (entry >> 21 & 31) == lane);
+                }
+            }
             fence_products();
 #pragma unroll
             for (u32 j = 0; j < PRODUCTS; j++)

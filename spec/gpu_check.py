@@ -22,7 +22,7 @@ SPEC = Path(__file__).resolve().parent
 sys.path.insert(0, str(SPEC / "python"))
 
 from df11_reader import Container, FormatError
-from gpu_fast import Fast, check_fast, check_products, decode_row, exponents_of
+from gpu_fast import Fast, check_fast, check_products, columns_of, decode_row, exponents_of
 from gpu_tile import (
     LANES,
     Corrupt,
@@ -238,8 +238,8 @@ def block_step(f: Fast, weights: list[int]) -> str:
     lines.append("{}  {:39}  {:23}  {:8}  {:8}  {}".format(*titles))
     at = words(f.data[begin : begin + 1536], "I")
     for r in range(4):
-        row, column = lane // 4 + 8 * r, 256 * tile + lane % 4 * 8
-        w = weights[row * f.columns + column :][:8]
+        row = lane // 4 + 8 * r
+        w = [weights[row * f.columns + 256 * tile + c] for c in columns_of(lane)]
         low = 128 * (r // 2) + 4 * lane + 2 * (r % 2)
         codes = " ".join(f"{base - (x >> 7 & 255):2}" for x in w)
         stored = f"{at[low]:08x}  {at[low + 1]:08x}  {at[256 + 4 * lane + r]:08x}"
@@ -254,7 +254,7 @@ def block_step(f: Fast, weights: list[int]) -> str:
 
 def block_exception(f: Fast, weights: list[int]) -> str:
     changed = list(weights)
-    changed[5 * f.columns + 272] = 0x7F80
+    changed[5 * f.columns + 256 + columns_of(22)[0]] = 0x7F80
     g = check_fast(changed, f.rows, f.columns)
     (e,) = words(g.exceptions, "I")
     row = words(g.data[1536 * 8 :][:1536], "I")

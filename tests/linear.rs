@@ -566,7 +566,7 @@ fn failures_of_the_driver_are_errors() {
     );
     let large = constants.replace(",9,0,0,8,", ",232449,0,0,8,");
     run("df11_linear_constants", &large, "shared memory");
-    let large = constants.replace(",16,16384,4096,", ",16,16384,400000,");
+    let large = constants.replace(",16,16384,2048,", ",16,16384,400000,");
     run("df11_linear_constants", &large, "shared memory");
     run("memory", "300000", "a matrix in the fast layout needs 393472 bytes");
 }

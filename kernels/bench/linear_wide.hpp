@@ -236,3 +236,36 @@ static int ways(Context& c, int rounds, bool early) {
     }
     return 0;
 }
+
+// Times of 32, 64 and 128 rows of x, to compare kernels of files.
+static int sums(Context& c, int rounds, bool early) {
+    const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
+    for (u32 x_rows : {32u, 64u, 128u}) {
+        double sum = 0;
+        printf("x %3u:", x_rows);
+        for (auto& shape : shapes) {
+            const u32 rows = shape[0], columns = shape[1];
+            const u64 n = u64(rows) * columns;
+            const int copies = std::max<int>(4, int(500e6 / (n * 1.5)));
+            u16* w = make_weights(rows, columns, 3, 0);
+            std::vector<Fast> fs = {pack(w, rows, columns)};
+            for (int i = 1; i < copies; i++) fs.push_back(fs[0].copy());
+            u16 *x = make_weights(x_rows, columns, 9, 4), *y;
+            CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2));
+            std::vector<Contender> one = {{"", 0, [&](int k) {
+                                               LinearLaunch l =
+                                                   launch_of(c, x, columns, x_rows, columns);
+                                               add_matrix(l, fs[k], y, rows, nullptr);
+                                               launch_product(l, early, c.stream);
+                                           }}};
+            measure(c, one, copies, rounds);
+            const double us = median_of(one[0].seconds) * 1e6;
+            printf("  %ux%u %.2f", rows, columns, us);
+            sum += us;
+            for (auto& f : fs) f.free();
+            for (auto p : {w, x, y}) CUDA(cudaFree(p));
+        }
+        printf("  sum %.1f us\n", sum);
+    }
+    return 0;
+}

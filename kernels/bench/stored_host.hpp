@@ -167,10 +167,14 @@ static u32 most_shared(const void* kernel) {
 }
 static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
-    const u32 shared = std::min(tile_shared_bytes(v.warps, l.x_rows, staged),
-                                most_shared(v.kernel) / 16 * 16);
-    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
+    // Sums of two items if a block has as many, and there is room for the largest tile.
+    copy.tile_sets = 1 + (l.items > u32(sm_count()) &&
+                          tile_shared_bytes(v.warps, l.x_rows, staged, 2) <= room);
+    const u32 shared =
+        std::min(tile_shared_bytes(v.warps, l.x_rows, staged, copy.tile_sets), room);
+    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     void* arguments[] = {&copy};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};

@@ -28,6 +28,9 @@ _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
 _TOLD = ("exact", "transposed", "flipped")
+#: Of the fast layout, counted up when its bytes mean something else (spec/gpu.md, part 6): 2 has
+#: columns in the order of tensor cores.
+FAST_VERSION = 2
 
 Numbers = Sequence[int]
 
@@ -212,7 +215,7 @@ class CompressedTensor(Tensor):
     def _told(self) -> dict[str, Any]:
         """What it is beside its arrays, in numbers."""
         told = {"parts": [list(part) for part in self.parts], "shape": list(self.shape)}
-        return {**told, **{name: self._options[name] for name in _TOLD}}
+        return {**told, **{name: self._options[name] for name in _TOLD}, "fast": FAST_VERSION}
 
     @classmethod
     def __torch_function__(
@@ -415,7 +418,18 @@ def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tens
 def rebuild(
     arrays: list[Tensor], told: dict[str, Any], is_parameter: bool = False
 ) -> CompressedTensor:
-    """Makes a tensor of what was kept of it, on the device of its arrays."""
+    """Makes a tensor of what was kept of it, on the device of its arrays.
+
+    # Errors
+    `ValueError` if it was kept in the fast layout of another release.
+    """
+    told = dict(told)
+    version = told.pop("fast", 1)
+    if FAST in (part[0] for part in told["parts"]) and version != FAST_VERSION:
+        raise ValueError(
+            "this tensor was kept in the fast layout of another release; load the container again, "
+            "and keep it as stored (residence='stored') for other releases"
+        )
     made = CompressedTensor(with_tables(arrays, told["parts"]), **told)
     made._is_param = is_parameter
     return made

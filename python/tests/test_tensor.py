@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 from weights import compressed, container_of, of_tiles, same, seeded_weights
 
-from df11._tensor import CompressedTensor, arrays_of, from_arrays
+from df11._tensor import CompressedTensor, arrays_of, from_arrays, rebuild
 
 WEIGHTS = seeded_weights()
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
@@ -565,6 +565,14 @@ def test_saving_as_safetensors(container: Any, tmp_path: Any) -> None:
         assert same(found, value.decode()) and found.exact == value.exact
     with pytest.raises(KeyError, match="records"):
         from_arrays("q", {"q.0.codebook": loaded["q.0.codebook"]}, said["q"])
+
+
+@pytest.mark.parametrize("version", [{}, {"fast": 1}, {"fast": 99}])
+def test_the_fast_layout_of_another_release_is_refused(version: dict[str, int]) -> None:
+    """Its bytes would mean other weights."""
+    part = [1, 32, 256, 0, 0, 32, 0, 256]
+    with pytest.raises(ValueError, match="fast layout of another release"):
+        rebuild([torch.zeros(0, dtype=torch.uint8)], {"parts": [part], "shape": [32, 256], **version})
 
 
 # ---- compilation ----

@@ -71,6 +71,11 @@ def best_base(exponents: list[int]) -> int:
     return max((sum(counts[b - 15 : b + 1]), b) for b in range(15, 256))[1]
 
 
+def columns_of(lane: int) -> list[int]:
+    """Columns of a step that a lane has, ascending."""
+    return [8 * (k // 2) + 2 * (lane % 4) + k % 2 for k in range(8)]
+
+
 def pack_step(rows: list[list[list[int]]], base: int) -> tuple[bytes, list[int]]:
     """Data of a step, and its exceptions: weight, and place in the step. rows[lane][r]: as many of
     eight weights as exist."""
@@ -96,14 +101,11 @@ def pack_step(rows: list[list[list[int]]], base: int) -> tuple[bytes, list[int]]
 def rows_of_step(
     weights: list[int], rows: int, columns: int, s: int, t: int
 ) -> list[list[list[int]]]:
-    def eight(row: int, column: int) -> list[int]:
-        begin = row * columns
-        return weights[begin + column : begin + min(column + 8, columns)] if row < rows else []
+    def eight(row: int, lane: int) -> list[int]:
+        exist = [32 * t + c for c in columns_of(lane) if 32 * t + c < columns]
+        return [weights[row * columns + c] for c in exist] if row < rows else []
 
-    return [
-        [eight(32 * s + lane // 4 + 8 * r, 32 * t + lane % 4 * 8) for r in range(4)]
-        for lane in range(LANES)
-    ]
+    return [[eight(32 * s + lane // 4 + 8 * r, lane) for r in range(4)] for lane in range(LANES)]
 
 
 def make_fast(weights: list[int], rows: int, columns: int) -> Fast:
@@ -157,16 +159,15 @@ def decode_fast(f: Fast) -> tuple[list[int], int]:
             lanes, status = unpack_step(f, s, t)
             problems |= status
             for lane, rows in enumerate(lanes):
-                column = 32 * t + lane % 4 * 8
+                columns = [32 * t + c for c in columns_of(lane)]
                 for r, pairs in enumerate(rows):
                     row = 32 * s + lane // 4 + 8 * r
                     w = [half for p in pairs for half in (p & 0xFFFF, p >> 16)]
-                    count = min(8, f.columns - column) if row < f.rows else 0
-                    exist = max(count, 0)
-                    for absent in w[exist:]:
-                        require(absent >> 7 & 255 != 255, "what does not exist is finite")
-                    begin = row * f.columns + column
-                    out[begin : begin + exist] = w[:exist]
+                    for weight, column in zip(w, columns):
+                        if row < f.rows and column < f.columns:
+                            out[row * f.columns + column] = weight
+                        else:
+                            require(weight >> 7 & 255 != 255, "what does not exist is finite")
     return out, problems
 
 
@@ -255,12 +256,6 @@ def multiply_tile(matrix: list[list[int]], x: list[list[int]]) -> list[list[floa
     return y
 
 
-def column_of(n: int, k: int) -> int:
-    """The column of a step that product n has at k."""
-    q, i = k % 8 // 2, k % 2
-    return 8 * q + 4 * n + i + (2 if k >= 8 else 0)
-
-
 def multiply_fast(f: Fast, s: int, tile: int, x: list[list[int]]) -> list[list[float]]:
     """A tile of the fast layout as A, eight rows of x."""
     y = [[0.0] * 32 for _ in range(8)]
@@ -271,7 +266,7 @@ def multiply_fast(f: Fast, s: int, tile: int, x: list[list[int]]) -> list[list[f
             b = []
             for lane in range(LANES):
                 k = lane % 4 * 2
-                columns = [32 * t + column_of(n, k), 32 * t + column_of(n, k + 8)]
+                columns = [32 * t + 16 * n + k, 32 * t + 16 * n + k + 8]
                 b.append([pair_of(x[lane // 4], column) for column in columns])
             for half in range(2):
                 mma(

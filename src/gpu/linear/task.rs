@@ -101,7 +101,9 @@ pub(super) struct LinearLaunch {
     pub(super) wide_parts: [u8; MATRICES],
     /// Likewise: strips of a block.
     pub(super) wide_strips: u32,
-    pub(super) reserved: [u32; 3],
+    /// Of matrices as stored: items whose sums a block has on their way at once, 1 or 2.
+    pub(super) tile_sets: u32,
+    pub(super) reserved: [u32; 2],
     pub(super) matrices: [LinearMatrix; MATRICES],
 }
 

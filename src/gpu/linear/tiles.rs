@@ -35,15 +35,15 @@ struct Needs {
     most_warps: u32,
     /// A decode table.
     table: u32,
-    /// For each row of x, of up to [`FEW_ROWS`].
+    /// For each row of x, and each item whose sums are on their way at once.
     row: u32,
     /// Of each warp, besides the bits of tiles.
     warp: u32,
     /// How many tiles' bits a warp has at once.
     stages: u32,
-    /// For each row of x, of more than that.
-    most_row: u32,
-    /// Of each warp besides, with more than that.
+    /// Items whose sums are on their way at once, at most.
+    most_sets: u32,
+    /// Of each warp besides, with more than [`FEW_ROWS`] rows of x.
     most_warp: u32,
 }
 
@@ -52,30 +52,56 @@ struct Needs {
 struct Shape {
     /// Warps that decode.
     warps: u32,
+    /// Items whose sums are on their way at once.
+    sets: u32,
     /// Dynamic shared memory.
     shared: u32,
 }
 
 impl Needs {
     fn new(constants: &[u32]) -> Self {
-        let [helpers, most_warps, table, row, warp, stages, most_row, most_warp] =
+        let [helpers, most_warps, table, row, warp, stages, most_sets, most_warp] =
             *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        Self { helpers, most_warps, table, row, warp, stages, most_row, most_warp }
+        Self { helpers, most_warps, table, row, warp, stages, most_sets, most_warp }
+    }
+
+    /// For a launch whose blocks have this many items at most. Sums of several items are on their
+    /// way at once, so that warps need not wait for each other, unless warps or stages would have
+    /// less room. None if common tiles do not fit.
+    fn shape(self, x_rows: u32, staged: Staged, items: u32, room: u32) -> Option<Shape> {
+        let one = self.shape_of(1, x_rows, staged, room)?;
+        let several = self.shape_of(self.most_sets.min(items), x_rows, staged, room);
+        let as_good = |shape: &Shape| shape.warps == one.warps && self.holds(*shape, x_rows, staged);
+        Some(several.filter(as_good).unwrap_or(one))
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
     /// not hold is read from where it lies, slowly. None if stages would be too small for common
     /// tiles as well.
-    fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
-        let few = u64::from(x_rows) <= FEW_ROWS;
-        let (row, besides) = if few { (self.row, 0) } else { (self.most_row, self.most_warp) };
-        let fixed = self.table + row * x_rows;
+    fn shape_of(self, sets: u32, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
+        let fixed = self.fixed(sets, x_rows);
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
-        let of_warp = |bytes| self.warp + besides + self.stages * bytes;
-        let each = of_warp(staged.0);
+        let each = self.of_warp(x_rows, staged.0);
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let shared = fixed + free.min(warps * each);
-        (free >= warps * of_warp(staged.0.min(LEAST_STAGE))).then_some(Shape { warps, shared })
+        let least = self.of_warp(x_rows, staged.0.min(LEAST_STAGE));
+        (free >= warps * least).then_some(Shape { warps, sets, shared })
+    }
+
+    /// Whether stages hold the largest tile.
+    fn holds(self, shape: Shape, x_rows: u32, staged: Staged) -> bool {
+        let Shape { warps, sets, shared } = shape;
+        shared == self.fixed(sets, x_rows) + warps * self.of_warp(x_rows, staged.0)
+    }
+
+    fn fixed(self, sets: u32, x_rows: u32) -> u32 {
+        self.table + sets * self.row * x_rows
+    }
+
+    /// With stages of this many bytes.
+    fn of_warp(self, x_rows: u32, bytes: u32) -> u32 {
+        let besides = if u64::from(x_rows) <= FEW_ROWS { 0 } else { self.most_warp };
+        self.warp + besides + self.stages * bytes
     }
 }
 
@@ -119,8 +145,7 @@ impl TileKernels {
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
     /// none if they have too little.
     pub(super) fn most_rows(&self, staged: Staged) -> u64 {
-        let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, self.room).is_some();
-        // With more than `FEW_ROWS` a row takes less room, so some can fit where fewer do not.
+        let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, 1, self.room).is_some();
         (1..=ROWS).take_while(fits).last().unwrap_or(0)
     }
 
@@ -137,8 +162,10 @@ impl TileKernels {
         stream: &CudaStream,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let shape = self.needs.shape(launch.x_rows, staged, self.room);
+        let items = launch.items.div_ceil(self.processors);
+        let shape = self.needs.shape(launch.x_rows, staged, items, self.room);
         let shape = shape.expect("most_rows says how many rows fit");
+        let launch = &LinearLaunch { tile_sets: shape.sets, ..*launch };
         let config = LaunchConfig {
             grid_dim: (launch.items.min(self.processors), 1, 1),
             block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
@@ -167,31 +194,33 @@ mod tests {
             helpers: 4,
             most_warps: 16,
             table: 16_384,
-            row: 4096,
+            row: 2048,
             warp: 640,
             stages: 2,
-            most_row: 2048,
+            most_sets: 2,
             most_warp: 3072,
         };
-        let shape_of = |needs: Needs, x_rows, bytes, room| {
-            let shape = needs.shape(x_rows, Staged(bytes), room);
-            shape.map(|Shape { warps, shared }| (warps, shared))
+        let shape_of = |needs: Needs, x_rows, bytes, items, room| {
+            let shape = needs.shape(x_rows, Staged(bytes), items, room);
+            shape.map(|Shape { warps, sets, shared }| (warps, sets, shared))
         };
-        let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 226 << 10);
-        // Common weights, compute capability 9.0; larger tiles: fewer warps.
-        let (warp, most) = (640 + 2 * 2704, 16_384 + 32_768);
-        assert_eq!(shape(8, 2704), Some((16, 16_384 + 32_768 + 16 * warp)));
-        assert_eq!(shape(16, 2704), Some((16, most + 16 * (3072 + warp))));
-        assert_eq!(shape(16, 3840), Some((16, most + 16 * (3072 + 640 + 2 * 3840))));
-        assert_eq!(shape(16, 4096), Some((12, most + 12 * (3072 + 640 + 2 * 4096))));
+        let shape = |x_rows, bytes, items| shape_of(needs, x_rows, bytes, items, 226 << 10);
+        // Common weights, compute capability 9.0.
+        let (table, warp) = (16_384, 640 + 2 * 2704);
+        assert_eq!(shape(8, 2704, 7), Some((16, 2, table + 32_768 + 16 * warp)));
+        assert_eq!(shape(16, 2704, 7), Some((16, 2, table + 65_536 + 16 * (3072 + warp))));
+        // Blocks of one item; larger tiles: sums of one item; yet larger ones: fewer warps.
+        assert_eq!(shape(16, 2704, 1), Some((16, 1, table + 32_768 + 16 * (3072 + warp))));
+        assert_eq!(shape(16, 3840, 7), Some((16, 1, table + 32_768 + 16 * (3712 + 2 * 3840))));
+        assert_eq!(shape(16, 4096, 7), Some((12, 2, table + 65_536 + 12 * (3712 + 2 * 4096))));
         // Less shared memory, as compute capability 8.6 has it.
-        let (needs, room) = (Needs { most_warps: 12, most_row: 4096, most_warp: 0, ..needs }, 98 << 10);
-        let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, room);
-        assert_eq!(shape(1, 2704), Some((12, 16_384 + 4096 + 12 * warp)));
+        let (needs, room) = (Needs { most_warps: 12, most_warp: 0, ..needs }, 98 << 10);
+        let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 7, room);
+        assert_eq!(shape(1, 2704), Some((12, 2, table + 4096 + 12 * warp)));
+        assert_eq!(shape(16, 2704), Some((8, 1, table + 32_768 + 8 * warp)));
         // Four warps, with stages that hold less than the largest tiles.
-        assert_eq!(shape(8, 14_864), Some((4, room)));
-        assert_eq!(shape(14, 2704), Some((4, 16_384 + 14 * 4096 + 4 * warp)));
+        assert_eq!(shape(8, 14_864), Some((4, 1, room)));
         // Too many rows for so little.
-        assert_eq!((shape(16, 2704), shape(40, 2704)), (None, None));
+        assert_eq!(shape(40, 2704), None);
     }
 }
