@@ -48,9 +48,9 @@
 // which do not exist set the status, and so do indices and offsets out of range.
 #include "linear_bulk.cuh"
 #include "linear_fast.cuh"
+#include "linear_large.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
-#include "linear_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
@@ -106,6 +106,11 @@ extern "C" __global__ void WIDE_CLUSTERED
 extern "C" __global__ void WIDE_CLUSTERED
     df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
+}
+// 129 to 256 (linear_large.cuh).
+extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
+    df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
+    linear_large<256>(launch);
 }
 #endif
 // The router's result is what the launch before has written, so that this one waits for it first.
@@ -211,6 +216,13 @@ __constant__ u32 linear_constants[] = {
     WIDE_LEAST_STRIPS,
     WIDE_ENDS,
     WIDE_MEETING,
+    // df11_linear_fast_256: dynamic shared memory and threads of a block, 0 where there is none; how
+    // large_shares shares out, and what of sums meets in memory.
+    HAS_WIDE * WIDE_SHARED_BYTES,
+    HAS_WIDE * LARGE_THREADS,
+    LARGE_STRIPS,
+    LARGE_STAGES,
+    LARGE_PARTIAL_BYTES,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
     // shared memory (tile_shared_bytes) the bytes of the table, for each row of x and each of
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the

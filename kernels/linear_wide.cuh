@@ -63,17 +63,21 @@ static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four
 constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS,
               WIDE_HEAD = 64, WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 6;
 static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
-constexpr u32 WIDE_FIRST_BYTES = MOST_STAGES * (2 * 8 + WIDE_HEADS);
+constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // a stage
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
     return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
 }
 constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A block's part of an item.
-struct WideItem {
+// Strips and columns that a block multiplies at once.
+struct WidePiece {
     u32 matrix, first_strip, strips;  // strips: none if the group is after the last
-    u32 parts, part, begin, end;      // begin, end: stages
+    u32 begin, end;                   // stages
+};
+// A block's part of an item.
+struct WideItem : WidePiece {
+    u32 parts, part;
 
     __device__ explicit WideItem(const LinearLaunch& launch) {
         const u32 rank = blockIdx.x % WIDE_CLUSTER, most = launch.wide_strips;
@@ -93,23 +97,34 @@ struct WideItem {
     }
 };
 
-struct WideRing {
+// Of at most STAGES.
+template <u32 STAGES>
+struct StageRing {
     u32 barriers, first, bytes, count;
     u32 place, full, phase = 0;
-    __device__ WideRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
-        first = (at + WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
-        count = min((at + room - first) / bytes, MOST_STAGES);
+    __device__ StageRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
+        first = (at + STAGES * WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
+        count = min((at + room - first) / bytes, STAGES);
         place = first, full = at;
     }
-    __device__ u32 empty() const { return full + MOST_STAGES * 8; }
+    __device__ u32 empty() const { return full + STAGES * 8; }
     __device__ u32 heads() const {
-        return barriers + MOST_STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
+        return barriers + STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
     }
     __device__ void next() {
         place += bytes, full += 8;
         if (full == barriers + 8 * count) place = first, full = barriers, phase ^= 1;
     }
+    // Those that fill a stage arrive once each, two of them, and those that multiply once a warp.
+    __device__ void init_barriers(u32 warps) const {
+        for (u32 i = 0; i < count; i++) {
+            init_barrier(barriers + 8 * i, 2);
+            init_barrier(empty() + 8 * i, warps);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
 };
+using WideRing = StageRing<MOST_STAGES>;
 
 __device__ inline u64 once_policy() {
     u64 policy;
@@ -216,7 +231,7 @@ struct WideHeads {
     Head head, after;
     u32 first[WIDE_ENTRIES];
 
-    __device__ WideHeads(const LinearLaunch& launch, const WideItem& item, u32 strip, u32 stage) {
+    __device__ WideHeads(const LinearLaunch& launch, const WidePiece& item, u32 strip, u32 stage) {
         const LinearMatrix& m = launch.matrices[item.matrix];
         const u32 tile = stage * WIDE_STEPS / TILE_STEPS;
         next = static_cast<const uint2*>(m.index) +
@@ -278,53 +293,80 @@ __device__ __noinline__ void clear_step(u32 to) {
     }
 }
 
-// The warps that ask take turns, a stage each. They fill the ring with weights before the launch
-// before has ended.
-__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
-                                               WideRing ring, u32 warp, u32 lane) {
+// What a warp that asks knows of a piece. The warps take turns, a stage each.
+template <class Ring>
+struct WideAsking {
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
-    const LinearMatrix& m = launch.matrices[item.matrix];
-    const u32 steps = steps_of(launch.columns), x_place = item.strips * WIDE_STRIP_BYTES;
-    const u32 filled = min(item.begin + ring.count, item.end);
-    const u64 policy = once_policy(), strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
-    const bool has_strip = lane < item.strips;
-    for (u32 i = 0; i < warp; i++) ring.next();
-    WideHeads heads(launch, item, has_strip ? lane : 0, item.begin + warp);
-    auto ask_for_weights = [&](u32 stage) {
-        const u32 step = stage * WIDE_STEPS, bytes = min(steps - step, WIDE_STEPS) * STEP_BYTES;
-        const u8* from = m.data + item.first_strip * strip_bytes + u64(step) * STEP_BYTES;
-        arrive_expecting_once(ring.full, item.strips * bytes);
+    const LinearLaunch& launch;
+    const WidePiece piece;
+    u64 policy, strip_bytes;
+    const u8* data;
+    WideHeads heads;
+    u32 lane, first;
+    bool has_strip;
+
+    // From its first stage on.
+    __device__ WideAsking(const LinearLaunch& l, const WidePiece& p, u32 first_stage, u32 lane_)
+        : launch(l),
+          piece(p),
+          heads(l, p, lane_ < p.strips ? lane_ : 0, first_stage),
+          lane(lane_),
+          first(first_stage) {
+        const LinearMatrix& m = launch.matrices[piece.matrix];
+        policy = once_policy(), strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
+        data = m.data + piece.first_strip * strip_bytes;
+        has_strip = lane < piece.strips;
+    }
+    __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) {
+        const u32 step = stage * WIDE_STEPS,
+                  bytes = min(steps_of(launch.columns) - step, WIDE_STEPS) * STEP_BYTES;
+        const u8* from = data + u64(step) * STEP_BYTES;
+        arrive_expecting_once(ring.full, piece.strips * bytes);
 #pragma unroll
         for (u32 i = 0; i < WIDE_STRIPS; i++, from += strip_bytes)
-            if (i < item.strips)
+            if (i < piece.strips)
                 copy_bulk_by_one(ring.place + i * WIDE_STRIP_BYTES, from, bytes, ring.full, policy);
         if (!has_strip) return;
         heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
         if (bytes < WIDE_STRIP_BYTES) clear_step(ring.place + lane * WIDE_STRIP_BYTES);
-    };
-    auto next = [&] {
+    }
+    __device__ static void next(Ring& ring) {
 #pragma unroll
         for (u32 i = 0; i < WIDE_ASKING; i++) ring.next();
-    };
-    const WideRing start = ring;
-#pragma unroll 1
-    for (u32 stage = item.begin + warp; stage < filled; stage += WIDE_ASKING, next())
-        ask_for_weights(stage);
-    wait_for_launch_before();
-    ring = start;
-#pragma unroll 1
-    for (u32 stage = item.begin + warp; stage < item.end; stage += WIDE_ASKING, next()) {
-        if (stage >= filled) {
-            wait_for(ring.empty(), ring.phase ^ 1);
-            ask_for_weights(stage);
-        }
-        __syncwarp();
-        ask_for_x(launch, stage, ring.place + x_place, lane);
-        wait_for_all_copies();
-        fence_shared();
-        __syncwarp();
-        if (lane == 0) arrive(ring.full);
     }
+    // Weights of the stages before `filled`, which nobody must make room for.
+    __device__ __forceinline__ void fill(u32 filled, Ring ring) {
+#pragma unroll 1
+        for (u32 stage = first; stage < filled; stage += WIDE_ASKING, next(ring))
+            ask_for_weights(stage, ring);
+    }
+    // All stages, with x at `x_place` in each; of those before `filled` the weights were asked for.
+    __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place) {
+#pragma unroll 1
+        for (u32 stage = first; stage < piece.end; stage += WIDE_ASKING, next(ring)) {
+            if (stage >= filled) {
+                wait_for(ring.empty(), ring.phase ^ 1);
+                ask_for_weights(stage, ring);
+            }
+            __syncwarp();
+            ask_for_x(launch, stage, ring.place + x_place, lane);
+            wait_for_all_copies();
+            fence_shared();
+            __syncwarp();
+            if (lane == 0) arrive(ring.full);
+        }
+    }
+};
+
+// They fill the ring with weights before the launch before has ended.
+__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
+                                               WideRing ring, u32 warp, u32 lane) {
+    const u32 filled = min(item.begin + ring.count, item.end);
+    for (u32 i = 0; i < warp; i++) ring.next();
+    WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
+    asking.fill(filled, ring);
+    wait_for_launch_before();
+    asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES);
 }
 
 // Weights of 16 columns of 16 rows of a strip: product `j` of a step's two, out of the signs and
@@ -378,10 +420,11 @@ struct WideShare {
     }
 };
 
-template <u32 N>
-__device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, const WideItem& item,
-                                                WideRing ring, const WideShare& share,
-                                                float (&sums)[N / 2]) {
+// All stages of a piece, of which x is at `x_place`. The last one is released afterwards.
+template <u32 N, class Ring>
+__device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const WidePiece& item,
+                                               u32 x_place, Ring& ring, const WideShare& share,
+                                               float (&sums)[N / 2]) {
     const u32* const entries = static_cast<const u32*>(launch.matrices[item.matrix].rest);
     const u32 lane = kept(threadIdx.x % LANES);
     // A warpgroup's second strip may not exist: then nobody uses what it has of the first one.
@@ -394,11 +437,11 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
                                       min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
                                       threadIdx.x / LANES % 2 * WIDE_HALF_HEAD,
                                   0),
-              x_first = kept(describe_x(item.strips * WIDE_STRIP_BYTES));
+              x_first = kept(describe_x(x_place));
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
-    constexpr u32 PRODUCTS = N > 64 ? 1 : 2, GROUPS = 2 * WIDE_STEPS / PRODUCTS;
+    constexpr u32 PRODUCTS = N == 128 ? 1 : 2, GROUPS = 2 * WIDE_STEPS / PRODUCTS;
 #pragma unroll 1
     for (u32 stage = item.begin; stage < end; stage++) {
         wait_for(ring.full, ring.phase);
@@ -451,6 +494,7 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
     wait_for_products<0>();
 #pragma unroll
     for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+    return to_release;
 }
 
 // Where sums of eight rows of x go, and how.
@@ -461,7 +505,7 @@ struct WideOutput {
     float bias[2];
     bool aligned, has_bias;
 
-    __device__ WideOutput(const LinearLaunch& launch, const WideItem& item,
+    __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
         const LinearMatrix& m = launch.matrices[item.matrix];
         y = m.y, pitch = m.y_pitch, rows = share.strip < item.strips ? m.rows : 0;
@@ -543,16 +587,10 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     const WideItem item(launch);
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const WideRing ring(kept(shared_address(linear_shared)), room,
+    WideRing ring(kept(shared_address(linear_shared)), room,
                         wide_stage_bytes(N, max(item.strips, 1)));
     const u32 warpgroups = (item.strips + 1) / 2;
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < ring.count; i++) {
-            init_barrier(ring.barriers + 8 * i, 2);
-            init_barrier(ring.empty() + 8 * i, max(warpgroups, 1) * 4);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) ring.init_barriers(max(warpgroups, 1) * 4);
     __syncthreads();
     // Together as many registers as the block begins with, which build.py compares: with fewer
     // a warp would wait for ever.
@@ -573,7 +611,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (active) {
         float sums[N / 2] = {};
         wait_for_launch_before();
-        multiply_stages<N>(launch, item, ring, share, sums);
+        multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
         if (item.parts == 1) {
             const WideOutput output(launch, item, share);
 #pragma unroll

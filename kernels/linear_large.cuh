@@ -1,0 +1,294 @@
+// Products of 129 to 256 rows of x, for compute capability 9.0: as linear_wide.cuh, each weight
+// decoded once for 256 rows.
+#pragma once
+#include "linear_wide.cuh"
+
+constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS,
+              LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
+// Most stages of a ring, and the slices of a group's sums.
+constexpr u32 LARGE_RING = 8, LARGE_SLICES = 8;
+// A warp's sums of eight rows of x by 16 rows of a strip are a fragment; a slice is some of them.
+constexpr u32 LARGE_FRAGMENTS = LARGE_ROWS / 8, SLICE_FRAGMENTS = LARGE_FRAGMENTS / LARGE_SLICES;
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What a block has to do, piece by piece.
+struct LargeCursor {
+    u32 item, matrix, share;
+    u32 at, end;  // stages of the matrix, group after group
+
+    __device__ explicit LargeCursor(const LinearLaunch& launch) : item(blockIdx.x) { enter(launch); }
+    __device__ void enter(const LinearLaunch& launch) {
+        share = item, at = end = 0;
+        for (matrix = 0; matrix < launch.matrix_count; matrix++) {
+            const u32 rows = launch.matrices[matrix].rows,
+                      length = large_length(rows, launch.columns),
+                      shares = large_shares(rows, launch.columns);
+            if (share >= shares) {
+                share -= shares;
+                continue;
+            }
+            at = share * length;
+            end = min(at + length, large_groups(rows) * wide_stage_count(launch.columns));
+            return;
+        }
+    }
+    __device__ bool has(const LinearLaunch& launch) const { return matrix < launch.matrix_count; }
+    __device__ WidePiece piece(const LinearLaunch& launch) const {
+        const u32 stages = wide_stage_count(launch.columns), group = at / stages;
+        WidePiece p;
+        p.matrix = matrix, p.first_strip = group * LARGE_STRIPS;
+        p.strips = min(strips_of(launch.matrices[matrix].rows) - p.first_strip, LARGE_STRIPS);
+        p.begin = at % stages, p.end = min(stages, p.begin + (end - at));
+        return p;
+    }
+    __device__ void next(const LinearLaunch& launch, const WidePiece& p) {
+        at += p.end - p.begin;
+        if (at == end) item += gridDim.x, enter(launch);
+    }
+};
+
+__device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
+                                               StageRing<LARGE_RING> ring, u32 warp, u32 lane) {
+    constexpr u32 X_PLACE = LARGE_STRIPS * WIDE_STRIP_BYTES;
+    for (u32 i = 0; i < warp; i++) ring.next();
+    u32 turn = warp;  // stages of others before the next one of this warp
+    bool first = true;
+#pragma unroll 1
+    for (LargeCursor cursor(launch); cursor.has(launch);) {
+        const WidePiece piece = cursor.piece(launch);
+        const u32 count = piece.end - piece.begin;
+        WideAsking<StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
+        u32 filled = 0;
+        if (first) {
+            filled = min(piece.begin + ring.count, piece.end);
+            asking.fill(filled, ring);
+            wait_for_launch_before();
+        }
+        asking.ask(filled, ring, X_PLACE);
+        first = false;
+        turn = (turn - count) % WIDE_ASKING;
+        cursor.next(launch, piece);
+    }
+}
+
+// Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
+// slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
+// stores its sums but for those of a slice of its own, and adds that slice when all have come; it
+// does not wait long: then it leaves the slice to the last one. So no block depends on another one
+// to run at the same time, and sums are added in order of the columns by whoever adds them.
+struct LargeMeeting {
+    u32* counter;
+    const float* first;  // of the first piece, this thread's place
+    const float* others; // of the second piece; the others come one after the other
+    float* mine;
+    u32 pieces, number, slices;
+    bool alone, owns;
+
+    __device__ LargeMeeting(const LinearLaunch& launch, const LargeCursor& cursor,
+                            const WidePiece& piece) {
+        const LinearMatrix& m = launch.matrices[piece.matrix];
+        const u32 stages = wide_stage_count(launch.columns),
+                  length = large_length(m.rows, launch.columns),
+                  all = large_groups(m.rows) * stages, begin = cursor.at - piece.begin,
+                  end = begin + stages, first_share = begin / length,
+                  last_share = (end - 1) / length;
+        pieces = last_share - first_share + 1, number = cursor.share - first_share;
+        alone = pieces == 1;
+        // A share that has more after the last piece comes early: it owns nothing.
+        const u32 owners = pieces - (end < min((last_share + 1) * length, all));
+        slices = min(owners, LARGE_SLICES), owns = number < slices;
+        const u32 item = cursor.item - number;  // of the first piece
+        counter = launch.counters + item;
+        constexpr u64 PARTIAL = LARGE_PARTIAL_BYTES / 8;
+        float* const partials = launch.partials + threadIdx.x * 4;
+        first = partials + (2 * u64(item) + 1) * PARTIAL;
+        others = partials + 2 * (u64(item) + 1) * PARTIAL;
+        mine = partials + (2 * u64(cursor.item) + (number == 0)) * PARTIAL;
+    }
+    __device__ const float* partial(u32 piece) const {
+        return piece ? others + u64(piece - 1) * (LARGE_PARTIAL_BYTES / 4) : first;
+    }
+    // The first fragment of a slice.
+    __device__ u32 fragment(u32 slice) const {
+        return slice * LARGE_SLICES / slices * SLICE_FRAGMENTS;
+    }
+};
+constexpr u32 LARGE_FRAGMENT_FLOATS = LARGE_WARPS * LANES * 4;
+
+__device__ inline void store_partial(float* to, const float* v) {
+    __stcg(reinterpret_cast<float4*>(to), make_float4(v[0], v[1], v[2], v[3]));
+}
+__device__ inline void load_partial(float (&to)[4], const float* from) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
+
+// Slices that nobody has added, out of memory.
+__device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 slice,
+                                            const WideOutput& output) {
+    const u32 end = meeting.fragment(slice + 1);
+#pragma unroll 1
+    for (u32 i = meeting.fragment(slice); i < end; i++) {
+        if (8 * i >= output.x_rows) return;
+        float sums[4], more[4];
+        load_partial(sums, meeting.partial(0) + i * LARGE_FRAGMENT_FLOATS);
+#pragma unroll 1
+        for (u32 k = 1; k < meeting.pieces; k++) {
+            load_partial(more, meeting.partial(k) + i * LARGE_FRAGMENT_FLOATS);
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) sums[n] += more[n];
+        }
+        output.store(8 * i, sums);
+    }
+}
+
+// Adds fragments of this block's own slice: its own sums and those of the others out of memory.
+template <u32 COUNT>
+__device__ __forceinline__ void add_own(const LargeMeeting& meeting, u32 first, const float* own,
+                                        const WideOutput& output) {
+    constexpr u32 BATCH = 4;
+    float sums[COUNT][4];
+#pragma unroll 1
+    for (u32 begin = 0; begin < meeting.pieces; begin += BATCH) {
+        float more[BATCH][COUNT][4];
+#pragma unroll
+        for (u32 k = 0; k < BATCH; k++)
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++)
+                if (begin + k < meeting.pieces && begin + k != meeting.number)
+                    load_partial(more[k][i],
+                                 meeting.partial(begin + k) + (first + i) * LARGE_FRAGMENT_FLOATS);
+                else
+#pragma unroll
+                    for (u32 n = 0; n < 4; n++) more[k][i][n] = own[4 * i + n];
+#pragma unroll
+        for (u32 k = 0; k < BATCH; k++)
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++)
+#pragma unroll
+                for (u32 n = 0; n < 4; n++) {
+                    if (begin + k == 0)
+                        sums[i][n] = more[k][i][n];
+                    else if (begin + k < meeting.pieces)
+                        sums[i][n] += more[k][i][n];
+                }
+    }
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) output.store((first + i) * 8, sums[i]);
+}
+
+// How often a block looks whether the others have come, about a microsecond each.
+constexpr u32 LARGE_LOOKS = 12;
+__device__ inline u32 look_at(const u32* counter) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+
+// `word`: of shared memory.
+template <u32 N>
+__device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, u32* word,
+                                           const WideOutput& output, const float (&sums)[N / 2]) {
+    const u32 own_begin = meeting.owns ? meeting.fragment(meeting.number) : 0,
+              own_end = meeting.owns ? meeting.fragment(meeting.number + 1) : 0;
+    auto store = [&](bool own) {
+#pragma unroll
+        for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
+            if ((i >= own_begin && i < own_end) == own && 8 * i < output.x_rows)
+                store_partial(meeting.mine + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
+        __threadfence();
+        barrier_of_large();
+    };
+    // The same word in all threads.
+    auto tell = [&](u32 value) {
+        if (threadIdx.x == 0) *word = value;
+        barrier_of_large();
+        value = *reinterpret_cast<volatile u32*>(word);
+        barrier_of_large();
+        return value;
+    };
+    constexpr u32 LEAVE = 1u << 31;
+    const u32 own_slice = meeting.owns ? 1u << meeting.number : 0;
+    store(false);
+    u32 todo = 0;  // slices
+    if (threadIdx.x == 0) {
+        u32 state = atomicAdd(meeting.counter, 1);
+        const bool last = (state & 0xFF) + 1 == meeting.pieces;
+        if (last) todo = state >> 16 | own_slice;
+        if (!last && meeting.owns) {
+            todo = LEAVE;
+            for (u32 i = 0; todo == LEAVE && i < LARGE_LOOKS; i++)
+                if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) todo = own_slice;
+        }
+        __threadfence();
+    }
+    todo = tell(todo);
+    if (todo == LEAVE) {
+        store(true);
+        if (threadIdx.x == 0) {
+            const u32 state = atomicOr(meeting.counter, own_slice << 16);
+            // If all had come before, nobody else adds it.
+            todo = (state & 0xFF) == meeting.pieces ? own_slice : 0;
+            __threadfence();
+        }
+        todo = tell(todo);
+    }
+    if (!todo) return;
+    if (todo & own_slice) {
+        constexpr u32 COUNT = 2;
+#pragma unroll
+        for (u32 i = 0; i < LARGE_FRAGMENTS; i += COUNT)
+            if (i >= own_begin && i < own_end && 8 * i < output.x_rows)
+                add_own<COUNT>(meeting, i, sums + 4 * i, output);
+    }
+#pragma unroll 1
+    for (u32 slice = 0; slice < LARGE_SLICES; slice++)
+        if ((todo & ~own_slice) >> slice & 1) add_left_slice(meeting, slice, output);
+    barrier_of_large();
+    if (threadIdx.x == 0) {
+        const u32 count = __popc(todo), state = atomicAdd(meeting.counter, count << 8);
+        if ((state >> 8 & 0xFF) + count == meeting.slices) atomicExch(meeting.counter, 0);
+    }
+}
+
+template <u32 N>
+__device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
+    // By lane 0, so that the compiler takes it for the same in all lanes.
+    const u32 lane = kept(threadIdx.x % LANES),
+              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+    let_next_launch_begin();
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    // A word for meetings comes before all.
+    const u32 base = kept(shared_address(linear_shared) + 16);
+    StageRing<LARGE_RING> ring(base, room - 16, wide_stage_bytes(N, LARGE_STRIPS));
+    if (threadIdx.x == 0) ring.init_barriers(LARGE_WARPS);
+    __syncthreads();
+    if (warp >= LARGE_WARPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        ask_for_pieces(launch, ring, warp - LARGE_WARPS, lane);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    const WideShare share;
+    wait_for_launch_before();
+#pragma unroll 1
+    for (LargeCursor cursor(launch); cursor.has(launch);) {
+        const WidePiece piece = cursor.piece(launch);
+        float sums[N / 2] = {};
+        const u32 last = multiply_stages<N>(launch, piece, LARGE_STRIPS * WIDE_STRIP_BYTES, ring,
+                                            share, sums);
+        release(last, lane);
+        const WideOutput output(launch, piece, share);
+        const LargeMeeting meeting(launch, cursor, piece);
+        if (meeting.alone) {
+#pragma unroll
+            for (u32 i = 0; i < N / 8; i++) output.store(8 * i, sums + 4 * i);
+        } else {
+            add_pieces<N>(meeting, reinterpret_cast<u32*>(linear_shared), output, sums);
+        }
+        cursor.next(launch, piece);
+    }
+}
+#endif
