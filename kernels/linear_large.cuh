@@ -73,16 +73,17 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
 // slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
-// stores its sums but for those of a slice of its own, and adds that slice when all have come; it
-// does not wait long: then it leaves the slice to the last one. So no block depends on another one
-// to run at the same time, and sums are added in order of the columns by whoever adds them.
+// stores its sums but for those of a slice of its own, and adds that slice when all have come: its
+// own sums, then those of the others in their order. It does not wait long: then it leaves the slice
+// to the last one that comes, which adds it in the same order. So no block depends on another one to
+// run at the same time.
 struct LargeMeeting {
     u32* counter;
     const float* first;  // of the first piece, this thread's place
     const float* others; // of the second piece; the others come one after the other
     float* mine;
     u32 pieces, number, slices;
-    bool alone, owns;
+    bool owns;
 
     __device__ LargeMeeting(const LinearLaunch& launch, const LargeCursor& cursor,
                             const WidePiece& piece) {
@@ -93,10 +94,9 @@ struct LargeMeeting {
                   end = begin + stages, first_share = begin / length,
                   last_share = (end - 1) / length;
         pieces = last_share - first_share + 1, number = cursor.share - first_share;
-        alone = pieces == 1;
         // A share that has more after the last piece comes early: it owns nothing.
         const u32 owners = pieces - (end < min((last_share + 1) * length, all));
-        slices = min(owners, LARGE_SLICES), owns = number < slices;
+        slices = max(min(owners, LARGE_SLICES), 1), owns = number < slices;
         const u32 item = cursor.item - number;  // of the first piece
         counter = launch.counters + item;
         constexpr u64 PARTIAL = LARGE_PARTIAL_BYTES / 8;
@@ -108,6 +108,11 @@ struct LargeMeeting {
     __device__ const float* partial(u32 piece) const {
         return piece ? others + u64(piece - 1) * (LARGE_PARTIAL_BYTES / 4) : first;
     }
+    __device__ u32 own_slice() const { return owns ? 1u << number : 0; }
+    __device__ u32 own_begin() const { return owns ? fragment(number) : 0; }
+    __device__ u32 own_end() const { return owns ? fragment(number + 1) : 0; }
+    // The piece `number` is left out.
+    __device__ const float* other(u32 k, u32 number) const { return partial(k + (k >= number)); }
     // The first fragment of a slice.
     __device__ u32 fragment(u32 slice) const {
         return slice * LARGE_SLICES / slices * SLICE_FRAGMENTS;
@@ -124,7 +129,7 @@ __device__ inline void load_partial(float (&to)[4], const float* from) {
 }
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
-// Slices that nobody has added, out of memory.
+// A slice that its owner has left, out of memory.
 __device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 slice,
                                             const WideOutput& output) {
     const u32 end = meeting.fragment(slice + 1);
@@ -132,10 +137,10 @@ __device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 sli
     for (u32 i = meeting.fragment(slice); i < end; i++) {
         if (8 * i >= output.x_rows) return;
         float sums[4], more[4];
-        load_partial(sums, meeting.partial(0) + i * LARGE_FRAGMENT_FLOATS);
-#pragma unroll 1
-        for (u32 k = 1; k < meeting.pieces; k++) {
-            load_partial(more, meeting.partial(k) + i * LARGE_FRAGMENT_FLOATS);
+        load_partial(sums, meeting.partial(slice) + i * LARGE_FRAGMENT_FLOATS);
+#pragma unroll 4
+        for (u32 k = 0; k + 1 < meeting.pieces; k++) {
+            load_partial(more, meeting.other(k, slice) + i * LARGE_FRAGMENT_FLOATS);
 #pragma unroll
             for (u32 n = 0; n < 4; n++) sums[n] += more[n];
         }
@@ -143,80 +148,61 @@ __device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 sli
     }
 }
 
-// Adds fragments of this block's own slice: its own sums and those of the others out of memory.
-template <u32 COUNT>
-__device__ __forceinline__ void add_own(const LargeMeeting& meeting, u32 first, const float* own,
-                                        const WideOutput& output) {
-    constexpr u32 BATCH = 4;
-    float sums[COUNT][4];
+// Adds to some fragments of this block's own slice those of the others, PIECES at once.
+template <u32 PIECES, u32 COUNT>
+__device__ __forceinline__ void add_others(const LargeMeeting& meeting, u32 first, float* sums) {
 #pragma unroll 1
-    for (u32 begin = 0; begin < meeting.pieces; begin += BATCH) {
-        float more[BATCH][COUNT][4];
+    for (u32 begin = 0; begin + 1 < meeting.pieces; begin += PIECES) {
+        float more[PIECES][COUNT][4];
 #pragma unroll
-        for (u32 k = 0; k < BATCH; k++)
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i++)
-                if (begin + k < meeting.pieces && begin + k != meeting.number)
-                    load_partial(more[k][i],
-                                 meeting.partial(begin + k) + (first + i) * LARGE_FRAGMENT_FLOATS);
-                else
-#pragma unroll
-                    for (u32 n = 0; n < 4; n++) more[k][i][n] = own[4 * i + n];
-#pragma unroll
-        for (u32 k = 0; k < BATCH; k++)
+        for (u32 k = 0; k < PIECES; k++)
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++)
+                if (begin + k + 1 < meeting.pieces)
+                    load_partial(more[k][i], meeting.other(begin + k, meeting.number) +
+                                                 (first + i) * LARGE_FRAGMENT_FLOATS);
 #pragma unroll
-                for (u32 n = 0; n < 4; n++) {
-                    if (begin + k == 0)
-                        sums[i][n] = more[k][i][n];
-                    else if (begin + k < meeting.pieces)
-                        sums[i][n] += more[k][i][n];
-                }
+        for (u32 k = 0; k < PIECES; k++)
+#pragma unroll
+            for (u32 i = 0; i < 4 * COUNT; i++)
+                if (begin + k + 1 < meeting.pieces) sums[i] += more[k][i / 4][i % 4];
     }
-#pragma unroll
-    for (u32 i = 0; i < COUNT; i++) output.store((first + i) * 8, sums[i]);
 }
 
 // How often a block looks whether the others have come, about a microsecond each.
-constexpr u32 LARGE_LOOKS = 12;
+constexpr u32 LARGE_LOOKS = 50;
 __device__ inline u32 look_at(const u32* counter) {
     u32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     return value;
 }
 
-// `word`: of shared memory.
-template <u32 N>
-__device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, u32* word,
-                                           const WideOutput& output, const float (&sums)[N / 2]) {
-    const u32 own_begin = meeting.owns ? meeting.fragment(meeting.number) : 0,
-              own_end = meeting.owns ? meeting.fragment(meeting.number + 1) : 0;
+// All that multiply together. Which slices this block is to add. `word`: of shared memory.
+__device__ __forceinline__ u32 meet_others(const LargeMeeting& meeting, volatile u32* word,
+                                           u32 x_rows, const float (&sums)[LARGE_ROWS / 2]) {
+    constexpr u32 LEAVE = 1u << 31;
+    const u32 own_slice = meeting.own_slice(), begin = meeting.own_begin(),
+              end = meeting.own_end();
     auto store = [&](bool own) {
 #pragma unroll
         for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
-            if ((i >= own_begin && i < own_end) == own && 8 * i < output.x_rows)
+            if ((i >= begin && i < end) == own && 8 * i < x_rows)
                 store_partial(meeting.mine + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
         __threadfence();
         barrier_of_large();
     };
-    // The same word in all threads.
     auto tell = [&](u32 value) {
         if (threadIdx.x == 0) *word = value;
         barrier_of_large();
-        value = *reinterpret_cast<volatile u32*>(word);
-        barrier_of_large();
-        return value;
+        return *word;
     };
-    constexpr u32 LEAVE = 1u << 31;
-    const u32 own_slice = meeting.owns ? 1u << meeting.number : 0;
     store(false);
-    u32 todo = 0;  // slices
+    u32 todo = 0;
     if (threadIdx.x == 0) {
-        u32 state = atomicAdd(meeting.counter, 1);
-        const bool last = (state & 0xFF) + 1 == meeting.pieces;
-        if (last) todo = state >> 16 | own_slice;
-        if (!last && meeting.owns) {
+        const u32 state = atomicAdd(meeting.counter, 1);
+        if ((state & 0xFF) + 1 == meeting.pieces) {
+            todo = state >> 16 | own_slice;
+        } else if (meeting.owns) {
             todo = LEAVE;
             for (u32 i = 0; todo == LEAVE && i < LARGE_LOOKS; i++)
                 if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) todo = own_slice;
@@ -224,24 +210,46 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, u32* wor
         __threadfence();
     }
     todo = tell(todo);
-    if (todo == LEAVE) {
-        store(true);
-        if (threadIdx.x == 0) {
-            const u32 state = atomicOr(meeting.counter, own_slice << 16);
-            // If all had come before, nobody else adds it.
-            todo = (state & 0xFF) == meeting.pieces ? own_slice : 0;
-            __threadfence();
-        }
-        todo = tell(todo);
+    if (todo != LEAVE) return todo;
+    store(true);
+    if (threadIdx.x == 0) {
+        const u32 state = atomicOr(meeting.counter, own_slice << 16);
+        // If all had come before, nobody else adds it.
+        todo = (state & 0xFF) == meeting.pieces ? own_slice : 0;
+        __threadfence();
     }
-    if (!todo) return;
-    if (todo & own_slice) {
-        constexpr u32 COUNT = 2;
+    return tell(todo);
+}
+
+template <u32 N>
+__device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, u32* word,
+                                           const WideOutput& output, float (&sums)[N / 2]) {
+    const u32 own_slice = meeting.own_slice(), begin = meeting.own_begin(),
+              end = meeting.own_end();
+    u32 todo = own_slice;
+    if (meeting.pieces > 1) {
+        todo = meet_others(meeting, word, output.x_rows, sums);
+        if (!todo) return;
+        if (todo & own_slice) {
+            // As many fragments at once as there are registers for.
+            if (meeting.pieces == 2) {
 #pragma unroll
-        for (u32 i = 0; i < LARGE_FRAGMENTS; i += COUNT)
-            if (i >= own_begin && i < own_end && 8 * i < output.x_rows)
-                add_own<COUNT>(meeting, i, sums + 4 * i, output);
+                for (u32 i = 0; i < LARGE_FRAGMENTS; i += 16)
+                    if (i >= begin && i < end) add_others<1, 16>(meeting, i, sums + 4 * i);
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < LARGE_FRAGMENTS; i += SLICE_FRAGMENTS)
+                    if (i >= begin && i < end)
+                        add_others<3, SLICE_FRAGMENTS>(meeting, i, sums + 4 * i);
+            }
+        }
     }
+    if (todo & own_slice) {
+#pragma unroll
+        for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
+            if (i >= begin && i < end) output.store(8 * i, sums + 4 * i);
+    }
+    if (meeting.pieces == 1) return;
 #pragma unroll 1
     for (u32 slice = 0; slice < LARGE_SLICES; slice++)
         if ((todo & ~own_slice) >> slice & 1) add_left_slice(meeting, slice, output);
@@ -282,12 +290,7 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
         release(last, lane);
         const WideOutput output(launch, piece, share);
         const LargeMeeting meeting(launch, cursor, piece);
-        if (meeting.alone) {
-#pragma unroll
-            for (u32 i = 0; i < N / 8; i++) output.store(8 * i, sums + 4 * i);
-        } else {
-            add_pieces<N>(meeting, reinterpret_cast<u32*>(linear_shared), output, sums);
-        }
+        add_pieces<N>(meeting, reinterpret_cast<u32*>(linear_shared), output, sums);
         cursor.next(launch, piece);
     }
 }

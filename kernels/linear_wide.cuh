@@ -499,43 +499,52 @@ __device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const
 
 // Where sums of eight rows of x go, and how.
 struct WideOutput {
-    u16* y;
+    u16* to;  // of this lane, in the first eight rows of x
     u64 pitch;
-    u32 rows, x_rows, row;  // row: the warp's first
+    u32 rows, x_rows;  // rows: of the matrix, from the warp's first one on
     float bias[2];
-    bool aligned, has_bias;
+    bool whole, has_bias;  // whole: all 16 rows exist, and pairs are aligned
 
     __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
         const LinearMatrix& m = launch.matrices[item.matrix];
-        y = m.y, pitch = m.y_pitch, rows = share.strip < item.strips ? m.rows : 0;
+        const u32 lane = threadIdx.x % LANES,
+                  row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
+        pitch = m.y_pitch, to = m.y + row + lane % 4 * 2 + lane / 4 * pitch;
+        rows = share.strip < item.strips && row < m.rows ? m.rows - row : 0;
         x_rows = launch.x_rows;
-        row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
-        aligned = (reinterpret_cast<u64>(y) | pitch * 2) % 4 == 0;
+        whole = rows >= 16 && (reinterpret_cast<u64>(m.y) | pitch * 2) % 4 == 0;
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
-            const u32 at = row + threadIdx.x % LANES / 4 + 8 * k;
-            bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + at)) : 0;
+            const u32 at = lane / 4 + 8 * k;
+            bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : 0;
         }
         has_bias = m.bias;
     }
     // A fragment of 16 rows of a strip by the eight rows of x from `first` on.
-    __device__ void store(u32 first, const float* sums) const {
-        const u32 lane = threadIdx.x % LANES, x_row = first + lane / 4;
+    __device__ __forceinline__ void store(u32 first, const float* sums) const {
+        u32 pairs[2];
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
             const float a = sums[2 * k], b = sums[2 * k + 1];
-            const u32 pair = transposed(has_bias ? round_two(a + bias[k], b + bias[k])
-                                                 : round_two(a, b));
-            const u32 at = row + 8 * k + lane % 4 * 2;
-            if (x_row >= x_rows || at >= rows) continue;
-            u16* const to = y + x_row * pitch + at;
-            if (aligned && at + 1 < rows) {
-                *reinterpret_cast<u32*>(to) = pair;
-            } else {
-                to[0] = u16(pair);
-                if (at + 1 < rows) to[1] = u16(pair >> 16);
-            }
+            pairs[k] = transposed(has_bias ? round_two(a + bias[k], b + bias[k])
+                                           : round_two(a, b));
+        }
+        if (first + threadIdx.x % LANES / 4 >= x_rows) return;
+        u16* const at = to + first * pitch;
+        if (whole) {
+            reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
+        } else {
+            store_some(at, rows, pairs[0], pairs[1]);
+        }
+    }
+    // One by one, what exists.
+    __device__ static __noinline__ void store_some(u16* at, u32 rows, u32 first, u32 second) {
+        const u32 column = threadIdx.x % 4 * 2;
+#pragma unroll 1
+        for (u32 k = 0; k < 2; k++, first = second) {
+            if (column + 8 * k < rows) at[8 * k] = u16(first);
+            if (column + 8 * k + 1 < rows) at[8 * k + 1] = u16(first >> 16);
         }
     }
     __device__ static u32 round_two(float low, float high) {

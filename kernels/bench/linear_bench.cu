@@ -6,8 +6,8 @@
 //                                      best; `wide`: 17 to 128 rows of x alone
 //   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
 //                                      out among blocks
-//   linear_bench sums ROUNDS           32, 64 and 128 rows of x without cuBLASLt: each matrix, and all
-//                                      four
+//   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or so many, without cuBLASLt: each matrix,
+//                                      and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
@@ -838,7 +838,7 @@ int main(int argc, char** argv) {
     if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
-    if (mode == "sums") return sums(c, atoi(argv[2]), early);
+    if (mode == "sums") return sums(c, atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0, early);
     if (mode == "bench" || mode == "variants" || mode == "wide")
         return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
     if (mode == "crossover")

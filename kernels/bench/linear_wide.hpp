@@ -252,10 +252,11 @@ static int ways(Context& c, int rounds, bool early) {
     return 0;
 }
 
-// Times of 32, 64 and 128 rows of x, to compare kernels of files.
-static int sums(Context& c, int rounds, bool early) {
+// Times of 16 to 256 rows of x, or of `wanted` alone, to compare kernels of files.
+static int sums(Context& c, int rounds, u32 wanted, bool early) {
     const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
-    for (u32 x_rows : {32u, 64u, 128u, 256u}) {
+    for (u32 x_rows : {16u, 32u, 64u, 128u, 192u, 256u}) {
+        if (wanted && wanted != x_rows) continue;
         double sum = 0;
         printf("x %3u:", x_rows);
         for (auto& shape : shapes) {
