@@ -57,7 +57,7 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
     for (LargeCursor cursor(launch); cursor.has(launch);) {
         const WidePiece piece = cursor.piece(launch);
         const u32 count = piece.end - piece.begin;
-        WideAsking<StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
+        WideAsking<LARGE_ROWS, StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
         u32 filled = 0;
         if (first) {
             filled = min(piece.begin + ring.count, piece.end);
@@ -73,9 +73,9 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
 // slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
-// stores its sums but for those of a slice of its own, and adds that slice when all have come: its
-// own sums, then those of the others in their order. It does not wait long: then it leaves the slice
-// to the last one that comes, which adds it in the same order. So no block depends on another one to
+// stores its sums but for those of a slice of its own, and adds that slice when all have come, in
+// the order of columns. It does not wait long: then it leaves the slice
+// to the last one that comes. So no block depends on another one to
 // run at the same time.
 struct LargeMeeting {
     u32* counter;
@@ -111,8 +111,6 @@ struct LargeMeeting {
     __device__ u32 own_slice() const { return owns ? 1u << number : 0; }
     __device__ u32 own_begin() const { return owns ? fragment(number) : 0; }
     __device__ u32 own_end() const { return owns ? fragment(number + 1) : 0; }
-    // The piece `number` is left out.
-    __device__ const float* other(u32 k, u32 number) const { return partial(k + (k >= number)); }
     // The first fragment of a slice.
     __device__ u32 fragment(u32 slice) const {
         return slice * LARGE_SLICES / slices * SLICE_FRAGMENTS;
@@ -137,10 +135,10 @@ __device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 sli
     for (u32 i = meeting.fragment(slice); i < end; i++) {
         if (8 * i >= output.x_rows) return;
         float sums[4], more[4];
-        load_partial(sums, meeting.partial(slice) + i * LARGE_FRAGMENT_FLOATS);
-#pragma unroll 4
-        for (u32 k = 0; k + 1 < meeting.pieces; k++) {
-            load_partial(more, meeting.other(k, slice) + i * LARGE_FRAGMENT_FLOATS);
+        load_partial(sums, meeting.partial(0) + i * LARGE_FRAGMENT_FLOATS);
+#pragma unroll 1
+        for (u32 k = 1; k < meeting.pieces; k++) {
+            load_partial(more, meeting.partial(k) + i * LARGE_FRAGMENT_FLOATS);
 #pragma unroll
             for (u32 n = 0; n < 4; n++) sums[n] += more[n];
         }
@@ -148,25 +146,44 @@ __device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 sli
     }
 }
 
-// Adds to some fragments of this block's own slice those of the others, PIECES at once.
-template <u32 PIECES, u32 COUNT>
+// Adds some fragments of this block's own slice and those of the others, in the order of pieces; of
+// two the order does not matter.
+template <u32 COUNT>
+__device__ __forceinline__ void add_other(const LargeMeeting& meeting, u32 first, float* sums) {
+    float more[COUNT][4];
+    const float* const from = meeting.partial(!meeting.number) + first * LARGE_FRAGMENT_FLOATS;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) load_partial(more[i], from + i * LARGE_FRAGMENT_FLOATS);
+#pragma unroll
+    for (u32 i = 0; i < 4 * COUNT; i++) sums[i] += more[i / 4][i % 4];
+}
+template <u32 COUNT, u32 PIECES>
 __device__ __forceinline__ void add_others(const LargeMeeting& meeting, u32 first, float* sums) {
+    float all[COUNT][4];
 #pragma unroll 1
-    for (u32 begin = 0; begin + 1 < meeting.pieces; begin += PIECES) {
+    for (u32 begin = 0; begin < meeting.pieces; begin += PIECES) {
         float more[PIECES][COUNT][4];
 #pragma unroll
         for (u32 k = 0; k < PIECES; k++)
 #pragma unroll
-            for (u32 i = 0; i < COUNT; i++)
-                if (begin + k + 1 < meeting.pieces)
-                    load_partial(more[k][i], meeting.other(begin + k, meeting.number) +
+            for (u32 i = 0; i < COUNT; i++) {
+#pragma unroll
+                for (u32 n = 0; n < 4; n++) more[k][i][n] = sums[4 * i + n];
+                if (begin + k < meeting.pieces && begin + k != meeting.number)
+                    load_partial(more[k][i], meeting.partial(begin + k) +
                                                  (first + i) * LARGE_FRAGMENT_FLOATS);
+            }
 #pragma unroll
         for (u32 k = 0; k < PIECES; k++)
 #pragma unroll
-            for (u32 i = 0; i < 4 * COUNT; i++)
-                if (begin + k + 1 < meeting.pieces) sums[i] += more[k][i / 4][i % 4];
+            for (u32 i = 0; i < 4 * COUNT; i++) {
+                float& sum = all[i / 4][i % 4];
+                if (begin + k < meeting.pieces)
+                    sum = begin + k ? sum + more[k][i / 4][i % 4] : more[k][i / 4][i % 4];
+            }
     }
+#pragma unroll
+    for (u32 i = 0; i < 4 * COUNT; i++) sums[i] = all[i / 4][i % 4];
 }
 
 // How often a block looks whether the others have come, about a microsecond each.
@@ -204,6 +221,7 @@ __device__ __forceinline__ u32 meet_others(const LargeMeeting& meeting, volatile
             todo = state >> 16 | own_slice;
         } else if (meeting.owns) {
             todo = LEAVE;
+#pragma unroll 1
             for (u32 i = 0; todo == LEAVE && i < LARGE_LOOKS; i++)
                 if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) todo = own_slice;
         }
@@ -232,15 +250,14 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, u32* wor
         if (!todo) return;
         if (todo & own_slice) {
             // As many fragments at once as there are registers for.
-            if (meeting.pieces == 2) {
 #pragma unroll
-                for (u32 i = 0; i < LARGE_FRAGMENTS; i += 16)
-                    if (i >= begin && i < end) add_others<1, 16>(meeting, i, sums + 4 * i);
-            } else {
-#pragma unroll
-                for (u32 i = 0; i < LARGE_FRAGMENTS; i += SLICE_FRAGMENTS)
-                    if (i >= begin && i < end)
-                        add_others<3, SLICE_FRAGMENTS>(meeting, i, sums + 4 * i);
+            for (u32 i = 0; i < LARGE_FRAGMENTS; i += SLICE_FRAGMENTS) {
+                if (i < begin || i >= end) continue;
+                if (meeting.pieces > 2)
+                    add_others<2, 4>(meeting, i, sums + 4 * i),
+                        add_others<2, 4>(meeting, i + 2, sums + 4 * i + 8);
+                else if (i % 8 == 0)
+                    add_other<8>(meeting, i, sums + 4 * i);
             }
         }
     }

@@ -85,7 +85,10 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // Where the constants say so, the launch may have the attribute of programmatic stream
 // serialization: then the matrices must have been written before the launch before this one began.
 constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
-struct alignas(16) LinearLaunch {
+struct alignas(64) XMap {
+    u32 words[32];
+};
+struct alignas(64) LinearLaunch {
     const u16* x;  // row-major
     u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
                    // 16 bytes
@@ -101,10 +104,15 @@ struct alignas(16) LinearLaunch {
     u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
     u32 wide_strips;                 // likewise
     u32 tile_sets;  // of df11_linear_tile_{8,16}: items whose sums are on their way at once, 1 or 2
-    u32 reserved[2];
+    u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
+    u32 reserved;
     LinearMatrix matrices[LINEAR_MATRICES];
+    XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
+                 // of WIDE_COLUMNS columns and wide_class(x_rows) rows, 128-byte swizzle, zeros for
+                 // what does not exist. Without it, as where x or pitch is not a multiple of 16
+                 // bytes, x is read slowly
 };
-static_assert(sizeof(LinearLaunch) == 80 + 8 * 96, "as Rust has it");
+static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
 // How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,

@@ -148,9 +148,6 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "r"(bytes)
         : "memory");
 }
-__device__ inline void wait_for_all_copies() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}
 // What is known to be written to shared memory is there for products that come after.
 __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -179,46 +176,23 @@ __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 r
         store_shared((to ^ i % 8 * 16) + i * 128, word);
     }
 }
-// `count` rows further.
-__device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 count) {
-    const u16* after;
-    asm volatile("mad.wide.u32 %0, %1, %2, %3;"
-                 : "=l"(after)
-                 : "r"(pitch), "r"(count * 2), "l"(row));
-    return after;
-}
-__device__ inline void copy_piece(u32 to, const u16* from) {
-    copy_async(to, reinterpret_cast<const u8*>(from));
-}
-// The 64 columns of x of a stage, by a warp, four rows at once; pieces of 16 bytes are swizzled
+// The 64 columns of x of a stage, by a warp, word by word; pieces of 16 bytes are swizzled
 // (linear_wgmma.cuh).
-__device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage, u32 place,
-                                          u32 lane) {
-    const u32 column = stage * WIDE_COLUMNS, rows = launch.x_rows, pitch = u32(launch.x_pitch);
-    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 16 || launch.x_pitch != pitch ||
-        column + WIDE_COLUMNS > launch.columns) {
-        const u32 mine = column + 2 * lane;
-        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
-                                 max(launch.columns, mine) - mine, place + lane * 4);
-    }
-    const u16* row = row_after(launch.x + column + lane % 8 * 8, pitch, lane / 8);
-    place += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
-    u32 i = 0;
-#pragma unroll 1
-    for (; i + 32 <= rows; i += 32, place += 32 * 128) {
-        // Eight addresses in registers of their own: a copy reads its registers late.
-        const u16* at[8];
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, 4 * k);
-        row = row_after(row, pitch, 32);
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) copy_piece((place ^ k % 2 * 64) + k * 512, at[k]);
-    }
-#pragma unroll 1
-    for (i += lane / 8; i < rows; i += 4) {
-        copy_piece(place, row);
-        place = (place ^ 64) + 512, row = row_after(row, pitch, 4);
-    }
+__device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, u32 stage, u32 place,
+                                              u32 lane) {
+    const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
+    copy_words_slowly(launch.x + mine, launch.x_pitch, launch.x_rows,
+                      max(launch.columns, mine) - mine, place + lane * 4);
+    fence_shared();
+}
+// All rows of x and 64 columns, zeros where there are none, by one lane; all together, alike.
+__device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 barrier) {
+    asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%2, %3}], [%4]; }" ::"r"(to),
+        "l"(&map), "r"(column), "r"(0), "r"(barrier)
+        : "memory");
 }
 
 // What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
@@ -294,8 +268,9 @@ __device__ __noinline__ void clear_step(u32 to) {
 }
 
 // What a warp that asks knows of a piece. The warps take turns, a stage each.
-template <class Ring>
+template <u32 N, class Ring>
 struct WideAsking {
+    static constexpr u32 X_BYTES = N * WIDE_COLUMNS * 2;
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
     const LinearLaunch& launch;
     const WidePiece piece;
@@ -348,22 +323,23 @@ struct WideAsking {
                 wait_for(ring.empty(), ring.phase ^ 1);
                 ask_for_weights(stage, ring);
             }
+            const u32 to = ring.place + x_place;
+            if (!launch.x_mapped) copy_x_slowly(launch, stage, to, lane);
             __syncwarp();
-            ask_for_x(launch, stage, ring.place + x_place, lane);
-            wait_for_all_copies();
-            fence_shared();
-            __syncwarp();
-            if (lane == 0) arrive(ring.full);
+            arrive_expecting_once(ring.full, launch.x_mapped ? X_BYTES : 0);
+            if (launch.x_mapped)
+                copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, ring.full);
         }
     }
 };
 
 // They fill the ring with weights before the launch before has ended.
+template <u32 N>
 __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
                                                WideRing ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);
     for (u32 i = 0; i < warp; i++) ring.next();
-    WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
+    WideAsking<N, WideRing> asking(launch, item, item.begin + warp, lane);
     asking.fill(filled, ring);
     wait_for_launch_before();
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES);
@@ -535,16 +511,12 @@ struct WideOutput {
         if (whole) {
             reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
         } else {
-            store_some(at, rows, pairs[0], pairs[1]);
-        }
-    }
-    // One by one, what exists.
-    __device__ static __noinline__ void store_some(u16* at, u32 rows, u32 first, u32 second) {
-        const u32 column = threadIdx.x % 4 * 2;
-#pragma unroll 1
-        for (u32 k = 0; k < 2; k++, first = second) {
-            if (column + 8 * k < rows) at[8 * k] = u16(first);
-            if (column + 8 * k + 1 < rows) at[8 * k + 1] = u16(first >> 16);
+            // One by one, what exists.
+            const u32 column = threadIdx.x % 4 * 2;
+#pragma unroll
+            for (u32 k = 0; k < 4; k++)
+                if (column + k / 2 * 8 + k % 2 < rows)
+                    at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
         }
     }
     __device__ static u32 round_two(float low, float high) {
@@ -605,7 +577,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // a warp would wait for ever.
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
+        if (item.strips) ask_for_stages<N>(launch, item, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
         if (item.parts > 1) {
             meet_cluster();

@@ -22,6 +22,7 @@
 #include <string>
 
 #include <cublasLt.h>
+#include <cudaTypedefs.h>
 
 #include "../linear.cu"
 #include "../tile.cu"

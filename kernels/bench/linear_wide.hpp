@@ -18,6 +18,27 @@ static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared,
     CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
 }
 
+// The map of x, if there can be one.
+static void map_x(LinearLaunch& l) {
+    l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
+    if (!l.x_mapped) return;
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
+                                              reinterpret_cast<void**>(&encode), 12000,
+                                              cudaEnableDefault, &found));
+    }
+    const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
+    const cuuint32_t box[] = {WIDE_COLUMNS, wide_class(l.x_rows)}, every[] = {1, 1};
+    const auto done =
+        encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+               const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
+}
+
 static const void* wide_kernel(u32 n) {
     return n == 32   ? kernel_of("df11_linear_fast_32", (const void*)df11_linear_fast_32)
            : n == 64 ? kernel_of("df11_linear_fast_64", (const void*)df11_linear_fast_64)
@@ -46,6 +67,7 @@ static u32 wide_strips(const LinearLaunch& l) {
 // 129 to 256 rows.
 static void launch_large(const LinearLaunch& launch, bool early, cudaStream_t stream) {
     LinearLaunch l = launch;
+    map_x(l);
     l.items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
         l.items += large_shares(l.matrices[i].rows, l.columns);
@@ -57,6 +79,7 @@ static void launch_wide(const LinearLaunch& launch, bool early, cudaStream_t str
     if (launch.x_rows > WIDE_ROWS) return launch_large(launch, early, stream);
     const u32 n = wide_class(launch.x_rows);
     LinearLaunch l = launch;
+    map_x(l);
     l.counters = nullptr, l.partials = nullptr, l.items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
         l.wide_parts[i] =
