@@ -57,14 +57,11 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
     for (LargeCursor cursor(launch); cursor.has(launch);) {
         const WidePiece piece = cursor.piece(launch);
         const u32 count = piece.end - piece.begin;
-        WideAsking<LARGE_ROWS, StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
-        u32 filled = 0;
-        if (first) {
-            filled = min(piece.begin + ring.count, piece.end);
-            asking.fill(filled, ring);
-            wait_for_launch_before();
-        }
-        asking.ask(filled, ring, X_PLACE);
+        const WideAsking<LARGE_ROWS, StageRing<LARGE_RING>> asking(launch, piece,
+                                                                   piece.begin + turn, lane);
+        const u32 filled = first ? min(piece.begin + ring.count, piece.end) : 0;
+        asking.fill(filled, ring);
+        asking.ask(filled, ring, X_PLACE, first);
         first = false;
         turn = (turn - count) % WIDE_ASKING;
         cursor.next(launch, piece);
@@ -73,10 +70,9 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
 // slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
-// stores its sums but for those of a slice of its own, and adds that slice when all have come, in
-// the order of columns. It does not wait long: then it leaves the slice
-// to the last one that comes. So no block depends on another one to
-// run at the same time.
+// stores its sums, and adds those of a slice of its own when all have come, in the order of columns.
+// It does not wait long: then it leaves the slice to the last one. So no block depends on another one
+// to run at the same time.
 struct LargeMeeting {
     u32* counter;
     const float* first;  // of the first piece, this thread's place
@@ -109,8 +105,6 @@ struct LargeMeeting {
         return piece ? others + u64(piece - 1) * (LARGE_PARTIAL_BYTES / 4) : first;
     }
     __device__ u32 own_slice() const { return owns ? 1u << number : 0; }
-    __device__ u32 own_begin() const { return owns ? fragment(number) : 0; }
-    __device__ u32 own_end() const { return owns ? fragment(number + 1) : 0; }
     // The first fragment of a slice.
     __device__ u32 fragment(u32 slice) const {
         return slice * LARGE_SLICES / slices * SLICE_FRAGMENTS;
@@ -127,63 +121,35 @@ __device__ inline void load_partial(float (&to)[4], const float* from) {
 }
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
-// A slice that its owner has left, out of memory.
-__device__ __noinline__ void add_left_slice(const LargeMeeting& meeting, u32 slice,
-                                            const WideOutput& output) {
-    const u32 end = meeting.fragment(slice + 1);
+// The sums of a slice by all pieces, in order.
+__device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice,
+                                          const WideOutput& output) {
+    constexpr u32 FRAGMENTS = SLICE_FRAGMENTS, OTHERS = 3;
+    const u32 end = min(meeting.fragment(slice + 1), (output.x_rows + 7) / 8);
 #pragma unroll 1
-    for (u32 i = meeting.fragment(slice); i < end; i++) {
-        if (8 * i >= output.x_rows) return;
-        float sums[4], more[4];
-        load_partial(sums, meeting.partial(0) + i * LARGE_FRAGMENT_FLOATS);
-#pragma unroll 1
-        for (u32 k = 1; k < meeting.pieces; k++) {
-            load_partial(more, meeting.partial(k) + i * LARGE_FRAGMENT_FLOATS);
+    for (u32 i = meeting.fragment(slice); i < end; i += FRAGMENTS) {
+        float sums[FRAGMENTS][4];
+        auto load = [&](float (&to)[FRAGMENTS][4], u32 piece) {
+            const float* const from = meeting.partial(piece) + i * LARGE_FRAGMENT_FLOATS;
 #pragma unroll
-            for (u32 n = 0; n < 4; n++) sums[n] += more[n];
+            for (u32 k = 0; k < FRAGMENTS; k++)
+                load_partial(to[k], from + k * LARGE_FRAGMENT_FLOATS);
+        };
+        load(sums, 0);
+#pragma unroll 1
+        for (u32 piece = 1; piece < meeting.pieces; piece += OTHERS) {
+            float more[OTHERS][FRAGMENTS][4];
+#pragma unroll
+            for (u32 p = 0; p < OTHERS; p++) load(more[p], min(piece + p, meeting.pieces - 1));
+#pragma unroll
+            for (u32 p = 0; p < OTHERS; p++)
+                if (piece + p < meeting.pieces)
+#pragma unroll
+                    for (u32 n = 0; n < FRAGMENTS * 4; n++)
+                        sums[n / 4][n % 4] += more[p][n / 4][n % 4];
         }
-        output.store(8 * i, sums);
+        output.store<FRAGMENTS>(8 * i, sums[0]);
     }
-}
-
-// Adds some fragments of this block's own slice and those of the others, in the order of pieces; of
-// two the order does not matter.
-template <u32 COUNT>
-__device__ __forceinline__ void add_other(const LargeMeeting& meeting, u32 first, float* sums) {
-    float more[COUNT][4];
-    const float* const from = meeting.partial(!meeting.number) + first * LARGE_FRAGMENT_FLOATS;
-#pragma unroll
-    for (u32 i = 0; i < COUNT; i++) load_partial(more[i], from + i * LARGE_FRAGMENT_FLOATS);
-#pragma unroll
-    for (u32 i = 0; i < 4 * COUNT; i++) sums[i] += more[i / 4][i % 4];
-}
-template <u32 COUNT, u32 PIECES>
-__device__ __forceinline__ void add_others(const LargeMeeting& meeting, u32 first, float* sums) {
-    float all[COUNT][4];
-#pragma unroll 1
-    for (u32 begin = 0; begin < meeting.pieces; begin += PIECES) {
-        float more[PIECES][COUNT][4];
-#pragma unroll
-        for (u32 k = 0; k < PIECES; k++)
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i++) {
-#pragma unroll
-                for (u32 n = 0; n < 4; n++) more[k][i][n] = sums[4 * i + n];
-                if (begin + k < meeting.pieces && begin + k != meeting.number)
-                    load_partial(more[k][i], meeting.partial(begin + k) +
-                                                 (first + i) * LARGE_FRAGMENT_FLOATS);
-            }
-#pragma unroll
-        for (u32 k = 0; k < PIECES; k++)
-#pragma unroll
-            for (u32 i = 0; i < 4 * COUNT; i++) {
-                float& sum = all[i / 4][i % 4];
-                if (begin + k < meeting.pieces)
-                    sum = begin + k ? sum + more[k][i / 4][i % 4] : more[k][i / 4][i % 4];
-            }
-    }
-#pragma unroll
-    for (u32 i = 0; i < 4 * COUNT; i++) sums[i] = all[i / 4][i % 4];
 }
 
 // How often a block looks whether the others have come, about a microsecond each.
@@ -194,82 +160,74 @@ __device__ inline u32 look_at(const u32* counter) {
     return value;
 }
 
-// All that multiply together. Which slices this block is to add. `word`: of shared memory.
-__device__ __forceinline__ u32 meet_others(const LargeMeeting& meeting, volatile u32* word,
-                                           u32 x_rows, const float (&sums)[LARGE_ROWS / 2]) {
-    constexpr u32 LEAVE = 1u << 31;
-    const u32 own_slice = meeting.own_slice(), begin = meeting.own_begin(),
-              end = meeting.own_end();
-    auto store = [&](bool own) {
+// Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one thread.
+constexpr u32 LEAVE = 1u << 31;
+__device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
+    const u32 own_slice = meeting.own_slice(), state = atomicAdd(meeting.counter, 1);
+    if ((state & 0xFF) + 1 == meeting.pieces) return state >> 16 | own_slice;
+    if (!own_slice) return 0;
+#pragma unroll 1
+    for (u32 i = 0; i < LARGE_LOOKS; i++)
+        if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) return own_slice;
+    return LEAVE;
+}
+// Leaves its own slice to the last one that comes; if that one has come, it does not.
+__device__ __forceinline__ u32 leave(const LargeMeeting& meeting) {
+    const u32 own_slice = meeting.own_slice(),
+              state = atomicOr(meeting.counter, own_slice << 16);
+    return (state & 0xFF) == meeting.pieces ? own_slice : 0;
+}
+
+// All that multiply together. `word`: of shared memory.
+template <u32 N>
+__device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile u32* word,
+                                           const WideOutput& output, float (&sums)[N / 2]) {
+    auto tell = [&](u32 value) {
+        if (threadIdx.x == 0) __threadfence(), *word = value;
+        barrier_of_large();
+        return *word;
+    };
+    auto store = [&] {
 #pragma unroll
         for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
-            if ((i >= begin && i < end) == own && 8 * i < x_rows)
+            if (8 * i < output.x_rows)
                 store_partial(meeting.mine + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
         __threadfence();
         barrier_of_large();
     };
-    auto tell = [&](u32 value) {
-        if (threadIdx.x == 0) *word = value;
-        barrier_of_large();
-        return *word;
-    };
-    store(false);
+    // Of two pieces, where the other one comes long before, only that one is stored.
+    const bool adds = meeting.pieces == 2 && meeting.slices == 1 && meeting.owns;
     u32 todo = 0;
-    if (threadIdx.x == 0) {
-        const u32 state = atomicAdd(meeting.counter, 1);
-        if ((state & 0xFF) + 1 == meeting.pieces) {
-            todo = state >> 16 | own_slice;
-        } else if (meeting.owns) {
-            todo = LEAVE;
-#pragma unroll 1
-            for (u32 i = 0; todo == LEAVE && i < LARGE_LOOKS; i++)
-                if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) todo = own_slice;
-        }
-        __threadfence();
-    }
-    todo = tell(todo);
-    if (todo != LEAVE) return todo;
-    store(true);
-    if (threadIdx.x == 0) {
-        const u32 state = atomicOr(meeting.counter, own_slice << 16);
-        // If all had come before, nobody else adds it.
-        todo = (state & 0xFF) == meeting.pieces ? own_slice : 0;
-        __threadfence();
-    }
-    return tell(todo);
-}
-
-template <u32 N>
-__device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, u32* word,
-                                           const WideOutput& output, float (&sums)[N / 2]) {
-    const u32 own_slice = meeting.own_slice(), begin = meeting.own_begin(),
-              end = meeting.own_end();
-    u32 todo = own_slice;
     if (meeting.pieces > 1) {
-        todo = meet_others(meeting, word, output.x_rows, sums);
+        if (!adds) store();
+        todo = tell(threadIdx.x == 0 ? come(meeting) : 0);
+        if (todo == LEAVE) {
+            if (adds) store();
+            barrier_of_large();
+            todo = tell(threadIdx.x == 0 ? leave(meeting) : 0);
+        }
         if (!todo) return;
-        if (todo & own_slice) {
-            // As many fragments at once as there are registers for.
+    }
+    if (adds) {
+        const float* const other = meeting.partial(1);
 #pragma unroll
-            for (u32 i = 0; i < LARGE_FRAGMENTS; i += SLICE_FRAGMENTS) {
-                if (i < begin || i >= end) continue;
-                if (meeting.pieces > 2)
-                    add_others<2, 4>(meeting, i, sums + 4 * i),
-                        add_others<2, 4>(meeting, i + 2, sums + 4 * i + 8);
-                else if (i % 8 == 0)
-                    add_other<8>(meeting, i, sums + 4 * i);
-            }
+        for (u32 first = 0; first < LARGE_FRAGMENTS; first += 8) {
+            float more[8][4];
+#pragma unroll
+            for (u32 i = 0; i < 8; i++)
+                load_partial(more[i], other + (first + i) * LARGE_FRAGMENT_FLOATS);
+#pragma unroll
+            for (u32 i = 0; i < 32; i++) sums[4 * first + i] += more[i / 4][i % 4];
         }
     }
-    if (todo & own_slice) {
-#pragma unroll
-        for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
-            if (i >= begin && i < end) output.store(8 * i, sums + 4 * i);
-    }
-    if (meeting.pieces == 1) return;
+    if (adds || meeting.pieces == 1) {
+        output.store<LARGE_FRAGMENTS>(0, sums);
+        if (meeting.pieces == 1) return;
+    } else {
 #pragma unroll 1
-    for (u32 slice = 0; slice < LARGE_SLICES; slice++)
-        if ((todo & ~own_slice) >> slice & 1) add_left_slice(meeting, slice, output);
+        for (u32 slice = 0; slice < LARGE_SLICES; slice++)
+            if (todo >> slice & 1) add_slice(meeting, slice, output);
+    }
     barrier_of_large();
     if (threadIdx.x == 0) {
         const u32 count = __popc(todo), state = atomicAdd(meeting.counter, count << 8);

@@ -267,68 +267,70 @@ __device__ __noinline__ void clear_step(u32 to) {
     }
 }
 
-// What a warp that asks knows of a piece. The warps take turns, a stage each.
+// What a warp that asks does for a piece. The warps take turns, a stage each.
 template <u32 N, class Ring>
 struct WideAsking {
     static constexpr u32 X_BYTES = N * WIDE_COLUMNS * 2;
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
     const LinearLaunch& launch;
     const WidePiece piece;
+    u32 first, lane;  // first: stage of this warp
     u64 policy, strip_bytes;
     const u8* data;
-    WideHeads heads;
-    u32 lane, first;
-    bool has_strip;
 
-    // From its first stage on.
     __device__ WideAsking(const LinearLaunch& l, const WidePiece& p, u32 first_stage, u32 lane_)
-        : launch(l),
-          piece(p),
-          heads(l, p, lane_ < p.strips ? lane_ : 0, first_stage),
-          lane(lane_),
-          first(first_stage) {
+        : launch(l), piece(p), first(first_stage), lane(lane_) {
         const LinearMatrix& m = launch.matrices[piece.matrix];
         policy = once_policy(), strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
         data = m.data + piece.first_strip * strip_bytes;
-        has_strip = lane < piece.strips;
     }
-    __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) {
-        const u32 step = stage * WIDE_STEPS,
-                  bytes = min(steps_of(launch.columns) - step, WIDE_STEPS) * STEP_BYTES;
-        const u8* from = data + u64(step) * STEP_BYTES;
+    __device__ u32 weight_bytes(u32 stage) const {
+        return min(steps_of(launch.columns) - stage * WIDE_STEPS, WIDE_STEPS) * STEP_BYTES;
+    }
+    __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) const {
+        const u32 bytes = weight_bytes(stage);
+        const u8* from = data + u64(stage) * WIDE_STRIP_BYTES;
         arrive_expecting_once(ring.full, piece.strips * bytes);
 #pragma unroll
         for (u32 i = 0; i < WIDE_STRIPS; i++, from += strip_bytes)
             if (i < piece.strips)
                 copy_bulk_by_one(ring.place + i * WIDE_STRIP_BYTES, from, bytes, ring.full, policy);
-        if (!has_strip) return;
-        heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
-        if (bytes < WIDE_STRIP_BYTES) clear_step(ring.place + lane * WIDE_STRIP_BYTES);
+    }
+    __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
+        const u32 to = ring.place + x_place;
+        if (!launch.x_mapped) copy_x_slowly(launch, stage, to, lane);
+        __syncwarp();
+        arrive_expecting_once(ring.full, launch.x_mapped ? X_BYTES : 0);
+        if (launch.x_mapped) copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, ring.full);
     }
     __device__ static void next(Ring& ring) {
 #pragma unroll
         for (u32 i = 0; i < WIDE_ASKING; i++) ring.next();
     }
     // Weights of the stages before `filled`, which nobody must make room for.
-    __device__ __forceinline__ void fill(u32 filled, Ring ring) {
+    __device__ __forceinline__ void fill(u32 filled, Ring ring) const {
 #pragma unroll 1
         for (u32 stage = first; stage < filled; stage += WIDE_ASKING, next(ring))
             ask_for_weights(stage, ring);
     }
     // All stages, with x at `x_place` in each; of those before `filled` the weights were asked for.
-    __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place) {
+    // They are there before the launch before has ended, if `early`.
+    __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place, bool early) const {
+        const bool has_strip = lane < piece.strips;
+        WideHeads heads(launch, piece, has_strip ? lane : 0, first);
+        if (early) wait_for_launch_before();
 #pragma unroll 1
         for (u32 stage = first; stage < piece.end; stage += WIDE_ASKING, next(ring)) {
             if (stage >= filled) {
                 wait_for(ring.empty(), ring.phase ^ 1);
                 ask_for_weights(stage, ring);
             }
-            const u32 to = ring.place + x_place;
-            if (!launch.x_mapped) copy_x_slowly(launch, stage, to, lane);
-            __syncwarp();
-            arrive_expecting_once(ring.full, launch.x_mapped ? X_BYTES : 0);
-            if (launch.x_mapped)
-                copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, ring.full);
+            if (has_strip) {
+                heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
+                if (weight_bytes(stage) < WIDE_STRIP_BYTES)
+                    clear_step(ring.place + lane * WIDE_STRIP_BYTES);
+            }
+            ask_for_x(stage, ring, x_place);
         }
     }
 };
@@ -339,10 +341,9 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const
                                                WideRing ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);
     for (u32 i = 0; i < warp; i++) ring.next();
-    WideAsking<N, WideRing> asking(launch, item, item.begin + warp, lane);
+    const WideAsking<N, WideRing> asking(launch, item, item.begin + warp, lane);
     asking.fill(filled, ring);
-    wait_for_launch_before();
-    asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES);
+    asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
 }
 
 // Weights of 16 columns of 16 rows of a strip: product `j` of a step's two, out of the signs and
@@ -478,8 +479,8 @@ struct WideOutput {
     u16* to;  // of this lane, in the first eight rows of x
     u64 pitch;
     u32 rows, x_rows;  // rows: of the matrix, from the warp's first one on
-    float bias[2];
-    bool whole, has_bias;  // whole: all 16 rows exist, and pairs are aligned
+    float bias[2];     // without one -0, which changes no sum
+    bool whole;        // all 16 rows exist, and pairs are aligned
 
     __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
@@ -493,26 +494,34 @@ struct WideOutput {
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
             const u32 at = lane / 4 + 8 * k;
-            bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : 0;
+            bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : -0.f;
         }
-        has_bias = m.bias;
     }
-    // A fragment of 16 rows of a strip by the eight rows of x from `first` on.
+    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
+    template <u32 COUNT>
     __device__ __forceinline__ void store(u32 first, const float* sums) const {
-        u32 pairs[2];
+        if (whole)
+            store_as<COUNT, true>(first, sums);
+        else
+            store_as<COUNT, false>(first, sums);
+    }
+    template <u32 COUNT, bool WHOLE>
+    __device__ __forceinline__ void store_as(u32 first, const float* sums) const {
+        const u32 column = threadIdx.x % 4 * 2;
+        u16* at = to + first * pitch;
 #pragma unroll
-        for (u32 k = 0; k < 2; k++) {
-            const float a = sums[2 * k], b = sums[2 * k + 1];
-            pairs[k] = transposed(has_bias ? round_two(a + bias[k], b + bias[k])
-                                           : round_two(a, b));
-        }
-        if (first + threadIdx.x % LANES / 4 >= x_rows) return;
-        u16* const at = to + first * pitch;
-        if (whole) {
-            reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
-        } else {
+        for (u32 i = 0; i < COUNT; i++, at += 8 * pitch) {
+            u32 pairs[2];
+#pragma unroll
+            for (u32 k = 0; k < 2; k++)
+                pairs[k] = transposed(round_two(sums[4 * i + 2 * k] + bias[k],
+                                                sums[4 * i + 2 * k + 1] + bias[k]));
+            if (first + 8 * i + threadIdx.x % LANES / 4 >= x_rows) continue;
+            if (WHOLE) {
+                reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
+                continue;
+            }
             // One by one, what exists.
-            const u32 column = threadIdx.x % 4 * 2;
 #pragma unroll
             for (u32 k = 0; k < 4; k++)
                 if (column + k / 2 * 8 + k % 2 < rows)
@@ -555,7 +564,7 @@ __device__ __forceinline__ void add_parts(const WideItem& item, u32 room,
         for (u32 k = 1; k < PARTS; k++)
 #pragma unroll
             for (u32 n = 0; n < 4; n++) sums[i][0][n] += sums[i][k][n];
-        output.store((item.part * EIGHTS + i) * 8, sums[i][0]);
+        output.store<1>((item.part * EIGHTS + i) * 8, sums[i][0]);
     }
 }
 
@@ -595,8 +604,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
         if (item.parts == 1) {
             const WideOutput output(launch, item, share);
-#pragma unroll
-            for (u32 i = 0; i < N / 8; i++) output.store(8 * i, sums + 4 * i);
+            output.store<N / 8>(0, sums);
             return;
         }
         // The stages are done with: sums take their place.
