@@ -1,5 +1,31 @@
-// Products of 129 to 256 rows of x, for compute capability 9.0: as linear_wide.cuh, each weight
-// decoded once for 256 rows.
+// Products of 129 to 256 rows of x, for compute capability 9.0: as linear_wide.cuh, of which they
+// take stages, decoding and stores, but each weight is decoded once for 256 rows.
+//
+//   group     four strips by all columns; its stages lie after those of the group before
+//   share     as many stages as others have (linear_task.cuh), by shape alone: pieces of one group or
+//             several. A persistent block takes one share or several
+//   block     eight warps that multiply, 16 rows of a strip each, with 128 sums a thread, and four
+//             that ask; two warpgroups' products of 128 clocks hide what each of them decodes
+//
+//      group 0                 | group 1                 | ...      28672 x 4096: groups of 64 stages
+//      share 0        | share 1        | share 2         | ...                    shares of 112
+//        whole group 0, then a piece of group 1 | its other piece, ...
+//
+//   sums      of a group's pieces meet in memory, at a counter: see LargeMeeting
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-large.md): 168
+// registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
+// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB. Sum of 6144 x 4096, 4096 x 4096,
+// 28672 x 4096, 4096 x 14336 on an H200, nvcc's build: 199.1 us with 256 rows, 0.89 of cuBLASLt's
+// speed; two launches of df11_linear_fast_128 take 275.5.
+// What limits it. A stage, 0.69 us, of which products take 0.58 at 1.755 GHz, and about 11 us at the
+// ends of a launch whose columns are shared out: sums go to L2 and come back.
+//
+// Rejected, in the record with their figures:
+//   x by cp.async of 16 bytes; a slice kept in registers while others are loaded (four times the
+//   instructions, which come from L2 at every launch); the last block that comes adds all
+//
+// Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
 #pragma once
 #include "linear_wide.cuh"
 
@@ -57,8 +83,7 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
     for (LargeCursor cursor(launch); cursor.has(launch);) {
         const WidePiece piece = cursor.piece(launch);
         const u32 count = piece.end - piece.begin;
-        const WideAsking<LARGE_ROWS, StageRing<LARGE_RING>> asking(launch, piece,
-                                                                   piece.begin + turn, lane);
+        const WideAsking<StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
         const u32 filled = first ? min(piece.begin + ring.count, piece.end) : 0;
         asking.fill(filled, ring);
         asking.ask(filled, ring, X_PLACE, first);
@@ -115,9 +140,11 @@ constexpr u32 LARGE_FRAGMENT_FLOATS = LARGE_WARPS * LANES * 4;
 __device__ inline void store_partial(float* to, const float* v) {
     __stcg(reinterpret_cast<float4*>(to), make_float4(v[0], v[1], v[2], v[3]));
 }
+// Volatile, so that loads stay together.
 __device__ inline void load_partial(float (&to)[4], const float* from) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                 : "l"(from));
 }
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
@@ -212,6 +239,7 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
         const float* const other = meeting.partial(1);
 #pragma unroll
         for (u32 first = 0; first < LARGE_FRAGMENTS; first += 8) {
+            if (8 * first >= output.x_rows) break;
             float more[8][4];
 #pragma unroll
             for (u32 i = 0; i < 8; i++)

@@ -108,9 +108,9 @@ struct alignas(64) LinearLaunch {
     u32 reserved;
     LinearMatrix matrices[LINEAR_MATRICES];
     XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
-                 // of WIDE_COLUMNS columns and wide_class(x_rows) rows, 128-byte swizzle, zeros for
-                 // what does not exist. Without it, as where x or pitch is not a multiple of 16
-                 // bytes, x is read slowly
+                 // of WIDE_COLUMNS columns and all rows, 128-byte swizzle, zeros for columns that do
+                 // not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
+                 // slowly
 };
 static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;

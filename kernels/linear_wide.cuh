@@ -13,8 +13,9 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes in copies of 16 bytes (cp.async): its order is wgmma's, as the fast layout has
-//             columns; a fence by those that ask makes it visible to products
+//   x         comes in boxes of 64 columns by all rows, a copy each, by a tensor map that the host
+//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned, word
+//             by word, and a fence makes it visible to products
 //   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its own
 //             in a stage, and tell which have some; of products with several, or tiles with more than
 //             six, those that multiply load all of the tile
@@ -27,12 +28,12 @@
 // About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
 //   rows of x                            64      128
-//   this                                 not run
-//   entries by a list, nvcc's build      111.9   143.9
+//   this, nvcc's build                   111.0   132.4
+//   x by cp.async of 16 bytes            110.7   138.9
+//   entries by a list                    111.9   143.9
 //   entries by steps, not by products    112.1   150.3
 //   x word by word besides               118.4   168.7
-// cuBLASLt's best divided by the last, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
-// 1.120, 1.120, 1.147, 1.033, 0.800).
+// cuBLASLt's best takes 120 and 129 there (benches/record/2026-11-23-linear-large.md).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
 // the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
 // clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
@@ -40,7 +41,7 @@
 //
 // Rejected, in the record with their figures:
 //   x word by word, or put in order in place, for a layout with columns in another order; x by
-//   loads and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two or
+//   cp.async, or by loads and stores, of 16 bytes; x by the warps that multiply; a warp for weights beside two or
 //   three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
 //   kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32
 //   rows
@@ -185,7 +186,7 @@ __device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, u32 st
                       max(launch.columns, mine) - mine, place + lane * 4);
     fence_shared();
 }
-// All rows of x and 64 columns, zeros where there are none, by one lane; all together, alike.
+// All rows of x, 64 columns, zeros where there are none, by one lane; all together, alike.
 __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 barrier) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
@@ -268,9 +269,8 @@ __device__ __noinline__ void clear_step(u32 to) {
 }
 
 // What a warp that asks does for a piece. The warps take turns, a stage each.
-template <u32 N, class Ring>
+template <class Ring>
 struct WideAsking {
-    static constexpr u32 X_BYTES = N * WIDE_COLUMNS * 2;
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
     const LinearLaunch& launch;
     const WidePiece piece;
@@ -300,7 +300,7 @@ struct WideAsking {
         const u32 to = ring.place + x_place;
         if (!launch.x_mapped) copy_x_slowly(launch, stage, to, lane);
         __syncwarp();
-        arrive_expecting_once(ring.full, launch.x_mapped ? X_BYTES : 0);
+        arrive_expecting_once(ring.full, launch.x_mapped ? launch.x_rows * WIDE_COLUMNS * 2 : 0);
         if (launch.x_mapped) copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, ring.full);
     }
     __device__ static void next(Ring& ring) {
@@ -336,12 +336,11 @@ struct WideAsking {
 };
 
 // They fill the ring with weights before the launch before has ended.
-template <u32 N>
 __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
                                                WideRing ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);
     for (u32 i = 0; i < warp; i++) ring.next();
-    const WideAsking<N, WideRing> asking(launch, item, item.begin + warp, lane);
+    const WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
     asking.fill(filled, ring);
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
 }
@@ -519,13 +518,13 @@ struct WideOutput {
             if (first + 8 * i + threadIdx.x % LANES / 4 >= x_rows) continue;
             if (WHOLE) {
                 reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
-                continue;
-            }
-            // One by one, what exists.
+            } else {
+                // One by one, what exists.
 #pragma unroll
-            for (u32 k = 0; k < 4; k++)
-                if (column + k / 2 * 8 + k % 2 < rows)
-                    at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
+                for (u32 k = 0; k < 4; k++)
+                    if (column + k / 2 * 8 + k % 2 < rows)
+                        at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
+            }
         }
     }
     __device__ static u32 round_two(float low, float high) {
@@ -586,7 +585,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     // a warp would wait for ever.
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        if (item.strips) ask_for_stages<N>(launch, item, ring, warp - WIDE_WARPS, lane);
+        if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
         __syncwarp();
         if (item.parts > 1) {
             meet_cluster();

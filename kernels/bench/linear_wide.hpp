@@ -30,7 +30,7 @@ static void map_x(LinearLaunch& l) {
                                               cudaEnableDefault, &found));
     }
     const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const cuuint32_t box[] = {WIDE_COLUMNS, wide_class(l.x_rows)}, every[] = {1, 1};
+    const cuuint32_t box[] = {WIDE_COLUMNS, l.x_rows}, every[] = {1, 1};
     const auto done =
         encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
