@@ -76,8 +76,8 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at least
 // 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
-// shared memory: df11_linear_constants tells them. df11_linear_fast_{64,128} take it too: see
-// below.
+// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,256} take it too:
+// see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.

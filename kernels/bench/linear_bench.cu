@@ -1,9 +1,9 @@
 // Bench and check of the kernels that multiply by compressed matrices: see README.md.
 //   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, the same
-//                                      bits always; `check wide`: of 17 to 128 rows of x alone
+//                                      bits always; `check wide`: of 17 to 256 rows of x alone
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
-//                                      best; `wide`: 17 to 128 rows of x alone
+//                                      best; `wide`: 17 to 256 rows of x alone
 //   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
 //                                      out among blocks
 //   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or so many, without cuBLASLt: each matrix,

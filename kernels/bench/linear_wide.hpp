@@ -1,4 +1,4 @@
-// Host side of linear_bench.cu: launches of 17 to 128 rows of x, their checks, and the crossover.
+// Host side of linear_bench.cu: launches of 17 to 256 rows of x, their checks, and the crossover.
 // Loaded after Context.
 #pragma once
 
