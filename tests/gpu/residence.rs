@@ -1,7 +1,9 @@
-//! Matrices that are loaded in the fast layout: the same bits, whatever is decoded; no more memory than
-//! promised.
+//! Matrices that are loaded in the fast layout: the same bits, whatever is decoded.
 
-use std::sync::Mutex;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering},
+};
 
 use df11::{
     Dtype, Error,
@@ -14,7 +16,7 @@ use df11::{
 
 use super::{
     POISON, check_block,
-    container::{self, Item, Model, normal_weights, parse, weights},
+    container::{Item, Model, normal_weights, parse, weights},
     gpu, mutate, open, random,
 };
 
