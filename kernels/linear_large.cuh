@@ -212,7 +212,9 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
     auto tell = [&](u32 value) {
         if (threadIdx.x == 0) __threadfence(), *word = value;
         barrier_of_large();
-        return *word;
+        value = *word;
+        barrier_of_large();  // all have read it before another one is written
+        return value;
     };
     auto store = [&] {
 #pragma unroll
@@ -230,7 +232,6 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
         todo = tell(threadIdx.x == 0 ? come(meeting) : 0);
         if (todo == LEAVE) {
             if (adds) store();
-            barrier_of_large();
             todo = tell(threadIdx.x == 0 ? leave(meeting) : 0);
         }
         if (!todo) return;
