@@ -10,13 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import FAST, PART, Part, lay_out, window
+from ._matrices import FAST, PART, Part, lay_out, window, windows
 from ._ops import TEMPORARY_BYTES
 from ._tensor import CompressedTensor, contiguous_strides, refuse_writing, with_tables
 
@@ -263,21 +264,42 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
 _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
 
 
+@_handles(aten.stack.default)
+def _stack(tensors: Any, dim: int = 0) -> Any:
+    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+
+
 @_handles(aten.cat.default)
 def _cat(tensors: Any, dim: int = 0) -> Any:
+    """Rows of all of them, in turn for each index of the dimensions before."""
     first = tensors[0]
-    if not all(isinstance(one, CompressedTensor) for one in tensors) or dim % first.dim():
-        return NotImplemented
+    dim %= first.dim()
 
     def kind(one: CompressedTensor) -> Any:
-        return one.shape[1:], one.matrix_shape[1], one.device, one.exact, one.is_streamed
+        sides = one.shape[:dim], one.shape[dim + 1 :], one.matrix_shape[1]
+        return sides, one.device, one.exact, one.is_streamed, one.transposed or one.flipped
 
-    if any(one.transposed or one.flipped or kind(one) != kind(first) for one in tensors):
+    if not all(isinstance(one, CompressedTensor) and kind(one) == kind(first) for one in tensors):
         return NotImplemented
+    outer = prod(first.shape[:dim])
+    heights = [one.matrix_shape[0] // outer for one in tensors]
+    is_rows = all(
+        height * outer == one.matrix_shape[0] and height % one.shape[dim] == 0
+        for height, one in zip(heights, tensors, strict=True)
+    )
+    if not is_rows or first.transposed or first.flipped:
+        return NotImplemented
+    cut = [
+        windows(one.arrays, one.flat_parts, [(at * rows, (at + 1) * rows) for at in range(outer)])
+        for one, rows in zip(tensors, heights, strict=True)
+    ]
+    some = [window for in_turn in zip(*cut, strict=True) for window in in_turn]
+    flat = [number for _, numbers in some for number in numbers]
+    shape = [*first.shape[:dim], sum(one.shape[dim] for one in tensors), *first.shape[dim + 1 :]]
     return first.like(
-        [array for one in tensors for array in one.arrays],
-        [part for one in tensors for part in one.parts],
-        [sum(one.shape[0] for one in tensors), *first.shape[1:]],
+        [array for arrays, _ in some for array in arrays],
+        [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)],
+        shape,
     )
 
 

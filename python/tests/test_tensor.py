@@ -315,7 +315,6 @@ OTHERS: dict[str, Function] = {
     "strides": lambda w: w.as_strided((64, 256), (512, 1)),
     "diagonal": lambda w: w.diagonal(),
     "expand": lambda w: w.expand(3, 128, 256),
-    "stack": lambda w: torch.stack([w, w]),
     "svd": lambda w: torch.linalg.svdvals(w.float()),
     "copy into another": lambda w: torch.zeros(128, 256).copy_(w),
     "assign to another": lambda w: assigned(torch.zeros(130, 256), w),
