@@ -11,7 +11,7 @@ from torch import nn
 from . import _native
 from ._container import Tensors
 from ._hub import brought
-from ._load import check_options, load
+from ._load import check_gpus, check_options, load
 from ._names import join
 from ._parallel import gathered
 from ._parameters import by_name, check_complete, entries
@@ -69,8 +69,8 @@ def attach(
 
         items = by_loader(module, tensors)
     check_complete(module, items, tensors.container)
-    options = {"mode": mode, "residence": residence, "streamed": streamed}
-    load(module, tensors, items, placement, **options)
+    form = "streamed" if streamed else residence
+    load(module, tensors, items, placement, mode=mode, residence=form)
     return module.eval()
 
 
@@ -121,6 +121,9 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
     wrapper's. All processes of a distributed model must call it at once, and each gets whole
     weights.
+
+    # Errors
+    `CorruptError` if a kernel met damaged weights.
     """
     names = {
         spot.key: join(path, spot.place.name)
@@ -129,12 +132,13 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         for spot in weight.spots
     }
     out: dict[str, torch.Tensor] = {}
-    for entry in entries(model):
-        if entry.is_persistent:
-            copy = plain(entry.value)
-            for place in entry.places:
-                key = (id(model.get_submodule(place.path)), place.attribute)
-                out[names.get(key, place.name)] = copy
+    found = [entry for entry in entries(model) if entry.is_persistent]
+    for entry in found:
+        copy = plain(entry.value)
+        for place in entry.places:
+            key = (id(model.get_submodule(place.path)), place.attribute)
+            out[names.get(key, place.name)] = copy
+    check_gpus(entry.value.device for entry in found)
     return out
 
 

@@ -8,7 +8,7 @@ decoded weights; a view is then a copy. What would write to a compressed tensor 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -188,6 +188,8 @@ def _viewed(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any
         found = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
     if isinstance(found, list):
         return [_cut(self, view) for view in found]
+    if found is None and func is aten.slice.Tensor:
+        return _rows_within(self, *args, **kwargs)
     return NotImplemented if found is None else _cut(self, found)
 
 
@@ -261,6 +263,32 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
     return self.like(arrays, cut, view.shape, **options)
 
 
+def _rows_within(
+    self: CompressedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """Some rows of each matrix of several, such as experts: windows of all of them."""
+    dim %= self.dim()
+    outer, inner = prod(self.shape[:dim]), prod(self.shape[dim + 1 :])
+    columns = self.matrix_shape[1]
+    begin, stop, _ = slice(start, end).indices(self.shape[dim])
+    if step != 1 or begin >= stop or inner % columns or self.transposed or self.flipped:
+        return NotImplemented
+    whole, unit = self.shape[dim] * inner // columns, inner // columns
+    ranges = [(at * whole + begin * unit, at * whole + stop * unit) for at in range(outer)]
+    shape = [*self.shape[:dim], stop - begin, *self.shape[dim + 1 :]]
+    return _of(self, windows(self.arrays, self.flat_parts, ranges), shape)
+
+
+def _of(self: CompressedTensor, some: Iterable[Any], shape: Sequence[int]) -> CompressedTensor:
+    """A tensor like another one, of windows: arrays and parts, row after row."""
+    arrays, flat = [], []
+    for mine, numbers in some:
+        arrays += mine
+        flat += numbers
+    parts = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
+    return self.like(arrays, parts, shape)
+
+
 _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
 
 
@@ -293,14 +321,8 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
         windows(one.arrays, one.flat_parts, [(at * rows, (at + 1) * rows) for at in range(outer)])
         for one, rows in zip(tensors, heights, strict=True)
     ]
-    some = [window for in_turn in zip(*cut, strict=True) for window in in_turn]
-    flat = [number for _, numbers in some for number in numbers]
     shape = [*first.shape[:dim], sum(one.shape[dim] for one in tensors), *first.shape[dim + 1 :]]
-    return first.like(
-        [array for arrays, _ in some for array in arrays],
-        [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)],
-        shape,
-    )
+    return _of(first, (window for in_turn in zip(*cut, strict=True) for window in in_turn), shape)
 
 
 # ---- look-ups ----

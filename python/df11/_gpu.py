@@ -143,7 +143,10 @@ class _Gpu:
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
         items = [
-            (tiles.name, (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
+            (
+                tiles.name,
+                (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()),
+            )
             for tiles, (codebook, records, bits, plane, _) in arrays.items()
             if tiles not in own
         ]
@@ -189,7 +192,9 @@ class _Gpu:
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
-    def _pack(self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]) -> _Packed | None:
+    def _pack(
+        self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]
+    ) -> _Packed | None:
         results = []
         for run in runs:
             rows = sum(part.height for _, part in run)
@@ -212,7 +217,8 @@ class _Gpu:
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         batch: list[_Window] = []
-        size, known = 0, set()
+        known: set[Tiles] = set()
+        size = 0
         for tiles, part in windows:
             more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
             if batch and size + more > BATCH_BYTES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,6 @@ def load(
     *,
     mode: str = "exact",
     residence: str = "stored",
-    streamed: bool = False,
 ) -> None:
     """Puts what was made of a container's tensors into a module, on the devices of a placement.
 
@@ -50,7 +49,6 @@ def load(
     # Errors
     `CorruptError` if a tensor is damaged; `ValueError` if a GPU is too small.
     """
-    check_options(mode, residence)
     main = placement.devices[0]
     on_gpu = main.type == "cuda"
     items = _known(root, items)
@@ -58,7 +56,7 @@ def load(
         is_buffer = _spot(root, item.places[0]).is_buffer
         item.reason = item.reason or why_ordinary(item, tensors.container, is_buffer, on_gpu)
     groups = group(items, tensors.container)
-    _place(groups, placement, "streamed" if streamed else residence)
+    _place(groups, placement, residence)
     where = placement.where or homes(groups, lambda path: _is_callable(root.get_submodule(path)))
     where = {
         path: main if on_gpu and device.type == "cpu" else device for path, device in where.items()
@@ -77,8 +75,14 @@ def load(
     _place_others(root, loader)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
-    for device in {each.device for each in groups if each.device.type == "cuda"}:
-        _native.check(device.index, raw_stream(device.index))
+    check_gpus(each.device for each in groups)
+
+
+def check_gpus(devices: Iterable[torch.device]) -> None:
+    """Waits for those that are GPUs. Raises CorruptError if a kernel met damaged arrays there."""
+    for device in set(devices):
+        if device.type == "cuda":
+            _native.check(device.index, raw_stream(device.index))
 
 
 def _known(root: nn.Module, items: list[Item]) -> list[Item]:
@@ -112,11 +116,8 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
         if wanted == "streamed":
             raise ValueError("streamed puts all weights on one GPU; name one device")
         assert memory is not None
-        forms = forms_of(wanted)
-        by_form = [[each.nbytes(form) for each in groups] for form in forms]
-        memory = balance(
-            memory, placement.order, lambda caps: spread(by_form[0], caps) is not None
-        )
+        by_form = [[each.nbytes(form) for each in groups] for form in forms_of(wanted)]
+        memory = balance(memory, placement.order, lambda caps: spread(by_form[0], caps) is not None)
         found = None
         for sizes in by_form:
             found = found or spread(sizes, memory)

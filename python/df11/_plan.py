@@ -12,7 +12,8 @@ from torch import Tensor
 
 from . import _native
 from ._container import share
-from ._matrices import TABLE_BYTES, Part, each
+from ._matrices import TABLE_BYTES, Part
+from ._matrices import each as pieces
 from ._names import Place, common, inside
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
@@ -85,7 +86,7 @@ class Item:
 
     def _pieces(self) -> Iterator[tuple[Part, Sequence[Tensor]]]:
         if isinstance(self.value, CompressedTensor):
-            yield from each(self.value.arrays, self.value.flat_parts)
+            yield from pieces(self.value.arrays, self.value.flat_parts)
 
 
 def matrix_of(value: Tensor) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from transformers.core_model_loading import ConversionOps, convert_and_load_stat
 from . import _native
 from ._container import AsStored, Slice, Tensors, with_dtype
 from ._parallel import is_sharded, local
-from ._parameters import entries, wanted_by
+from ._parameters import wanted_by
 from ._plan import Item
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
@@ -83,8 +83,8 @@ class Taker:
             return value
         if tuple(value.shape) != tuple(local(room).shape):
             self._wrong = self._wrong or (
-                f"{name} has shape {tuple(local(room).shape)}, and what {self.tensors.container.path} "
-                f"has for it {tuple(value.shape)}; use the config that belongs to the container"
+                f"{name} has shape {tuple(local(room).shape)}, and {tuple(value.shape)} in "
+                f"{self.tensors.container.path}; use the config that belongs to the container"
             )
         is_gap = value.dim() > 1 and "gap" in self._encodings(sources)
         if not isinstance(value, CompressedTensor) and not is_gap:
@@ -167,7 +167,11 @@ class _Take(ConversionOps):
         self.taker = taker
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], **_: Any
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **_: Any,
     ) -> dict[str, Any]:
         """Gives the loader what it would put into the model."""
         tensors = self.taker.tensors
@@ -190,9 +194,8 @@ def by_loader(model: Any, tensors: Tensors) -> list[Item]:
     from transformers.modeling_utils import LoadStateDictConfig
 
     taker = Taker(model, tensors, None, "cpu")
-    config = LoadStateDictConfig(
-        hf_quantizer=cast(Any, taker), weight_mapping=get_model_conversion_mapping(model)
-    )
+    mapping: Any = get_model_conversion_mapping(model)
+    config = LoadStateDictConfig(hf_quantizer=cast(Any, taker), weight_mapping=mapping)
     state = {name: AsStored(tensors, name) for name in tensors}
     convert_and_load_state_dict_in_model(model, state, config)
     wanted, items = wanted_by(model), taker.finish()
@@ -200,4 +203,3 @@ def by_loader(model: Any, tensors: Tensors) -> list[Item]:
         kind = wanted(item.name, item.value.dtype)
         item.value = with_dtype(item.value, kind)
     return items
-

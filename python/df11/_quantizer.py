@@ -8,7 +8,7 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `update_device_map` | where the model shall be |
 | `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
 | `update_dtype` | remembers what is asked for |
-| `preprocess_model` | opens the containers, and names a weights file that stands for their tensors |
+| `preprocess_model` | opens the containers, and names a file that stands for their tensors |
 | `adjust_max_memory`, `validate_environment` | `device_map="auto"`: GPUs, and what each may hold |
 | `param_needs_quantization`, `get_quantize_ops` | take what the loader has made of the tensors |
 | `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
@@ -230,7 +230,7 @@ class Df11Quantizer(HfQuantizer):
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes that an element takes while it is compressed, about."""
         whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
-        return param.element_size() * float(self.container.stored_bytes) / max(1, whole)
+        return float(param.element_size() * self.container.stored_bytes / max(1, whole))
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """What each GPU may hold."""
@@ -257,9 +257,9 @@ class Df11Quantizer(HfQuantizer):
             del model.config.transformers_weights
         items = taker.finish()
         taker.tell_conversions()
-        words = self.quantization_config.get_loading_attributes()
-        del words["memory"]
-        load(model, taker.tensors, items, self.placement, **words)
+        said = self.quantization_config
+        form = "streamed" if said.streamed else said.residence
+        load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
         self.model = self.container = None

@@ -10,10 +10,11 @@ from torch import nn
 
 from . import _native
 from ._errors import CorruptError
+from ._load import check_gpus
 from ._parallel import local
 from ._source import Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
-from ._torch import bytes_of, raw_stream, show_bytes
+from ._torch import bytes_of, show_bytes
 
 
 @dataclass
@@ -207,19 +208,18 @@ def _verify(source: Source) -> int:
     # fetched.
     for shard in source.container.shards:
         _native.open(shard["path"]).verify("full", progress=False)
-    count = 0
+    found = list(source.found())
     with torch.no_grad():
-        for count, (weight, value) in enumerate(source.found(), 1):
-            value = local(value.detach())
+        for weight, whole in found:
+            value = local(whole.detach())
             value = value.decode() if isinstance(value, CompressedTensor) else value
             if not _is_same(source, weight, value):
                 raise CorruptError(
                     f"{weight.name} is not what {source.container.path} holds; it was changed, or "
                     "memory fails: load the model again"
                 )
-    for device in {value.device for _, value in source.found() if value.is_cuda}:
-        _native.check(device.index, raw_stream(device.index))
-    return count
+    check_gpus(value.device for _, value in found)
+    return len(found)
 
 
 def _is_same(source: Source, weight: Weight, value: torch.Tensor) -> bool:

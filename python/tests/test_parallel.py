@@ -23,7 +23,6 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.distributed.tensor_parallel")
 
 from models import SMALL, config_of, greedy, seeded  # noqa: E402
-from weights import of_tiles  # noqa: E402
 
 import df11  # noqa: E402
 from df11 import _plan  # noqa: E402

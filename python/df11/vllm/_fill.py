@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 from vllm.logger import init_logger
