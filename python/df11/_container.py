@@ -48,7 +48,8 @@ class Tensors(Mapping[str, Tensor]):
         self.container = container
         #: Those that were asked for since somebody looked, in order.
         self.asked: list[str] = []
-        #: All that were ever asked for.
+        #: All that were ever asked for, and all of which somebody wanted to know the shape.
+        self.taken: set[str] = set()
         self.used: set[str] = set()
         self._found: dict[str, CompressedTensor] = {}
         self._names: dict[int, str] = {}
@@ -63,6 +64,7 @@ class Tensors(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.container)
 
+    @torch.inference_mode(False)  # whose tensors could not be used outside of it
     def __getitem__(self, name: str) -> Tensor:
         """A compressed tensor, or one of decoded values that are the caller's own.
 
@@ -70,6 +72,7 @@ class Tensors(Mapping[str, Tensor]):
         `TypeError` if PyTorch does not know its dtype, `CorruptError` for values that are decoded.
         """
         self.asked.append(name)
+        self.taken.add(name)
         self.used.add(name)
         stored = self.container[name]
         if (found := self._compressed(name, stored)) is not None:

@@ -69,7 +69,7 @@ def load(
     compressed = [item for item in items if item.reason is None]
     with bar:
         # Of these only decoded values were taken, unchecked so far.
-        tensors.check(tensors.used - {name for item in compressed for name in item.sources})
+        tensors.check(tensors.taken - {name for item in compressed for name in item.sources})
         for each in groups:
             loader.load(each)
     _place_others(root, loader)

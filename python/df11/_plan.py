@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -69,20 +70,17 @@ class Item:
     def _is_compressed(self) -> bool:
         return isinstance(self.value, CompressedTensor)
 
-    @property
+    @cached_property
     def table_bytes(self) -> int:
         """Of the decode tables that it needs on a GPU."""
         return TABLE_BYTES * len({id(mine[0]) for _, mine in self._pieces()})
 
-    @property
+    @cached_property
     def stored_bytes(self) -> int:
         """Of the arrays of its tensors, or of the tiles around its windows of them."""
         found = {(id(mine[0]), part): mine for part, mine in self._pieces()}
-        return sum(
-            aligned(int(array.numel() * share(part)))
-            for (_, part), mine in found.items()
-            for array in mine
-        )
+        shares = ((share(part), mine) for (_, part), mine in found.items())
+        return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
 
     def _pieces(self) -> Iterator[tuple[Part, Sequence[Tensor]]]:
         if isinstance(self.value, CompressedTensor):

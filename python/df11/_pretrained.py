@@ -73,6 +73,7 @@ class Taker:
         """The last of the loader's conversions of each parameter."""
         return _Take(self)
 
+    @torch.inference_mode(False)  # whose tensors could not be used outside of it
     def take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
         """Keeps what was made, and gives the loader the parameter as it is."""
         try:

@@ -203,7 +203,6 @@ class Df11Quantizer(HfQuantizer):
         if self.container is None:
             self._open(folder_of(Path(checkpoint_files[0]).parent))
         prepare(model)
-        assert self.placement is not None or self.wanted is not None
         self.model = model
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
