@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
 from ._memory import readable
-from ._tensor import CompressedTensor, arrays_of_tiles, rebuild
+from ._tensor import CompressedTensor, rebuild
 from ._torch import dtype_of
 
 #: Threads that cut tiles out; each copies at the speed of memory.
@@ -96,12 +96,12 @@ class Tensors(Mapping[str, Tensor]):
 
     def _arrays(self, tiles: Any) -> Arrays:
         if (places := tiles.places) is None:
-            return arrays_of_tiles(tiles)
+            return [*(_frombuffer(tiles.array(at)) for at in range(4)), _frombuffer(b"")]
         found = []
         for address, length in places:
             start, memory = self._mapped[bisect_right(self._mapped, address, key=_first) - 1]
             found.append(_frombuffer(memory, address - start, length))
-        return [*found, torch.empty(0, dtype=torch.uint8)]
+        return [*found, _frombuffer(b"")]
 
     # ---- what tensors are windows of ----
 

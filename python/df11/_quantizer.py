@@ -128,6 +128,7 @@ class Df11Quantizer(HfQuantizer):
         self.saving_to: Path | None = None
         self._handed: Handed | None = None
         self._ignored: Any = None
+        self._ratio = 1.0
 
     # ---- before the model is made ----
 
@@ -202,6 +203,8 @@ class Df11Quantizer(HfQuantizer):
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
         if self.container is None:
             self._open(folder_of(Path(checkpoint_files[0]).parent))
+        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
+        self._ratio = self.container.stored_bytes / max(1, whole)
         prepare(model)
         self.model = model
         rest = "cpu" if self.placement is None else self.placement.rest
@@ -228,8 +231,7 @@ class Df11Quantizer(HfQuantizer):
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes that an element takes while it is compressed, about."""
-        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
-        return float(param.element_size() * self.container.stored_bytes / max(1, whole))
+        return param.element_size() * self._ratio
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """What each GPU may hold."""
