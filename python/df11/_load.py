@@ -75,6 +75,7 @@ def load(
     _place_others(root, loader)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
+    source.tensors = Tensors(tensors.container)  # without all that loading has made
     check_gpus(each.device for each in groups)
 
 
