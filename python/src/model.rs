@@ -151,6 +151,12 @@ impl Model {
     }
 
     #[getter]
+    fn mappings(&self) -> Vec<(usize, usize)> {
+        let mapped = self.inner.shards().iter().filter_map(df11::open::Shard::mapping);
+        mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
+    }
+
+    #[getter]
     fn shards<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let shards = self.inner.shards().iter().map(|shard| {
             let (told, record) = (PyDict::new(py), &shard.directory().shard);
