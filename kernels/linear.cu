@@ -50,6 +50,7 @@
 #include "linear_fast.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
+#include "linear_tile_wide.cuh"
 #include "linear_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
@@ -134,6 +135,20 @@ extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) 
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
     linear_tile<2>(Shared{launch});
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
+    df11_linear_tile_w16(const __grid_constant__ LinearLaunch launch) {
+    linear_tile_wide<16>(launch);
+}
+extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
+    df11_linear_tile_32(const __grid_constant__ LinearLaunch launch) {
+    linear_tile_wide<32>(launch);
+}
+extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
+    df11_linear_tile_64(const __grid_constant__ LinearLaunch launch) {
+    linear_tile_wide<64>(launch);
+}
+#endif
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_tile_gather(const __grid_constant__ GatherTask task) {

@@ -818,6 +818,7 @@ int main(int argc, char** argv) {
         const std::string of = argc > 2 ? argv[2] : "";
         if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
         if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
+        if (const char* rows = getenv("WIDE_FROM")) decoded_from = atoi(rows);
         if (of == "profile") return profile_stored(c, atoi(argv[3]));
         if (of == "check") {
             const bool good = check_stored(c);

@@ -56,7 +56,8 @@ static bool check_parts(Context& c, std::vector<u32> rows, u32 whole_columns, u3
 template <class Form>
 static bool check_all_parts(Context& c) {
     bool good = true;
-    for (u32 x_rows : {1u, 8u, 13u}) {
+    for (u32 x_rows : {1u, 8u, 13u, 17u, 60u}) {
+        if (ring && x_rows > LINEAR_ROWS) break;
         good &= check_parts<Form>(c, {4096, 1024, 1000}, 4096, 0, 4096, x_rows);
         good &= check_parts<Form>(c, {4096}, 4096, 1024, 2048, x_rows);
         good &= check_parts<Form>(c, {100, 5, 32, 77, 640, 9, 33, 2000}, 1000, 256, 744, x_rows);
@@ -79,9 +80,19 @@ static bool check_stored(Context& c) {
         for (u32 x_rows : {1u, 16u}) good &= check_one<Tiles>(c, 512, 2048, mode, x_rows, seed++);
     good &= check_one<Tiles>(c, 4096, 14336, 0, 4, seed++);
     good &= check_one<Tiles>(c, 6144, 4096, 0, 16, seed++);
+    if (!ring) {
+        for (auto& s : shapes)
+            for (u32 x_rows : {17u, 32u, 50u, 64u})
+                good &= check_one<Tiles>(c, s[0], s[1], seed % 3 == 2 ? 3 : seed % 3, x_rows, seed),
+                    seed++;
+        for (int mode : {1, 3, 5, 7})
+            for (u32 x_rows : {32u, 64u})
+                good &= check_one<Tiles>(c, 512, 2048, mode, x_rows, seed++);
+        good &= check_one<Tiles>(c, 28672, 4096, 0, 64, seed++);
+    }
     // Stages that no tile fits.
     small_stages = true;
-    for (u32 x_rows : {1u, 9u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
+    for (u32 x_rows : {1u, 9u, ring ? 8u : 40u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
     small_stages = false;
     good &= check_all_parts<Tiles>(c);
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
@@ -188,10 +199,10 @@ static int bench_stored(Context& c, int rounds) {
         printf("%ux%u: %.4f bits a weight\n", rows, columns, ts[0].bytes() * 8.0 / n);
         for (int i = 1; i < copies; i++)
             ws.push_back(copy_of(ws[0], n * 2)), ts.push_back(ts[0].copy());
-        u16 *x = make_weights(16, columns, 9, 4), *y;
-        CUDA(cudaMalloc(&y, u64(16) * rows * 2));
+        u16 *x = make_weights(64, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(64) * rows * 2));
         size_t row = 0;
-        for (u32 x_rows : {1u, 8u, 16u}) {
+        for (u32 x_rows : {1u, 8u, 16u, 32u, 64u}) {
             std::vector<Contender> all;
             Lt lt(c.lt, c.room, rows, x_rows, columns, columns);
             for (int i = 0; i < lt.count; i++)
@@ -205,8 +216,16 @@ static int bench_stored(Context& c, int rounds) {
                                    launch_stored(v, l, ts[k].staged, begins_early, c.stream);
                                }});
             };
-            add(stored(x_rows), true);
-            add(stored(x_rows), false);
+            if (x_rows <= LINEAR_ROWS) add(stored(x_rows), true);
+            if (!ring)
+                for (bool early : {true, false})
+                    all.push_back({std::string("decoded") + (early ? "" : ", plain"),
+                                   double(ts[0].bytes()), [&, early](int k) {
+                                       LinearLaunch l =
+                                           launch_of(c, x, columns, x_rows, columns);
+                                       add_matrix(l, ts[k], y, rows, nullptr);
+                                       launch_decoded(l, ts[k].staged, early, c.stream);
+                                   }});
             measure(c, all, copies, rounds);
             double best = 1;
             for (size_t i = 0; i < peers; i++) best = std::min(best, median_of(all[i].seconds));

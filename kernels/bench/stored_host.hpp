@@ -165,8 +165,39 @@ static u32 most_shared(const void* kernel) {
     CUDA(cudaFuncGetAttributes(&a, kernel));
     return u32(n - a.sharedSizeBytes);
 }
+// From how many rows of x on tiles are decoded to shared memory; the environment's WIDE_FROM.
+static u32 decoded_from = LINEAR_ROWS + 1;
+static void launch_decoded(const LinearLaunch& l, u32 staged, bool begins_early,
+                           cudaStream_t stream) {
+    const u32 n = decoded_class(l.x_rows);
+    const void* kernel =
+        n == 16   ? kernel_of("df11_linear_tile_w16", (const void*)df11_linear_tile_w16)
+        : n == 32 ? kernel_of("df11_linear_tile_32", (const void*)df11_linear_tile_32)
+                  : kernel_of("df11_linear_tile_64", (const void*)df11_linear_tile_64);
+    const u32 room = most_shared(kernel) / 16 * 16;
+    LinearLaunch copy = l;
+    // As many stages as there is room for besides the largest tile.
+    copy.tile_sets = getenv("STAGES") ? atoi(getenv("STAGES")) : MOST_DECODED;
+    while (copy.tile_sets > 2 && decoded_shared_bytes(n, copy.tile_sets, staged) > room)
+        copy.tile_sets--;
+    const u32 shared = std::min(decoded_shared_bytes(n, copy.tile_sets, staged), room);
+    u32 items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        items += RoundSplit(l.matrices[i].rows, l.columns).items;
+    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    void* arguments[] = {&copy};
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = std::min<u32>(items, sm_count()), config.blockDim = DECODED_THREADS,
+    config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = begins_early;
+    CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
+}
 static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
+    if (l.x_rows >= decoded_from) return launch_decoded(l, staged, begins_early, stream);
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
     // Sums of two items if a block has as many, and there is room for the largest tile.

@@ -1,0 +1,602 @@
+// Products with matrices in tiles as stored, up to 64 rows of x, for compute capability 9.0: tiles
+// are decoded to shared memory, band by band, and multiplied there by wgmma, so that each weight is
+// decoded once for all rows of x.
+//
+//   group     eight strips of a matrix, 256 rows
+//   round     a group's two tiles side by side in each strip: a tile for each warp that decodes
+//   item      some rounds one after the other, by shape alone; a block takes item after item
+//   stage     of a set of eight warps, which have the same columns: eight rows of each of the eight
+//             strips (a band of their tiles) by 64 columns, as wgmma's A; a ring of them for a set
+//   block     persistent, one a multiprocessor:
+//             warps 0 to 3   multiply stage after stage: sums of 256 rows by the rows of x
+//             warps 4 to 6   bring tiles, as in linear_tile.cuh
+//             warp 7         brings x
+//             warps 8 to 15  decode the first of a round's tiles, of strips 0 to 7 of the group
+//             the others     decode the second
+//
+//      shared memory   | table | ring of set 0 | ring of set 1 | x of 512 columns | slots |
+//
+//   sums      of a group whose rounds are in several items meet in memory: the last block to come
+//             adds them in order
+//   rows      of a band are in another order in a stage, so that lanes never meet in a bank
+//   edges     partial tiles and those with more bits than a slot takes are decoded slowly
+//
+// Safety on any content: as linear_tile.cuh has it.
+#pragma once
+#include "linear_tile.cuh"
+#include "linear_wide.cuh"
+
+// Warps that decode, in two sets; that multiply, that bring tiles, that bring x.
+constexpr u32 DECODERS = 16, SET_WARPS = 8, SETS = DECODERS / SET_WARPS, MULTIPLIERS = 4;
+constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
+// A stage: bytes of a warp, eight rows of 64 columns, as wgmma has them; of a set.
+constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
+              DECODED_STAGE = SET_WARPS * ATOM_BYTES;
+constexpr u32 TILE_ATOMS = TILE_WIDTH / ATOM_COLUMNS, MOST_DECODED = 4;
+// Rows of x, at most; strips and tiles of a strip in a round.
+constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
+__host__ __device__ constexpr u32 decoded_class(u32 x_rows) {
+    return x_rows <= 16 ? 16 : x_rows <= 32 ? 32 : 64;
+}
+// Of a matrix: groups, rounds of a group, rounds of an item, items.
+struct RoundSplit {
+    u32 groups, of_group, of_item, items;
+    __host__ __device__ constexpr RoundSplit(u32 rows, u32 columns)
+        : groups((rows + GROUP_STRIPS * STRIP_ROWS - 1) / (GROUP_STRIPS * STRIP_ROWS)),
+          of_group((columns + ROUND_TILES * TILE_WIDTH - 1) / (ROUND_TILES * TILE_WIDTH)),
+          of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS),
+          items((groups * of_group + of_item - 1) / of_item) {}
+};
+__host__ __device__ constexpr u32 decoded_partial_bytes(u32 n) {
+    return GROUP_STRIPS * STRIP_ROWS * n * 4;
+}
+// Dynamic shared memory with this many stages of a set.
+__host__ __device__ constexpr u32 decoded_fixed_bytes(u32 n, u32 stages) {
+    return u32(sizeof(TileTable)) + 1024 + SETS * (stages * DECODED_STAGE + TILE_ATOMS * n * 128);
+}
+__host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 staged_bytes) {
+    return decoded_fixed_bytes(n, stages) +
+           DECODERS * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
+
+// 64 rows of weights by N rows of x, both in shared memory.
+#define PRODUCT_OF_TWO(N, PLACES, W, X)                                                    \
+    "{ .reg .pred add;\n.reg .b64 w, x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 w, {" W             \
+    ", 0x40000040};\nmov.b64 x, {" X                                                       \
+    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES     \
+    "}, w, x, add, 1, 1, 0, 0; }"
+__device__ inline void multiply_stored(float (&d)[8], u32 w, u32 x) {
+    asm volatile(PRODUCT_OF_TWO("16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9")
+                 : SUMS_4(0), SUMS_4(4)
+                 : "r"(w), "r"(x));
+}
+__device__ inline void multiply_stored(float (&d)[16], u32 w, u32 x) {
+    asm volatile(PRODUCT_OF_TWO("32", PLACES_16, "%16", "%17") : SUMS_16(0) : "r"(w), "r"(x));
+}
+__device__ inline void multiply_stored(float (&d)[32], u32 w, u32 x) {
+    asm volatile(PRODUCT_OF_TWO("64", PLACES_32, "%32", "%33")
+                 : SUMS_16(0), SUMS_16(16)
+                 : "r"(w), "r"(x));
+}
+
+// An item's rounds, one after the other.
+struct Rounds {
+    u32 matrix, of_group, item_of_matrix, items_before, groups_before;
+    u32 round, end;    // of the matrix
+    u32 group, pair;   // of the matrix; of the group
+
+    // `item`: of the launch; false if there is none.
+    __device__ bool find(const LinearLaunch& launch, u32 item) {
+        items_before = 0, groups_before = 0;
+        for (matrix = 0; matrix < launch.matrix_count; matrix++) {
+            const RoundSplit split(launch.matrices[matrix].rows, launch.columns);
+            if (item < items_before + split.items) {
+                of_group = split.of_group, item_of_matrix = item - items_before;
+                round = item_of_matrix * split.of_item;
+                end = min(round + split.of_item, split.groups * split.of_group);
+                group = round / of_group, pair = round % of_group;
+                return true;
+            }
+            items_before += split.items, groups_before += split.groups;
+        }
+        return false;
+    }
+    __device__ void next() {
+        round++, pair++;
+        if (pair == of_group) pair = 0, group++;
+    }
+};
+// All rounds of a block.
+struct BlockRounds : Rounds {
+    u32 item;
+    bool exists;
+    __device__ explicit BlockRounds(const LinearLaunch& launch) {
+        item = blockIdx.x, exists = find(launch, item);
+    }
+    __device__ void advance(const LinearLaunch& launch) {
+        next();
+        if (round < end) return;
+        item += gridDim.x, exists = find(launch, item);
+    }
+};
+
+// Barriers, and where things are, by shared addresses.
+struct DecodedShared {
+    u64 stage_full[SETS][MOST_DECODED], stage_empty[SETS][MOST_DECODED];
+    u64 x_full[SETS][TILE_ATOMS], x_empty[SETS][TILE_ATOMS];
+    u64 slot_full[DECODERS][TILE_SLOTS], slot_empty[DECODERS][TILE_SLOTS];
+    u32 before;
+};
+struct DecodedBlock {
+    u32 stages, count;  // of set 0; of a set
+    u32 xs, stage_full, stage_empty, x_full, x_empty;
+    __device__ u32 stage(u32 set, u32 place) const {
+        return stages + (set * count + place) * DECODED_STAGE;
+    }
+};
+// A place in a ring, and how often it has been gone through, modulo 2.
+struct RingPlace {
+    u32 place = 0, phase = 0;
+    __device__ void next(u32 count) {
+        if (++place == count) place = 0, phase ^= 1;
+    }
+};
+
+// Asks for the tiles of a third of the warps that decode, round after round.
+__device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
+                                             u32 bringer, u32 lane) {
+    const LinearLaunch& launch = work.launch;
+    BlockRounds at(launch);
+    u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
+    Ticket ticket;
+    Record record;
+    u32 place = ~0u, emptied = 0;
+    while (true) {
+        Ticket next = {};
+        Record after = {};
+        if (at.exists) {
+            const LinearMatrix& m = launch.matrices[at.matrix];
+            const u32 strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
+                      tile = at.pair * ROUND_TILES + warp / SET_WARPS;
+            if (tile * TILE_WIDTH >= launch.columns)
+                next.flags = TICKET_NO_COLUMNS;
+            else if (strip * STRIP_ROWS >= m.rows)
+                next.flags = TICKET_NO_ROWS;
+            else {
+                const u32 rows = min(m.rows - strip * STRIP_ROWS, STRIP_ROWS);
+                next.plane = plane_of(m.data, m.whole_columns, m.first_column, strip, tile, rows);
+                if (rows == STRIP_ROWS && (tile + 1) * TILE_WIDTH <= launch.columns)
+                    next.flags = TICKET_WHOLE;
+                after = load_record(record_of(m, strip, tile), lane);
+            }
+            next.tile = tile, next.matrix = at.matrix, next.strip = strip;
+            if (at.matrix != matrix) next.flags |= TICKET_TABLE;
+        }
+        if (place != ~0u) {
+            wait_for(block.slot_empty + place * 8, emptied);
+            const u32 slot = block.slots + place * block.slot_bytes,
+                      full = block.slot_full + place * 8;
+            if (ticket.flags & (TICKET_NO_ROWS | TICKET_NO_COLUMNS)) {
+                if (lane == 0) {
+                    store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
+                    store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
+                    arrive(full);
+                }
+            } else {
+                bring_tile(work, block, ticket, record, slot, full, lane, problems);
+            }
+        }
+        if (!at.exists) break;
+        ticket = next, record = after, place = warp * TILE_SLOTS + turn % TILE_SLOTS;
+        emptied = turn / TILE_SLOTS % 2 ^ 1;
+        warp += TILE_BRINGERS;
+        if (warp >= DECODERS) matrix = at.matrix, warp = bringer, turn++, at.advance(launch);
+    }
+    for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
+        const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
+        wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
+        if (lane == 0) {
+            store_shared_16(block.slots + last * block.slot_bytes + 16,
+                            make_uint4(0, 0, 0, TICKET_END));
+            arrive(block.slot_full + last * 8);
+        }
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+constexpr u32 X_ARRIVALS = LANES + 1;
+template <u32 N>
+__device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
+                                        u32 lane) {
+    wait_for_launch_before();
+    u32 turns[SETS] = {};
+    for (BlockRounds at(launch); at.exists; at.advance(launch)) {
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++) {
+            const u32 tile = at.pair * ROUND_TILES + set;
+            if (tile * TILE_WIDTH >= launch.columns) continue;
+#pragma unroll 1
+            for (u32 i = 0; i < TILE_ATOMS; i++) {
+                const u32 barrier = (set * TILE_ATOMS + i) * 8;
+                wait_for(block.x_empty + barrier, turns[set] % 2 ^ 1);
+                ask_for_x(launch, tile * TILE_ATOMS + i,
+                          block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
+                arrive_with_copies(block.x_full + barrier);
+                __syncwarp();
+                if (lane == 0) arrive(block.x_full + barrier);
+            }
+            turns[set]++;
+        }
+    }
+}
+
+// A band's row g is row `staged_row` of a stage.
+__device__ inline u32 staged_row(u32 g) { return g % 2 * 4 + g / 2; }
+
+// A warp's place in the ring of its set.
+struct StageWriter {
+    u32 full, empty;    // barriers of place 0
+    u32 first, count;   // where the lane's first 16 bytes of place 0 are; places
+    RingPlace at;
+    // Waits until the stage is empty; where the lane's 16 bytes are, those of the unit after 64
+    // bytes further or back.
+    __device__ u32 begin() const {
+        wait_for(empty + at.place * 8, at.phase ^ 1);
+        return first + at.place * DECODED_STAGE;
+    }
+    __device__ void finish(u32 lane) {
+        __syncwarp();
+        if (lane == 0) arrive(full + at.place * 8);
+        at.next(count);
+    }
+};
+
+// A tile at an edge, or with more bits than the slot takes, which are then read where they are
+// stored. Problems.
+__device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
+                                        StageWriter stage, u32 lane) {
+    const LinearMatrix& m = work.launch.matrices[at.matrix];
+    const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
+              q = lane % 4;
+    const u8* plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
+    u32 problems = 0;
+    const TileBits found =
+        find_bits(load_record(record_of(m, at.strip, at.tile), lane), m.rest_count, lane, problems);
+    const u32* words = static_cast<const u32*>(m.rest) + found.byte / 4;
+    if (found.bytes + BITS_AFTER <= bits_bytes)
+        words =
+            reinterpret_cast<const u32*>(linear_shared + (bits - shared_address(linear_shared)));
+    const u32 count = (found.bytes + 3) / 4;
+    u32 position = found.lane.position - POSITION_OF_BIT_0;
+    auto word = [&](u32 i) { return i < count ? words[i] : 0; };
+#pragma unroll 1
+    for (u32 unit = 0; unit < TILE_BANDS * BAND_UNITS; unit++) {
+        const u32 band = unit / BAND_UNITS, first = unit % BAND_UNITS * STEP_COLUMNS + 8 * q,
+                  rows = min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
+        uint4 w = make_uint4(0, 0, 0, 0);
+        if (g < rows && first < width) {
+            const uint2 p = load_unit_plane(plane, width, rows, band, unit % BAND_UNITS, lane);
+            u32 e[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 window =
+                    __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
+                e[i] = entry_at(window << 2);
+                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
+                if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
+                position += e[i] & LENGTH_MASK;
+            }
+            w = merge_words(e, p.x, p.y);
+        }
+        __syncwarp();
+        store_shared_16(stage.begin() ^ unit % 2 * 64, w);
+        if (unit % 2) stage.finish(lane);
+    }
+    return problems | check_end(found.lane, position + POSITION_OF_BIT_0);
+}
+
+template <u32 AHEAD>
+__device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock& block,
+                                             StageWriter stage, u32 warp, u32 lane) {
+    constexpr u32 PAIRS = BAND_UNITS / 2;
+    const u32 thread = warp * LANES + lane;
+    u32 problems = 0;
+    const BlockRounds first(work.launch);
+    if (first.exists)
+        ask_for_table(work.launch.matrices[first.matrix].table, block.table, thread,
+                      DECODERS * LANES);
+    wait_for_copies();
+    group_barrier(1, DECODERS * LANES);
+    asm volatile("" ::: "memory");
+#pragma unroll 1
+    for (u32 turn = 0;; turn++) {
+        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
+                  slot = block.slots + place * block.slot_bytes;
+        wait_for(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
+        const uint4 one = load_shared_16(slot);
+        const u32 flags = load_shared(slot + 28);
+        if (flags & TICKET_END) break;
+        if (flags & TICKET_TABLE) {
+            group_barrier(1, DECODERS * LANES);
+            ask_for_table(work.launch.matrices[load_shared(slot + 32)].table, block.table, thread,
+                          DECODERS * LANES);
+            wait_for_copies();
+            group_barrier(1, DECODERS * LANES);
+        }
+        if (flags & TICKET_NO_ROWS) {
+            // Of those sums nothing is used.
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.begin(), stage.finish(lane);
+        } else if (flags & TICKET_WHOLE) {
+            const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
+            uint4 ahead[AHEAD];
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
+            Window bits;
+            bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
+                       load_shared(slot + TICKET_BYTES + lane * 8));
+#pragma unroll 1
+            for (u32 band = 0; band < TILE_BANDS; band++) {
+                const bool more = band + 1 < TILE_BANDS;
+                if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
+#pragma unroll
+                for (u32 pair = 0; pair < PAIRS; pair++) {
+                    uint4& p = ahead[pair % AHEAD];
+                    u32 e[4];
+                    decode_unit(bits, e, problems);
+                    const u32 to = stage.begin();
+                    store_shared_16(to, merge_words(e, p.x, p.y));
+                    decode_unit(bits, e, problems);
+                    store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
+                    // Of the band after, if there is one.
+                    load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
+                                     pair + AHEAD < PAIRS || more);
+                    stage.finish(lane);
+                }
+                plane += PLANE_BAND;
+            }
+            const uint2 ends = load_shared_8(slot + TICKET_BYTES + lane * 8);
+            problems |= check_end({ends.x, ends.y}, bits.place(slot + SLOT_HEAD));
+        } else if (!(flags & TICKET_NO_COLUMNS)) {
+            const uint4 three = load_shared_16(slot + 32);
+            problems |= decode_edge(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
+                                    block.bits_bytes(), stage, lane);
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.at.next(stage.count);
+        }
+        __syncwarp();
+        if (lane == 0) arrive(block.slot_empty + place * 8);
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+// Where a warp's sums of a group go.
+template <u32 N>
+struct GroupSums {
+    float of[TILE_BANDS][N / 2];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (u32 band = 0; band < TILE_BANDS; band++)
+#pragma unroll
+            for (u32 i = 0; i < N / 2; i++) of[band][i] = 0;
+    }
+    __device__ __forceinline__ void settle() {
+        wait_for_products<0>();
+#pragma unroll
+        for (u32 band = 0; band < TILE_BANDS; band++)
+#pragma unroll
+            for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(of[band][i])::"memory");
+    }
+    // Rounded, to y.
+    __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
+        const LinearMatrix& m = launch.matrices[matrix];
+        const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
+        // The row of the band of which the lane has sums, and of the first of two that it stores.
+        const u32 mine = r % 4 * 2 + r / 4, two = q % 2 * 4 + q / 2 * 2;
+        const bool aligned = (reinterpret_cast<u64>(m.y) | m.y_pitch * 2) % 4 == 0;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 strip = group * GROUP_STRIPS + threadIdx.x / LANES * 2 + half;
+#pragma unroll
+            for (u32 band = 0; band < TILE_BANDS; band++) {
+                const u32 row = strip * STRIP_ROWS + band * BAND_ROWS, own = row + mine;
+                const float bias = m.bias && own < m.rows ? widen_bf16(__ldg(m.bias + own)) : 0;
+#pragma unroll
+                for (u32 i = 0; i < N / 8; i++) {
+                    float a = of[band][4 * i + 2 * half], b = of[band][4 * i + 2 * half + 1];
+                    if (m.bias) a += bias, b += bias;
+                    const u32 pair = WideOutput::transposed(WideOutput::round_two(a, b)),
+                              other = __shfl_xor_sync(ALL_LANES, pair, 2),
+                              both = q < 2 ? __byte_perm(pair, other, 0x5410)
+                                           : __byte_perm(other, pair, 0x7632);
+                    const u32 x_row = 8 * i + r, to_row = row + two;
+                    if (x_row >= launch.x_rows || to_row >= m.rows) continue;
+                    u16* const to = m.y + x_row * m.y_pitch + to_row;
+                    if (aligned && to_row + 1 < m.rows) {
+                        *reinterpret_cast<u32*>(to) = both;
+                    } else {
+                        to[0] = u16(both);
+                        if (to_row + 1 < m.rows) to[1] = u16(both >> 16);
+                    }
+                }
+            }
+        }
+    }
+    // To memory, and from there added.
+    __device__ __forceinline__ void keep(float* to) const {
+        float4* const all = reinterpret_cast<float4*>(to) + threadIdx.x;
+#pragma unroll
+        for (u32 band = 0; band < TILE_BANDS; band++)
+#pragma unroll
+            for (u32 i = 0; i < N / 8; i++)
+                __stcg(all + (band * (N / 8) + i) * MULTIPLIERS * LANES,
+                       make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
+                                   of[band][4 * i + 3]));
+    }
+    __device__ __forceinline__ void add(const float* from) {
+        const float4* const all = reinterpret_cast<const float4*>(from) + threadIdx.x;
+#pragma unroll
+        for (u32 band = 0; band < TILE_BANDS; band++) {
+            float4 v[N / 8];
+#pragma unroll
+            for (u32 i = 0; i < N / 8; i++)
+                v[i] = __ldcg(all + (band * (N / 8) + i) * MULTIPLIERS * LANES);
+#pragma unroll
+            for (u32 i = 0; i < N / 8; i++)
+                of[band][4 * i] += v[i].x, of[band][4 * i + 1] += v[i].y,
+                    of[band][4 * i + 2] += v[i].z, of[band][4 * i + 3] += v[i].w;
+        }
+    }
+};
+
+// What a block has of a group is done: stored, if that is all; else it meets what others have.
+template <u32 N>
+__device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLaunch& launch,
+                                             const Rounds& at, DecodedShared& common) {
+    const LinearMatrix& m = launch.matrices[at.matrix];
+    const RoundSplit split(m.rows, launch.columns);
+    const u32 first = at.group * split.of_group / split.of_item,
+              last = ((at.group + 1) * split.of_group - 1) / split.of_item;
+    if (first == last) return sums.store(launch, at.matrix, at.group);
+    // An item's part of a group: no other has the same sum of both.
+    constexpr u32 FLOATS = decoded_partial_bytes(N) / 4;
+    const u64 before = at.items_before + at.groups_before + at.group;
+    sums.keep(launch.partials + (before + at.item_of_matrix) * FLOATS);
+    u32* const counter = launch.counters + m.first_strip + at.group;
+    __threadfence();
+    group_barrier(0, MULTIPLIERS * LANES);
+    if (threadIdx.x == 0) common.before = atomicAdd(counter, 1);
+    group_barrier(0, MULTIPLIERS * LANES);
+    if (common.before != last - first) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    sums.clear();
+#pragma unroll 1
+    for (u32 item = first; item <= last; item++)
+        sums.add(launch.partials + (before + item) * FLOATS);
+    sums.store(launch, at.matrix, at.group);
+}
+
+template <u32 N>
+__device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
+                                                const DecodedBlock& block, DecodedShared& common,
+                                                u32 lane) {
+    GroupSums<N> sums;
+    RingPlace ring[SETS];
+    u32 turns[SETS] = {};
+    wait_for_launch_before();
+    for (BlockRounds at(launch); at.exists;) {
+        sums.clear();
+        const u32 group = at.group, item = at.item;
+        Rounds here;
+        do {
+            here = at;
+            const u32 tile = at.pair * ROUND_TILES,
+                      sets = (tile + 1) * TILE_WIDTH < launch.columns ? 2 : 1;
+#pragma unroll
+            for (u32 band = 0; band < TILE_BANDS; band++) {
+#pragma unroll 1
+                for (u32 i = 0; i < TILE_ATOMS; i++)
+#pragma unroll
+                    for (u32 set = 0; set < SETS; set++) {
+                        if (set >= sets) continue;
+                        const u32 place = ring[set].place,
+                                  barrier = (set * MOST_DECODED + place) * 8,
+                                  x_barrier = (set * TILE_ATOMS + i) * 8;
+                        wait_for(block.stage_full + barrier, ring[set].phase);
+                        if (band == 0) wait_for(block.x_full + x_barrier, turns[set] % 2);
+                        fence_shared();
+                        fence_products();
+                        const u32 w = describe_x(block.stage(set, place)),
+                                  x = describe_x(block.xs + (set * TILE_ATOMS + i) * N * 128);
+#pragma unroll
+                        for (u32 k = 0; k < ATOM_COLUMNS / 16; k++)
+                            multiply_stored(sums.of[band], w + 2 * k, x + 2 * k);
+                        commit_products();
+                        wait_for_products<0>();
+                        __syncwarp();
+                        if (lane == 0) {
+                            arrive(block.stage_empty + barrier);
+                            if (band + 1 == TILE_BANDS) arrive(block.x_empty + x_barrier);
+                        }
+                        ring[set].next(block.count);
+                    }
+            }
+#pragma unroll
+            for (u32 set = 0; set < SETS; set++) turns[set] += set < sets;
+            at.advance(launch);
+        } while (at.exists && at.item == item && at.group == group);
+        sums.settle();
+        finish_group(sums, launch, here, common);
+    }
+}
+
+template <u32 N>
+__device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
+    const u32 lane = kept(threadIdx.x % LANES),
+              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+    __shared__ DecodedShared common;
+    if (threadIdx.x == 0) {
+        for (u32 set = 0; set < SETS; set++) {
+            for (u32 i = 0; i < MOST_DECODED; i++)
+                init_barrier(shared_address(&common.stage_full[set][i]), SET_WARPS),
+                    init_barrier(shared_address(&common.stage_empty[set][i]), MULTIPLIERS);
+            for (u32 i = 0; i < TILE_ATOMS; i++)
+                init_barrier(shared_address(&common.x_full[set][i]), X_ARRIVALS),
+                    init_barrier(shared_address(&common.x_empty[set][i]), MULTIPLIERS);
+        }
+        for (u32 i = 0; i < DECODERS * TILE_SLOTS; i++)
+            init_barrier(shared_address(&common.slot_full[0][0] + i), SLOT_ARRIVALS),
+                init_barrier(shared_address(&common.slot_empty[0][0] + i), 1);
+        show_barriers();
+    }
+    __syncthreads();
+    let_next_launch_begin();
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    TileBlock tiles = {};
+    DecodedBlock block;
+    tiles.table = shared_address(linear_shared);
+    block.count = launch.tile_sets;
+    block.stages = (tiles.table + u32(sizeof(TileTable)) + 1023) / 1024 * 1024;
+    block.xs = block.stages + SETS * block.count * DECODED_STAGE;
+    tiles.slots = block.xs + SETS * TILE_ATOMS * N * 128;
+    tiles.slot_bytes = (tiles.table + room - tiles.slots) / (DECODERS * TILE_SLOTS * 16) * 16;
+    tiles.slot_full = shared_address(common.slot_full);
+    tiles.slot_empty = shared_address(common.slot_empty);
+    block.stage_full = shared_address(common.stage_full);
+    block.stage_empty = shared_address(common.stage_empty);
+    block.x_full = shared_address(common.x_full), block.x_empty = shared_address(common.x_empty);
+    const Shared work = {launch};
+    // Together as many registers as the block begins with, which build.py compares.
+    if (warp < MULTIPLIERS) {
+        if (N == 64)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        multiply_rounds<N>(launch, block, common, lane);
+    } else if (warp < MULTIPLIERS + TILE_HELPERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (warp < MULTIPLIERS + TILE_BRINGERS)
+            bring_rounds(work, tiles, warp - MULTIPLIERS, lane);
+        else
+            bring_x<N>(launch, block, lane);
+    } else {
+        if (N == 64)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 80;");
+        const u32 mine = warp - MULTIPLIERS - TILE_HELPERS, set = mine / SET_WARPS;
+        const u32 row = staged_row(lane / 4);
+        StageWriter stage;
+        stage.full = block.stage_full + set * MOST_DECODED * 8;
+        stage.empty = block.stage_empty + set * MOST_DECODED * 8;
+        stage.first = block.stage(set, 0) + mine % SET_WARPS * ATOM_BYTES + row * 128 +
+                      (lane % 4 ^ row) * 16;
+        stage.count = block.count;
+        decode_tiles<N == 64 ? 1 : 2>(work, tiles, stage, mine, lane);
+    }
+}
+#endif
