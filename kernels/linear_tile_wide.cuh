@@ -145,12 +145,52 @@ struct RingPlace {
     }
 };
 
-// Asks for the tiles of a third of the warps that decode, round after round.
+// Of a warp's tile in a round; `flags` besides.
+__device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
+                                            u32 flags) {
+    Ticket t = {};
+    const LinearMatrix& m = launch.matrices[at.matrix];
+    t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
+    t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
+    if (t.tile * TILE_WIDTH >= launch.columns) {
+        t.flags |= TICKET_NO_COLUMNS;
+    } else if (t.strip * STRIP_ROWS >= m.rows) {
+        t.flags |= TICKET_NO_ROWS;
+    } else {
+        const u32 rows = min(m.rows - t.strip * STRIP_ROWS, STRIP_ROWS);
+        t.plane = plane_of(m.data, m.whole_columns, m.first_column, t.strip, t.tile, rows);
+        if (rows == STRIP_ROWS && (t.tile + 1) * TILE_WIDTH <= launch.columns)
+            t.flags |= TICKET_WHOLE;
+    }
+    return t;
+}
+constexpr u32 TICKET_NONE = TICKET_NO_ROWS | TICKET_NO_COLUMNS;
+__device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ticket& t, u32 lane) {
+    if (t.flags & TICKET_NONE) return {};
+    return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
+}
+// Brings a tile, or the news that there is none, to a slot.
+__device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
+                                             const Ticket& ticket, const Record& record, u32 place,
+                                             u32 lane, u32& problems) {
+    const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
+    if (!(ticket.flags & TICKET_NONE))
+        return bring_tile(work, block, ticket, record, slot, full, lane, problems);
+    if (lane) return;
+    store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
+    store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
+    arrive(full);
+}
+
+// Asks for the tiles of a third of the warps that decode, round after round; those of the first
+// round they ask for themselves.
 __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
                                              u32 bringer, u32 lane) {
     const LinearLaunch& launch = work.launch;
     BlockRounds at(launch);
     u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
+    if (at.exists) at.advance(launch), turn++;
+    // A tile is brought when the record of the one after has been asked for.
     Ticket ticket;
     Record record;
     u32 place = ~0u, emptied = 0;
@@ -158,36 +198,12 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
         Ticket next = {};
         Record after = {};
         if (at.exists) {
-            const LinearMatrix& m = launch.matrices[at.matrix];
-            const u32 strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
-                      tile = at.pair * ROUND_TILES + warp / SET_WARPS;
-            if (tile * TILE_WIDTH >= launch.columns)
-                next.flags = TICKET_NO_COLUMNS;
-            else if (strip * STRIP_ROWS >= m.rows)
-                next.flags = TICKET_NO_ROWS;
-            else {
-                const u32 rows = min(m.rows - strip * STRIP_ROWS, STRIP_ROWS);
-                next.plane = plane_of(m.data, m.whole_columns, m.first_column, strip, tile, rows);
-                if (rows == STRIP_ROWS && (tile + 1) * TILE_WIDTH <= launch.columns)
-                    next.flags = TICKET_WHOLE;
-                after = load_record(record_of(m, strip, tile), lane);
-            }
-            next.tile = tile, next.matrix = at.matrix, next.strip = strip;
-            if (at.matrix != matrix) next.flags |= TICKET_TABLE;
+            next = ticket_of(launch, at, warp, at.matrix != matrix ? TICKET_TABLE : 0);
+            after = record_of(launch, next, lane);
         }
         if (place != ~0u) {
             wait_for(block.slot_empty + place * 8, emptied);
-            const u32 slot = block.slots + place * block.slot_bytes,
-                      full = block.slot_full + place * 8;
-            if (ticket.flags & (TICKET_NO_ROWS | TICKET_NO_COLUMNS)) {
-                if (lane == 0) {
-                    store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
-                    store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
-                    arrive(full);
-                }
-            } else {
-                bring_tile(work, block, ticket, record, slot, full, lane, problems);
-            }
+            bring_ticket(work, block, ticket, record, place, lane, problems);
         }
         if (!at.exists) break;
         ticket = next, record = after, place = warp * TILE_SLOTS + turn % TILE_SLOTS;
@@ -233,6 +249,17 @@ __device__ __forceinline__ void bring_x(const LinearLaunch& launch, const Decode
     }
 }
 
+// Whether a barrier's phase of this parity is complete; the same for all lanes.
+__device__ inline bool is_full(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return __all_sync(ALL_LANES, done);
+}
+
 // A band's row g is row `staged_row` of a stage.
 __device__ inline u32 staged_row(u32 g) { return g % 2 * 4 + g / 2; }
 
@@ -241,10 +268,21 @@ struct StageWriter {
     u32 full, empty;    // barriers of place 0
     u32 first, count;   // where the lane's first 16 bytes of place 0 are; places
     RingPlace at;
+    // Whether the stage is empty already.
+    __device__ u32 is_empty() const {
+        u32 done;
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+            "p; }"
+            : "=r"(done)
+            : "r"(empty + at.place * 8), "r"(at.phase ^ 1)
+            : "memory");
+        return done;
+    }
     // Waits until the stage is empty; where the lane's 16 bytes are, those of the unit after 64
     // bytes further or back.
-    __device__ u32 begin() const {
-        wait_for(empty + at.place * 8, at.phase ^ 1);
+    __device__ u32 begin(u32 is_empty = 0) const {
+        if (!is_empty) wait_for(empty + at.place * 8, at.phase ^ 1);
         return first + at.place * DECODED_STAGE;
     }
     __device__ void finish(u32 lane) {
@@ -305,12 +343,19 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
     const u32 thread = warp * LANES + lane;
     u32 problems = 0;
     const BlockRounds first(work.launch);
-    if (first.exists)
+    if (first.exists) {
         ask_for_table(work.launch.matrices[first.matrix].table, block.table, thread,
                       DECODERS * LANES);
+        const Ticket ticket = ticket_of(work.launch, first, warp, 0);
+        bring_ticket(work, block, ticket, record_of(work.launch, ticket, lane), warp * TILE_SLOTS,
+                     lane, problems);
+    }
     wait_for_copies();
     group_barrier(1, DECODERS * LANES);
     asm volatile("" ::: "memory");
+    // Of the plane, and whether that of the tile is on its way.
+    uint4 ahead[AHEAD];
+    bool begun = false;
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
         const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
@@ -331,9 +376,10 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.begin(), stage.finish(lane);
         } else if (flags & TICKET_WHOLE) {
             const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
-            uint4 ahead[AHEAD];
+            if (!begun)
 #pragma unroll
-            for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
+                for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
+            begun = false;
             Window bits;
             bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
@@ -341,18 +387,48 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             for (u32 band = 0; band < TILE_BANDS; band++) {
                 const bool more = band + 1 < TILE_BANDS;
                 if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
+                // Where the plane goes on after the band, if that is known.
+                const u8* then = plane + PLANE_BAND;
+                bool goes_on = more;
+#ifdef V_PLANE
+                if (!more) {
+                    const u32 after = warp * TILE_SLOTS + (turn + 1) % TILE_SLOTS,
+                              at = block.slots + after * block.slot_bytes;
+                    if (is_full(block.slot_full + after * 8, (turn + 1) / TILE_SLOTS % 2) &&
+                        (load_shared(at + 28) & TICKET_WHOLE)) {
+                        const uint2 plane_after = load_shared_8(at);
+                        then = reinterpret_cast<const u8*>(u64(plane_after.y) << 32 |
+                                                           plane_after.x) + lane * 16;
+                        goes_on = begun = true;
+                    }
+                }
+#endif
 #pragma unroll
                 for (u32 pair = 0; pair < PAIRS; pair++) {
                     uint4& p = ahead[pair % AHEAD];
                     u32 e[4];
+#ifdef V_EARLY
+                    const u32 is_empty = stage.is_empty();
+#else
+                    const u32 is_empty = 0;
+#endif
                     decode_unit(bits, e, problems);
-                    const u32 to = stage.begin();
+                    const u32 to = stage.begin(is_empty);
+#ifdef A_STORE
+                    problems |= merge_words(e, p.x, p.y).x == 0x12345678;
+#else
                     store_shared_16(to, merge_words(e, p.x, p.y));
+#endif
                     decode_unit(bits, e, problems);
+#ifdef A_STORE
+                    problems |= merge_words(e, p.z, p.w).x == 0x12345678;
+#else
                     store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
-                    // Of the band after, if there is one.
-                    load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
-                                     pair + AHEAD < PAIRS || more);
+#endif
+                    if (pair + AHEAD < PAIRS)
+                        load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR, true);
+                    else
+                        load_plane_where(p, then + (pair + AHEAD - PAIRS) * PLANE_PAIR, goes_on);
                     stage.finish(lane);
                 }
                 plane += PLANE_BAND;
@@ -390,7 +466,8 @@ struct GroupSums {
             for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(of[band][i])::"memory");
     }
     // Rounded, to y.
-    __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
+    __device__ static __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group,
+                                                 u32 band, const float (&sums)[N / 2]) {
         const LinearMatrix& m = launch.matrices[matrix];
         const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
         // The row of the band of which the lane has sums, and of the first of two that it stores.
@@ -399,30 +476,31 @@ struct GroupSums {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 strip = group * GROUP_STRIPS + threadIdx.x / LANES * 2 + half;
+            const u32 row = strip * STRIP_ROWS + band * BAND_ROWS, own = row + mine;
+            const float bias = m.bias && own < m.rows ? widen_bf16(__ldg(m.bias + own)) : 0;
 #pragma unroll
-            for (u32 band = 0; band < TILE_BANDS; band++) {
-                const u32 row = strip * STRIP_ROWS + band * BAND_ROWS, own = row + mine;
-                const float bias = m.bias && own < m.rows ? widen_bf16(__ldg(m.bias + own)) : 0;
-#pragma unroll
-                for (u32 i = 0; i < N / 8; i++) {
-                    float a = of[band][4 * i + 2 * half], b = of[band][4 * i + 2 * half + 1];
-                    if (m.bias) a += bias, b += bias;
-                    const u32 pair = WideOutput::transposed(WideOutput::round_two(a, b)),
-                              other = __shfl_xor_sync(ALL_LANES, pair, 2),
-                              both = q < 2 ? __byte_perm(pair, other, 0x5410)
-                                           : __byte_perm(other, pair, 0x7632);
-                    const u32 x_row = 8 * i + r, to_row = row + two;
-                    if (x_row >= launch.x_rows || to_row >= m.rows) continue;
-                    u16* const to = m.y + x_row * m.y_pitch + to_row;
-                    if (aligned && to_row + 1 < m.rows) {
-                        *reinterpret_cast<u32*>(to) = both;
-                    } else {
-                        to[0] = u16(both);
-                        if (to_row + 1 < m.rows) to[1] = u16(both >> 16);
-                    }
+            for (u32 i = 0; i < N / 8; i++) {
+                float a = sums[4 * i + 2 * half], b = sums[4 * i + 2 * half + 1];
+                if (m.bias) a += bias, b += bias;
+                const u32 pair = WideOutput::transposed(WideOutput::round_two(a, b)),
+                          other = __shfl_xor_sync(ALL_LANES, pair, 2),
+                          both = q < 2 ? __byte_perm(pair, other, 0x5410)
+                                       : __byte_perm(other, pair, 0x7632);
+                const u32 x_row = 8 * i + r, to_row = row + two;
+                if (x_row >= launch.x_rows || to_row >= m.rows) continue;
+                u16* const to = m.y + x_row * m.y_pitch + to_row;
+                if (aligned && to_row + 1 < m.rows) {
+                    *reinterpret_cast<u32*>(to) = both;
+                } else {
+                    to[0] = u16(both);
+                    if (to_row + 1 < m.rows) to[1] = u16(both >> 16);
                 }
             }
         }
+    }
+    __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
+#pragma unroll
+        for (u32 band = 0; band < TILE_BANDS; band++) store(launch, matrix, group, band, of[band]);
     }
     // To memory, and from there added.
     __device__ __forceinline__ void keep(float* to) const {
@@ -435,18 +513,35 @@ struct GroupSums {
                        make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
                                    of[band][4 * i + 3]));
     }
-    __device__ __forceinline__ void add(const float* from) {
+    // Adds those of some items, `floats` apart, in order, and stores them.
+    __device__ static __forceinline__ void add(const LinearLaunch& launch, u32 matrix, u32 group,
+                                               const float* from, u32 count, u32 floats) {
         const float4* const all = reinterpret_cast<const float4*>(from) + threadIdx.x;
-#pragma unroll
+        // As many loads at once as there are registers for: of so many items.
+        constexpr u32 ITEMS = N == 64 ? 3 : 128 / N;
+#pragma unroll 1
         for (u32 band = 0; band < TILE_BANDS; band++) {
-            float4 v[N / 8];
+            float sum[N / 2] = {};
+#pragma unroll 1
+            for (u32 first = 0; first < count; first += ITEMS) {
+                float4 v[ITEMS][N / 8];
 #pragma unroll
-            for (u32 i = 0; i < N / 8; i++)
-                v[i] = __ldcg(all + (band * (N / 8) + i) * MULTIPLIERS * LANES);
+                for (u32 k = 0; k < ITEMS; k++)
 #pragma unroll
-            for (u32 i = 0; i < N / 8; i++)
-                of[band][4 * i] += v[i].x, of[band][4 * i + 1] += v[i].y,
-                    of[band][4 * i + 2] += v[i].z, of[band][4 * i + 3] += v[i].w;
+                    for (u32 i = 0; i < N / 8; i++) {
+                        v[k][i] = make_float4(0, 0, 0, 0);
+                        if (first + k < count)
+                            v[k][i] = __ldcg(all + (first + k) * u64(floats / 4) +
+                                             (band * (N / 8) + i) * MULTIPLIERS * LANES);
+                    }
+#pragma unroll
+                for (u32 k = 0; k < ITEMS; k++)
+#pragma unroll
+                    for (u32 i = 0; i < N / 8; i++)
+                        sum[4 * i] += v[k][i].x, sum[4 * i + 1] += v[k][i].y,
+                            sum[4 * i + 2] += v[k][i].z, sum[4 * i + 3] += v[k][i].w;
+            }
+            store(launch, matrix, group, band, sum);
         }
     }
 };
@@ -472,11 +567,8 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
     if (common.before != last - first) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0;
-    sums.clear();
-#pragma unroll 1
-    for (u32 item = first; item <= last; item++)
-        sums.add(launch.partials + (before + item) * FLOATS);
-    sums.store(launch, at.matrix, at.group);
+    sums.add(launch, at.matrix, at.group, launch.partials + (before + first) * FLOATS,
+             last - first + 1, FLOATS);
 }
 
 template <u32 N>
@@ -485,7 +577,8 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                                                 u32 lane) {
     GroupSums<N> sums;
     RingPlace ring[SETS];
-    u32 turns[SETS] = {};
+    // done: barriers of what the last products but those on their way have read.
+    u32 turns[SETS] = {}, done = 0, x_done = 0;
     wait_for_launch_before();
     for (BlockRounds at(launch); at.exists;) {
         sums.clear();
@@ -507,20 +600,29 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                                   x_barrier = (set * TILE_ATOMS + i) * 8;
                         wait_for(block.stage_full + barrier, ring[set].phase);
                         if (band == 0) wait_for(block.x_full + x_barrier, turns[set] % 2);
+#ifndef A_FENCE
                         fence_shared();
+#endif
                         fence_products();
                         const u32 w = describe_x(block.stage(set, place)),
                                   x = describe_x(block.xs + (set * TILE_ATOMS + i) * N * 128);
+#ifdef A_PRODUCTS
+                        if (launch.x_rows == 1000)
+#endif
 #pragma unroll
                         for (u32 k = 0; k < ATOM_COLUMNS / 16; k++)
                             multiply_stored(sums.of[band], w + 2 * k, x + 2 * k);
                         commit_products();
+#ifdef V_WAIT
+                        wait_for_products<1>();
+                        release(done, lane), release(x_done, lane);
+                        done = block.stage_empty + barrier;
+                        x_done = band + 1 == TILE_BANDS ? block.x_empty + x_barrier : 0;
+#else
                         wait_for_products<0>();
-                        __syncwarp();
-                        if (lane == 0) {
-                            arrive(block.stage_empty + barrier);
-                            if (band + 1 == TILE_BANDS) arrive(block.x_empty + x_barrier);
-                        }
+                        release(block.stage_empty + barrier, lane);
+                        if (band + 1 == TILE_BANDS) release(block.x_empty + x_barrier, lane);
+#endif
                         ring[set].next(block.count);
                     }
             }
@@ -529,7 +631,11 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
             at.advance(launch);
         } while (at.exists && at.item == item && at.group == group);
         sums.settle();
+        release(done, lane), release(x_done, lane);
+        done = x_done = 0;
+#ifndef A_END
         finish_group(sums, launch, here, common);
+#endif
     }
 }
 

@@ -828,6 +828,7 @@ int main(int argc, char** argv) {
         if (of == "hostile")
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
         if (of == "bench") return bench_stored(c, atoi(argv[3]));
+        if (of == "sums") return sums_stored(c, atoi(argv[3]));
     }
     if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
