@@ -238,6 +238,17 @@ __constant__ u32 linear_constants[] = {
     TILE_SLOTS,
     MOST_RUN_SETS,
     x_bytes_of_warp(2),
+    // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
+    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage, and for each
+    // row of x, 32 or 64; how many tiles' bits there are at once, and bytes of each besides those
+    // bits; the most stages.
+    HAS_WIDE * DECODED_THREADS,
+    DECODED_FIRST_BYTES,
+    SETS * DECODED_STAGE,
+    SETS * TILE_ATOMS * ATOM_COLUMNS * 2,
+    DECODERS * TILE_SLOTS,
+    SLOT_HEAD + BITS_AFTER,
+    MOST_DECODED,
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

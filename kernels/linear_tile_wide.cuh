@@ -46,13 +46,19 @@ struct RoundSplit {
           of_group((columns + ROUND_TILES * TILE_WIDTH - 1) / (ROUND_TILES * TILE_WIDTH)),
           of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS),
           items((groups * of_group + of_item - 1) / of_item) {}
+    // Places for sums that meet: of each item's part of each group, or of each item's first and
+    // last part.
+    __host__ __device__ constexpr bool by_group() const { return groups < items; }
+    __host__ __device__ constexpr u32 places() const { return items + (by_group() ? groups : items); }
 };
 __host__ __device__ constexpr u32 decoded_partial_bytes(u32 n) {
     return GROUP_STRIPS * STRIP_ROWS * n * 4;
 }
+// The table, and what aligning takes.
+constexpr u32 DECODED_FIRST_BYTES = u32(sizeof(TileTable)) + 1024;
 // Dynamic shared memory with this many stages of a set.
 __host__ __device__ constexpr u32 decoded_fixed_bytes(u32 n, u32 stages) {
-    return u32(sizeof(TileTable)) + 1024 + SETS * (stages * DECODED_STAGE + TILE_ATOMS * n * 128);
+    return DECODED_FIRST_BYTES + SETS * (stages * DECODED_STAGE + TILE_ATOMS * n * 128);
 }
 __host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 staged_bytes) {
     return decoded_fixed_bytes(n, stages) +
@@ -84,23 +90,24 @@ __device__ inline void multiply_stored(float (&d)[32], u32 w, u32 x) {
 
 // An item's rounds, one after the other.
 struct Rounds {
-    u32 matrix, of_group, item_of_matrix, items_before, groups_before;
+    u32 matrix, of_group, item_of_matrix;
+    u32 places_before;  // of the matrices before
     u32 round, end;    // of the matrix
     u32 group, pair;   // of the matrix; of the group
 
     // `item`: of the launch; false if there is none.
     __device__ bool find(const LinearLaunch& launch, u32 item) {
-        items_before = 0, groups_before = 0;
+        places_before = 0;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
             const RoundSplit split(launch.matrices[matrix].rows, launch.columns);
-            if (item < items_before + split.items) {
-                of_group = split.of_group, item_of_matrix = item - items_before;
+            if (item < split.items) {
+                of_group = split.of_group, item_of_matrix = item;
                 round = item_of_matrix * split.of_item;
                 end = min(round + split.of_item, split.groups * split.of_group);
                 group = round / of_group, pair = round % of_group;
                 return true;
             }
-            items_before += split.items, groups_before += split.groups;
+            item -= split.items, places_before += split.places();
         }
         return false;
     }
@@ -128,7 +135,7 @@ struct DecodedShared {
     u64 stage_full[SETS][MOST_DECODED], stage_empty[SETS][MOST_DECODED];
     u64 x_full[SETS][TILE_ATOMS], x_empty[SETS][TILE_ATOMS];
     u64 slot_full[DECODERS][TILE_SLOTS], slot_empty[DECODERS][TILE_SLOTS];
-    u32 before;
+    u32 piece;
 };
 struct DecodedBlock {
     u32 stages, count;  // of set 0; of a set
@@ -390,7 +397,6 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                 // Where the plane goes on after the band, if that is known.
                 const u8* then = plane + PLANE_BAND;
                 bool goes_on = more;
-#ifdef V_PLANE
                 if (!more) {
                     const u32 after = warp * TILE_SLOTS + (turn + 1) % TILE_SLOTS,
                               at = block.slots + after * block.slot_bytes;
@@ -402,29 +408,16 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                         goes_on = begun = true;
                     }
                 }
-#endif
 #pragma unroll
                 for (u32 pair = 0; pair < PAIRS; pair++) {
                     uint4& p = ahead[pair % AHEAD];
                     u32 e[4];
-#ifdef V_EARLY
                     const u32 is_empty = stage.is_empty();
-#else
-                    const u32 is_empty = 0;
-#endif
                     decode_unit(bits, e, problems);
                     const u32 to = stage.begin(is_empty);
-#ifdef A_STORE
-                    problems |= merge_words(e, p.x, p.y).x == 0x12345678;
-#else
                     store_shared_16(to, merge_words(e, p.x, p.y));
-#endif
                     decode_unit(bits, e, problems);
-#ifdef A_STORE
-                    problems |= merge_words(e, p.z, p.w).x == 0x12345678;
-#else
                     store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
-#endif
                     if (pair + AHEAD < PAIRS)
                         load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR, true);
                     else
@@ -465,13 +458,14 @@ struct GroupSums {
 #pragma unroll
             for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(of[band][i])::"memory");
     }
-    // Rounded, to y.
+    // Those of a band by some rows of x, from `first` on, rounded, to y.
+    template <u32 COUNT>
     __device__ static __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group,
-                                                 u32 band, const float (&sums)[N / 2]) {
+                                                 u32 band, u32 first, const float* sums) {
         const LinearMatrix& m = launch.matrices[matrix];
         const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
         // The row of the band of which the lane has sums, and of the first of two that it stores.
-        const u32 mine = r % 4 * 2 + r / 4, two = q % 2 * 4 + q / 2 * 2;
+        const u32 mine = r % 4 * 2 + r / 4, stored = q % 2 * 4 + q / 2 * 2;
         const bool aligned = (reinterpret_cast<u64>(m.y) | m.y_pitch * 2) % 4 == 0;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -479,28 +473,29 @@ struct GroupSums {
             const u32 row = strip * STRIP_ROWS + band * BAND_ROWS, own = row + mine;
             const float bias = m.bias && own < m.rows ? widen_bf16(__ldg(m.bias + own)) : 0;
 #pragma unroll
-            for (u32 i = 0; i < N / 8; i++) {
+            for (u32 i = 0; i < COUNT / 8; i++) {
                 float a = sums[4 * i + 2 * half], b = sums[4 * i + 2 * half + 1];
                 if (m.bias) a += bias, b += bias;
                 const u32 pair = WideOutput::transposed(WideOutput::round_two(a, b)),
                           other = __shfl_xor_sync(ALL_LANES, pair, 2),
                           both = q < 2 ? __byte_perm(pair, other, 0x5410)
                                        : __byte_perm(other, pair, 0x7632);
-                const u32 x_row = 8 * i + r, to_row = row + two;
-                if (x_row >= launch.x_rows || to_row >= m.rows) continue;
+                const u32 x_row = first + 8 * i + r, to_row = row + stored;
                 u16* const to = m.y + x_row * m.y_pitch + to_row;
-                if (aligned && to_row + 1 < m.rows) {
+                const bool one = x_row < launch.x_rows && to_row < m.rows,
+                           two = one && to_row + 1 < m.rows;
+                if (two && aligned)
                     *reinterpret_cast<u32*>(to) = both;
-                } else {
+                else if (one)
                     to[0] = u16(both);
-                    if (to_row + 1 < m.rows) to[1] = u16(both >> 16);
-                }
+                if (two && !aligned) to[1] = u16(both >> 16);
             }
         }
     }
     __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
 #pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++) store(launch, matrix, group, band, of[band]);
+        for (u32 band = 0; band < TILE_BANDS; band++)
+            store<N>(launch, matrix, group, band, 0, of[band]);
     }
     // To memory, and from there added.
     __device__ __forceinline__ void keep(float* to) const {
@@ -513,62 +508,100 @@ struct GroupSums {
                        make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
                                    of[band][4 * i + 3]));
     }
-    // Adds those of some items, `floats` apart, in order, and stores them.
-    __device__ static __forceinline__ void add(const LinearLaunch& launch, u32 matrix, u32 group,
-                                               const float* from, u32 count, u32 floats) {
-        const float4* const all = reinterpret_cast<const float4*>(from) + threadIdx.x;
+    // A piece of the group's sums: those of a band by PIECE_ROWS rows of x.
+    static constexpr u32 PIECE_ROWS = N < 32 ? N : 32, PIECES = TILE_BANDS * (N / PIECE_ROWS);
+    // Adds those of a group's items, in order, and stores them. `place`: of an item's.
+    template <class Place>
+    __device__ static __forceinline__ void add(const LinearLaunch& launch, const Rounds& at,
+                                               u32 piece, u32 first_item, u32 last_item,
+                                               Place place) {
+        constexpr u32 COUNT = PIECE_ROWS / 8, FLOAT4S = decoded_partial_bytes(N) / 16;
+        const u32 band = piece % TILE_BANDS, part = piece / TILE_BANDS;
+        const float4* const all = reinterpret_cast<const float4*>(launch.partials) +
+                                  (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
+                                  threadIdx.x;
         // As many loads at once as there are registers for: of so many items.
-        constexpr u32 ITEMS = N == 64 ? 3 : 128 / N;
+        constexpr u32 ITEMS = N == 64 ? 6 : N == 32 ? 4 : 8;
+        float sum[PIECE_ROWS / 2] = {};
 #pragma unroll 1
-        for (u32 band = 0; band < TILE_BANDS; band++) {
-            float sum[N / 2] = {};
-#pragma unroll 1
-            for (u32 first = 0; first < count; first += ITEMS) {
-                float4 v[ITEMS][N / 8];
+        for (u32 first = first_item; first <= last_item; first += ITEMS) {
+            float4 v[ITEMS][COUNT];
 #pragma unroll
-                for (u32 k = 0; k < ITEMS; k++)
+            for (u32 k = 0; k < ITEMS; k++)
 #pragma unroll
-                    for (u32 i = 0; i < N / 8; i++) {
-                        v[k][i] = make_float4(0, 0, 0, 0);
-                        if (first + k < count)
-                            v[k][i] = __ldcg(all + (first + k) * u64(floats / 4) +
-                                             (band * (N / 8) + i) * MULTIPLIERS * LANES);
-                    }
+                for (u32 i = 0; i < COUNT; i++) {
+                    v[k][i] = make_float4(0, 0, 0, 0);
+                    if (first + k <= last_item)
+                        v[k][i] = __ldcg(all + u64(place(first + k)) * FLOAT4S +
+                                         i * MULTIPLIERS * LANES);
+                }
 #pragma unroll
-                for (u32 k = 0; k < ITEMS; k++)
+            for (u32 k = 0; k < ITEMS; k++)
 #pragma unroll
-                    for (u32 i = 0; i < N / 8; i++)
-                        sum[4 * i] += v[k][i].x, sum[4 * i + 1] += v[k][i].y,
-                            sum[4 * i + 2] += v[k][i].z, sum[4 * i + 3] += v[k][i].w;
-            }
-            store(launch, matrix, group, band, sum);
+                for (u32 i = 0; i < COUNT; i++)
+                    sum[4 * i] += v[k][i].x, sum[4 * i + 1] += v[k][i].y,
+                        sum[4 * i + 2] += v[k][i].z, sum[4 * i + 3] += v[k][i].w;
         }
+        store<PIECE_ROWS>(launch, at.matrix, at.group, band, part * PIECE_ROWS, sum);
     }
 };
 
+// How far a group's items are that meet: a word in memory, 0 before and after. Each field counts to
+// less than 256.
+constexpr u32 MEETING_ARRIVED = 1, MEETING_CLAIMED = 1 << 8, MEETING_LEFT = 1 << 16;
+// How long an item waits for the others, at most, to take some of the pieces: in clocks.
+constexpr u32 MEETING_PATIENCE = 6000;
+__device__ inline u32 load_acquired(const u32* from) {
+    u32 word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+// By one thread, after all have written: arrives; whether all have.
+__device__ __forceinline__ bool meet(u32* word, u32 count, bool has_time) {
+    __threadfence();
+    u32 arrived = (atomicAdd(word, MEETING_ARRIVED) & 255) + 1;
+    const u32 begin = clock();
+    while (arrived < count && has_time && clock() - begin < MEETING_PATIENCE)
+        arrived = load_acquired(word) & 255;
+    __threadfence();
+    return arrived == count;
+}
+
 // What a block has of a group is done: stored, if that is all; else it meets what others have.
+// `has_time`: the block has nothing else to do.
 template <u32 N>
 __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLaunch& launch,
-                                             const Rounds& at, DecodedShared& common) {
+                                             const Rounds& at, DecodedShared& common,
+                                             bool has_time) {
     const LinearMatrix& m = launch.matrices[at.matrix];
     const RoundSplit split(m.rows, launch.columns);
     const u32 first = at.group * split.of_group / split.of_item,
               last = ((at.group + 1) * split.of_group - 1) / split.of_item;
     if (first == last) return sums.store(launch, at.matrix, at.group);
-    // An item's part of a group: no other has the same sum of both.
     constexpr u32 FLOATS = decoded_partial_bytes(N) / 4;
-    const u64 before = at.items_before + at.groups_before + at.group;
-    sums.keep(launch.partials + (before + at.item_of_matrix) * FLOATS);
-    u32* const counter = launch.counters + m.first_strip + at.group;
-    __threadfence();
+    // No other part has the same: of a group's parts only the first is not its item's first one.
+    auto place = [&](u32 item) {
+        return at.places_before +
+               (split.by_group() ? item + at.group : 2 * item + (item == first));
+    };
+    sums.keep(launch.partials + u64(place(at.item_of_matrix)) * FLOATS);
+    // Likewise: no other group that is in several items has the same first one.
+    u32* const counter = launch.counters + at.matrix * LINEAR_BLOCKS + first;
     group_barrier(0, MULTIPLIERS * LANES);
-    if (threadIdx.x == 0) common.before = atomicAdd(counter, 1);
+    if (threadIdx.x == 0) common.piece = meet(counter, last - first + 1, has_time) ? 0 : ~0u;
     group_barrier(0, MULTIPLIERS * LANES);
-    if (common.before != last - first) return;
-    __threadfence();
-    if (threadIdx.x == 0) *counter = 0;
-    sums.add(launch, at.matrix, at.group, launch.partials + (before + first) * FLOATS,
-             last - first + 1, FLOATS);
+    // All are there: whoever is still here takes piece after piece.
+    bool some = common.piece == 0;
+    while (some) {
+        group_barrier(0, MULTIPLIERS * LANES);
+        if (threadIdx.x == 0) common.piece = atomicAdd(counter, MEETING_CLAIMED) >> 8 & 255;
+        group_barrier(0, MULTIPLIERS * LANES);
+        const u32 piece = common.piece;
+        some = piece < sums.PIECES;
+        if (some) sums.add(launch, at, piece, first, last, place);
+    }
+    // The last one to leave.
+    if (threadIdx.x == 0 && (atomicAdd(counter, MEETING_LEFT) >> 16) == last - first) *counter = 0;
 }
 
 template <u32 N>
@@ -600,29 +633,18 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                                   x_barrier = (set * TILE_ATOMS + i) * 8;
                         wait_for(block.stage_full + barrier, ring[set].phase);
                         if (band == 0) wait_for(block.x_full + x_barrier, turns[set] % 2);
-#ifndef A_FENCE
                         fence_shared();
-#endif
                         fence_products();
                         const u32 w = describe_x(block.stage(set, place)),
                                   x = describe_x(block.xs + (set * TILE_ATOMS + i) * N * 128);
-#ifdef A_PRODUCTS
-                        if (launch.x_rows == 1000)
-#endif
 #pragma unroll
                         for (u32 k = 0; k < ATOM_COLUMNS / 16; k++)
                             multiply_stored(sums.of[band], w + 2 * k, x + 2 * k);
                         commit_products();
-#ifdef V_WAIT
                         wait_for_products<1>();
                         release(done, lane), release(x_done, lane);
                         done = block.stage_empty + barrier;
                         x_done = band + 1 == TILE_BANDS ? block.x_empty + x_barrier : 0;
-#else
-                        wait_for_products<0>();
-                        release(block.stage_empty + barrier, lane);
-                        if (band + 1 == TILE_BANDS) release(block.x_empty + x_barrier, lane);
-#endif
                         ring[set].next(block.count);
                     }
             }
@@ -633,9 +655,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
         sums.settle();
         release(done, lane), release(x_done, lane);
         done = x_done = 0;
-#ifndef A_END
-        finish_group(sums, launch, here, common);
-#endif
+        finish_group(sums, launch, here, common, !at.exists);
     }
 }
 

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 use super::{
     LinearInput, LinearOutput, Matrix, Residence,
     kernels::LinearKernels,
-    split::{COUNTERS, MATRIX_COUNTERS, Split, Wide},
+    split::{COUNTERS, MATRIX_COUNTERS, Rounds, Split, Wide},
     task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
     tiles::Staged,
 };
@@ -30,6 +30,8 @@ pub(super) struct Launch {
     partials: u64,
     /// Clusters for more than [`ROWS`] rows of x.
     wide_items: u64,
+    /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
+    rounds: Rounds,
 }
 
 impl Launch {
@@ -64,7 +66,7 @@ impl Launch {
             counters: (4 * before).wrapping_neg(),
             ..LinearLaunch::default()
         };
-        let mut partials = 0;
+        let (mut partials, mut rounds) = (0, Rounds { items: 0, places: 0 });
         for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
             let split = split(at);
             // No overflow: a matrix has at most 2^27 strips, and few more items.
@@ -78,8 +80,11 @@ impl Launch {
             };
             arguments.items += split.items() as u32;
             partials += split.partials();
+            let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
+            (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        Self { most_rows, staged, order: order.to_vec(), arguments, partials, wide_items: wide.items }
+        let wide_items = wide.items;
+        Self { most_rows, staged, order: order.to_vec(), arguments, partials, wide_items, rounds }
     }
 
     /// The most rows of x at once.
@@ -89,8 +94,12 @@ impl Launch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Kernels for more than `ROWS` need none; but it may be used for fewer rows.
-        if rows == 0 || self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES }
+        // Kernels for more than `ROWS` need none of matrices in the fast layout; but it may be used
+        // for fewer rows.
+        let few = self.partials * PARTIAL_BYTES;
+        let decodes = self.staged.is_some() && rows.min(self.most_rows) > ROWS;
+        let most = if decodes { self.rounds.places * Rounds::place_bytes(rows) } else { 0 };
+        if rows == 0 || few + most == 0 { 0 } else { COUNTER_BYTES + few.max(most) }
     }
 
     /// Puts it on the stream, for no more rows than [`Launch::most_rows`]; the product of the
@@ -121,6 +130,11 @@ impl Launch {
             // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
             // counters are zero, since kernels leave them so; the rest is the caller's promise.
             return unsafe { kernels.multiply(self.staged, stream, &arguments) };
+        }
+        if let Some(staged) = self.staged {
+            arguments.counters = workspace;
+            // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
+            return unsafe { kernels.multiply_decoded(staged, stream, self.rounds.items, &arguments) };
         }
         // SAFETY: as above; the kernel needs no workspace.
         unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) }
