@@ -244,7 +244,7 @@ __constant__ u32 linear_constants[] = {
     // bits; the most stages.
     HAS_WIDE * DECODED_THREADS,
     DECODED_FIRST_BYTES,
-    SETS * DECODED_STAGE,
+    SETS * SET_ATOMS,
     SETS * TILE_ATOMS * ATOM_COLUMNS * 2,
     DECODERS * TILE_SLOTS,
     SLOT_HEAD + BITS_AFTER,

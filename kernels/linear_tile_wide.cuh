@@ -29,10 +29,16 @@
 // Warps that decode, in two sets; that multiply, that bring tiles, that bring x.
 constexpr u32 DECODERS = 16, SET_WARPS = 8, SETS = DECODERS / SET_WARPS, MULTIPLIERS = 4;
 constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
-// A stage: bytes of a warp, eight rows of 64 columns, as wgmma has them; of a set.
+// An atom: what a warp has of a stage, eight rows of 64 columns, as wgmma has them; of a set.
 constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
-              DECODED_STAGE = SET_WARPS * ATOM_BYTES;
+              SET_ATOMS = SET_WARPS * ATOM_BYTES;
+#ifndef STAGE_ATOMS
+#define STAGE_ATOMS 2
+#endif
 constexpr u32 TILE_ATOMS = TILE_WIDTH / ATOM_COLUMNS, MOST_DECODED = 4;
+// Of a stage, side by side, with so many rows of x; bytes of a set.
+__host__ __device__ constexpr u32 stage_atoms(u32 n) { return n == 64 ? 1 : STAGE_ATOMS; }
+__host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
 // Rows of x, at most; strips and tiles of a strip in a round.
 constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
 __host__ __device__ constexpr u32 decoded_class(u32 x_rows) {
@@ -58,7 +64,7 @@ __host__ __device__ constexpr u32 decoded_partial_bytes(u32 n) {
 constexpr u32 DECODED_FIRST_BYTES = u32(sizeof(TileTable)) + 1024;
 // Dynamic shared memory with this many stages of a set.
 __host__ __device__ constexpr u32 decoded_fixed_bytes(u32 n, u32 stages) {
-    return DECODED_FIRST_BYTES + SETS * (stages * DECODED_STAGE + TILE_ATOMS * n * 128);
+    return DECODED_FIRST_BYTES + SETS * (stages * decoded_stage(n) + TILE_ATOMS * n * 128);
 }
 __host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 staged_bytes) {
     return decoded_fixed_bytes(n, stages) +
@@ -138,10 +144,10 @@ struct DecodedShared {
     u32 piece;
 };
 struct DecodedBlock {
-    u32 stages, count;  // of set 0; of a set
+    u32 stages, bytes, count;  // of set 0; of a stage; of a set
     u32 xs, stage_full, stage_empty, x_full, x_empty;
     __device__ u32 stage(u32 set, u32 place) const {
-        return stages + (set * count + place) * DECODED_STAGE;
+        return stages + (set * count + place) * bytes;
     }
 };
 // A place in a ring, and how often it has been gone through, modulo 2.
@@ -271,6 +277,7 @@ __device__ inline bool is_full(u32 barrier, u32 parity) {
 __device__ inline u32 staged_row(u32 g) { return g % 2 * 4 + g / 2; }
 
 // A warp's place in the ring of its set.
+template <u32 ATOMS>
 struct StageWriter {
     u32 full, empty;    // barriers of place 0
     u32 first, count;   // where the lane's first 16 bytes of place 0 are; places
@@ -286,13 +293,15 @@ struct StageWriter {
             : "memory");
         return done;
     }
-    // Waits until the stage is empty; where the lane's 16 bytes are, those of the unit after 64
-    // bytes further or back.
-    __device__ u32 begin(u32 is_empty = 0) const {
-        if (!is_empty) wait_for(empty + at.place * 8, at.phase ^ 1);
-        return first + at.place * DECODED_STAGE;
+    // Before an atom, whose number in the tile is this modulo those of a stage: waits until the stage
+    // is empty; where the lane's 16 bytes are, those of the unit after 64 bytes further or back.
+    __device__ u32 begin(u32 atom, u32 is_empty = 0) const {
+        if (atom % ATOMS == 0 && !is_empty) wait_for(empty + at.place * 8, at.phase ^ 1);
+        return first + (at.place * ATOMS + atom % ATOMS) * SET_ATOMS;
     }
-    __device__ void finish(u32 lane) {
+    // After it.
+    __device__ void finish(u32 atom, u32 lane) {
+        if (atom % ATOMS + 1 < ATOMS) return;
         __syncwarp();
         if (lane == 0) arrive(full + at.place * 8);
         at.next(count);
@@ -301,8 +310,9 @@ struct StageWriter {
 
 // A tile at an edge, or with more bits than the slot takes, which are then read where they are
 // stored. Problems.
+template <u32 ATOMS>
 __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
-                                        StageWriter stage, u32 lane) {
+                                        StageWriter<ATOMS> stage, u32 lane) {
     const LinearMatrix& m = work.launch.matrices[at.matrix];
     const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
               q = lane % 4;
@@ -337,15 +347,16 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
             w = merge_words(e, p.x, p.y);
         }
         __syncwarp();
-        store_shared_16(stage.begin() ^ unit % 2 * 64, w);
-        if (unit % 2) stage.finish(lane);
+        const u32 atom = unit / 2;
+        store_shared_16(stage.begin(atom, unit % 2) ^ unit % 2 * 64, w);
+        if (unit % 2) stage.finish(atom, lane);
     }
     return problems | check_end(found.lane, position + POSITION_OF_BIT_0);
 }
 
-template <u32 AHEAD>
+template <u32 AHEAD, u32 ATOMS>
 __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock& block,
-                                             StageWriter stage, u32 warp, u32 lane) {
+                                             StageWriter<ATOMS> stage, u32 warp, u32 lane) {
     constexpr u32 PAIRS = BAND_UNITS / 2;
     const u32 thread = warp * LANES + lane;
     u32 problems = 0;
@@ -380,7 +391,8 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
         }
         if (flags & TICKET_NO_ROWS) {
             // Of those sums nothing is used.
-            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.begin(), stage.finish(lane);
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++)
+                stage.begin(i), stage.finish(i, lane);
         } else if (flags & TICKET_WHOLE) {
             const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
             if (!begun)
@@ -412,9 +424,9 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                 for (u32 pair = 0; pair < PAIRS; pair++) {
                     uint4& p = ahead[pair % AHEAD];
                     u32 e[4];
-                    const u32 is_empty = stage.is_empty();
+                    const u32 is_empty = pair % ATOMS ? 0 : stage.is_empty();
                     decode_unit(bits, e, problems);
-                    const u32 to = stage.begin(is_empty);
+                    const u32 to = stage.begin(pair, is_empty);
                     store_shared_16(to, merge_words(e, p.x, p.y));
                     decode_unit(bits, e, problems);
                     store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
@@ -422,7 +434,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                         load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR, true);
                     else
                         load_plane_where(p, then + (pair + AHEAD - PAIRS) * PLANE_PAIR, goes_on);
-                    stage.finish(lane);
+                    stage.finish(pair, lane);
                 }
                 plane += PLANE_BAND;
             }
@@ -432,7 +444,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
             const uint4 three = load_shared_16(slot + 32);
             problems |= decode_edge(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
                                     block.bits_bytes(), stage, lane);
-            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++) stage.at.next(stage.count);
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
         }
         __syncwarp();
         if (lane == 0) arrive(block.slot_empty + place * 8);
@@ -608,6 +620,7 @@ template <u32 N>
 __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                                                 const DecodedBlock& block, DecodedShared& common,
                                                 u32 lane) {
+    constexpr u32 ATOMS = stage_atoms(N);
     GroupSums<N> sums;
     RingPlace ring[SETS];
     // done: barriers of what the last products but those on their way have read.
@@ -624,7 +637,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
 #pragma unroll
             for (u32 band = 0; band < TILE_BANDS; band++) {
 #pragma unroll 1
-                for (u32 i = 0; i < TILE_ATOMS; i++)
+                for (u32 i = 0; i < TILE_ATOMS; i += ATOMS)
 #pragma unroll
                     for (u32 set = 0; set < SETS; set++) {
                         if (set >= sets) continue;
@@ -632,17 +645,25 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                                   barrier = (set * MOST_DECODED + place) * 8,
                                   x_barrier = (set * TILE_ATOMS + i) * 8;
                         wait_for(block.stage_full + barrier, ring[set].phase);
-                        if (band == 0) wait_for(block.x_full + x_barrier, turns[set] % 2);
+#pragma unroll
+                        for (u32 atom = 0; atom < ATOMS; atom++)
+                            if (band == 0)
+                                wait_for(block.x_full + x_barrier + atom * 8, turns[set] % 2);
                         fence_shared();
                         fence_products();
                         const u32 w = describe_x(block.stage(set, place)),
                                   x = describe_x(block.xs + (set * TILE_ATOMS + i) * N * 128);
 #pragma unroll
-                        for (u32 k = 0; k < ATOM_COLUMNS / 16; k++)
-                            multiply_stored(sums.of[band], w + 2 * k, x + 2 * k);
+                        for (u32 k = 0; k < ATOMS * (ATOM_COLUMNS / 16); k++)
+                            multiply_stored(sums.of[band],
+                                            w + k / 4 * (SET_ATOMS / 16) + k % 4 * 2,
+                                            x + k / 4 * (N * 128 / 16) + k % 4 * 2);
                         commit_products();
                         wait_for_products<1>();
-                        release(done, lane), release(x_done, lane);
+                        release(done, lane);
+#pragma unroll
+                        for (u32 atom = 0; atom < ATOMS; atom++)
+                            release(x_done + (x_done ? atom * 8 : 0), lane);
                         done = block.stage_empty + barrier;
                         x_done = band + 1 == TILE_BANDS ? block.x_empty + x_barrier : 0;
                         ring[set].next(block.count);
@@ -653,7 +674,9 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
             at.advance(launch);
         } while (at.exists && at.item == item && at.group == group);
         sums.settle();
-        release(done, lane), release(x_done, lane);
+        release(done, lane);
+        for (u32 atom = 0; atom < ATOMS; atom++)
+            release(x_done + (x_done ? atom * 8 : 0), lane);
         done = x_done = 0;
         finish_group(sums, launch, here, common, !at.exists);
     }
@@ -687,7 +710,8 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     tiles.table = shared_address(linear_shared);
     block.count = launch.tile_sets;
     block.stages = (tiles.table + u32(sizeof(TileTable)) + 1023) / 1024 * 1024;
-    block.xs = block.stages + SETS * block.count * DECODED_STAGE;
+    block.bytes = decoded_stage(N);
+    block.xs = block.stages + SETS * block.count * block.bytes;
     tiles.slots = block.xs + SETS * TILE_ATOMS * N * 128;
     tiles.slot_bytes = (tiles.table + room - tiles.slots) / (DECODERS * TILE_SLOTS * 16) * 16;
     tiles.slot_full = shared_address(common.slot_full);
@@ -716,7 +740,7 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 80;");
         const u32 mine = warp - MULTIPLIERS - TILE_HELPERS, set = mine / SET_WARPS;
         const u32 row = staged_row(lane / 4);
-        StageWriter stage;
+        StageWriter<stage_atoms(N)> stage;
         stage.full = block.stage_full + set * MOST_DECODED * 8;
         stage.empty = block.stage_empty + set * MOST_DECODED * 8;
         stage.first = block.stage(set, 0) + mine % SET_WARPS * ATOM_BYTES + row * 128 +
