@@ -236,6 +236,25 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
     if (problems) atomicOr(work.status(), problems);
 }
 
+// Copies 64 columns of x, rows in the order of the 128-byte swizzle (linear_wgmma.cuh), by a warp,
+// four rows at once.
+__device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
+                                       u32 lane) {
+    const u32 rows = launch.x_rows;
+    if ((reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 ||
+        first_column + ATOM_COLUMNS > launch.columns) {
+        const u32 mine = first_column + 2 * lane;
+        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
+                                 max(launch.columns, mine) - mine, to + lane * 4);
+    }
+    const u64 step = launch.x_pitch * 8;
+    const u8* row = reinterpret_cast<const u8*>(launch.x + first_column + lane % 8 * 8) +
+                    lane / 8 * launch.x_pitch * 2;
+    to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+#pragma unroll 4
+    for (u32 i = lane / 8; i < rows; i += 4, row += step, to = (to ^ 64) + 512) copy_async(to, row);
+}
+
 constexpr u32 X_ARRIVALS = LANES + 1;
 template <u32 N>
 __device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
@@ -251,8 +270,8 @@ __device__ __forceinline__ void bring_x(const LinearLaunch& launch, const Decode
             for (u32 i = 0; i < TILE_ATOMS; i++) {
                 const u32 barrier = (set * TILE_ATOMS + i) * 8;
                 wait_for(block.x_empty + barrier, turns[set] % 2 ^ 1);
-                ask_for_x(launch, tile * TILE_ATOMS + i,
-                          block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
+                copy_x(launch, tile * TILE_WIDTH + i * ATOM_COLUMNS,
+                       block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
                 arrive_with_copies(block.x_full + barrier);
                 __syncwarp();
                 if (lane == 0) arrive(block.x_full + barrier);
@@ -533,7 +552,7 @@ struct GroupSums {
                                   (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
                                   threadIdx.x;
         // As many loads at once as there are registers for: of so many items.
-        constexpr u32 ITEMS = N == 64 ? 6 : N == 32 ? 4 : 8;
+        constexpr u32 ITEMS = 4;
         float sum[PIECE_ROWS / 2] = {};
 #pragma unroll 1
         for (u32 first = first_item; first <= last_item; first += ITEMS) {
@@ -558,25 +577,33 @@ struct GroupSums {
     }
 };
 
-// How far a group's items are that meet: a word in memory, 0 before and after. Each field counts to
-// less than 256.
+// How far the items of a group are that meet: a word in memory, 0 before and after. Each field
+// counts to less than 256.
 constexpr u32 MEETING_ARRIVED = 1, MEETING_CLAIMED = 1 << 8, MEETING_LEFT = 1 << 16;
-// How long an item waits for the others, at most, to take some of the pieces: in clocks.
-constexpr u32 MEETING_PATIENCE = 6000;
+// How long an item waits for the others, at most, to take some of the pieces: in clocks. Nobody has
+// to wait: the last one to come takes all that nobody else takes.
+#ifndef PATIENCE
+#define PATIENCE 100000
+#endif
+constexpr u32 MEETING_PATIENCE = PATIENCE, NO_PIECE = ~0u;
 __device__ inline u32 load_acquired(const u32* from) {
     u32 word;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
     return word;
 }
-// By one thread, after all have written: arrives; whether all have.
-__device__ __forceinline__ bool meet(u32* word, u32 count, bool has_time) {
+__device__ inline u32 claim_piece(u32* word) {
+    return atomicAdd(word, MEETING_CLAIMED) >> 8 & 255;
+}
+// By one thread, after all have written. The first piece, if all of `count` have arrived in time.
+__device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
     __threadfence();
     u32 arrived = (atomicAdd(word, MEETING_ARRIVED) & 255) + 1;
     const u32 begin = clock();
     while (arrived < count && has_time && clock() - begin < MEETING_PATIENCE)
         arrived = load_acquired(word) & 255;
+    if (arrived < count) return NO_PIECE;
     __threadfence();
-    return arrived == count;
+    return claim_piece(word);
 }
 
 // What a block has of a group is done: stored, if that is all; else it meets what others have.
@@ -600,17 +627,16 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
     // Likewise: no other group that is in several items has the same first one.
     u32* const counter = launch.counters + at.matrix * LINEAR_BLOCKS + first;
     group_barrier(0, MULTIPLIERS * LANES);
-    if (threadIdx.x == 0) common.piece = meet(counter, last - first + 1, has_time) ? 0 : ~0u;
+    u32 next = 0;
+    if (threadIdx.x == 0) common.piece = meet(counter, last - first + 1, has_time);
     group_barrier(0, MULTIPLIERS * LANES);
     // All are there: whoever is still here takes piece after piece.
-    bool some = common.piece == 0;
-    while (some) {
+    for (u32 piece = common.piece; piece < sums.PIECES; piece = common.piece) {
+        if (threadIdx.x == 0) next = claim_piece(counter);
+        sums.add(launch, at, piece, first, last, place);
         group_barrier(0, MULTIPLIERS * LANES);
-        if (threadIdx.x == 0) common.piece = atomicAdd(counter, MEETING_CLAIMED) >> 8 & 255;
+        if (threadIdx.x == 0) common.piece = next;
         group_barrier(0, MULTIPLIERS * LANES);
-        const u32 piece = common.piece;
-        some = piece < sums.PIECES;
-        if (some) sums.add(launch, at, piece, first, last, place);
     }
     // The last one to leave.
     if (threadIdx.x == 0 && (atomicAdd(counter, MEETING_LEFT) >> 16) == last - first) *counter = 0;
