@@ -136,10 +136,7 @@ extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) 
     linear_tile<2>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
-    df11_linear_tile_w16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile_wide<16>(launch);
-}
+// 17 to 64 rows of x (linear_tile_wide.cuh).
 extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
     df11_linear_tile_32(const __grid_constant__ LinearLaunch launch) {
     linear_tile_wide<32>(launch);
@@ -239,12 +236,13 @@ __constant__ u32 linear_constants[] = {
     MOST_RUN_SETS,
     x_bytes_of_warp(2),
     // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
-    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage, and for each
-    // row of x, 32 or 64; how many tiles' bits there are at once, and bytes of each besides those
-    // bits; the most stages.
+    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of 64
+    // rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes of
+    // each besides those bits; the most stages.
     HAS_WIDE * DECODED_THREADS,
     DECODED_FIRST_BYTES,
-    SETS * SET_ATOMS,
+    SETS * decoded_stage(32),
+    SETS * decoded_stage(64),
     SETS * TILE_ATOMS * ATOM_COLUMNS * 2,
     DECODERS * TILE_SLOTS,
     SLOT_HEAD + BITS_AFTER,

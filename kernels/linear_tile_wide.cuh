@@ -42,7 +42,7 @@ __host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) *
 // Rows of x, at most; strips and tiles of a strip in a round.
 constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
 __host__ __device__ constexpr u32 decoded_class(u32 x_rows) {
-    return x_rows <= 16 ? 16 : x_rows <= 32 ? 32 : 64;
+    return x_rows <= 32 ? 32 : 64;
 }
 // Of a matrix: groups, rounds of a group, rounds of an item, items.
 struct RoundSplit {
@@ -80,11 +80,6 @@ constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
     ", 0x40000040};\nmov.b64 x, {" X                                                       \
     ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES     \
     "}, w, x, add, 1, 1, 0, 0; }"
-__device__ inline void multiply_stored(float (&d)[8], u32 w, u32 x) {
-    asm volatile(PRODUCT_OF_TWO("16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9")
-                 : SUMS_4(0), SUMS_4(4)
-                 : "r"(w), "r"(x));
-}
 __device__ inline void multiply_stored(float (&d)[16], u32 w, u32 x) {
     asm volatile(PRODUCT_OF_TWO("32", PLACES_16, "%16", "%17") : SUMS_16(0) : "r"(w), "r"(x));
 }

@@ -10,8 +10,9 @@
 //                                      four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
-//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
-//                                      stored; profile X_ROWS: some launches. Of other codes than
+//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (32 and 64
+//                                      rows of x): the same of tiles as stored; profile X_ROWS: some
+//                                      launches. Of other codes than
 //                                      the encoder's: CODE_BITS=N of the longest one at most,
 //                                      ESCAPE_COST=N bits that an escape counts more than it takes
 //   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
@@ -818,7 +819,6 @@ int main(int argc, char** argv) {
         const std::string of = argc > 2 ? argv[2] : "";
         if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
         if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
-        if (const char* rows = getenv("WIDE_FROM")) decoded_from = atoi(rows);
         if (of == "profile") return profile_stored(c, atoi(argv[3]));
         if (of == "check") {
             const bool good = check_stored(c);

@@ -111,7 +111,7 @@ static int hostile_stored(Context& c, int count, u64 seed) {
     };
     u64 refused = 0;
     for (int i = 0; i < count; i++) {
-        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1], x_rows = 1 + next() % 16;
+        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1], x_rows = 1 + next() % (ring ? LINEAR_ROWS : DECODED_ROWS);
         u16* w = make_weights(rows, columns, next(), i % 2);
         Tiles t = store_tiles(w, rows, columns);
         const u64 sizes[] = {t.bits_bytes, (t.tiles + 1) * 32, u64(rows) * columns,
@@ -185,13 +185,13 @@ static int profile_stored(Context& c, u32 x_rows) {
     return 0;
 }
 
-// Times of 16, 32 and 64 rows of x, decoded to shared memory, without cuBLASLt: each matrix, and the
+// Times of 32 and 64 rows of x without cuBLASLt, to compare kernels of files: each matrix, and the
 // first four.
 static int sums_stored(Context& c, int rounds) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const u32 counts[] = {16, 32, 64};
-    double sums[3] = {}, times[3][5];
+    const u32 counts[] = {32, 64};
+    double sums[2] = {}, times[2][5];
     for (u32 s = 0; s < 5; s++) {
         const u32 rows = shapes[s][0], columns = shapes[s][1];
         const int copies = std::max<int>(4, int(500e6 / (u64(rows) * columns * 1.3)));
@@ -208,14 +208,14 @@ static int sums_stored(Context& c, int rounds) {
                                launch_decoded(l, ts[k].staged, true, c.stream);
                            }});
         measure(c, all, copies, rounds);
-        for (u32 i = 0; i < 3; i++) {
+        for (u32 i = 0; i < 2; i++) {
             times[i][s] = median_of(all[i].seconds) * 1e6;
             if (s < 4) sums[i] += times[i][s];
         }
         for (auto& t : ts) t.free();
         for (auto p : {w, x, y}) CUDA(cudaFree(p));
     }
-    for (u32 i = 0; i < 3; i++)
+    for (u32 i = 0; i < 2; i++)
         printf("x %2u %7.2f %7.2f %7.2f %7.2f %7.2f sum %.1f us\n", counts[i], times[i][0],
                times[i][1], times[i][2], times[i][3], times[i][4], sums[i]);
     return 0;
@@ -252,16 +252,9 @@ static int bench_stored(Context& c, int rounds) {
                                    launch_stored(v, l, ts[k].staged, begins_early, c.stream);
                                }});
             };
-            if (x_rows <= LINEAR_ROWS) add(stored(x_rows), true);
-            if (!ring)
-                for (bool early : {true, false})
-                    all.push_back({std::string("decoded") + (early ? "" : ", plain"),
-                                   double(ts[0].bytes()), [&, early](int k) {
-                                       LinearLaunch l =
-                                           launch_of(c, x, columns, x_rows, columns);
-                                       add_matrix(l, ts[k], y, rows, nullptr);
-                                       launch_decoded(l, ts[k].staged, early, c.stream);
-                                   }});
+            if (ring && x_rows > LINEAR_ROWS) continue;
+            add(stored(x_rows), true);
+            add(stored(x_rows), false);
             measure(c, all, copies, rounds);
             double best = 1;
             for (size_t i = 0; i < peers; i++) best = std::min(best, median_of(all[i].seconds));

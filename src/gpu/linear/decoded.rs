@@ -6,7 +6,7 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_att
 
 use super::{
     multiply::{run, run_early},
-    split::{DECODED_CLASSES, decoded_class},
+    split::DECODED_CLASSES,
     task::LinearLaunch,
     tiles::Staged,
 };
@@ -16,9 +16,14 @@ use crate::{
 };
 
 /// How many of the kernels' constants are theirs.
-pub(super) const DECODED_CONSTANTS: usize = 7;
+pub(super) const DECODED_CONSTANTS: usize = 8;
 /// Stages of decoded weights of a block, at least: one is filled while another is multiplied.
 const LEAST_STAGES: u32 = 2;
+
+/// Which of [`DECODED_CLASSES`] a number of rows is of.
+fn class_of(x_rows: u32) -> usize {
+    usize::from(u64::from(x_rows) > DECODED_CLASSES[0])
+}
 
 /// What blocks ask of shared memory, in bytes, and what they bear.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +31,8 @@ struct Needs {
     threads: u32,
     /// Always.
     fixed: u32,
-    /// For each stage.
-    stage: u32,
+    /// For each stage, of each of [`DECODED_CLASSES`].
+    stages: [u32; 2],
     /// For each row of x that the kernel has.
     row: u32,
     /// How many tiles' bits a block has at once.
@@ -48,16 +53,18 @@ struct Shape {
 
 impl Needs {
     fn new(constants: &[u32]) -> Self {
-        let [threads, fixed, stage, row, slots, slot, most_stages] =
+        let [threads, fixed, few, most, row, slots, slot, most_stages] =
             *constants.first_chunk::<DECODED_CONSTANTS>().expect("all of them");
-        Self { threads, fixed, stage, row, slots, slot, most_stages }
+        Self { threads, fixed, stages: [few, most], row, slots, slot, most_stages }
     }
 
     /// As many stages as leave room for the largest tile; at least [`LEAST_STAGES`], with which
     /// there may be less room for it: it is then read from where it lies, slowly.
     fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Shape {
+        let class = class_of(x_rows);
+        let fixed = self.fixed + DECODED_CLASSES[class] as u32 * self.row;
         let with = |stages| {
-            let fixed = self.fixed + stages * self.stage + decoded_class(x_rows.into()) as u32 * self.row;
+            let fixed = fixed + stages * self.stages[class];
             Shape { stages, shared: fixed + self.slots * (self.slot + staged.0) }
         };
         let mut all = (LEAST_STAGES..=self.most_stages).rev().map(with);
@@ -125,9 +132,7 @@ impl DecodedKernels {
             block_dim: (self.needs.threads, 1, 1),
             shared_mem_bytes: shape.shared,
         };
-        let class = decoded_class(launch.x_rows.into());
-        let mut kernels = DECODED_CLASSES.iter().zip(&self.kernels);
-        let (_, kernel) = kernels.find(|&(&rows, _)| rows == class).expect("a kernel for each class");
+        let kernel = &self.kernels[class_of(launch.x_rows)];
         let run = if early { run_early } else { run };
         // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
         // say.
@@ -144,7 +149,7 @@ mod tests {
         let needs = Needs {
             threads: 768,
             fixed: 17_408,
-            stage: 16_384,
+            stages: [32_768, 16_384],
             row: 1024,
             slots: 32,
             slot: 320,
@@ -155,12 +160,14 @@ mod tests {
             let Shape { stages, shared } = needs.shape(x_rows, Staged(bytes), room);
             (stages, shared)
         };
-        let with = |stages, x_rows, bytes| 17_408 + stages * 16_384 + x_rows * 1024 + 32 * (320 + bytes);
+        let with = |stages, stage, x_rows, bytes| {
+            17_408 + stages * stage + x_rows * 1024 + 32 * (320 + bytes)
+        };
         // Common weights, and larger tiles.
-        assert_eq!(shape(17, 2704), (4, with(4, 32, 2704)));
-        assert_eq!(shape(33, 2704), (3, with(3, 64, 2704)));
-        assert_eq!(shape(64, 3200), (2, with(2, 64, 3200)));
-        assert_eq!(shape(32, 3840), (3, with(3, 32, 3840)));
+        assert_eq!(shape(17, 2704), (2, with(2, 32_768, 32, 2704)));
+        assert_eq!(shape(33, 2704), (3, with(3, 16_384, 64, 2704)));
+        assert_eq!(shape(64, 3200), (2, with(2, 16_384, 64, 3200)));
+        assert_eq!(shape(32, 1704), (3, with(3, 32_768, 32, 1704)));
         // Yet larger ones: less room than they need.
         assert_eq!(shape(64, 4096), (2, room));
     }
