@@ -44,13 +44,22 @@ constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
 __host__ __device__ constexpr u32 decoded_class(u32 x_rows) {
     return x_rows <= 32 ? 32 : 64;
 }
+// As many rounds, or one more, if groups are then whole: their sums need not meet.
+__host__ __device__ constexpr u32 rounds_of_item(u32 least, u32 of_group) {
+#ifdef V_WHOLE
+    return (least + 1) / of_group * of_group >= least ? (least + 1) / of_group * of_group : least;
+#else
+    return least;
+#endif
+}
 // Of a matrix: groups, rounds of a group, rounds of an item, items.
 struct RoundSplit {
     u32 groups, of_group, of_item, items;
     __host__ __device__ constexpr RoundSplit(u32 rows, u32 columns)
         : groups((rows + GROUP_STRIPS * STRIP_ROWS - 1) / (GROUP_STRIPS * STRIP_ROWS)),
           of_group((columns + ROUND_TILES * TILE_WIDTH - 1) / (ROUND_TILES * TILE_WIDTH)),
-          of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS),
+          of_item(rounds_of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS,
+                                 of_group)),
           items((groups * of_group + of_item - 1) / of_item) {}
     // Places for sums that meet: of each item's part of each group, or of each item's first and
     // last part.
@@ -530,9 +539,14 @@ struct GroupSums {
         for (u32 band = 0; band < TILE_BANDS; band++)
 #pragma unroll
             for (u32 i = 0; i < N / 8; i++)
-                __stcg(all + (band * (N / 8) + i) * MULTIPLIERS * LANES,
-                       make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
-                                   of[band][4 * i + 3]));
+#ifdef E_KEEP
+                asm volatile("" ::"f"(of[band][4 * i]), "f"(of[band][4 * i + 1]),
+                             "f"(of[band][4 * i + 2]), "f"(of[band][4 * i + 3]));
+#else
+                all[(band * (N / 8) + i) * MULTIPLIERS * LANES] =
+                    make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
+                                of[band][4 * i + 3]);
+#endif
     }
     // A piece of the group's sums: those of a band by PIECE_ROWS rows of x.
     static constexpr u32 PIECE_ROWS = N < 32 ? N : 32, PIECES = TILE_BANDS * (N / PIECE_ROWS);
@@ -558,8 +572,7 @@ struct GroupSums {
                 for (u32 i = 0; i < COUNT; i++) {
                     v[k][i] = make_float4(0, 0, 0, 0);
                     if (first + k <= last_item)
-                        v[k][i] = __ldcg(all + u64(place(first + k)) * FLOAT4S +
-                                         i * MULTIPLIERS * LANES);
+                        v[k][i] = all[u64(place(first + k)) * FLOAT4S + i * MULTIPLIERS * LANES];
                 }
 #pragma unroll
             for (u32 k = 0; k < ITEMS; k++)
@@ -586,19 +599,25 @@ __device__ inline u32 load_acquired(const u32* from) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
     return word;
 }
+// Adds, after all that the block has written, and before all that it reads then.
+__device__ inline u32 add_ordered(u32* to, u32 value) {
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(to), "r"(value)
+                 : "memory");
+    return before;
+}
 __device__ inline u32 claim_piece(u32* word) {
     return atomicAdd(word, MEETING_CLAIMED) >> 8 & 255;
 }
 // By one thread, after all have written. The first piece, if all of `count` have arrived in time.
 __device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
-    __threadfence();
-    u32 arrived = (atomicAdd(word, MEETING_ARRIVED) & 255) + 1;
-    const u32 begin = clock();
-    while (arrived < count && has_time && clock() - begin < MEETING_PATIENCE)
+    u32 arrived = (add_ordered(word, MEETING_ARRIVED) & 255) + 1;
+    const u32 begin = u32(clock());
+    while (arrived < count && has_time && u32(clock()) - begin < MEETING_PATIENCE)
         arrived = load_acquired(word) & 255;
-    if (arrived < count) return NO_PIECE;
-    __threadfence();
-    return claim_piece(word);
+    return arrived == count ? claim_piece(word) : NO_PIECE;
 }
 
 // What a block has of a group is done: stored, if that is all; else it meets what others have.
@@ -628,7 +647,9 @@ __device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLau
     // All are there: whoever is still here takes piece after piece.
     for (u32 piece = common.piece; piece < sums.PIECES; piece = common.piece) {
         if (threadIdx.x == 0) next = claim_piece(counter);
+#ifndef E_ADD
         sums.add(launch, at, piece, first, last, place);
+#endif
         group_barrier(0, MULTIPLIERS * LANES);
         if (threadIdx.x == 0) common.piece = next;
         group_barrier(0, MULTIPLIERS * LANES);

@@ -160,7 +160,7 @@ mod tests {
             let Shape { stages, shared } = needs.shape(x_rows, Staged(bytes), room);
             (stages, shared)
         };
-        let with = |stages, stage, x_rows, bytes| {
+        let with = |stages: u32, stage: u32, x_rows: u32, bytes: u32| {
             17_408 + stages * stage + x_rows * 1024 + 32 * (320 + bytes)
         };
         // Common weights, and larger tiles.
