@@ -6,8 +6,8 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_att
 
 use super::{
     multiply::{run, run_early},
-    split::DECODED_CLASSES,
-    task::LinearLaunch,
+    split::BLOCKS,
+    task::{LinearLaunch, STRIP_ROWS, tiles_across},
     tiles::Staged,
 };
 use crate::{
@@ -19,6 +19,46 @@ use crate::{
 pub(super) const DECODED_CONSTANTS: usize = 8;
 /// Stages of decoded weights of a block, at least: one is filled while another is multiplied.
 const LEAST_STAGES: u32 = 2;
+
+/// Strips of a group of a matrix as stored, which is multiplied by more than
+/// [`ROWS`](super::task::ROWS) rows of x.
+const GROUP_STRIPS: u64 = 8;
+/// Tiles of a strip that a block decodes at once.
+const ROUND_TILES: u64 = 2;
+
+/// How a matrix as stored is shared out among blocks for more than
+/// [`ROWS`](super::task::ROWS) rows of x, by its shape alone: `RoundSplit` of the kernels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounds {
+    /// Each some rounds of the groups, one after the other; no more than
+    /// [`MATRIX_COUNTERS`](super::split::MATRIX_COUNTERS).
+    pub(super) items: u64,
+    /// For sums that meet in memory.
+    pub(super) places: u64,
+}
+
+impl Rounds {
+    pub(super) const fn new(rows: u64, columns: u64) -> Self {
+        let groups = rows.div_ceil(GROUP_STRIPS * STRIP_ROWS);
+        let rounds = groups * tiles_across(columns).div_ceil(ROUND_TILES);
+        let items = rounds.div_ceil(rounds.div_ceil(BLOCKS));
+        Self { items, places: items + if groups < items { groups } else { items } }
+    }
+
+    /// Bytes of a place, with this many rows of x.
+    pub(super) const fn place_bytes(rows: u64) -> u64 {
+        GROUP_STRIPS * STRIP_ROWS * decoded_class(rows) * 4
+    }
+}
+
+/// Rows of x up to which each kernel multiplies by matrices as stored, of more than
+/// [`ROWS`](super::task::ROWS).
+pub(super) const DECODED_CLASSES: [u64; 2] = [32, 64];
+
+/// That of a number of rows.
+const fn decoded_class(rows: u64) -> u64 {
+    if rows <= DECODED_CLASSES[0] { DECODED_CLASSES[0] } else { DECODED_CLASSES[1] }
+}
 
 /// Which of [`DECODED_CLASSES`] a number of rows is of.
 fn class_of(x_rows: u32) -> usize {
@@ -111,7 +151,7 @@ impl DecodedKernels {
         Ok(Some(Self { kernels, needs, room, processors: others.processors() }))
     }
 
-    /// Puts a product on the stream: this many items of [`Rounds`](super::split::Rounds).
+    /// Puts a product on the stream: this many items of [`Rounds`].
     ///
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with up to as
@@ -142,7 +182,9 @@ impl DecodedKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::{Needs, Shape, Staged};
+    use super::{
+        super::split::MATRIX_COUNTERS, Needs, Rounds, Shape, Staged,
+    };
 
     #[test]
     fn blocks_have_as_many_stages_as_leave_room_for_tiles() {
@@ -170,5 +212,23 @@ mod tests {
         assert_eq!(shape(32, 1704), (3, with(3, 32_768, 32, 1704)));
         // Yet larger ones: less room than they need.
         assert_eq!(shape(64, 4096), (2, room));
+    }
+
+    #[test]
+    fn rounds_are_shared_out_in_few_items() {
+        for rows in (1..200_000).step_by(3001) {
+            for columns in (8..40_000).step_by(1016) {
+                let Rounds { items, places } = Rounds::new(rows, columns);
+                let rounds = rows.div_ceil(256) * columns.div_ceil(512);
+                assert!((1..=MATRIX_COUNTERS.min(rounds)).contains(&items), "{rows} x {columns}");
+                assert!((items + 1..=2 * items).contains(&places), "{rows} x {columns}");
+            }
+        }
+        let of = |rows, columns| {
+            let Rounds { items, places } = Rounds::new(rows, columns);
+            [items, places]
+        };
+        assert_eq!([of(6144, 4096), of(4096, 4096), of(32, 8)], [[96, 120], [128, 144], [1, 2]]);
+        assert_eq!([of(28_672, 4096), of(4096, 14_336)], [[128, 240], [112, 128]]);
     }
 }
