@@ -1,14 +1,15 @@
-// Products with matrices in tiles as stored, up to 64 rows of x, for compute capability 9.0: tiles
+// Products with matrices in tiles as stored, 17 to 64 rows of x, for compute capability 9.0: tiles
 // are decoded to shared memory, band by band, and multiplied there by wgmma, so that each weight is
 // decoded once for all rows of x.
 //
 //   group     eight strips of a matrix, 256 rows
 //   round     a group's two tiles side by side in each strip: a tile for each warp that decodes
 //   item      some rounds one after the other, by shape alone; a block takes item after item
-//   stage     of a set of eight warps, which have the same columns: eight rows of each of the eight
-//             strips (a band of their tiles) by 64 columns, as wgmma's A; a ring of them for a set
+//   atom      eight rows of a strip (a band) by 64 columns, as wgmma reads them
+//   stage     of a set of eight warps, which have the same columns: an atom of each, or two with up
+//             to 32 rows of x; a ring of them for each set
 //   block     persistent, one a multiprocessor:
-//             warps 0 to 3   multiply stage after stage: sums of 256 rows by the rows of x
+//             warps 0 to 3   multiply stage after stage: sums of 256 rows by all rows of x
 //             warps 4 to 6   bring tiles, as in linear_tile.cuh
 //             warp 7         brings x
 //             warps 8 to 15  decode the first of a round's tiles, of strips 0 to 7 of the group
@@ -16,151 +17,36 @@
 //
 //      shared memory   | table | ring of set 0 | ring of set 1 | x of 512 columns | slots |
 //
-//   sums      of a group whose rounds are in several items meet in memory: the last block to come
-//             adds them in order
-//   rows      of a band are in another order in a stage, so that lanes never meet in a bank
+//   sums      of a group whose rounds are in several items meet in memory; blocks that have nothing
+//             else to do wait for the others, for some time, and add a piece each, in order
+//   rows      of a band are in another order in an atom, so that lanes never meet in a bank
+//   table     of the matrix in use; for another one all warps that decode fill it again
 //   edges     partial tiles and those with more bits than a slot takes are decoded slowly
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 24 warps, which begin with 80 registers;
+// those that multiply take 168 (104 up to 32 rows), those that decode 64 (80), the others 56.
+// Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 KiB with 32.
+// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 in microseconds, nvcc 13.5
+// (benches/record/2026-11-22-linear-tile.md):
+//   rows of x                          32     64
+//   H100                              188    218
+//   H100, decode to memory, cuBLASLt         464
+//   H200, gpu-scope loads of sums     196    242
+//   H200, decode to memory, cuBLASLt  364    362
+// What limits it: with 64 rows on an H100, 27 of the 218 are the meeting of sums. Decoding takes
+// about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
+// 8, x 4.
+//
+// Rejected, in the record with their figures: all sums of a group added by the last block to come;
+// sums by loads and stores of GPU scope; whole groups an item, where that costs one round more;
+// stages of one atom with 32 rows
 //
 // Safety on any content: as linear_tile.cuh has it.
 #pragma once
-#include "linear_tile.cuh"
-#include "linear_wide.cuh"
-
-// Warps that decode, in two sets; that multiply, that bring tiles, that bring x.
-constexpr u32 DECODERS = 16, SET_WARPS = 8, SETS = DECODERS / SET_WARPS, MULTIPLIERS = 4;
-constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
-// An atom: what a warp has of a stage, eight rows of 64 columns, as wgmma has them; of a set.
-constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
-              SET_ATOMS = SET_WARPS * ATOM_BYTES;
-#ifndef STAGE_ATOMS
-#define STAGE_ATOMS 2
-#endif
-constexpr u32 TILE_ATOMS = TILE_WIDTH / ATOM_COLUMNS, MOST_DECODED = 4;
-// Of a stage, side by side, with so many rows of x; bytes of a set.
-__host__ __device__ constexpr u32 stage_atoms(u32 n) { return n == 64 ? 1 : STAGE_ATOMS; }
-__host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
-// Rows of x, at most; strips and tiles of a strip in a round.
-constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
-__host__ __device__ constexpr u32 decoded_class(u32 x_rows) {
-    return x_rows <= 32 ? 32 : 64;
-}
-// As many rounds, or one more, if groups are then whole: their sums need not meet.
-__host__ __device__ constexpr u32 rounds_of_item(u32 least, u32 of_group) {
-#ifdef V_WHOLE
-    return (least + 1) / of_group * of_group >= least ? (least + 1) / of_group * of_group : least;
-#else
-    return least;
-#endif
-}
-// Of a matrix: groups, rounds of a group, rounds of an item, items.
-struct RoundSplit {
-    u32 groups, of_group, of_item, items;
-    __host__ __device__ constexpr RoundSplit(u32 rows, u32 columns)
-        : groups((rows + GROUP_STRIPS * STRIP_ROWS - 1) / (GROUP_STRIPS * STRIP_ROWS)),
-          of_group((columns + ROUND_TILES * TILE_WIDTH - 1) / (ROUND_TILES * TILE_WIDTH)),
-          of_item(rounds_of_item((groups * of_group + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS,
-                                 of_group)),
-          items((groups * of_group + of_item - 1) / of_item) {}
-    // Places for sums that meet: of each item's part of each group, or of each item's first and
-    // last part.
-    __host__ __device__ constexpr bool by_group() const { return groups < items; }
-    __host__ __device__ constexpr u32 places() const { return items + (by_group() ? groups : items); }
-};
-__host__ __device__ constexpr u32 decoded_partial_bytes(u32 n) {
-    return GROUP_STRIPS * STRIP_ROWS * n * 4;
-}
-// The table, and what aligning takes.
-constexpr u32 DECODED_FIRST_BYTES = u32(sizeof(TileTable)) + 1024;
-// Dynamic shared memory with this many stages of a set.
-__host__ __device__ constexpr u32 decoded_fixed_bytes(u32 n, u32 stages) {
-    return DECODED_FIRST_BYTES + SETS * (stages * decoded_stage(n) + TILE_ATOMS * n * 128);
-}
-__host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 staged_bytes) {
-    return decoded_fixed_bytes(n, stages) +
-           DECODERS * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
-}
+#include "linear_tile_sums.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
-
-// 64 rows of weights by N rows of x, both in shared memory.
-#define PRODUCT_OF_TWO(N, PLACES, W, X)                                                    \
-    "{ .reg .pred add;\n.reg .b64 w, x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 w, {" W             \
-    ", 0x40000040};\nmov.b64 x, {" X                                                       \
-    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES     \
-    "}, w, x, add, 1, 1, 0, 0; }"
-__device__ inline void multiply_stored(float (&d)[16], u32 w, u32 x) {
-    asm volatile(PRODUCT_OF_TWO("32", PLACES_16, "%16", "%17") : SUMS_16(0) : "r"(w), "r"(x));
-}
-__device__ inline void multiply_stored(float (&d)[32], u32 w, u32 x) {
-    asm volatile(PRODUCT_OF_TWO("64", PLACES_32, "%32", "%33")
-                 : SUMS_16(0), SUMS_16(16)
-                 : "r"(w), "r"(x));
-}
-
-// An item's rounds, one after the other.
-struct Rounds {
-    u32 matrix, of_group, item_of_matrix;
-    u32 places_before;  // of the matrices before
-    u32 round, end;    // of the matrix
-    u32 group, pair;   // of the matrix; of the group
-
-    // `item`: of the launch; false if there is none.
-    __device__ bool find(const LinearLaunch& launch, u32 item) {
-        places_before = 0;
-        for (matrix = 0; matrix < launch.matrix_count; matrix++) {
-            const RoundSplit split(launch.matrices[matrix].rows, launch.columns);
-            if (item < split.items) {
-                of_group = split.of_group, item_of_matrix = item;
-                round = item_of_matrix * split.of_item;
-                end = min(round + split.of_item, split.groups * split.of_group);
-                group = round / of_group, pair = round % of_group;
-                return true;
-            }
-            item -= split.items, places_before += split.places();
-        }
-        return false;
-    }
-    __device__ void next() {
-        round++, pair++;
-        if (pair == of_group) pair = 0, group++;
-    }
-};
-// All rounds of a block.
-struct BlockRounds : Rounds {
-    u32 item;
-    bool exists;
-    __device__ explicit BlockRounds(const LinearLaunch& launch) {
-        item = blockIdx.x, exists = find(launch, item);
-    }
-    __device__ void advance(const LinearLaunch& launch) {
-        next();
-        if (round < end) return;
-        item += gridDim.x, exists = find(launch, item);
-    }
-};
-
-// Barriers, and where things are, by shared addresses.
-struct DecodedShared {
-    u64 stage_full[SETS][MOST_DECODED], stage_empty[SETS][MOST_DECODED];
-    u64 x_full[SETS][TILE_ATOMS], x_empty[SETS][TILE_ATOMS];
-    u64 slot_full[DECODERS][TILE_SLOTS], slot_empty[DECODERS][TILE_SLOTS];
-    u32 piece;
-};
-struct DecodedBlock {
-    u32 stages, bytes, count;  // of set 0; of a stage; of a set
-    u32 xs, stage_full, stage_empty, x_full, x_empty;
-    __device__ u32 stage(u32 set, u32 place) const {
-        return stages + (set * count + place) * bytes;
-    }
-};
-// A place in a ring, and how often it has been gone through, modulo 2.
-struct RingPlace {
-    u32 place = 0, phase = 0;
-    __device__ void next(u32 count) {
-        if (++place == count) place = 0, phase ^= 1;
-    }
-};
 
 // Of a warp's tile in a round; `flags` besides.
 __device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
@@ -316,8 +202,8 @@ struct StageWriter {
             : "memory");
         return done;
     }
-    // Before an atom, whose number in the tile is this modulo those of a stage: waits until the stage
-    // is empty; where the lane's 16 bytes are, those of the unit after 64 bytes further or back.
+    // Before an atom, counted in the tile: waits until its stage is empty. Where the lane's 16
+    // bytes are; those of the unit after are 64 bytes further or back.
     __device__ u32 begin(u32 atom, u32 is_empty = 0) const {
         if (atom % ATOMS == 0 && !is_empty) wait_for(empty + at.place * 8, at.phase ^ 1);
         return first + (at.place * ATOMS + atom % ATOMS) * SET_ATOMS;
@@ -473,189 +359,6 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
         if (lane == 0) arrive(block.slot_empty + place * 8);
     }
     if (problems) atomicOr(work.status(), problems);
-}
-
-// Where a warp's sums of a group go.
-template <u32 N>
-struct GroupSums {
-    float of[TILE_BANDS][N / 2];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
-#pragma unroll
-            for (u32 i = 0; i < N / 2; i++) of[band][i] = 0;
-    }
-    __device__ __forceinline__ void settle() {
-        wait_for_products<0>();
-#pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
-#pragma unroll
-            for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(of[band][i])::"memory");
-    }
-    // Those of a band by some rows of x, from `first` on, rounded, to y.
-    template <u32 COUNT>
-    __device__ static __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group,
-                                                 u32 band, u32 first, const float* sums) {
-        const LinearMatrix& m = launch.matrices[matrix];
-        const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
-        // The row of the band of which the lane has sums, and of the first of two that it stores.
-        const u32 mine = r % 4 * 2 + r / 4, stored = q % 2 * 4 + q / 2 * 2;
-        const bool aligned = (reinterpret_cast<u64>(m.y) | m.y_pitch * 2) % 4 == 0;
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 strip = group * GROUP_STRIPS + threadIdx.x / LANES * 2 + half;
-            const u32 row = strip * STRIP_ROWS + band * BAND_ROWS, own = row + mine;
-            const float bias = m.bias && own < m.rows ? widen_bf16(__ldg(m.bias + own)) : 0;
-#pragma unroll
-            for (u32 i = 0; i < COUNT / 8; i++) {
-                float a = sums[4 * i + 2 * half], b = sums[4 * i + 2 * half + 1];
-                if (m.bias) a += bias, b += bias;
-                const u32 pair = WideOutput::transposed(WideOutput::round_two(a, b)),
-                          other = __shfl_xor_sync(ALL_LANES, pair, 2),
-                          both = q < 2 ? __byte_perm(pair, other, 0x5410)
-                                       : __byte_perm(other, pair, 0x7632);
-                const u32 x_row = first + 8 * i + r, to_row = row + stored;
-                u16* const to = m.y + x_row * m.y_pitch + to_row;
-                const bool one = x_row < launch.x_rows && to_row < m.rows,
-                           two = one && to_row + 1 < m.rows;
-                if (two && aligned)
-                    *reinterpret_cast<u32*>(to) = both;
-                else if (one)
-                    to[0] = u16(both);
-                if (two && !aligned) to[1] = u16(both >> 16);
-            }
-        }
-    }
-    __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
-#pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
-            store<N>(launch, matrix, group, band, 0, of[band]);
-    }
-    // To memory, and from there added.
-    __device__ __forceinline__ void keep(float* to) const {
-        float4* const all = reinterpret_cast<float4*>(to) + threadIdx.x;
-#pragma unroll
-        for (u32 band = 0; band < TILE_BANDS; band++)
-#pragma unroll
-            for (u32 i = 0; i < N / 8; i++)
-#ifdef E_KEEP
-                asm volatile("" ::"f"(of[band][4 * i]), "f"(of[band][4 * i + 1]),
-                             "f"(of[band][4 * i + 2]), "f"(of[band][4 * i + 3]));
-#else
-                all[(band * (N / 8) + i) * MULTIPLIERS * LANES] =
-                    make_float4(of[band][4 * i], of[band][4 * i + 1], of[band][4 * i + 2],
-                                of[band][4 * i + 3]);
-#endif
-    }
-    // A piece of the group's sums: those of a band by PIECE_ROWS rows of x.
-    static constexpr u32 PIECE_ROWS = N < 32 ? N : 32, PIECES = TILE_BANDS * (N / PIECE_ROWS);
-    // Adds those of a group's items, in order, and stores them. `place`: of an item's.
-    template <class Place>
-    __device__ static __forceinline__ void add(const LinearLaunch& launch, const Rounds& at,
-                                               u32 piece, u32 first_item, u32 last_item,
-                                               Place place) {
-        constexpr u32 COUNT = PIECE_ROWS / 8, FLOAT4S = decoded_partial_bytes(N) / 16;
-        const u32 band = piece % TILE_BANDS, part = piece / TILE_BANDS;
-        const float4* const all = reinterpret_cast<const float4*>(launch.partials) +
-                                  (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
-                                  threadIdx.x;
-        // As many loads at once as there are registers for: of so many items.
-        constexpr u32 ITEMS = 4;
-        float sum[PIECE_ROWS / 2] = {};
-#pragma unroll 1
-        for (u32 first = first_item; first <= last_item; first += ITEMS) {
-            float4 v[ITEMS][COUNT];
-#pragma unroll
-            for (u32 k = 0; k < ITEMS; k++)
-#pragma unroll
-                for (u32 i = 0; i < COUNT; i++) {
-                    v[k][i] = make_float4(0, 0, 0, 0);
-                    if (first + k <= last_item)
-                        v[k][i] = all[u64(place(first + k)) * FLOAT4S + i * MULTIPLIERS * LANES];
-                }
-#pragma unroll
-            for (u32 k = 0; k < ITEMS; k++)
-#pragma unroll
-                for (u32 i = 0; i < COUNT; i++)
-                    sum[4 * i] += v[k][i].x, sum[4 * i + 1] += v[k][i].y,
-                        sum[4 * i + 2] += v[k][i].z, sum[4 * i + 3] += v[k][i].w;
-        }
-        store<PIECE_ROWS>(launch, at.matrix, at.group, band, part * PIECE_ROWS, sum);
-    }
-};
-
-// How far the items of a group are that meet: a word in memory, 0 before and after. Each field
-// counts to less than 256.
-constexpr u32 MEETING_ARRIVED = 1, MEETING_CLAIMED = 1 << 8, MEETING_LEFT = 1 << 16;
-// How long an item waits for the others, at most, to take some of the pieces: in clocks. Nobody has
-// to wait: the last one to come takes all that nobody else takes.
-#ifndef PATIENCE
-#define PATIENCE 100000
-#endif
-constexpr u32 MEETING_PATIENCE = PATIENCE, NO_PIECE = ~0u;
-__device__ inline u32 load_acquired(const u32* from) {
-    u32 word;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
-}
-// Adds, after all that the block has written, and before all that it reads then.
-__device__ inline u32 add_ordered(u32* to, u32 value) {
-    u32 before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(to), "r"(value)
-                 : "memory");
-    return before;
-}
-__device__ inline u32 claim_piece(u32* word) {
-    return atomicAdd(word, MEETING_CLAIMED) >> 8 & 255;
-}
-// By one thread, after all have written. The first piece, if all of `count` have arrived in time.
-__device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
-    u32 arrived = (add_ordered(word, MEETING_ARRIVED) & 255) + 1;
-    const u32 begin = u32(clock());
-    while (arrived < count && has_time && u32(clock()) - begin < MEETING_PATIENCE)
-        arrived = load_acquired(word) & 255;
-    return arrived == count ? claim_piece(word) : NO_PIECE;
-}
-
-// What a block has of a group is done: stored, if that is all; else it meets what others have.
-// `has_time`: the block has nothing else to do.
-template <u32 N>
-__device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLaunch& launch,
-                                             const Rounds& at, DecodedShared& common,
-                                             bool has_time) {
-    const LinearMatrix& m = launch.matrices[at.matrix];
-    const RoundSplit split(m.rows, launch.columns);
-    const u32 first = at.group * split.of_group / split.of_item,
-              last = ((at.group + 1) * split.of_group - 1) / split.of_item;
-    if (first == last) return sums.store(launch, at.matrix, at.group);
-    constexpr u32 FLOATS = decoded_partial_bytes(N) / 4;
-    // No other part has the same: of a group's parts only the first is not its item's first one.
-    auto place = [&](u32 item) {
-        return at.places_before +
-               (split.by_group() ? item + at.group : 2 * item + (item == first));
-    };
-    sums.keep(launch.partials + u64(place(at.item_of_matrix)) * FLOATS);
-    // Likewise: no other group that is in several items has the same first one.
-    u32* const counter = launch.counters + at.matrix * LINEAR_BLOCKS + first;
-    group_barrier(0, MULTIPLIERS * LANES);
-    u32 next = 0;
-    if (threadIdx.x == 0) common.piece = meet(counter, last - first + 1, has_time);
-    group_barrier(0, MULTIPLIERS * LANES);
-    // All are there: whoever is still here takes piece after piece.
-    for (u32 piece = common.piece; piece < sums.PIECES; piece = common.piece) {
-        if (threadIdx.x == 0) next = claim_piece(counter);
-#ifndef E_ADD
-        sums.add(launch, at, piece, first, last, place);
-#endif
-        group_barrier(0, MULTIPLIERS * LANES);
-        if (threadIdx.x == 0) common.piece = next;
-        group_barrier(0, MULTIPLIERS * LANES);
-    }
-    // The last one to leave.
-    if (threadIdx.x == 0 && (atomicAdd(counter, MEETING_LEFT) >> 16) == last - first) *counter = 0;
 }
 
 template <u32 N>
