@@ -25,7 +25,7 @@
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 24 warps, which begin with 80 registers;
 // those that multiply take 168 (104 up to 32 rows), those that decode 64 (80), the others 56.
-// Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 KiB with 32.
+// Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 with 32.
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 in microseconds, nvcc 13.5
 // (benches/record/2026-11-22-linear-tile.md):
 //   rows of x                          32     64

@@ -182,9 +182,7 @@ impl DecodedKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::split::MATRIX_COUNTERS, Needs, Rounds, Shape, Staged,
-    };
+    use super::{super::split::MATRIX_COUNTERS, Needs, Rounds, Shape, Staged};
 
     #[test]
     fn blocks_have_as_many_stages_as_leave_room_for_tiles() {
