@@ -92,7 +92,7 @@ impl Launch {
         }
         let large = Large::all(&rows, shape(order[0]).1);
         let (order, wide_items) = (order.to_vec(), wide.items);
-        Self { most_rows, staged, order, arguments, partials, wide_items, large, rounds }
+        Self { most_rows, staged, order, arguments, partials, wide_items, rounds, large }
     }
 
     /// The most rows of x at once.
