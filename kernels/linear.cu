@@ -29,8 +29,8 @@
 // instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16
-//   H100                  1.41    1.40    1.35
-//   H100, plain launches  1.31    1.31    1.28
+//   H100                  1.40    1.39    1.34
+//   H100, plain launches  1.29    1.30    1.26
 //   H200                  1.31    1.32    1.21
 //   H200, plain launches  1.23    1.25    1.16
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
