@@ -18,6 +18,7 @@ mod inspect;
 mod measure;
 mod progress;
 mod session;
+mod sizes;
 mod text;
 mod verify;
 

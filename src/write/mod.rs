@@ -24,11 +24,11 @@ mod restore;
 mod temporary;
 mod tile;
 
-pub use compress::{compress, convert};
-pub use estimate::{Estimate, estimate, estimate_headers};
+pub use compress::{compress, compress_all, convert, convert_all};
+pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};
 pub use options::{CompressOptions, Layout};
 pub use rename::write_file;
 pub use replace::check_replaceable;
 pub use report::Report;
-pub use restore::{DecompressOptions, Restored, decompress};
+pub use restore::{DecompressOptions, Restored, decompress, decompress_all};
 pub use temporary::{Leftover, leftovers, remove_leftovers};

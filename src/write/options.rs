@@ -53,6 +53,10 @@ impl Default for CompressOptions {
 
 /// Checks that a key is one that anybody may set; keys without a dot belong to the spec.
 pub(super) fn check_key(key: &str) -> Result<()> {
+    if key.starts_with("df11.") {
+        let problem = format!("the metadata key {key:?} is one of this software's own");
+        return Err(Error::parameter(problem, "put another name before the dot, as in tool.setting"));
+    }
     let is_private = key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());
     if is_private {
         return Ok(());

@@ -6,13 +6,17 @@ mod report;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use df11::{Error, Model, Observer, Stage, Tensor, huffman::Histogram, write::write_file};
-use serde_json::Value;
+use df11::{
+    Error, Model, Models, Observer, OpenOptions, Stage, Tensor, huffman::Histogram, source::Component,
+    write::write_file,
+};
+use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
     figures::{Figures, Row, has_weights, tensor_rows},
     session::Threads,
+    sizes::OTHER_FILES,
     text::printable,
 };
 
@@ -30,7 +34,7 @@ Examples:
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Inspect {
-    /// A container, or a folder of shards
+    /// A container, or the folder of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// List the tensors of each block
@@ -76,24 +80,73 @@ struct Findings<'m> {
 impl Inspect {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         self.check_picture()?;
-        let model = df11::open(&self.source)?;
-        let findings = self.threads.run(|| self.examine(&model, session))?;
+        let models = OpenOptions::new().open_all(&self.source)?;
+        if self.picture.is_some() && models.is_pipeline() {
+            let problem = "--picture draws one model, and this is a pipeline";
+            return Err(Error::parameter(problem, "name a component of it").into());
+        }
+        let mut parts = Vec::new();
+        for Component { folder, model, .. } in models.components() {
+            parts.push((folder.as_str(), self.threads.run(|| self.examine(model, session))?));
+        }
         // A form that nobody sees is not made: of many tensors it takes far more memory than they do.
         let (mut text, mut json) = (String::new(), Value::Null);
         if session.wants().text {
-            text = self.text(&findings);
+            text = self.text_of_all(&models, &parts);
         }
         if session.wants().json {
-            json = report::json(&findings, &self.source, self.tensors);
+            json = self.json_of_all(&models, &parts);
         }
         if let Some(path) = &self.picture {
             let title = self.source.file_name().unwrap_or_default().to_string_lossy();
-            write_file(path, picture::draw(&findings, &title).as_bytes(), self.force)?;
+            write_file(path, picture::draw(&parts[0].1, &title).as_bytes(), self.force)?;
             text.push_str("\n\npicture   ");
             text.push_str(&printable(&path.display().to_string()));
             json["picture"] = path.to_string_lossy().into();
         }
         Ok(Answer { text, json })
+    }
+
+    /// Component by component, and their sum.
+    fn text_of_all(&self, models: &Models, parts: &[(&str, Findings<'_>)]) -> String {
+        if !models.is_pipeline() {
+            return self.text(&parts[0].1);
+        }
+        let mut texts = Vec::new();
+        for (folder, findings) in parts {
+            let name = if folder.is_empty() { OTHER_FILES } else { folder };
+            texts.push(format!("[{}]\n{}", printable(name), self.text(findings)));
+        }
+        texts.push(format!("[total]\n{}", report::totals(parts)));
+        for folder in models.missing() {
+            texts.push(format!("[{}]\nmissing   this component is not here", printable(folder)));
+        }
+        texts.join("\n\n")
+    }
+
+    fn json_of_all(&self, models: &Models, parts: &[(&str, Findings<'_>)]) -> Value {
+        let of = |findings| report::json(findings, &self.source, self.tensors);
+        if !models.is_pipeline() {
+            return of(&parts[0].1);
+        }
+        let components: Vec<Value> = parts
+            .iter()
+            .map(|(folder, findings)| {
+                let mut json = of(findings);
+                json["component"] = json!(folder);
+                json
+            })
+            .collect();
+        json!({
+            "command": "inspect",
+            "source": self.source.to_string_lossy(),
+            "complete": models.missing().is_empty()
+                && parts.iter().all(|(_, findings)| findings.model.is_complete()),
+            "missing_components": models.missing(),
+            "container_bytes": report::stored_bytes(parts),
+            "total": sum_of_all(parts).json(),
+            "components": components,
+        })
     }
 
     fn text(&self, findings: &Findings<'_>) -> String {
@@ -153,6 +206,11 @@ impl Inspect {
             .collect();
         Ok(Findings { model, total: sum_of(&blocks), blocks, tensors, exponents })
     }
+}
+
+/// Figures of all components.
+fn sum_of_all(parts: &[(&str, Findings<'_>)]) -> Figures {
+    Figures::of(parts.iter().map(|(_, findings)| findings.total.clone()))
 }
 
 fn sum_of(rows: &[Row]) -> Figures {
