@@ -12,7 +12,8 @@ use df11::{
     constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
     encoding::gap::Geometry,
     open::is_compressed,
-    write::check_replaceable,
+    source::{Located, locate},
+    write::{Card, Loading, check_replaceable},
 };
 use serde_json::json;
 
@@ -25,6 +26,7 @@ Examples:
   df11 compress model.safetensors -o model.df11 --force
   df11 compress Llama-3.1-8B --dry-run    the sizes alone
   df11 compress FLUX.1-dev                a pipeline of diffusers, into the folder FLUX.1-dev-df11
+  df11 compress Qwen/Qwen3-8B             from the cache of the Hub, where hf download puts it
   df11 compress Qwen3-8B-DF11             of the official DFloat11 package
 
 The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.
@@ -40,7 +42,7 @@ config.json. Matrices whose shape nothing tells get one dimension, and a note sa
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Compress {
-    /// A safetensors file, or the folder of a model or a pipeline
+    /// A safetensors file, the folder of a model or a pipeline, or a repository in the cache of the Hub
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11 beside SRC,
@@ -57,6 +59,9 @@ pub(super) struct Compress {
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
+    /// Write no model card (README.md, or DF11.md beside one of the model's own) into a folder
+    #[arg(long, conflicts_with = "dry_run")]
+    no_card: bool,
     /// Keep a value for other programs, which find it under this key: tool.setting=value. May be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
     metadata: Vec<(String, String)>,
@@ -146,22 +151,25 @@ impl Compress {
     }
 
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        if is_compressed(&self.source)? {
+        let place = locate(&self.source)?;
+        if is_compressed(&place.path)? {
             let remedy = "its sizes are in df11 inspect, and df11 convert stores it in another layout";
             return Err(estimate::compressed_already(&self.source, remedy));
         }
         if self.dry_run {
-            return self.estimate().of_source(session);
+            return self.estimate().of_source(&place, session);
         }
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
         let metadata = self.metadata()?;
-        let options = CompressOptions { layout, overwrite: self.force, verify, metadata };
+        let mut options =
+            CompressOptions { layout, overwrite: self.force, verify, metadata, ..Default::default() };
+        options.card = (!self.no_card).then(|| Card::new(place.repository.clone()));
         let start = Instant::now();
-        let source = Sources::open(&self.source, self.variant.as_deref()).map_err(Failure::Other)?;
-        let out = self.out.clone().map_or_else(|| default_out(&self.source, &source), Ok)?;
+        let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
+        let out = self.out.clone().map_or_else(|| default_out(&place, &source), Ok)?;
         source.notes().for_each(|note| session.notice(note));
         if self.force {
-            check_replaceable(&self.source, &out, "df11")?;
+            check_replaceable(&place.path, &out, "df11")?;
         }
         let removed = Session::tidy(&out);
         let progress = session.progress();
@@ -179,8 +187,27 @@ impl Compress {
         json["verified"] = json!(options.verify);
         let mut answer = Answer { text: result_text(&out, &sizes, seconds, options.verify), json };
         removed.add_to(&mut answer);
+        add_loading(&mut answer, &out);
         Ok(answer)
     }
+}
+
+/// Ends an answer with the way to load what was written.
+pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
+    let python = Loading::of(out).python;
+    answer.text.push_str("\n\nLoad it with Python:");
+    for line in python.lines() {
+        answer.text.push_str("\n  ");
+        answer.text.push_str(&text::printable(line));
+    }
+    if out.is_file() {
+        let folder = out.with_extension("");
+        let (out, folder) = (out.display().to_string(), folder.display().to_string());
+        let (out, folder) = (text::printable(&out), text::printable(&folder));
+        let hint = format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
+        answer.text.push_str(&hint);
+    }
+    answer.json["load"] = json!(python);
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {
@@ -209,7 +236,14 @@ pub(super) fn result_text(out: &Path, sizes: &Sizes, seconds: f64, verified: boo
 
 /// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension of a
 /// file gives way.
-pub(super) fn default_out(source: &Path, models: &Sources) -> Result<PathBuf, Failure> {
+pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, Failure> {
+    let source = place.path.as_path();
+    let end = if models.is_pipeline() { "-df11" } else { ".df11" };
+    if let Some(name) = place.repository.as_ref().filter(|_| place.by_name) {
+        // In the current folder, and not in the cache.
+        let name = name.rsplit('/').next().unwrap_or(name);
+        return Ok(PathBuf::from(format!("{name}{end}")));
+    }
     let reading = |error| Error::io("opening", source, error);
     // A path that ends in `.` or `..` has no name of its own.
     let named = if source.file_name().is_some() {
@@ -223,6 +257,6 @@ pub(super) fn default_out(source: &Path, models: &Sources) -> Result<PathBuf, Fa
             Error::parameter(format!("{} has no name", source.display()), "name an output with -o")
         })?
         .to_owned();
-    name.push(if models.is_pipeline() { "-df11" } else { ".df11" });
+    name.push(end);
     Ok(named.with_file_name(name))
 }

@@ -3,12 +3,15 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{CompressOptions, convert_all, write::check_replaceable};
+use df11::{
+    CompressOptions, convert_all,
+    write::{Card, check_replaceable},
+};
 use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    compress::{LayoutArgs, Verification, result_text},
+    compress::{LayoutArgs, Verification, add_loading, result_text},
     session::{Threads, open_to_stream},
     sizes::Sizes,
 };
@@ -39,6 +42,9 @@ pub(super) struct Convert {
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
+    /// Write no model card into a folder
+    #[arg(long)]
+    no_card: bool,
     #[command(flatten)]
     threads: Threads,
 }
@@ -46,7 +52,8 @@ pub(super) struct Convert {
 impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let options = CompressOptions { layout, overwrite: self.force, verify, ..CompressOptions::default() };
+        let mut options = CompressOptions { layout, overwrite: self.force, verify, ..Default::default() };
+        options.card = (!self.no_card).then(Card::default);
         let start = Instant::now();
         let models = open_to_stream(&self.source)?;
         if self.force {
@@ -64,6 +71,7 @@ impl Convert {
         json["verified"] = json!(options.verify);
         let mut answer = Answer { text: result_text(&self.out, &sizes, seconds, options.verify), json };
         removed.add_to(&mut answer);
+        add_loading(&mut answer, &self.out);
         Ok(answer)
     }
 }

@@ -6,7 +6,11 @@ use std::{
 };
 
 use clap::Args;
-use df11::{Error, Model, OpenOptions, Sources, estimate_all, open::is_compressed};
+use df11::{
+    Error, Model, OpenOptions, Sources, estimate_all,
+    open::is_compressed,
+    source::{Located, locate},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -21,9 +25,9 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
   df11 estimate Llama-3.1-8B --layout gap
-  df11 estimate Llama-3.1-405B --gpus 8x80GB     which block would lie on which GPU
-  df11 estimate Llama-3.1-405B --gpus 8x80GB --exponent-bits 2.67    at once
-  df11 estimate Llama-3.1-70B.df11 --gpus 24GB,2x16GB    of a container
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB     which block would lie on which GPU
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67    at once
+  df11 estimate Llama-3.1-70B.df11 --gpus 24GiB,2x16GiB    of a container
   df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it may lie in the fast layout
 
 --exponent-bits reads the headers of the files and no weight: files that are as long as they should be but empty will do.";
@@ -43,7 +47,8 @@ pub(super) struct Estimate {
     variant: Option<String>,
     #[command(flatten)]
     layout: LayoutArgs,
-    /// Place the blocks on GPUs with this memory: 80GB, 8x80GB, 24GB,2x16GB (1 GB is 2^30 bytes here, as where cards are sold)
+    /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes and
+    /// 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
     gpus: Option<super::gpus::Gpus>,
@@ -82,19 +87,20 @@ impl Estimate {
     }
 
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        if is_compressed(&self.source)? {
+        let place = locate(&self.source)?;
+        if is_compressed(&place.path)? {
             return self.place_compressed();
         }
-        self.of_source(session)
+        self.of_source(&place, session)
     }
 
     /// Of models that are not compressed yet.
-    pub(super) fn of_source(&self, session: &Session) -> Result<Answer, Failure> {
+    pub(super) fn of_source(&self, place: &Located, session: &Session) -> Result<Answer, Failure> {
         let layout = self.layout.layout()?;
         let start = Instant::now();
-        let source = Sources::open(&self.source, self.variant.as_deref()).map_err(Failure::Other)?;
+        let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
         self.check_places_one(&source)?;
-        let out = self.out.clone().map_or_else(|| default_out(&self.source, &source), Ok)?;
+        let out = self.out.clone().map_or_else(|| default_out(place, &source), Ok)?;
         source.notes().for_each(|note| session.notice(note));
         let progress = session.progress();
         let mut estimates = self.threads.run(|| {

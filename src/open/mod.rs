@@ -2,6 +2,7 @@
 
 pub(crate) mod beside;
 mod block;
+pub(crate) mod card;
 mod columns;
 mod decoder;
 mod head;

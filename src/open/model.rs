@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Block, Shard, Tensor};
+use super::{Block, Shard, Tensor, card::is_card};
 use crate::{
     Error, Result,
     paths::PathTree,
@@ -64,8 +64,8 @@ impl Model {
         Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }
     }
 
-    /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models;
-    /// none of a single container.
+    /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models and
+    /// the card that compression wrote; none of a single container.
     ///
     /// # Errors
     /// [`Error::Io`] where the folder cannot be read.
@@ -73,7 +73,7 @@ impl Model {
         let Some(root) = self.folder() else { return Ok(Default::default()) };
         let (mut found, mut left_out) = crate::source::walk(root)?;
         let is_own = |path: &str| !self.others.iter().any(|folder| path.starts_with(folder));
-        found.retain(|file| is_own(&file.path));
+        found.retain(|file| is_own(&file.path) && !is_card(root, &file.path));
         left_out.retain(|file| is_own(&file.path));
         Ok((found, left_out))
     }

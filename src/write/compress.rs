@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use super::{
     analysis::{self, FileAnalysis},
     blocks::Blocks,
-    config, encode,
+    card, config, encode,
     folder::{OutputFolder, Part},
     input::{Input, Side},
     options::{CompressOptions, Layout, check_metadata},
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Error, Model, OpenOptions, Result, format,
-    open::{Cpu, Level, Models, list_of_components},
+    open::{Cpu, Level, Models, card::card_path, list_of_components},
     paths::{PIPELINE, PathTree, ends_as_container, is_container},
     progress::{Observer, Stage},
     source::{Component, Source, Sources},
@@ -185,6 +185,8 @@ fn write_folder(
     }
     let earlier = options.overwrite.then(|| Earlier::of(paths));
     let folder = OutputFolder::create(out, earlier)?;
+    let own = inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
+    let own: Vec<String> = own.map(|side| side.path.clone()).collect();
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
     for Component { folder: name, model: mut input } in inputs {
         if is_pipeline && name.is_empty() {
@@ -195,6 +197,10 @@ fn write_folder(
         let (report, identity) = compressor.folder(&folder.part(&name), options, is_pipeline)?;
         reports.push(report.of_component(&name));
         identities.insert(name, blake3::Hash::from_bytes(identity).to_hex().to_string());
+    }
+    let card = options.card.as_ref().zip(card_path(&own));
+    if let (Some((card, path)), Some(identity)) = (card, identities.get("")) {
+        card::write(&folder, out, path, card, &reports, identity)?;
     }
     folder.finish()?;
     Ok(reports)

@@ -3,6 +3,7 @@
 mod analysis;
 mod arrays;
 mod blocks;
+mod card;
 mod coding;
 mod compress;
 mod config;
@@ -12,6 +13,7 @@ mod fingerprint;
 mod folder;
 mod gap;
 mod input;
+mod loading;
 mod options;
 mod outline;
 mod output;
@@ -24,8 +26,10 @@ mod restore;
 mod temporary;
 mod tile;
 
+pub use card::Card;
 pub use compress::{compress, compress_all, convert, convert_all};
 pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};
+pub use loading::Loading;
 pub use options::{CompressOptions, Layout};
 pub use rename::write_file;
 pub use replace::check_replaceable;

@@ -16,6 +16,7 @@ use crate::{
     },
     open::{
         beside::{self, Beside},
+        card::is_card,
         listed_components,
     },
     paths::{PIPELINE, has_extension, is_container},
@@ -98,7 +99,8 @@ impl Earlier {
             let identity = listed.get(part.trim_end_matches('/')).map(String::as_str);
             self.recognise(folder, part, identity, &containers, &mut recorded)?;
         }
-        let known = |path: &String| self.paths.contains(path) || recorded.contains(path);
+        let known =
+            |path: &String| self.paths.contains(path) || recorded.contains(path) || is_card(folder, path);
         match entries.iter().find(|entry| !known(&entry.path)) {
             Some(entry) => in_the_way(folder, &entry.path, ""),
             None => Ok(()),
