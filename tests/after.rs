@@ -1,5 +1,5 @@
-//! What a run of the command leaves behind and says next: model cards, how to load, default outputs,
-//! models from the cache of the Hub, completions and manual pages.
+//! What a run of the command leaves behind and says next: model cards, how to load, default
+//! outputs, models from the cache of the Hub, completions and manual pages.
 
 #[path = "support/command.rs"]
 mod command;
@@ -193,16 +193,12 @@ fn units_are_what_they_say() {
 
 /// Runs a script with a shell, if the machine has it; says so if it has not.
 fn shell(name: &str, script: &str) -> Option<String> {
-    match Command::new(name).args(["-c", script]).output() {
-        Ok(output) => {
-            assert!(output.status.success(), "{name}: {}", text(&output.stderr));
-            Some(text(&output.stdout).to_owned())
-        }
-        Err(_) => {
-            eprintln!("skipped: there is no {name}");
-            None
-        }
-    }
+    let Ok(output) = Command::new(name).args(["-c", script]).output() else {
+        eprintln!("skipped: there is no {name}");
+        return None;
+    };
+    assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+    Some(text(&output.stdout).to_owned())
 }
 
 #[test]

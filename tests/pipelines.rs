@@ -1,5 +1,5 @@
-//! Pipelines: folders of models, each component compressed by itself, everything else recorded, and all of
-//! it given back byte for byte.
+//! Pipelines: folders of models, each component compressed by itself, everything else recorded, and
+//! all of it given back byte for byte.
 
 #[path = "support/command.rs"]
 mod command;

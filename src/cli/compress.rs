@@ -42,11 +42,12 @@ config.json. Matrices whose shape nothing tells get one dimension, and a note sa
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Compress {
-    /// A safetensors file, the folder of a model or a pipeline, or a repository in the cache of the Hub
+    /// A safetensors file, the folder of a model or a pipeline, or a repository in the cache of the
+    /// Hub
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11 beside SRC,
-    /// of a pipeline the folder SRC-df11]
+    /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11 beside
+    /// SRC, of a pipeline the folder SRC-df11]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
@@ -234,8 +235,8 @@ pub(super) fn result_text(out: &Path, sizes: &Sizes, seconds: f64, verified: boo
     )
 }
 
-/// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension of a
-/// file gives way.
+/// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension
+/// of a file gives way.
 pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, Failure> {
     let source = place.path.as_path();
     let end = if models.is_pipeline() { "-df11" } else { ".df11" };

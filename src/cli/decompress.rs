@@ -38,8 +38,8 @@ pub(super) struct Decompress {
     /// A container, or the folder of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.safetensors is one file, anything else a folder [default: SRC without .df11 or -df11,
-    /// beside SRC]
+    /// Output: *.safetensors is one file, anything else a folder [default: SRC without .df11 or
+    /// -df11, beside SRC]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     /// Replace an earlier output

@@ -36,7 +36,8 @@ Examples:
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Estimate {
-    /// A safetensors file, the folder of a model or a pipeline, or with --gpus a container or a folder of them
+    /// A safetensors file, the folder of a model or a pipeline, or with --gpus a container or a
+    /// folder of them
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// The output that is meant; *.df11 is one file, anything else a folder
@@ -47,8 +48,8 @@ pub(super) struct Estimate {
     variant: Option<String>,
     #[command(flatten)]
     layout: LayoutArgs,
-    /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes and
-    /// 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
+    /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes
+    /// and 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
     gpus: Option<super::gpus::Gpus>,
@@ -129,7 +130,8 @@ impl Estimate {
         Answer { text, json }
     }
 
-    /// Components of a pipeline share the memory of a GPU, and nothing tells which are there together.
+    /// Components of a pipeline share the memory of a GPU, and nothing tells which are there
+    /// together.
     #[cfg(feature = "cuda")]
     fn check_places_one(&self, source: &Sources) -> Result<(), Failure> {
         if self.gpus.is_none() || !source.is_pipeline() {

@@ -53,8 +53,8 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     })
 }
 
-/// Opens models that will be read from end to end. Reading copies what a mapping would not, but its memory is bounded, and a file
-/// that shrinks meanwhile is an error and not the end of the process.
+/// Opens models that will be read from end to end. Reading copies what a mapping would not, but its
+/// memory is bounded, and a file that shrinks meanwhile is an error and not the end of the process.
 pub(super) fn open_to_stream(path: &Path) -> Result<Models, Error> {
     OpenOptions::new().memory_map(false).open_all(path)
 }

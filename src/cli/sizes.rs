@@ -1,4 +1,5 @@
-//! Sizes before and after, of each model and in sum: what `compress`, `convert` and `estimate` answer.
+//! Sizes before and after, of each model and in sum: what `compress`, `convert` and `estimate`
+//! answer.
 
 use std::path::Path;
 

@@ -64,8 +64,8 @@ impl Model {
         Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }
     }
 
-    /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models and
-    /// the card that compression wrote; none of a single container.
+    /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models
+    /// and the card that compression wrote; none of a single container.
     ///
     /// # Errors
     /// [`Error::Io`] where the folder cannot be read.

@@ -1,7 +1,8 @@
 //! All models at a path: one, or the components of a compressed pipeline.
 //!
-//! `pipeline.df11` has no weights. It records the files of the pipeline that belong to no component,
-//! and in its metadata it lists the components with their identities, so that none is lost unnoticed.
+//! `pipeline.df11` has no weights. It records the files of the pipeline that belong to no
+//! component, and in its metadata it lists the components with their identities, so that none is
+//! lost unnoticed.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -25,12 +26,12 @@ pub struct Models {
 }
 
 impl OpenOptions {
-    /// Opens a container, the folder of a model, or the folder of a pipeline with all its components.
-    /// A component that is not there is no error: see [`Models::missing`].
+    /// Opens a container, the folder of a model, or the folder of a pipeline with all its
+    /// components. A component that is not there is no error: see [`Models::missing`].
     ///
     /// # Errors
-    /// As [`OpenOptions::open`], and [`Error::Parameter`] where a component is another model than the
-    /// pipeline's container says.
+    /// As [`OpenOptions::open`], and [`Error::Parameter`] where a component is another model than
+    /// the pipeline's container says.
     pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
         let root = path.as_ref();
         let list = root.join(PIPELINE);
@@ -63,8 +64,8 @@ impl OpenOptions {
 }
 
 impl Models {
-    /// The components that are there, ascending by folder, and the files that belong to none of them;
-    /// or the one model.
+    /// The components that are there, ascending by folder, and the files that belong to none of
+    /// them; or the one model.
     pub fn components(&self) -> &[Component<Model>] {
         &self.components
     }

@@ -80,7 +80,8 @@ impl Source {
         Self::open_variant(path, None)
     }
 
-    /// As [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) where it is there.
+    /// As [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) where it is
+    /// there.
     ///
     /// # Errors
     /// As [`Source::open`], and [`Error::Parameter`] where no file is of the variant.

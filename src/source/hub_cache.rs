@@ -26,8 +26,8 @@ pub struct Located {
     pub by_name: bool,
 }
 
-/// Finds a model by its path, or by the name of a repository (`org/name`, or `org/name@revision`) in
-/// the cache of the Hub, which is where `HF_HUB_CACHE` or `HF_HOME` say.
+/// Finds a model by its path, or by the name of a repository (`org/name`, or `org/name@revision`)
+/// in the cache of the Hub, which is where `HF_HUB_CACHE` or `HF_HOME` say.
 ///
 /// # Errors
 /// [`Error::Parameter`] for a repository that is not in the cache.

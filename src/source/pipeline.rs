@@ -51,9 +51,9 @@ impl<M> Component<M> {
 
 impl Sources {
     /// Opens a safetensors file, the folder of a model, or the folder of a pipeline: one with a
-    /// `model_index.json` and with safetensors files in subfolders. Each of these is a component, and
-    /// opened as by [`Source::open_variant`]; all other files are one source without weights. Weights
-    /// that lie beside the components are left out: no component loads them.
+    /// `model_index.json` and with safetensors files in subfolders. Each of these is a component,
+    /// and opened as by [`Source::open_variant`]; all other files are one source without weights.
+    /// Weights that lie beside the components are left out: no component loads them.
     ///
     /// # Errors
     /// As [`Source::open_variant`], with the component's name.

@@ -1,5 +1,6 @@
 //! Variants: copies of the same weights in another dtype, which transformers and diffusers tell by
-//! a word in the file's name, as `model.fp16.safetensors`, and load if `variant="fp16"` is asked for.
+//! a word in the file's name, as `model.fp16.safetensors`, and load if `variant="fp16"` is asked
+//! for.
 
 use std::collections::{BTreeMap, BTreeSet};
 

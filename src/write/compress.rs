@@ -61,8 +61,9 @@ pub fn compress(
     Ok(one(write(vec![alone(Input::of_source(source))], out, options, observer)?))
 }
 
-/// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it had
-/// been compressed into its subfolder; files that belong to none lie where they did and are recorded in
+/// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it
+/// had been compressed into its subfolder; files that belong to none lie where they did and are
+/// recorded in
 /// `pipeline.df11`, which lists the components too. Returns a report for each, in the order of
 /// [`Sources::components`].
 ///
@@ -331,7 +332,8 @@ impl<'a> Compressor<'a> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
         let models = OpenOptions::new().memory_map(false).open_all(path)?;
-        // Of a pipeline, what belongs to no component; the others were verified when they were written.
+        // Of a pipeline, what belongs to no component; the others were verified when they were
+        // written.
         let model = &models.components().last().expect("a model").model;
         let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
         let weights = &self.input.weights;
@@ -388,8 +390,8 @@ fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
     files.iter().map(|file| Ok((file, file.hash()?))).collect()
 }
 
-/// Where the container of each weights file goes in a folder; of a pipeline's files without weights,
-/// where their one container goes.
+/// Where the container of each weights file goes in a folder; of a pipeline's files without
+/// weights, where their one container goes.
 ///
 /// # Errors
 /// [`Error::Parameter`] where two would have one path, or there is none.

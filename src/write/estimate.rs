@@ -28,8 +28,8 @@ pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Obse
     Estimate::read(&input, out, false, layout, observer)
 }
 
-/// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make them: an
-/// estimate for each. With `exponent_bits` no weight is read, as by [`estimate_headers`].
+/// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
+/// them: an estimate for each. With `exponent_bits` no weight is read, as by [`estimate_headers`].
 ///
 /// # Errors
 /// As [`estimate`], or [`estimate_headers`].

@@ -45,8 +45,8 @@ impl OutputFolder {
         self.temporary.folder.path()
     }
 
-    /// The part of the folder that belongs to one model: a folder in it, or all of it if the name is
-    /// empty.
+    /// The part of the folder that belongs to one model: a folder in it, or all of it if the name
+    /// is empty.
     pub(super) fn part(&self, name: &str) -> Part<'_> {
         Part { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
     }

@@ -28,8 +28,9 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Of the output `out`: a container, or the folder of a model or a pipeline. Reads the JSON files
-    /// by which transformers and diffusers know their models; what cannot be read tells nothing.
+    /// Of the output `out`: a container, or the folder of a model or a pipeline. Reads the JSON
+    /// files by which transformers and diffusers know their models; what cannot be read tells
+    /// nothing.
     pub fn of(out: &Path) -> Self {
         Self::of_folder(out, out)
     }

@@ -44,8 +44,8 @@ pub struct CompressOptions {
     /// begins with the name of whoever uses it, and a dot: `example.com/tool` or `tool.setting`; the
     /// spec keeps those without a dot. They come on top of what a converted model has.
     pub metadata: BTreeMap<String, String>,
-    /// Write a model card into a folder: `README.md`, or `DF11.md` if the model has a file of that name.
-    /// It is no part of the model, and [`decompress`](super::decompress) leaves it out.
+    /// Write a model card into a folder: `README.md`, or `DF11.md` if the model has a file of that
+    /// name. It is no part of the model, and [`decompress`](super::decompress) leaves it out.
     pub card: Option<Card>,
 }
 

@@ -107,9 +107,9 @@ impl Earlier {
         }
     }
 
-    /// Finds out what the containers of one model record, which lie in the folder `part` (with a `/` at
-    /// its end) of an output: themselves, and the side files beside them. `listed` is the identity of a
-    /// component.
+    /// Finds out what the containers of one model record, which lie in the folder `part` (with a
+    /// `/` at its end) of an output: themselves, and the side files beside them. `listed` is the
+    /// identity of a component.
     fn recognise(
         &self,
         folder: &Path,
@@ -160,8 +160,8 @@ fn listed_in(folder: &Path) -> BTreeMap<String, String> {
     listed.unwrap_or_default()
 }
 
-/// The containers of each model of an output, by the folder of the model: those of a pipeline lie in
-/// folders of their own.
+/// The containers of each model of an output, by the folder of the model: those of a pipeline lie
+/// in folders of their own.
 fn parts<'a>(containers: &[&'a str]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let is_pipeline = containers.contains(&PIPELINE);
     let mut parts = BTreeMap::<&str, Vec<&str>>::new();

@@ -111,10 +111,10 @@ pub fn decompress(
     Ok(restored.into_iter().next().unwrap_or_default())
 }
 
-/// As [`decompress`], of all models at a path; those of a pipeline go to where they were in its folder,
-/// which appears when all of it is whole. Each is decoded by the decoder of its place in `decoders`, or
-/// by that of the options if there is none. Returns what was restored of each, with paths relative to
-/// the output.
+/// As [`decompress`], of all models at a path; those of a pipeline go to where they were in its
+/// folder, which appears when all of it is whole. Each is decoded by the decoder of its place in
+/// `decoders`, or by that of the options if there is none. Returns what was restored of each, with
+/// paths relative to the output.
 ///
 /// # Errors
 /// As [`decompress`], and [`Error::Parameter`] where components are missing.

@@ -1,5 +1,5 @@
-//! Matrices that are loaded in the fast layout: the same bits, whatever is decoded; no more memory than
-//! promised.
+//! Matrices that are loaded in the fast layout: the same bits, whatever is decoded; no more memory
+//! than promised.
 
 use std::sync::{
     Mutex,
