@@ -1,6 +1,7 @@
 //! The page of `df11 inspect --html`: whole in itself, and drawn by a browser.
 //!
-//! The browser is a headless Chromium; where there is none, what needs one is skipped, and that is said.
+//! The browser is a headless Chromium. Where there is none, what needs one is skipped, and that is
+//! said; with `DF11_REQUIRE_CHROMIUM` set it is a failure.
 
 #[path = "support/command.rs"]
 mod command;
@@ -33,7 +34,8 @@ fn weights(name: &str, seed: u64) -> Item {
     Item::raw(name, Dtype::BF16, &[256, 128], normal_weights(256 * 128, seed))
 }
 
-/// The page as a browser has drawn it, after `script` has run in it; `None` where there is no browser.
+/// The page as a browser has drawn it, after `script` has run in it; `None` where there is no
+/// browser.
 fn drawn(page: &Path, script: &str) -> Option<String> {
     let trap = "<script>window.onerror = (message) => \
                 { document.documentElement.dataset.error = message; };</script>";
@@ -50,6 +52,7 @@ fn drawn(page: &Path, script: &str) -> Option<String> {
         command.arg(format!("file://{}", copy.display())).output().ok()
     });
     let Some(output) = browser else {
+        assert!(std::env::var_os("DF11_REQUIRE_CHROMIUM").is_none(), "no Chromium");
         eprintln!("skipped: there is no Chromium");
         return None;
     };

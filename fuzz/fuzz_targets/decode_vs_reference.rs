@@ -1,16 +1,23 @@
-//! The fast decoder against the reference, on the arrays of a valid tensor that were changed in any way.
+//! The fast decoder against the reference, on the arrays of a valid tensor that were changed in any
+//! way.
 //!
-//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others both report
-//! an error):
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for
+//! others both report an error):
 //!
-//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as many LUTs as
-//!    its code lengths need, and all bits from `bit_count` on are zero; the bytes are the same. (The reference
-//!    leaves the last two to verification, and the format leaves it to a decoder when to look.) Otherwise it
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has
+//! as many LUTs as
+//!    its code lengths need, and all bits from `bit_count` on are zero; the bytes are the same.
+//! (The reference
+//!    leaves the last two to verification, and the format leaves it to a decoder when to look.)
+//! Otherwise it
 //!    reports Corrupt.
-//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it, but for
-//!    a wrong number of LUTs, and but for bits behind `bit_count` that are not zero, if it reads the last thread
-//!    block. Where the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
-//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if and only if
+//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any
+//! range of it, but for
+//!    a wrong number of LUTs, and but for bits behind `bit_count` that are not zero, if it reads
+//! the last thread
+//!    block. Where the reference gives nothing, a range gives bytes or is Corrupt: what is wrong
+//! may lie outside it. 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one
+//! or in two) passes if and only if
 //!    `witness::verify_gap` does.
 #![no_main]
 
@@ -150,8 +157,8 @@ impl Subject {
         self.arrays[OUTPUT_OFFSETS] = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
     }
 
-    /// Ends the tensor behind the code that reaches into a thread block: what is left is valid, and its last thread block holds no
-    /// element.
+    /// Ends the tensor behind the code that reaches into a thread block: what is left is valid, and
+    /// its last thread block holds no element.
     fn end_at_thread_block(&mut self, block: usize) {
         let [bytes_per_thread, threads_per_block, _] = self.parameters;
         let mut entries = self.entries();

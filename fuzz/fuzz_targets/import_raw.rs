@@ -1,5 +1,5 @@
-//! Any bytes as a folder with config.json and safetensors files: a typed error, or files that read alike as a whole and in ranges, and hold
-//! what `import::judge` finds.
+//! Any bytes as a folder with config.json and safetensors files: a typed error, or files that read
+//! alike as a whole and in ranges, and hold what `import::judge` finds.
 #![no_main]
 
 use df11_fuzz::{
@@ -9,7 +9,8 @@ use df11_fuzz::{
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
-    // 32 bytes that choose ranges; config.json and the first file, each behind its length; the second file, if there is more.
+    // 32 bytes that choose ranges; config.json and the first file, each behind its length; the
+    // second file, if there is more.
     let mut bytes = Bytes(data);
     let ranges = bytes.take::<32>();
     let config = usize::from(bytes.u16());

@@ -1,6 +1,7 @@
-//! A checkpoint of the official DFloat11 package (one of the fixtures, or made up), changed in any way: a typed error, or files that read
-//! alike as a whole and in ranges, and hold what `import::judge` finds, which decodes as the package does. Made-up ones that are not changed
-//! have the weights that went in.
+//! A checkpoint of the official DFloat11 package (one of the fixtures, or made up), changed in any
+//! way: a typed error, or files that read alike as a whole and in ranges, and hold what
+//! `import::judge` finds, which decodes as the package does. Made-up ones that are not changed have
+//! the weights that went in.
 #![no_main]
 
 use df11_fuzz::{

@@ -1,14 +1,18 @@
-//! A valid container, changed in fields and contents and with its checksums right again: nothing panics, and df11 agrees with the
-//! reference decoder.
+//! A valid container, changed in fields and contents and with its checksums right again: nothing
+//! panics, and df11 agrees with the reference decoder.
 //!
 //! Agreement means:
 //!
-//! 1. One opens the container if and only if the other does; else both say Unsupported, or both say Corrupt or Limit. (Where a
+//! 1. One opens the container if and only if the other does; else both say Unsupported, or both say
+//! Corrupt or Limit. (Where a
 //!    sum overflows the format lets a reader choose between these two.)
-//! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report Corrupt where only
-//!    verification must: it looks at the number of LUTs and at the zeros behind the last code whenever it decodes.
-//! 3. Where the witness of verification finds a broken rule, df11's verification does. (The reverse does not hold: the witness
-//!    knows neither hashes nor JSON.) Where it finds none, but something Unsupported, df11's names what it could not
+//! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report
+//! Corrupt where only
+//!    verification must: it looks at the number of LUTs and at the zeros behind the last code
+//! whenever it decodes. 3. Where the witness of verification finds a broken rule, df11's
+//! verification does. (The reverse does not hold: the witness
+//!    knows neither hashes nor JSON.) Where it finds none, but something Unsupported, df11's names
+//! what it could not
 //!    check, or finds something broken.
 #![no_main]
 
@@ -55,7 +59,8 @@ fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
         (Ok(_), Err(theirs)) => panic!("only df11 opens it; the reference: {theirs}"),
         (Err(ours), Ok(_)) => panic!("only the reference opens it; df11: {ours}"),
     }
-    // With another shard: names, indices and identities may clash, which is the caller's fault or the file's.
+    // With another shard: names, indices and identities may clash, which is the caller's fault or
+    // the file's.
     if let Ok(model) = model::open(&[&container, &CONTAINERS[4]], &OpenOptions::new()) {
         model::exercise(&model);
     }

@@ -1,4 +1,5 @@
-//! What goes in comes out: any weights, in any geometry and any chunking, and any small model through files.
+//! What goes in comes out: any weights, in any geometry and any chunking, and any small model
+//! through files.
 #![no_main]
 
 use std::{collections::BTreeSet, fs, path::Path};

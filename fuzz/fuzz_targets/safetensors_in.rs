@@ -1,6 +1,6 @@
-//! Any bytes as a safetensors file: what we accept the `safetensors` crate accepts, with the same tensors; what it accepts
-//! we accept, except for duplicate keys, entries that are lists, dtypes that are objects, and what exceeds the limits of a
-//! container.
+//! Any bytes as a safetensors file: what we accept the `safetensors` crate accepts, with the same
+//! tensors; what it accepts we accept, except for duplicate keys, entries that are lists, dtypes
+//! that are objects, and what exceeds the limits of a container.
 #![no_main]
 
 use std::{

@@ -1,13 +1,17 @@
-//! The fast decoder of tiles against the reference, on the arrays of a valid tensor that were changed in any way.
+//! The fast decoder of tiles against the reference, on the arrays of a valid tensor that were
+//! changed in any way.
 //!
-//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others both report
-//! an error):
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for
+//! others both report an error):
 //!
-//! 1. The fast decoder gives the whole tensor if and only if the reference does, and the bytes are the same. Otherwise it reports
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, and the bytes are
+//! the same. Otherwise it reports
 //!    Corrupt. (The format lets a decoder report what only verification must; this one does not.)
-//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it. Where the reference gives
+//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any
+//! range of it. Where the reference gives
 //!    nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
-//! 3. Verification, of all strips at once or of some at a time, passes if and only if `witness::verify_tile` does.
+//! 3. Verification, of all strips at once or of some at a time, passes if and only if
+//! `witness::verify_tile` does.
 #![no_main]
 
 use df11::{

@@ -136,15 +136,15 @@ function stack(block, kind) {
 function blockChart() {
   const others = new Map((other?.blocks ?? []).map((block) => [block.name, block]));
   // The end of a name tells blocks apart; all of it is in the caption.
-  const short = (name, index) => {
+  const short = (name) => {
     const end = name.split(/[./]/).pop();
-    return end.length <= 8 ? end : String(index);
+    return end.length <= 8 ? end : `${end.slice(0, 7)}…`;
   };
-  const bars = model.blocks.filter((block) => block.weights > 0).map((block, index) => {
+  const bars = model.blocks.filter((block) => block.weights > 0).map((block) => {
     const twin = others.get(block.name);
     const parts = [stack(block, "code")];
     if (twin && twin.weights > 0) parts.push(stack(twin, "other"));
-    return { block, twin, parts, label: short(block.name, index) };
+    return { block, twin, parts, label: short(block.name) };
   });
   if (!bars.length) return make("p", {}, "There are no BF16 weights.");
   const code = other ? `exponent, ${model.name}` : "exponent, as stored";
