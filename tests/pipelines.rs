@@ -297,6 +297,8 @@ fn the_variant_that_loads_by_default_is_taken() {
     assert!(fixture.path("pipe-df11/unet/diffusion_pytorch_model.df11").exists());
     assert_eq!(json(&["verify", &out])["good"], true);
     fails(&["compress", &pipe, "--force", "--variant", "fp8"], 2, &["fp8", "bf16", "fp16"]);
+    let file = fixture.arg("pipe/unet/diffusion_pytorch_model.safetensors");
+    fails(&["estimate", &file, "--variant", "fp16"], 2, &["one file"]);
     // A component alone has its variants too.
     let unet = json(&["estimate", &fixture.arg("pipe/unet")]);
     assert_eq!((&unet["coded_tensors"], &unet["raw_tensors"]), (&1.into(), &0.into()));
@@ -356,6 +358,12 @@ fn a_pipeline_is_converted() {
     let report = json(&["convert", &out, &gap, "--layout", "gap"]);
     assert_eq!(names_of(&report["components"]), COMPONENTS);
     json(&["convert", &gap, &back]);
-    assert!(files(Path::new(&back)) == files(Path::new(&out)));
+    // The card has the folder's name.
+    let all = |folder: &str| {
+        let mut all = files(Path::new(folder));
+        assert!(all.remove("README.md").is_some());
+        all
+    };
+    assert!(all(&back) == all(&out));
     fails(&["convert", &out, &fixture.arg("one.df11")], 2, &["pipeline", "folder"]);
 }

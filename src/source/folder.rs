@@ -84,10 +84,15 @@ impl Source {
     /// there.
     ///
     /// # Errors
-    /// As [`Source::open`], and [`Error::Parameter`] where no file is of the variant.
+    /// As [`Source::open`], and [`Error::Parameter`] where no file is of the variant, or a file was
+    /// named instead of a folder.
     pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
         if !metadata.is_dir() {
+            if variant.is_some() {
+                let problem = format!("{} is one file, and has no variants", path.display());
+                return Err(Error::parameter(problem, "name the file of the variant, or the folder"));
+            }
             let root = path.parent().unwrap_or(Path::new(""));
             return Ok(open_file(path)?.complete(root)?.advised());
         }
