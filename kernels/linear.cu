@@ -1,7 +1,8 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
-// y = x W^T (+ bias), up to 128 rows of x. Nothing is decoded to memory: 12.02 bits are read for
-// each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh has the
-// others, linear_tile.cuh those by matrices in tiles as stored, and both have heads of their own.
+// y = x W^T (+ bias), up to 256 rows of x. Nothing is decoded to memory: 12.02 bits are read for
+// each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
+// linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
+// heads of their own.
 //
 //   item      a strip of a matrix: 32 rows; of the last strips, if few, a slice of the columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
@@ -48,9 +49,9 @@
 // which do not exist set the status, and so do indices and offsets out of range.
 #include "linear_bulk.cuh"
 #include "linear_fast.cuh"
+#include "linear_large.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
-#include "linear_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
@@ -106,6 +107,11 @@ extern "C" __global__ void WIDE_CLUSTERED
 extern "C" __global__ void WIDE_CLUSTERED
     df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
+}
+// 129 to 256 (linear_large.cuh).
+extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
+    df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
+    linear_large<256>(launch);
 }
 #endif
 // The router's result is what the launch before has written, so that this one waits for it first.
@@ -211,6 +217,13 @@ __constant__ u32 linear_constants[] = {
     WIDE_LEAST_STRIPS,
     WIDE_ENDS,
     WIDE_MEETING,
+    // df11_linear_fast_256: dynamic shared memory and threads of a block, 0 where there is none; how
+    // large_shares shares out, and what of sums meets in memory.
+    HAS_WIDE * WIDE_SHARED_BYTES,
+    HAS_WIDE * LARGE_THREADS,
+    LARGE_STRIPS,
+    LARGE_STAGES,
+    LARGE_PARTIAL_BYTES,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
     // shared memory (tile_shared_bytes) the bytes of the table, for each row of x and each of
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the

@@ -76,8 +76,8 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at least
 // 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
-// shared memory: df11_linear_constants tells them. df11_linear_fast_{64,128} take it too: see
-// below.
+// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,256} take it too:
+// see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -85,7 +85,10 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // Where the constants say so, the launch may have the attribute of programmatic stream
 // serialization: then the matrices must have been written before the launch before this one began.
 constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
-struct alignas(16) LinearLaunch {
+struct alignas(64) XMap {
+    u32 words[32];
+};
+struct alignas(64) LinearLaunch {
     const u16* x;  // row-major
     u64 x_pitch;   // elements from a row of x to the next; slow unless x and pitch are multiples of
                    // 16 bytes
@@ -101,10 +104,15 @@ struct alignas(16) LinearLaunch {
     u8 wide_parts[LINEAR_MATRICES];  // for 17 rows of x and more: see below; else of no use
     u32 wide_strips;                 // likewise
     u32 tile_sets;  // of df11_linear_tile_{8,16}: items whose sums are on their way at once, 1 or 2
-    u32 reserved[2];
+    u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
+    u32 reserved;
     LinearMatrix matrices[LINEAR_MATRICES];
+    XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
+                 // of WIDE_COLUMNS columns and all rows, 128-byte swizzle, zeros for columns that do
+                 // not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
+                 // slowly
 };
-static_assert(sizeof(LinearLaunch) == 80 + 8 * 96, "as Rust has it");
+static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
 // How the strips of a matrix are shared out among blocks: most are an item each; of the last ones,
@@ -145,7 +153,7 @@ constexpr u32 WIDE_COLUMNS = 64;   // a stage
 constexpr u32 WIDE_CLUSTER = 4;    // blocks
 constexpr u32 WIDE_CLUSTERS = 30;  // that an H200 runs at once, of LINEAR_BLOCKS multiprocessors
 __host__ __device__ constexpr u32 wide_class(u32 x_rows) {
-    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : 128;
+    return x_rows <= 32 ? 32 : x_rows <= 64 ? 64 : x_rows <= 128 ? 128 : 256;
 }
 __host__ __device__ constexpr u32 strips_of(u32 rows) {
     return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
@@ -187,6 +195,34 @@ __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
             if (time < least) least = time, best = parts;
         }
     return best;
+}
+
+// 129 to 256 rows of x: df11_linear_fast_256, of the same machine code: any number of blocks of
+// LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the attribute as
+// above. Matrices have LARGE_STRIPS strips by all columns as groups; their stages, group after
+// group, are shared out evenly. What blocks have of a group's sums meets in memory and is added in
+// order. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not read,
+// nor are wide_parts and wide_strips. What differs from above:
+//   items       the sum of large_shares(..)
+//   counters    LINEAR_BLOCKS for each matrix, 0 before and after
+//   partials    LARGE_PARTIAL_BYTES for each item, aligned to 16
+// Bits of y depend on the matrix and on the row of x; no other row, no other matrix changes them.
+constexpr u32 LARGE_ROWS = 256;      // of x, at most
+constexpr u32 LARGE_STRIPS = 4;      // of a group
+constexpr u32 LARGE_STAGES = 8;      // a share has a multiple of these
+constexpr u32 LARGE_PARTIAL_BYTES = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
+__host__ __device__ constexpr u32 large_groups(u32 rows) {
+    return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
+}
+// Stages of a share, but for the last one: by shape alone, for LINEAR_BLOCKS multiprocessors.
+__host__ __device__ constexpr u32 large_length(u32 rows, u32 columns) {
+    const u32 all = large_groups(rows) * wide_stage_count(columns),
+              each = (all + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS;
+    return (each + LARGE_STAGES - 1) / LARGE_STAGES * LARGE_STAGES;
+}
+__host__ __device__ constexpr u32 large_shares(u32 rows, u32 columns) {
+    const u32 length = large_length(rows, columns);
+    return (large_groups(rows) * wide_stage_count(columns) + length - 1) / length;
 }
 
 // A mixture of experts: place i of `places`, sorted by expert, is the product of one row of x with

@@ -30,6 +30,12 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
 #define PLACES_64                                                                                 \
     PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
               " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PLACES_128                                                                              \
+    PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
+              " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
+              " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109," \
+              " %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122," \
+              " %123, %124, %125, %126, %127"
 // The upper word of the descriptor: 1024 bytes from eight rows to the next, 128-byte swizzle.
 #define PRODUCT(N, PLACES, WEIGHTS, X)                                                     \
     "{ .reg .pred add;\n.reg .b64 x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 x, {" X                 \
@@ -50,5 +56,11 @@ __device__ inline void multiply_wide(float (&d)[32], u32 a0, u32 a1, u32 a2, u32
 __device__ inline void multiply_wide(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("128", PLACES_64, "%64, %65, %66, %67", "%68")
                  : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
+                 : WEIGHTS_AND_X);
+}
+__device__ inline void multiply_wide(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
+    asm volatile(PRODUCT("256", PLACES_128, "%128, %129, %130, %131", "%132")
+                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80),
+                   SUMS_16(96), SUMS_16(112)
                  : WEIGHTS_AND_X);
 }

@@ -13,8 +13,9 @@
 //      ...         | ...         |  each warpgroup reads the x of a stage from shared memory
 //      warpgroup 3 | strips 6, 7 |
 //
-//   x         comes in copies of 16 bytes (cp.async): its order is wgmma's, as the fast layout has
-//             columns; a fence by those that ask makes it visible to products
+//   x         comes in boxes of 64 columns by all rows, a copy each, by a tensor map that the host
+//             makes: its order is wgmma's, as the fast layout has columns. If it is not aligned, word
+//             by word, and a fence makes it visible to products
 //   entries   those that ask put one for each product of 16 rows and 16 columns in a place of its own
 //             in a stage, and tell which have some; of products with several, or tiles with more than
 //             six, those that multiply load all of the tile
@@ -27,12 +28,12 @@
 // About 125 instructions of a warp for 1,024 weights with 64 rows, of them 66 to load and decode.
 // Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds:
 //   rows of x                            64      128
-//   this                                 not run
-//   entries by a list, nvcc's build      111.9   143.9
+//   this, nvcc's build                   111.0   132.4
+//   x by cp.async of 16 bytes            110.7   138.9
+//   entries by a list                    111.9   143.9
 //   entries by steps, not by products    112.1   150.3
 //   x word by word besides               118.4   168.7
-// cuBLASLt's best divided by the last, in another run: 1.017 and 0.774 (17, 24, 32, 48, 96 rows:
-// 1.120, 1.120, 1.147, 1.033, 0.800).
+// cuBLASLt's best takes 120 and 129 there (benches/record/2026-11-23-linear-large.md).
 // What limits it. With 32 rows DRAM in large matrices (28672 x 4096: 3.80 TB/s), and about 5 us at
 // the ends of a launch in small ones. With 128 rows issue slots and entries: beside products of 64
 // clocks each a scheduler has room for about 16 instructions of a warp, and decoding takes as many.
@@ -40,7 +41,7 @@
 //
 // Rejected, in the record with their figures:
 //   x word by word, or put in order in place, for a layout with columns in another order; x by
-//   loads and stores of 16 bytes; x by the warps that multiply; a warp for weights beside two or
+//   cp.async, or by loads and stores, of 16 bytes; x by the warps that multiply; a warp for weights beside two or
 //   three for x; the fence by those that multiply; sums of parts through memory; x arranged by a
 //   kernel before; clusters that share x; two warpgroups of 128 rows each; mma.sync for 17 to 32
 //   rows
@@ -63,17 +64,21 @@ static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four
 constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES, WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS,
               WIDE_HEAD = 64, WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD, WIDE_ENTRIES = 6;
 static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
-constexpr u32 WIDE_FIRST_BYTES = MOST_STAGES * (2 * 8 + WIDE_HEADS);
+constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // a stage
 __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
     return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
 }
 constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A block's part of an item.
-struct WideItem {
+// Strips and columns that a block multiplies at once.
+struct WidePiece {
     u32 matrix, first_strip, strips;  // strips: none if the group is after the last
-    u32 parts, part, begin, end;      // begin, end: stages
+    u32 begin, end;                   // stages
+};
+// A block's part of an item.
+struct WideItem : WidePiece {
+    u32 parts, part;
 
     __device__ explicit WideItem(const LinearLaunch& launch) {
         const u32 rank = blockIdx.x % WIDE_CLUSTER, most = launch.wide_strips;
@@ -93,23 +98,34 @@ struct WideItem {
     }
 };
 
-struct WideRing {
+// Of at most STAGES.
+template <u32 STAGES>
+struct StageRing {
     u32 barriers, first, bytes, count;
     u32 place, full, phase = 0;
-    __device__ WideRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
-        first = (at + WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
-        count = min((at + room - first) / bytes, MOST_STAGES);
+    __device__ StageRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
+        first = (at + STAGES * WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
+        count = min((at + room - first) / bytes, STAGES);
         place = first, full = at;
     }
-    __device__ u32 empty() const { return full + MOST_STAGES * 8; }
+    __device__ u32 empty() const { return full + STAGES * 8; }
     __device__ u32 heads() const {
-        return barriers + MOST_STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
+        return barriers + STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
     }
     __device__ void next() {
         place += bytes, full += 8;
         if (full == barriers + 8 * count) place = first, full = barriers, phase ^= 1;
     }
+    // Those that fill a stage arrive once each, two of them, and those that multiply once a warp.
+    __device__ void init_barriers(u32 warps) const {
+        for (u32 i = 0; i < count; i++) {
+            init_barrier(barriers + 8 * i, 2);
+            init_barrier(empty() + 8 * i, warps);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
 };
+using WideRing = StageRing<MOST_STAGES>;
 
 __device__ inline u64 once_policy() {
     u64 policy;
@@ -132,9 +148,6 @@ __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
         "mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(barrier),
         "r"(bytes)
         : "memory");
-}
-__device__ inline void wait_for_all_copies() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 // What is known to be written to shared memory is there for products that come after.
 __device__ inline void fence_shared() {
@@ -164,46 +177,23 @@ __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 r
         store_shared((to ^ i % 8 * 16) + i * 128, word);
     }
 }
-// `count` rows further.
-__device__ __forceinline__ const u16* row_after(const u16* row, u32 pitch, u32 count) {
-    const u16* after;
-    asm volatile("mad.wide.u32 %0, %1, %2, %3;"
-                 : "=l"(after)
-                 : "r"(pitch), "r"(count * 2), "l"(row));
-    return after;
-}
-__device__ inline void copy_piece(u32 to, const u16* from) {
-    copy_async(to, reinterpret_cast<const u8*>(from));
-}
-// The 64 columns of x of a stage, by a warp, four rows at once; pieces of 16 bytes are swizzled
+// The 64 columns of x of a stage, by a warp, word by word; pieces of 16 bytes are swizzled
 // (linear_wgmma.cuh).
-__device__ __forceinline__ void ask_for_x(const LinearLaunch& launch, u32 stage, u32 place,
-                                          u32 lane) {
-    const u32 column = stage * WIDE_COLUMNS, rows = launch.x_rows, pitch = u32(launch.x_pitch);
-    if ((reinterpret_cast<u64>(launch.x) | pitch * 2) % 16 || launch.x_pitch != pitch ||
-        column + WIDE_COLUMNS > launch.columns) {
-        const u32 mine = column + 2 * lane;
-        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
-                                 max(launch.columns, mine) - mine, place + lane * 4);
-    }
-    const u16* row = row_after(launch.x + column + lane % 8 * 8, pitch, lane / 8);
-    place += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
-    u32 i = 0;
-#pragma unroll 1
-    for (; i + 32 <= rows; i += 32, place += 32 * 128) {
-        // Eight addresses in registers of their own: a copy reads its registers late.
-        const u16* at[8];
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) at[k] = row_after(row, pitch, 4 * k);
-        row = row_after(row, pitch, 32);
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) copy_piece((place ^ k % 2 * 64) + k * 512, at[k]);
-    }
-#pragma unroll 1
-    for (i += lane / 8; i < rows; i += 4) {
-        copy_piece(place, row);
-        place = (place ^ 64) + 512, row = row_after(row, pitch, 4);
-    }
+__device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, u32 stage, u32 place,
+                                              u32 lane) {
+    const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
+    copy_words_slowly(launch.x + mine, launch.x_pitch, launch.x_rows,
+                      max(launch.columns, mine) - mine, place + lane * 4);
+    fence_shared();
+}
+// All rows of x, 64 columns, zeros where there are none, by one lane; all together, alike.
+__device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 barrier) {
+    asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%2, %3}], [%4]; }" ::"r"(to),
+        "l"(&map), "r"(column), "r"(0), "r"(barrier)
+        : "memory");
 }
 
 // What the warps that multiply must know of a strip, tile by tile, for a lane of those that ask.
@@ -216,7 +206,7 @@ struct WideHeads {
     Head head, after;
     u32 first[WIDE_ENTRIES];
 
-    __device__ WideHeads(const LinearLaunch& launch, const WideItem& item, u32 strip, u32 stage) {
+    __device__ WideHeads(const LinearLaunch& launch, const WidePiece& item, u32 strip, u32 stage) {
         const LinearMatrix& m = launch.matrices[item.matrix];
         const u32 tile = stage * WIDE_STEPS / TILE_STEPS;
         next = static_cast<const uint2*>(m.index) +
@@ -278,53 +268,81 @@ __device__ __noinline__ void clear_step(u32 to) {
     }
 }
 
-// The warps that ask take turns, a stage each. They fill the ring with weights before the launch
-// before has ended.
-__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
-                                               WideRing ring, u32 warp, u32 lane) {
+// What a warp that asks does for a piece. The warps take turns, a stage each.
+template <class Ring>
+struct WideAsking {
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
-    const LinearMatrix& m = launch.matrices[item.matrix];
-    const u32 steps = steps_of(launch.columns), x_place = item.strips * WIDE_STRIP_BYTES;
-    const u32 filled = min(item.begin + ring.count, item.end);
-    const u64 policy = once_policy(), strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
-    const bool has_strip = lane < item.strips;
-    for (u32 i = 0; i < warp; i++) ring.next();
-    WideHeads heads(launch, item, has_strip ? lane : 0, item.begin + warp);
-    auto ask_for_weights = [&](u32 stage) {
-        const u32 step = stage * WIDE_STEPS, bytes = min(steps - step, WIDE_STEPS) * STEP_BYTES;
-        const u8* from = m.data + item.first_strip * strip_bytes + u64(step) * STEP_BYTES;
-        arrive_expecting_once(ring.full, item.strips * bytes);
+    const LinearLaunch& launch;
+    const WidePiece piece;
+    u32 first, lane;  // first: stage of this warp
+    u64 policy, strip_bytes;
+    const u8* data;
+
+    __device__ WideAsking(const LinearLaunch& l, const WidePiece& p, u32 first_stage, u32 lane_)
+        : launch(l), piece(p), first(first_stage), lane(lane_) {
+        const LinearMatrix& m = launch.matrices[piece.matrix];
+        policy = once_policy(), strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
+        data = m.data + piece.first_strip * strip_bytes;
+    }
+    __device__ u32 weight_bytes(u32 stage) const {
+        return min(steps_of(launch.columns) - stage * WIDE_STEPS, WIDE_STEPS) * STEP_BYTES;
+    }
+    __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) const {
+        const u32 bytes = weight_bytes(stage);
+        const u8* from = data + u64(stage) * WIDE_STRIP_BYTES;
+        arrive_expecting_once(ring.full, piece.strips * bytes);
 #pragma unroll
         for (u32 i = 0; i < WIDE_STRIPS; i++, from += strip_bytes)
-            if (i < item.strips)
+            if (i < piece.strips)
                 copy_bulk_by_one(ring.place + i * WIDE_STRIP_BYTES, from, bytes, ring.full, policy);
-        if (!has_strip) return;
-        heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
-        if (bytes < WIDE_STRIP_BYTES) clear_step(ring.place + lane * WIDE_STRIP_BYTES);
-    };
-    auto next = [&] {
+    }
+    __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
+        const u32 to = ring.place + x_place;
+        if (!launch.x_mapped) copy_x_slowly(launch, stage, to, lane);
+        __syncwarp();
+        arrive_expecting_once(ring.full, launch.x_mapped ? launch.x_rows * WIDE_COLUMNS * 2 : 0);
+        if (launch.x_mapped) copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, ring.full);
+    }
+    __device__ static void next(Ring& ring) {
 #pragma unroll
         for (u32 i = 0; i < WIDE_ASKING; i++) ring.next();
-    };
-    const WideRing start = ring;
-#pragma unroll 1
-    for (u32 stage = item.begin + warp; stage < filled; stage += WIDE_ASKING, next())
-        ask_for_weights(stage);
-    wait_for_launch_before();
-    ring = start;
-#pragma unroll 1
-    for (u32 stage = item.begin + warp; stage < item.end; stage += WIDE_ASKING, next()) {
-        if (stage >= filled) {
-            wait_for(ring.empty(), ring.phase ^ 1);
-            ask_for_weights(stage);
-        }
-        __syncwarp();
-        ask_for_x(launch, stage, ring.place + x_place, lane);
-        wait_for_all_copies();
-        fence_shared();
-        __syncwarp();
-        if (lane == 0) arrive(ring.full);
     }
+    // Weights of the stages before `filled`, which nobody must make room for.
+    __device__ __forceinline__ void fill(u32 filled, Ring ring) const {
+#pragma unroll 1
+        for (u32 stage = first; stage < filled; stage += WIDE_ASKING, next(ring))
+            ask_for_weights(stage, ring);
+    }
+    // All stages, with x at `x_place` in each; of those before `filled` the weights were asked for.
+    // They are there before the launch before has ended, if `early`.
+    __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place, bool early) const {
+        const bool has_strip = lane < piece.strips;
+        WideHeads heads(launch, piece, has_strip ? lane : 0, first);
+        if (early) wait_for_launch_before();
+#pragma unroll 1
+        for (u32 stage = first; stage < piece.end; stage += WIDE_ASKING, next(ring)) {
+            if (stage >= filled) {
+                wait_for(ring.empty(), ring.phase ^ 1);
+                ask_for_weights(stage, ring);
+            }
+            if (has_strip) {
+                heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
+                if (weight_bytes(stage) < WIDE_STRIP_BYTES)
+                    clear_step(ring.place + lane * WIDE_STRIP_BYTES);
+            }
+            ask_for_x(stage, ring, x_place);
+        }
+    }
+};
+
+// They fill the ring with weights before the launch before has ended.
+__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
+                                               WideRing ring, u32 warp, u32 lane) {
+    const u32 filled = min(item.begin + ring.count, item.end);
+    for (u32 i = 0; i < warp; i++) ring.next();
+    const WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
+    asking.fill(filled, ring);
+    asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
 }
 
 // Weights of 16 columns of 16 rows of a strip: product `j` of a step's two, out of the signs and
@@ -378,10 +396,11 @@ struct WideShare {
     }
 };
 
-template <u32 N>
-__device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, const WideItem& item,
-                                                WideRing ring, const WideShare& share,
-                                                float (&sums)[N / 2]) {
+// All stages of a piece, of which x is at `x_place`. The last one is released afterwards.
+template <u32 N, class Ring>
+__device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const WidePiece& item,
+                                               u32 x_place, Ring& ring, const WideShare& share,
+                                               float (&sums)[N / 2]) {
     const u32* const entries = static_cast<const u32*>(launch.matrices[item.matrix].rest);
     const u32 lane = kept(threadIdx.x % LANES);
     // A warpgroup's second strip may not exist: then nobody uses what it has of the first one.
@@ -394,11 +413,11 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
                                       min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
                                       threadIdx.x / LANES % 2 * WIDE_HALF_HEAD,
                                   0),
-              x_first = kept(describe_x(item.strips * WIDE_STRIP_BYTES));
+              x_first = kept(describe_x(x_place));
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product where there are many sums.
-    constexpr u32 PRODUCTS = N > 64 ? 1 : 2, GROUPS = 2 * WIDE_STEPS / PRODUCTS;
+    constexpr u32 PRODUCTS = N == 128 ? 1 : 2, GROUPS = 2 * WIDE_STEPS / PRODUCTS;
 #pragma unroll 1
     for (u32 stage = item.begin; stage < end; stage++) {
         wait_for(ring.full, ring.phase);
@@ -451,46 +470,60 @@ __device__ __forceinline__ void multiply_stages(const LinearLaunch& launch, cons
     wait_for_products<0>();
 #pragma unroll
     for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+    return to_release;
 }
 
 // Where sums of eight rows of x go, and how.
 struct WideOutput {
-    u16* y;
+    u16* to;  // of this lane, in the first eight rows of x
     u64 pitch;
-    u32 rows, x_rows, row;  // row: the warp's first
-    float bias[2];
-    bool aligned, has_bias;
+    u32 rows, x_rows;  // rows: of the matrix, from the warp's first one on
+    float bias[2];     // without one -0, which changes no sum
+    bool whole;        // all 16 rows exist, and pairs are aligned
 
-    __device__ WideOutput(const LinearLaunch& launch, const WideItem& item,
+    __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
         const LinearMatrix& m = launch.matrices[item.matrix];
-        y = m.y, pitch = m.y_pitch, rows = share.strip < item.strips ? m.rows : 0;
+        const u32 lane = threadIdx.x % LANES,
+                  row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
+        pitch = m.y_pitch, to = m.y + row + lane % 4 * 2 + lane / 4 * pitch;
+        rows = share.strip < item.strips && row < m.rows ? m.rows - row : 0;
         x_rows = launch.x_rows;
-        row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
-        aligned = (reinterpret_cast<u64>(y) | pitch * 2) % 4 == 0;
+        whole = rows >= 16 && (reinterpret_cast<u64>(m.y) | pitch * 2) % 4 == 0;
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
-            const u32 at = row + threadIdx.x % LANES / 4 + 8 * k;
-            bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + at)) : 0;
+            const u32 at = lane / 4 + 8 * k;
+            bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : -0.f;
         }
-        has_bias = m.bias;
     }
-    // A fragment of 16 rows of a strip by the eight rows of x from `first` on.
-    __device__ void store(u32 first, const float* sums) const {
-        const u32 lane = threadIdx.x % LANES, x_row = first + lane / 4;
+    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
+    template <u32 COUNT>
+    __device__ __forceinline__ void store(u32 first, const float* sums) const {
+        if (whole)
+            store_as<COUNT, true>(first, sums);
+        else
+            store_as<COUNT, false>(first, sums);
+    }
+    template <u32 COUNT, bool WHOLE>
+    __device__ __forceinline__ void store_as(u32 first, const float* sums) const {
+        const u32 column = threadIdx.x % 4 * 2;
+        u16* at = to + first * pitch;
 #pragma unroll
-        for (u32 k = 0; k < 2; k++) {
-            const float a = sums[2 * k], b = sums[2 * k + 1];
-            const u32 pair = transposed(has_bias ? round_two(a + bias[k], b + bias[k])
-                                                 : round_two(a, b));
-            const u32 at = row + 8 * k + lane % 4 * 2;
-            if (x_row >= x_rows || at >= rows) continue;
-            u16* const to = y + x_row * pitch + at;
-            if (aligned && at + 1 < rows) {
-                *reinterpret_cast<u32*>(to) = pair;
+        for (u32 i = 0; i < COUNT; i++, at += 8 * pitch) {
+            u32 pairs[2];
+#pragma unroll
+            for (u32 k = 0; k < 2; k++)
+                pairs[k] = transposed(round_two(sums[4 * i + 2 * k] + bias[k],
+                                                sums[4 * i + 2 * k + 1] + bias[k]));
+            if (first + 8 * i + threadIdx.x % LANES / 4 >= x_rows) continue;
+            if (WHOLE) {
+                reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
             } else {
-                to[0] = u16(pair);
-                if (at + 1 < rows) to[1] = u16(pair >> 16);
+                // One by one, what exists.
+#pragma unroll
+                for (u32 k = 0; k < 4; k++)
+                    if (column + k / 2 * 8 + k % 2 < rows)
+                        at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
             }
         }
     }
@@ -530,7 +563,7 @@ __device__ __forceinline__ void add_parts(const WideItem& item, u32 room,
         for (u32 k = 1; k < PARTS; k++)
 #pragma unroll
             for (u32 n = 0; n < 4; n++) sums[i][0][n] += sums[i][k][n];
-        output.store((item.part * EIGHTS + i) * 8, sums[i][0]);
+        output.store<1>((item.part * EIGHTS + i) * 8, sums[i][0]);
     }
 }
 
@@ -543,16 +576,10 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     const WideItem item(launch);
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const WideRing ring(kept(shared_address(linear_shared)), room,
+    WideRing ring(kept(shared_address(linear_shared)), room,
                         wide_stage_bytes(N, max(item.strips, 1)));
     const u32 warpgroups = (item.strips + 1) / 2;
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < ring.count; i++) {
-            init_barrier(ring.barriers + 8 * i, 2);
-            init_barrier(ring.empty() + 8 * i, max(warpgroups, 1) * 4);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) ring.init_barriers(max(warpgroups, 1) * 4);
     __syncthreads();
     // Together as many registers as the block begins with, which build.py compares: with fewer
     // a warp would wait for ever.
@@ -573,11 +600,10 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (active) {
         float sums[N / 2] = {};
         wait_for_launch_before();
-        multiply_stages<N>(launch, item, ring, share, sums);
+        multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
         if (item.parts == 1) {
             const WideOutput output(launch, item, share);
-#pragma unroll
-            for (u32 i = 0; i < N / 8; i++) output.store(8 * i, sums + 4 * i);
+            output.store<N / 8>(0, sums);
             return;
         }
         // The stages are done with: sums take their place.

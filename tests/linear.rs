@@ -461,7 +461,7 @@ fn crossovers_are_those_of_the_gpu() {
     }
     let Some(folder) = compile(&[]) else { return };
     for (capability, bus_width, expected) in
-        [("90", "5120", "25 257"), ("90", "6016", "17 193"), ("90", "4096", "49 49"), ("80", "5120", "49 49")]
+        [("90", "5120", "25 513"), ("90", "6016", "17 769"), ("90", "4096", "49 49"), ("80", "5120", "49 49")]
     {
         let mut command = child(&folder, NAME, 1);
         command.env("DRIVER_capability", capability).env("DRIVER_bus_width", bus_width);

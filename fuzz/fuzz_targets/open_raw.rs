@@ -1,28 +1,6 @@
-//! Any bytes as a container: a typed error, or a model on which everything gives bytes or a typed
-//! error. The reference opens the same containers.
+//! `df11_fuzz::targets::open_raw` with libFuzzer.
 #![no_main]
 
-use df11::OpenOptions;
-use df11_fuzz::model;
-use df11_reference::{Container, Kind};
-use libfuzzer_sys::fuzz_target;
+use df11_fuzz::{start, targets::open_raw::run};
 
-fuzz_target!(init: df11_fuzz::start(), |data: &[u8]| {
-    let reference = Container::open(data);
-    let options = OpenOptions::new();
-    for model in [
-        model::open(&[data], &options),
-        model::open_copied(data, &options),
-        model::open(&[data], &options.clone().checksums(false)),
-    ] {
-        match (&model, &reference) {
-            (Ok(model), Ok(_)) => model::exercise(model),
-            (Err(error), Err(theirs)) => {
-                model::assert_typed(error);
-                assert_eq!(model::is_unsupported(error), theirs.kind == Kind::Unsupported, "{error} / {theirs}");
-            }
-            (Ok(_), Err(theirs)) => panic!("only df11 opens it; the reference: {theirs}"),
-            (Err(ours), Ok(_)) => panic!("only the reference opens it; df11: {ours}"),
-        }
-    }
-});
+libfuzzer_sys::fuzz_target!(init: start(), |data: &[u8]| run(data));

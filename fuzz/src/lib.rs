@@ -11,6 +11,7 @@ pub mod draft;
 pub mod import;
 pub mod model;
 pub mod samples;
+pub mod targets;
 pub mod tensors;
 pub mod tile;
 pub mod witness;

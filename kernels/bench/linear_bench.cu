@@ -1,13 +1,13 @@
 // Bench and check of the kernels that multiply by compressed matrices: see README.md.
 //   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, the same
-//                                      bits always; `check wide`: of 17 to 128 rows of x alone
+//                                      bits always; `check wide`: of 17 to 256 rows of x alone
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
-//                                      best; `wide`: 17 to 128 rows of x alone
+//                                      best; `wide`: 17 to 256 rows of x alone
 //   linear_bench ways ROUNDS           32, 64 and 128 rows of x by all ways to share strips and columns
 //                                      out among blocks
-//   linear_bench sums ROUNDS           32, 64 and 128 rows of x without cuBLASLt: each matrix, and all
-//                                      four
+//   linear_bench sums ROUNDS [X_ROWS]  16 to 256 rows of x, or so many, without cuBLASLt: each matrix,
+//                                      and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
 //   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS: the same of tiles as
@@ -22,6 +22,7 @@
 #include <string>
 
 #include <cublasLt.h>
+#include <cudaTypedefs.h>
 
 #include "../linear.cu"
 #include "../tile.cu"
@@ -145,14 +146,20 @@ struct Context {
         CUDA(cudaMemset(counters, 0, 4 << 16));
         CUDA(cudaMalloc(&status, 4));
         CUDA(cudaMemset(status, 0, 4));
-        CUDA(cudaMalloc(&partials, 64 << 20));
-        CUDA(cudaMemset(partials, 0xFF, 64 << 20));
+        CUDA(cudaMalloc(&partials, 128 << 20));
+        CUDA(cudaMemset(partials, 0xFF, 128 << 20));
     }
     u32 take_status() {
         u32 s;
         CUDA(cudaMemcpy(&s, status, 4, cudaMemcpyDeviceToHost));
         CUDA(cudaMemset(status, 0, 4));
         return s;
+    }
+    // Kernels leave counters as they were.
+    bool has_clear_counters() const {
+        std::vector<u32> all(1 << 16);
+        CUDA(cudaMemcpy(all.data(), counters, 4 << 16, cudaMemcpyDeviceToHost));
+        return std::all_of(all.begin(), all.end(), [](u32 n) { return n == 0; });
     }
 };
 
@@ -278,6 +285,7 @@ static bool check_one(Context& c, u32 rows, u32 columns, int mode, u32 x_rows, u
     expect(ours.rms <= std::max(cublas.rms, 1e-30) * 1.01 * slack, "larger error than cuBLAS");
     expect(ours.rms < 0.02 && biased_error.rms < 0.02 + ours.rms * 4, "wrong product");
     expect(c.take_status() == 0, "status");
+    expect(c.has_clear_counters(), "counters");
     printf(
         "%6ux%-6u mode %d x %2u: %.3f bits, rms %.3e (cuBLAS %.3e, Lt %d), worst "
         "%.2e (%.2e), classes %llu %llu%s\n",
@@ -532,7 +540,7 @@ static int hostile(Context& c, int count, u64 seed) {
     u64 refused = 0;
     for (int i = 0; i < count; i++) {
         const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
-                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : WIDE_ROWS);
+                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : LARGE_ROWS);
         u16* w = make_weights(rows, columns, next(), i % 3);
         Fast f = pack(w, rows, columns);
         std::vector<u8> heads = from_device((const u8*)f.heads, f.tiles * 8),
@@ -691,11 +699,11 @@ static void bench_others(Context& c, int rounds) {
 static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128}
+    const std::vector<u32> batches = wide_only ? std::vector<u32>{17, 24, 32, 48, 64, 96, 128, 192, 256}
                                      : with_variants
                                          ? std::vector<u32>{1, 8, 16}
                                          : std::vector<u32>{1,  2,  4,  8,  12, 16, 17,
-                                                            24, 32, 48, 64, 96, 128};
+                                                            24, 32, 48, 64, 96, 128, 256};
     struct Row {
         u32 x_rows;
         std::string name;
@@ -711,9 +719,9 @@ static int bench(Context& c, int rounds, bool with_variants, bool wide_only) {
         std::vector<u16*> ws = {w};
         std::vector<Fast> fs = {f};
         for (int i = 1; i < copies; i++) ws.push_back(copy_of(w, n * 2)), fs.push_back(f.copy());
-        u16* x = make_weights(128, columns, 9, 4);
+        u16* x = make_weights(LARGE_ROWS, columns, 9, 4);
         u16* y;
-        CUDA(cudaMalloc(&y, u64(128) * rows * 2));
+        CUDA(cudaMalloc(&y, u64(LARGE_ROWS) * rows * 2));
         for (u32 x_rows : batches) {
             std::vector<Contender> all;
             Lt lt(c.lt, c.room, rows, x_rows, columns, columns);
@@ -831,11 +839,11 @@ int main(int argc, char** argv) {
     if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
     if (mode == "hostile") return hostile(c, atoi(argv[2]), strtoull(argv[3], nullptr, 10));
-    if (mode == "sums") return sums(c, atoi(argv[2]), early);
+    if (mode == "sums") return sums(c, atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0, early);
     if (mode == "bench" || mode == "variants" || mode == "wide")
         return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
     if (mode == "crossover")
-        return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : WIDE_ROWS, early);
+        return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : LARGE_ROWS, early);
     fprintf(stderr, "see the head of linear_bench.cu\n");
     return 2;
 }

@@ -1,4 +1,4 @@
-// Host side of linear_bench.cu: launches of 17 to 128 rows of x, their checks, and the crossover.
+// Host side of linear_bench.cu: launches of 17 to 256 rows of x, their checks, and the crossover.
 // Loaded after Context.
 #pragma once
 
@@ -16,6 +16,27 @@ static void launch_with(const void* kernel, u32 blocks, u32 threads, u32 shared,
     config.stream = stream, config.attrs = &attribute, config.numAttrs = early;
     CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
+}
+
+// The map of x, if there can be one.
+static void map_x(LinearLaunch& l) {
+    l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
+    if (!l.x_mapped) return;
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
+                                              reinterpret_cast<void**>(&encode), 12000,
+                                              cudaEnableDefault, &found));
+    }
+    const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
+    const cuuint32_t box[] = {WIDE_COLUMNS, l.x_rows}, every[] = {1, 1};
+    const auto done =
+        encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+               const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
 }
 
 static const void* wide_kernel(u32 n) {
@@ -43,9 +64,22 @@ static u32 wide_strips(const LinearLaunch& l) {
     }
     return best;
 }
+// 129 to 256 rows.
+static void launch_large(const LinearLaunch& launch, bool early, cudaStream_t stream) {
+    LinearLaunch l = launch;
+    map_x(l);
+    l.items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        l.items += large_shares(l.matrices[i].rows, l.columns);
+    const u32 blocks = forced_strips ? forced_strips * 7 : u32(sm_count());
+    launch_with(kernel_of("df11_linear_fast_256", (const void*)df11_linear_fast_256),
+                std::min(l.items, blocks), LARGE_THREADS, WIDE_SHARED_BYTES, early, l, stream);
+}
 static void launch_wide(const LinearLaunch& launch, bool early, cudaStream_t stream) {
+    if (launch.x_rows > WIDE_ROWS) return launch_large(launch, early, stream);
     const u32 n = wide_class(launch.x_rows);
     LinearLaunch l = launch;
+    map_x(l);
     l.counters = nullptr, l.partials = nullptr, l.items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
         l.wide_parts[i] =
@@ -106,7 +140,7 @@ static bool check_wide_launch(Context& c, u32 rows, u32 whole_columns, u32 first
         for (u32 k = 0; k < x_rows; k++)
             good &= from_device(y + k * y_pitch + offset, 1)[0] == 0xA5A5;
     }
-    good &= c.take_status() == 0;
+    good &= c.take_status() == 0 && c.has_clear_counters();
     printf("slices of %ux%u, columns %u to %u, %u rows of x%s\n", rows, whole_columns, first,
            first + columns, x_rows, good ? "" : "  WRONG");
     whole.free();
@@ -122,15 +156,19 @@ static bool check_wide(Context& c, bool early) {
                              {257, 384},  {1024, 4096}, {31, 33},    {1000, 5120}, {2048, 96},
                              {512, 2048}, {768, 2080},  {300, 4096}, {20000, 256}};
     for (auto& s : shapes)
-        for (u32 x_rows : {17u, 24u, 31u, 32u, 33u, 47u, 64u, 65u, 100u, 127u, 128u})
+        for (u32 x_rows : {17u, 24u, 31u, 32u, 33u, 47u, 64u, 65u, 100u, 127u, 128u, 129u, 200u, 255u,
+                           256u})
             good &= check_one<Fast>(c, s[0], s[1], seed % 2 ? 0 : 1, x_rows, seed), seed++;
     for (int mode : {1, 2, 3, 5, 7})
-        for (u32 x_rows : {32u, 64u, 128u}) good &= check_one<Fast>(c, 500, 2056, mode, x_rows, seed++);
-    for (u32 x_rows : {32u, 64u, 128u})
+        for (u32 x_rows : {32u, 64u, 128u, 256u})
+            good &= check_one<Fast>(c, 500, 2056, mode, x_rows, seed++);
+    for (u32 x_rows : {32u, 64u, 128u, 256u})
         good &= check_one<Fast>(c, 4096, 14336, 0, x_rows, seed++),
             good &= check_one<Fast>(c, 6144, 4096, 1, x_rows, seed++);
     good &= check_one<Fast>(c, 28672, 4096, 0, 48, seed++);
-    for (u32 x_rows : {17u, 64u, 128u})
+    good &= check_one<Fast>(c, 28672, 4096, 0, 256, seed++);
+    good &= check_one<Fast>(c, 100, 65536, 0, 256, seed++);
+    for (u32 x_rows : {17u, 64u, 128u, 192u})
         good &= check_wide_launch(c, 1000, 2100, 512, 1588, x_rows, early),
             good &= check_wide_launch(c, 320, 4096, 256, 1024, x_rows, early);
     return good;
@@ -237,10 +275,11 @@ static int ways(Context& c, int rounds, bool early) {
     return 0;
 }
 
-// Times of 32, 64 and 128 rows of x, to compare kernels of files.
-static int sums(Context& c, int rounds, bool early) {
+// Times of 16 to 256 rows of x, or of `wanted` alone, to compare kernels of files.
+static int sums(Context& c, int rounds, u32 wanted, bool early) {
     const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
-    for (u32 x_rows : {32u, 64u, 128u}) {
+    for (u32 x_rows : {16u, 32u, 64u, 128u, 192u, 256u}) {
+        if (wanted && wanted != x_rows) continue;
         double sum = 0;
         printf("x %3u:", x_rows);
         for (auto& shape : shapes) {

@@ -21,7 +21,8 @@ GiB. Either way one alone is measured while others wait.
 | tokens | of BF16 and exact: greedy tokens of 128 prompts, one request at a time |
 | profile | microseconds of each kernel, with 64 requests, at saturation, and for prompts alone |
 
-What fails or runs out of time says so; what was measured before counts.
+What fails or runs out of time says so; what was measured before counts. Tokens are vLLM's own
+again in another engine only with VLLM_BATCH_INVARIANT=1 in the environment.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--together", type=float, help="GiB of KV cache; engines start together")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a request; -1: all")
     parser.add_argument("--chunk", type=int, help="tokens of a step, instead of vLLM's own choice")
+    parser.add_argument("--graphs", type=int, help="tokens of the largest CUDA graph")
     parser.add_argument(
         "--batches", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64]
     )
@@ -163,8 +165,8 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What rows have in common."""
-    told = ("geometry", "layers", "gpus", "memory", "together", "length", "chunk", "requests")
-    found = {name: getattr(options, name) for name in told}
+    told = "geometry layers gpus memory together length chunk graphs requests"
+    found = {name: getattr(options, name) for name in told.split()}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -335,6 +337,11 @@ def serve(options: argparse.Namespace) -> None:
         extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
     if options.chunk is not None:
         extra["max_num_batched_tokens"] = options.chunk
+    if options.graphs is not None:
+        extra["max_cudagraph_capture_size"] = options.graphs
+    if options.gpus > 1:
+        # FlashInfer would compile the fused kernel at the start, for which machines need its tools.
+        extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     traces = options.out.resolve() / "traces" / kind
     if "profile" in options.parts:
         extra["profiler_config"] = {

@@ -86,6 +86,7 @@ _WITH_TORCH = {
     "MissingError": "_parameters",
     "ModelReport": "_status",
     "attach": "_attach",
+    "merge_adapter": "_adapter",
     "report": "_status",
     "save": "_attach",
     "state_dict": "_attach",

@@ -572,7 +572,9 @@ def test_the_fast_layout_of_another_release_is_refused(version: dict[str, int]) 
     """Its bytes would mean other weights."""
     part = [1, 32, 256, 0, 0, 32, 0, 256]
     with pytest.raises(ValueError, match="fast layout of another release"):
-        rebuild([torch.zeros(0, dtype=torch.uint8)], {"parts": [part], "shape": [32, 256], **version})
+        rebuild(
+            [torch.zeros(0, dtype=torch.uint8)], {"parts": [part], "shape": [32, 256], **version}
+        )
 
 
 # ---- compilation ----

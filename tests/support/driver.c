@@ -298,6 +298,8 @@ int cuFuncGetAttribute(int *to, int attribute, Handle function) {
     return 0;
 }
 
+int cuTensorMapEncodeTiled(void *map) NOTHING
+
 int cuModuleUnload(Handle module) NOTHING
 int cuFuncSetAttribute(Handle function, int attribute, int value) NOTHING
 

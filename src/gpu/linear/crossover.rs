@@ -43,23 +43,25 @@ const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
 /// The driver counts these of the 6,144 bits of its six stacks.
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 
-/// Put together from times in `benches/record/` (2026-11-22-linear-*, *tile-kernel*, *residence*), for
-/// the four matrices there: those of our products and of cuBLASLt's, and of decoding `tile`; decoding
-/// the fast layout is taken to run at the rate of a copy. In microseconds:
+/// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear-large,
+/// *tile-kernel*, *residence*), for the four matrices there: those of our products and of cuBLASLt's,
+/// of decoding `tile`, and on the H200 of decoding the fast layout, which on the H100 is taken to run at
+/// the rate of a copy. In microseconds:
 ///
 /// ```text
-/// rows of x              16     24     32     64    128    192    256      decode, then cuBLASLt
+/// rows of x              16     24     32     64    128    256    512      decode, then cuBLASLt
 /// H200, stored          239    418    478                                   204 + 118
-/// H200, fast             96    106    107    121    168    289    337       187 + 131, or more
+/// H200, fast             98           103    111    132    199    398       236 + 295 for 512 rows
 /// H100, stored          238    413    476                                   300 + 164
-/// H100, fast            121           137    157    195    352    391       243 + 171, or more
+/// H100, fast            121           137    157    195                     243 + 171, or more
 /// ```
 ///
-/// The last numbers of rows for which a launch fewer would do are 16, 24, 192 and 256. Times of 192
-/// and 256 rows are those of two launches; on the H100 those of the fast layout from 32 rows on are of
-/// the kernels before.
+/// With the fast layout a launch takes 256 rows. On the H200 three take 597, where decoding and
+/// cuBLASLt grow by 110 for each 256 rows, to 641 and 751 for 768 and 1,024: so up to 768. On the H100,
+/// where launches of 256 rows were not measured, up to two of them, as they wait for products, which are
+/// as fast there, and decoding takes longer.
 const KNOWN: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 25, fast: 257 }), (H200, Crossover { stored: 17, fast: 193 })];
+    [(H100, Crossover { stored: 25, fast: 513 }), (H200, Crossover { stored: 17, fast: 769 })];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.

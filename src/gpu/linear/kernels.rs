@@ -9,7 +9,7 @@ use super::{
     Matrix, Residence,
     crossover::{Crossover, Gpu},
     multiply::{Multiply, run},
-    split::{GROUP, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
+    split::{GROUP, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
     task::{
         FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
         PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
@@ -37,8 +37,12 @@ const SHARED_AT: usize = 16;
 const WIDE_AT: usize = SHARED_AT + ROWS as usize;
 /// From where on they say how matrices are shared out for more rows.
 const WIDE_SPLIT_AT: usize = WIDE_AT + 2;
+/// As [`WIDE_AT`], of the kernel for [`LARGE_ROWS`].
+const LARGE_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
+/// As [`WIDE_SPLIT_AT`], for as many.
+const LARGE_SPLIT_AT: usize = LARGE_AT + 2;
 /// From where on they are of the kernels for matrices as stored.
-const TILE_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
+const TILE_AT: usize = LARGE_SPLIT_AT + LARGE_SPLIT.len();
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -47,8 +51,8 @@ const EARLY_DRIVER: (i32, i32) = (12, 3);
 pub(in crate::gpu) struct LinearKernels {
     /// For each number of rows of x from 1 on.
     fast: Vec<Multiply>,
-    /// For more rows, each of [`WIDE_CLASSES`], if there are such kernels for this GPU.
-    wide: Option<Vec<Multiply>>,
+    /// For more rows, if there are such kernels for this GPU.
+    wide: Option<Wide>,
     tiles: TileKernels,
     grouped: Multiply,
     count: CudaFunction,
@@ -63,21 +67,33 @@ pub(in crate::gpu) struct LinearKernels {
     crossover: Crossover,
 }
 
-/// The kernels for more than [`ROWS`] rows of x by matrices in the fast layout. None if this GPU's
-/// code has none, or its blocks have too little shared memory.
+/// The kernels for more than [`ROWS`] rows of x.
+#[derive(Debug)]
+struct Wide {
+    /// For each of [`WIDE_CLASSES`].
+    classes: Vec<Multiply>,
+    /// For [`LARGE_ROWS`].
+    large: Multiply,
+}
+
+/// Those for matrices in the fast layout. None if this GPU's code has none, or its blocks have too
+/// little shared memory.
 fn load_wide(
     function: impl Fn(&str) -> Result<CudaFunction>,
     constants: &[u32],
     others: &Kernels,
-) -> Result<Option<Vec<Multiply>>> {
-    let (shared, threads) = (constants[0], constants[1]);
-    if threads == 0 {
+) -> Result<Option<Wide>> {
+    if constants[WIDE_AT + 1] == 0 {
         return Ok(None);
     }
-    let prepare = |rows| Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others);
-    let all = WIDE_CLASSES.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
-    let fit = all.iter().all(|kernel| kernel.blocks > 0);
-    Ok(fit.then_some(all))
+    let prepare = |rows, at: usize| {
+        let (shared, threads) = (constants[at], constants[at + 1]);
+        Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others)
+    };
+    let classes = WIDE_CLASSES.into_iter().map(|rows| prepare(rows, WIDE_AT)).collect::<Result<Vec<_>>>()?;
+    let large = prepare(LARGE_ROWS, LARGE_AT)?;
+    let fit = classes.iter().chain([&large]).all(|kernel| kernel.blocks > 0);
+    Ok(fit.then_some(Wide { classes, large }))
 }
 
 impl LinearKernels {
@@ -102,7 +118,7 @@ impl LinearKernels {
             Multiply::prepare(function.clone(), threads, shared, others)
         };
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
-        let wide = load_wide(function, &constants[WIDE_AT..], others)?;
+        let wide = load_wide(function, &constants, others)?;
         let tiles = TileKernels::load(function, &constants[TILE_AT..], others)?;
         let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
@@ -149,7 +165,7 @@ impl LinearKernels {
         match staged {
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|kernel| kernel.blocks == 0) => 0,
-            None if self.wide.is_some() => WIDE_CLASSES[WIDE_CLASSES.len() - 1],
+            None if self.wide.is_some() => LARGE_ROWS,
             None => ROWS,
         }
     }
@@ -178,8 +194,8 @@ impl LinearKernels {
     /// Puts a product of more rows on the stream, by matrices in the fast layout.
     ///
     /// # Safety
-    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than
-    /// [`most_rows`](Self::most_rows); the items, strips and parts are those of
+    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than the last
+    /// of [`WIDE_CLASSES`]; the items, strips and parts are those of
     /// [`Wide`](super::split::Wide).
     pub(super) unsafe fn multiply_wide(
         &self,
@@ -187,12 +203,25 @@ impl LinearKernels {
         items: u64,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let kernels = self.wide.as_ref().expect("most_rows says whether there are kernels for this many");
         let rows = u64::from(launch.x_rows);
-        let kernel = WIDE_CLASSES.iter().zip(kernels).find(|&(&class, _)| rows <= class);
+        let kernel = WIDE_CLASSES.iter().zip(&self.wide().classes).find(|&(&class, _)| rows <= class);
         let (_, kernel) = kernel.expect("no more rows than the last class has");
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
         unsafe { kernel.run_blocks(self.early, stream, (items * WIDE_CLUSTER) as u32, launch) }
+    }
+
+    /// Likewise, of up to [`LARGE_ROWS`] rows of x.
+    ///
+    /// # Safety
+    /// As [`multiply`](Self::multiply), with no more than [`LARGE_ROWS`] rows of x; the matrices and
+    /// items are those of [`Large`](super::split::Large).
+    pub(super) unsafe fn multiply_large(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
+        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+        unsafe { self.wide().large.run(self.early, stream, launch.items, launch) }
+    }
+
+    fn wide(&self) -> &Wide {
+        self.wide.as_ref().expect("most_rows says whether there are kernels for this many")
     }
 
     /// Puts a product with experts on the stream.
@@ -293,9 +322,10 @@ fn blocks(rows: u32, columns: u32, warps: u64) -> u32 {
 /// That both sides mean the same by what is no size of a structure.
 fn check_constants(constants: &[u32]) -> Result<()> {
     let few = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
-    let ours = [&few[..], &WIDE_SPLIT].concat();
+    let ours = [&few[..], &WIDE_SPLIT, &LARGE_SPLIT].concat();
     let few = [8, 10, 11, 12, 13, 14].into_iter();
-    let theirs = few.chain(WIDE_SPLIT_AT..TILE_AT).map(|at| u64::from(constants[at]));
+    let at = few.chain(WIDE_SPLIT_AT..LARGE_AT).chain(LARGE_SPLIT_AT..TILE_AT);
+    let theirs = at.map(|at| u64::from(constants[at]));
     let theirs: Vec<u64> = theirs.collect();
     if ours == theirs {
         return Ok(());

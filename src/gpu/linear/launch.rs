@@ -6,7 +6,8 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 use super::{
     LinearInput, LinearOutput, Matrix, Residence,
     kernels::LinearKernels,
-    split::{COUNTERS, MATRIX_COUNTERS, Split, Wide},
+    map::map_of,
+    split::{COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide},
     task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
     tiles::Staged,
 };
@@ -15,6 +16,9 @@ use crate::{Result, gpu::Status};
 /// Bytes of counters, with which a workspace begins: the same for all products, so that they can
 /// share one.
 const COUNTER_BYTES: u64 = (4 * COUNTERS).next_multiple_of(256);
+
+/// The most rows of x that are multiplied without [`Large`] launches.
+const WIDE_ROWS: u64 = WIDE_CLASSES[WIDE_CLASSES.len() - 1];
 
 #[derive(Debug)]
 pub(super) struct Launch {
@@ -30,6 +34,8 @@ pub(super) struct Launch {
     partials: u64,
     /// Clusters for more than [`ROWS`] rows of x.
     wide_items: u64,
+    /// For more than [`WIDE_ROWS`].
+    large: Vec<Large>,
 }
 
 impl Launch {
@@ -79,7 +85,9 @@ impl Launch {
             arguments.items += split.items() as u32;
             partials += split.partials();
         }
-        Self { most_rows, staged, order: order.to_vec(), arguments, partials, wide_items: wide.items }
+        let large = Large::all(&rows, shape(order[0]).1);
+        let (order, wide_items) = (order.to_vec(), wide.items);
+        Self { most_rows, staged, order, arguments, partials, wide_items, large }
     }
 
     /// The most rows of x at once.
@@ -89,8 +97,14 @@ impl Launch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Kernels for more than `ROWS` need none; but it may be used for fewer rows.
-        if rows == 0 || self.partials == 0 { 0 } else { COUNTER_BYTES + self.partials * PARTIAL_BYTES }
+        // Kernels for up to `WIDE_ROWS` need none; but it may be used for fewer rows.
+        let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
+        let is_large = rows.min(self.most_rows) > WIDE_ROWS;
+        let shares = self.large.iter().map(|launch| launch.shares).max().filter(|_| is_large);
+        match few.max(shares.unwrap_or(0) * LARGE_PARTIAL_BYTES) {
+            0 => 0,
+            partials => COUNTER_BYTES + partials,
+        }
     }
 
     /// Puts it on the stream, for no more rows than [`Launch::most_rows`]; the product of the
@@ -122,8 +136,22 @@ impl Launch {
             // counters are zero, since kernels leave them so; the rest is the caller's promise.
             return unsafe { kernels.multiply(self.staged, stream, &arguments) };
         }
-        // SAFETY: as above; the kernel needs no workspace.
-        unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) }
+        if let Some(map) = map_of(x, arguments.columns)? {
+            (arguments.x_map, arguments.x_mapped) = (map, 1);
+        }
+        if x.rows <= WIDE_ROWS {
+            // SAFETY: as above; the kernel needs no workspace.
+            return unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) };
+        }
+        arguments.counters = workspace;
+        for &Large { matrices: (first, end), shares } in &self.large {
+            let mut part = arguments;
+            part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);
+            (part.matrix_count, part.items) = ((end - first) as u32, shares as u32);
+            // SAFETY: as above; one launch after the other has the workspace.
+            unsafe { kernels.multiply_large(stream, &part) }?;
+        }
+        Ok(())
     }
 }
 

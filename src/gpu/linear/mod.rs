@@ -16,6 +16,7 @@ mod gather;
 mod grouped;
 mod kernels;
 mod launch;
+mod map;
 mod matrix;
 mod multiply;
 mod pack;

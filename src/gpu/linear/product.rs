@@ -57,13 +57,14 @@ impl LinearOutput {
 ///
 /// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
 /// x is multiplied, by several launches if need be: 16 rows at once (fewer of matrices as stored if
-/// blocks have little shared memory), or 128 of matrices in the fast layout with compute capability
+/// blocks have little shared memory), or 256 of matrices in the fast layout with compute capability
 /// 9.0. From [`Linear::crossover_rows`] on it is faster to decode
 /// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
 ///
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
 /// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
-/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64 or 128.
+/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128 or
+/// 256.
 /// They never depend on other matrices. Keeps its matrices alive.
 ///
 /// ```no_run
@@ -144,8 +145,9 @@ impl Linear {
     }
 
     /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0 is
-    /// none. Up to 16 rows at most 2.4 MB, up to 32 at most 4.7 MB. Of more rows, which other
-    /// kernels multiply with compute capability 9.0, up to 17.2 MB a matrix, and x again.
+    /// none. Up to 128 rows at most 2.4 MB. With more, which another kernel multiplies with compute
+    /// capability 9.0 and the fast layout, 262,144 bytes for each of up to 132 shares of a matrix, of
+    /// matrices that share a launch together at most 69.3 MB.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }

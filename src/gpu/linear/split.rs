@@ -60,7 +60,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 /// Strips of a block, at most, that multiplies by more than [`ROWS`](super::task::ROWS) rows of x.
 const WIDE_STRIPS: u64 = 8;
 /// Columns of a stage.
-const WIDE_COLUMNS: u64 = 64;
+pub(super) const WIDE_COLUMNS: u64 = 64;
 /// Blocks of a cluster.
 pub(super) const WIDE_CLUSTER: u64 = 4;
 /// That an H200 runs at once, of [`BLOCKS`] multiprocessors.
@@ -139,9 +139,59 @@ impl Wide {
     }
 }
 
+/// Rows of x up to which the kernel for more than the last of [`WIDE_CLASSES`] multiplies.
+pub(super) const LARGE_ROWS: u64 = 256;
+/// Strips of a group, whose stages follow each other.
+const LARGE_STRIPS: u64 = 4;
+/// A share has a multiple of these.
+const LARGE_STAGES: u64 = 8;
+/// What sums of a share take that meet in memory.
+pub(super) const LARGE_PARTIAL_BYTES: u64 = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
+/// What of this the kernels' constants tell.
+pub(super) const LARGE_SPLIT: [u64; 3] = [LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES];
+/// Shares of one launch, at most: those of two large matrices.
+const MOST_SHARES: u64 = 2 * BLOCKS;
+
+/// In how many shares a matrix is multiplied by more than the last of [`WIDE_CLASSES`] rows of x, at
+/// most [`BLOCKS`]: `large_shares` of the kernels.
+const fn large_shares(rows: u64, columns: u64) -> u64 {
+    let groups = rows.div_ceil(STRIP_ROWS).div_ceil(LARGE_STRIPS);
+    let stages = groups * columns.div_ceil(WIDE_COLUMNS);
+    stages.div_ceil(stages.div_ceil(BLOCKS).next_multiple_of(LARGE_STAGES))
+}
+
+/// A launch of the kernel for more than the last of [`WIDE_CLASSES`] rows of x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Large {
+    /// The first of its matrices, and the one after the last.
+    pub(super) matrices: (usize, usize),
+    pub(super) shares: u64,
+}
+
+impl Large {
+    /// Launches for matrices with these rows and as many columns: so many in each that what they
+    /// need of a workspace is bounded.
+    pub(super) fn all(rows: &[u64], columns: u64) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for (at, &rows) in rows.iter().enumerate() {
+            let shares = large_shares(rows, columns);
+            match all.last_mut() {
+                Some(last) if last.shares + shares <= MOST_SHARES => {
+                    *last = Self { matrices: (last.matrices.0, at + 1), shares: last.shares + shares };
+                }
+                _ => all.push(Self { matrices: (at, at + 1), shares }),
+            }
+        }
+        all
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, wide_items};
+    use super::{
+        GROUP, Large, MATRIX_COUNTERS, MOST_SHARES, MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, large_shares,
+        wide_items,
+    };
 
     #[test]
     fn strips_are_shared_out_in_groups() {
@@ -188,5 +238,22 @@ mod tests {
         assert_eq!((few.parts[0], few.strips, few.items), (4, 8, 16));
         assert_eq!(Wide::new(&[4096], 4096, 1).parts[0], 4);
         assert_eq!(wide_items(33, 2, 1), 1);
+    }
+
+    #[test]
+    fn stages_are_shared_out_among_blocks() {
+        for rows in (1..200_000).step_by(3001) {
+            for columns in (8..40_000).step_by(1016) {
+                assert!((1..=MATRIX_COUNTERS).contains(&large_shares(rows, columns)), "{rows} x {columns}");
+            }
+        }
+        let of = |rows, columns| large_shares(rows, columns);
+        assert_eq!([of(6144, 4096), of(4096, 4096), of(28_672, 4096), of(4096, 14_336)], [128; 4]);
+        assert_eq!([of(1, 8), of(128, 1024), of(1024, 4096)], [1, 2, 64]);
+        let all = |rows: &[u64]| Large::all(rows, 4096);
+        let launch = |first, end, shares| Large { matrices: (first, end), shares };
+        assert_eq!(all(&[4096, 1024, 1024]), [launch(0, 3, 256)]);
+        assert_eq!(all(&[14_336, 14_336, 14_336]), [launch(0, 2, 256), launch(2, 3, 128)]);
+        assert!(all(&[14_336; 8]).iter().all(|launch| launch.shares <= MOST_SHARES));
     }
 }

@@ -83,9 +83,14 @@ pub(super) struct LinearMatrix {
     pub(super) first_column: u32,
 }
 
+/// What the GPU must know to copy x in boxes: a `CUtensorMap`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(64))]
+pub(super) struct XMap(pub(super) [u64; 16]);
+
 /// A launch of a kernel that multiplies. Pointers are device addresses.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(C, align(16))]
+#[repr(C, align(64))]
 pub(super) struct LinearLaunch {
     pub(super) x: u64,
     /// In elements.
@@ -103,8 +108,11 @@ pub(super) struct LinearLaunch {
     pub(super) wide_strips: u32,
     /// Of matrices as stored: items whose sums a block has on their way at once, 1 or 2.
     pub(super) tile_sets: u32,
-    pub(super) reserved: [u32; 2],
+    /// For more than [`ROWS`] rows: 1 if `x_map` is set.
+    pub(super) x_mapped: u32,
+    pub(super) reserved: u32,
     pub(super) matrices: [LinearMatrix; MATRICES],
+    pub(super) x_map: XMap,
 }
 
 /// Experts of a mixture, at most.

@@ -1,0 +1,289 @@
+//! The fast decoder against the reference, on the arrays of a valid tensor that were changed in any way.
+//!
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others both report
+//! an error):
+//!
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as many LUTs as
+//!    its code lengths need, and all bits from `bit_count` on are zero; the bytes are the same. (The reference
+//!    leaves the last two to verification, and the format leaves it to a decoder when to look.) Otherwise it
+//!    reports Corrupt.
+//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it, but for
+//!    a wrong number of LUTs, and but for bits behind `bit_count` that are not zero, if it reads the last thread
+//!    block. Where the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
+//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if and only if
+//!    `witness::verify_gap` does.
+
+use std::ops::Range;
+
+use crate::{
+    bytes::Bytes,
+    tensors,
+    witness::{self, Failure},
+};
+use df11::{
+    Error, Result,
+    encoding::gap::{Decoder, EncodedTensor, Geometry, Layout, encode_tensor},
+    huffman::{read_codebook, verify_codebook},
+};
+
+/// Runs one input.
+///
+/// # Panics
+///
+/// If the property does not hold.
+pub fn run(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    let geometry = tensors::geometry(&mut bytes);
+    let cuts = [bytes.u16().into(), bytes.u16().into(), bytes.u16().into()];
+    let weights = tensors::weights(&mut bytes, 1 << 16);
+    let encoded = encode_tensor(&weights, geometry, weights.len()).expect("weights encode");
+    let mut subject = Subject::new(encoded);
+    let mut changes = 0;
+    while !bytes.is_empty() && changes < 32 {
+        subject.change(&mut bytes);
+        changes += 1;
+    }
+    subject.check(cuts, changes == 0);
+}
+
+/// Five arrays and three parameters that may fit each other or not.
+struct Subject {
+    arrays: [Vec<u8>; 5],
+    parameters: [u64; 3],
+}
+
+const CODEBOOK: usize = 0;
+const GAPS: usize = 1;
+const OUTPUT_OFFSETS: usize = 2;
+const BITSTREAM: usize = 3;
+const PLANE: usize = 4;
+const BIT_COUNT: usize = 2;
+
+impl Subject {
+    fn new(tensor: EncodedTensor) -> Self {
+        let geometry = tensor.layout.geometry();
+        let parameters = [
+            geometry.bytes_per_thread().into(),
+            geometry.threads_per_block().into(),
+            tensor.layout.bit_count(),
+        ];
+        let EncodedTensor { codebook, gaps, output_offsets, bitstream, plane, .. } = tensor;
+        Self { arrays: [codebook, gaps, output_offsets, bitstream, plane], parameters }
+    }
+
+    /// One change, from some of the fuzzer's bytes.
+    fn change(&mut self, bytes: &mut Bytes<'_>) {
+        let operation = bytes.u8() % 14;
+        match operation {
+            0..=4 => {
+                let array = &mut self.arrays[usize::from(operation)];
+                if !array.is_empty() {
+                    let at = bytes.u32() as usize % array.len();
+                    array[at] ^= bytes.u8();
+                }
+            }
+            5 => {
+                // Two exponents exchange their code lengths: another complete code.
+                let (a, b) = (bytes.u8().into(), bytes.u8().into());
+                if self.arrays[CODEBOOK].len() >= 256 {
+                    self.arrays[CODEBOOK].swap(a, b);
+                }
+            }
+            6 => self.change_gap(bytes),
+            7 => self.change_output_offset(bytes),
+            8 => {
+                let by = u64::from(bytes.u8());
+                self.parameters[BIT_COUNT] = self.parameters[BIT_COUNT].wrapping_add(by).wrapping_sub(128);
+            }
+            9 => {
+                let parameter = bytes.index(3);
+                self.parameters[parameter] = bytes.pick(&[0, 8, 16, 32, 64, 128, 256, 512, 1024, u64::MAX]);
+            }
+            10 => {
+                let array = bytes.index(5);
+                let length = (self.arrays[array].len() + usize::from(bytes.u8())).saturating_sub(128);
+                self.arrays[array].resize(length, 0);
+            }
+            11 => self.refresh_luts(),
+            12 => self.end_at_thread_block(bytes.index(64)),
+            _ => self.drop_elements_of(bytes.index(64)),
+        }
+    }
+
+    fn change_gap(&mut self, bytes: &mut Bytes<'_>) {
+        let threads = 2 * self.arrays[GAPS].len();
+        // Half of the changes hit the start of a thread block, where gaps count.
+        let choice = bytes.u16();
+        let thread = usize::from(choice / 2)
+            * if choice.is_multiple_of(2) { 1 } else { self.parameters[1] as usize % 2048 };
+        let value = bytes.u8() & 15;
+        if threads > 0 {
+            let (byte, shift) = (thread % threads / 2, thread % 2 * 4);
+            self.arrays[GAPS][byte] = self.arrays[GAPS][byte] & !(15 << shift) | value << shift;
+        }
+    }
+
+    fn change_output_offset(&mut self, bytes: &mut Bytes<'_>) {
+        let entries = self.arrays[OUTPUT_OFFSETS].as_chunks_mut::<8>().0;
+        if !entries.is_empty() {
+            let (at, from) = (bytes.index(entries.len()), bytes.index(entries.len()));
+            let by = bytes.u16();
+            let value = match by {
+                u16::MAX => u64::MAX,
+                by => u64::from_le_bytes(entries[from]).wrapping_add(by.into()).wrapping_sub(1 << 14),
+            };
+            entries[at] = value.to_le_bytes();
+        }
+    }
+
+    /// Makes the LUTs those that follow from the code lengths.
+    fn refresh_luts(&mut self) {
+        let codebook = &mut self.arrays[CODEBOOK];
+        if let Some(lengths) = codebook.first_chunk().copied() {
+            codebook.truncate(256);
+            codebook.extend(df11_reference::luts(&lengths));
+        }
+    }
+
+    fn entries(&self) -> Vec<u64> {
+        self.arrays[OUTPUT_OFFSETS].as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
+    }
+
+    fn set_entries(&mut self, entries: &[u64]) {
+        self.arrays[OUTPUT_OFFSETS] = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    }
+
+    /// Ends the tensor behind the code that reaches into a thread block: what is left is valid, and its last thread block holds no
+    /// element.
+    fn end_at_thread_block(&mut self, block: usize) {
+        let [bytes_per_thread, threads_per_block, _] = self.parameters;
+        let mut entries = self.entries();
+        let threads = threads_per_block.wrapping_mul(block as u64);
+        let Some(&gap) = self.arrays[GAPS].get((threads / 2) as usize).filter(|_| block > 0) else { return };
+        let stream = bytes_per_thread.saturating_mul(threads + 1);
+        let reach = u64::from(gap & 15);
+        if reach == 0
+            || entries.len() < block + 2
+            || stream > self.arrays[BITSTREAM].len() as u64
+            || entries[block] > self.arrays[PLANE].len() as u64
+        {
+            return;
+        }
+        self.parameters[BIT_COUNT] = 8 * bytes_per_thread * threads + reach;
+        entries.truncate(block + 1);
+        entries.push(entries[block]);
+        self.arrays[PLANE].truncate(entries[block] as usize);
+        self.set_entries(&entries);
+        self.arrays[GAPS].truncate((threads / 2) as usize);
+        self.arrays[GAPS].push(gap & 15);
+        self.arrays[BITSTREAM].truncate(stream as usize);
+        for bit in self.parameters[BIT_COUNT]..8 * stream {
+            self.arrays[BITSTREAM][(bit / 8) as usize] &= !(1 << (bit % 8));
+        }
+    }
+
+    /// Takes the elements of a thread block out of plane and output offsets, and leaves its codes.
+    fn drop_elements_of(&mut self, block: usize) {
+        let mut entries = self.entries();
+        let plane = &mut self.arrays[PLANE];
+        if entries.len() < block + 2 {
+            return;
+        }
+        let Some(count) = entries[block + 1].checked_sub(entries[block]) else { return };
+        if count < plane.len() as u64 {
+            plane.truncate(plane.len() - count as usize);
+            entries[block + 1..].iter_mut().for_each(|entry| *entry = entry.wrapping_sub(count));
+            self.set_entries(&entries);
+        }
+    }
+
+    /// The tensor as the fast decoder sees it, if parameters and lengths fit each other.
+    fn tensor(&self) -> Result<EncodedTensor> {
+        let [codebook, gaps, output_offsets, bitstream, plane] = self.arrays.clone();
+        let geometry = Geometry::from_parameters(self.parameters[0], self.parameters[1])?;
+        let luts = Layout::lut_count_of(codebook.len() as u64)?;
+        let layout = Layout::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
+        let lengths = [gaps.len(), output_offsets.len(), bitstream.len()].map(|length| length as u64);
+        if lengths != [layout.gaps_bytes(), layout.output_offsets_bytes(), layout.bitstream_bytes()] {
+            return Err(Error::corrupt("arrays", 0, "lengths"));
+        }
+        Ok(EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane })
+    }
+
+    fn check(&self, cuts: [u64; 3], valid: bool) {
+        let arrays = self.arrays.each_ref().map(Vec::as_slice);
+        let reference = df11_reference::decode_gap(arrays, self.parameters);
+        let reference_verifies = witness::verify_gap(arrays, self.parameters);
+        let tensor = match self.tensor() {
+            Ok(tensor) => tensor,
+            Err(error) => {
+                assert!(reference.is_err(), "only the reference accepts the lengths: {error}");
+                return;
+            }
+        };
+        let luts = self.luts_are_as_many_as_needed();
+        let zeros = witness::zeros_after(&self.arrays[BITSTREAM], self.parameters[BIT_COUNT]);
+        let count = tensor.layout.elements();
+        match (tensor.decode(0..count), &reference) {
+            (Ok(ours), Ok(theirs)) => {
+                assert!(ours == *theirs, "two results");
+                assert!(luts && zeros, "more than the fast decoder checks");
+            }
+            (Ok(_), Err(error)) => panic!("only the fast decoder decodes; the reference: {error}"),
+            (Err(error), Ok(_)) => {
+                assert!(!luts || !zeros, "only the reference decodes; the fast decoder: {error}");
+                assert!(!valid && is_corrupt(&error), "{error:?}");
+            }
+            (Err(error), Err(_)) => assert!(!valid && is_corrupt(&error), "{error:?}"),
+        }
+        let (start, end) = (cuts[0] % count, cuts[1] % (count + 1));
+        let range = start.min(end)..start.max(end).max(start + 1);
+        let entries = self.entries();
+        let reads_last = range.end == count || range.end > entries[entries.len() - 2];
+        check_range(&tensor, range, reference.as_deref().ok(), luts && (zeros || !reads_last));
+        check_verification(&tensor, cuts[2], &reference_verifies);
+    }
+
+    fn luts_are_as_many_as_needed(&self) -> bool {
+        let lengths = self.arrays[CODEBOOK].first_chunk();
+        lengths
+            .is_some_and(|lengths| df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len())
+    }
+}
+
+fn is_corrupt(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. })
+}
+
+/// `checked` says whether what the fast decoder checks beside the reference is right.
+fn check_range(tensor: &EncodedTensor, range: Range<u64>, reference: Option<&[u8]>, checked: bool) {
+    match (tensor.decode(range.clone()), reference) {
+        (Ok(ours), Some(theirs)) => {
+            let part = &theirs[2 * range.start as usize..2 * range.end as usize];
+            assert!(checked && ours == part, "two results in {range:?}");
+        }
+        (Err(error), Some(_)) => assert!(!checked && is_corrupt(&error), "{range:?}: {error:?}"),
+        (Err(error), None) => assert!(is_corrupt(&error), "{range:?}: {error:?}"),
+        (Ok(_), None) => {}
+    }
+}
+
+fn check_verification(tensor: &EncodedTensor, cut: u64, reference: &std::result::Result<(), Failure>) {
+    let blocks = tensor.layout.thread_block_count();
+    let cut = cut % blocks;
+    for ours in [verify(tensor, &[0, blocks]), verify(tensor, &[0, cut, blocks])] {
+        match (ours, reference) {
+            (Ok(()), Ok(())) => {}
+            (Err(error), Err(_)) => assert!(is_corrupt(&error), "{error:?}"),
+            (ours, theirs) => panic!("one verifies: {ours:?} {theirs:?}"),
+        }
+    }
+}
+
+/// Verifies a tensor in spans that end at these thread blocks.
+fn verify(tensor: &EncodedTensor, cuts: &[u64]) -> Result<()> {
+    verify_codebook(&tensor.codebook)?;
+    let decoder = Decoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
+    let mut spans = cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|span| !span.is_empty());
+    spans.try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks)?))
+}

@@ -1,0 +1,199 @@
+//! What goes in comes out: any weights, in any geometry and any chunking, and any small model through files.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use crate::{
+    bytes::Bytes,
+    samples::{Sample, write_safetensors},
+    tensors, witness,
+};
+use df11::{
+    CompressOptions, DecompressOptions, Layout, Level, Model, Source, bf16, compress, convert, decompress,
+    encoding::{
+        gap::{EncodedTensor, encode_tensor},
+        tile,
+    },
+    huffman::verify_codebook,
+};
+use df11_reference::Container;
+use safetensors::Dtype;
+
+/// The most weights of an input that is encoded in tiny chunks.
+const MOST_CHUNKS: usize = 300;
+
+/// Runs one input.
+///
+/// # Panics
+///
+/// If the property does not hold.
+pub fn run(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    // Files are slow.
+    if bytes.u8() % 64 == 63 {
+        files(&mut bytes);
+    } else {
+        codec(&mut bytes);
+    }
+}
+
+fn codec(bytes: &mut Bytes<'_>) {
+    let choice = bytes.u8();
+    if choice >= 128 {
+        return tiles(bytes);
+    }
+    let geometry = tensors::geometry_of(choice);
+    let chunk = 1 + usize::from(bytes.u16());
+    let raw = bytes.u8().is_multiple_of(4);
+    let cuts: [u64; 2] = [bytes.u32().into(), bytes.u32().into()];
+    let weights = if raw && bytes.0.len() >= 2 {
+        bytes.0[..bytes.0.len() / 2 * 2].to_vec()
+    } else {
+        tensors::weights(bytes, 1 << 16)
+    };
+    let count = weights.len() as u64 / 2;
+    let chunk = chunk.max(weights.len() / 2 / MOST_CHUNKS);
+
+    let encoded = encode_tensor(&weights, geometry, chunk).expect("weights encode");
+    let whole = encode_tensor(&weights, geometry, weights.len()).expect("weights encode");
+    assert!(encoded == whole, "chunks change the result");
+    assert!(encoded.decode(0..count).expect("what was encoded decodes") == weights);
+    let (start, end) = (cuts[0] % count, cuts[1] % (count + 1));
+    let range = start.min(end)..start.max(end).max(start + 1);
+    let part = encoded.decode(range.clone()).expect("any range decodes");
+    assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
+    verify_codebook(&encoded.codebook).expect("the LUTs follow from the code lengths");
+    check_arrays(&encoded, &weights);
+}
+
+/// The same for tiles.
+fn tiles(bytes: &mut Bytes<'_>) {
+    let (choice, spans) = (bytes.u8(), u64::from(bytes.u8()));
+    let cuts: [u64; 2] = [bytes.u32().into(), bytes.u32().into()];
+    let mut weights = tensors::weights(bytes, 1 << 16);
+    let Some(geometry) = tensors::tile_geometry(choice, &mut weights) else { return };
+    let encoded = tile::encode_tensor(&weights, geometry).expect("weights encode");
+    let count = weights.len() as u64 / 2;
+    assert!(encoded.decode(0..count).expect("what was encoded decodes") == weights);
+    let (start, end) = (cuts[0] % count, cuts[1] % (count + 1));
+    let range = start.min(end)..start.max(end).max(start + 1);
+    let part = encoded.decode(range.clone()).expect("any range decodes");
+    assert!(part == weights[2 * range.start as usize..2 * range.end as usize]);
+    encoded.verify(1 + spans).expect("what was encoded is right");
+    let tile::EncodedTensor { sizes, codebook, records, bitstream, plane } = &encoded;
+    let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
+    let arrays = [&codebook[..], records, bitstream, plane];
+    witness::verify_tile(arrays, parameters).expect("every array is right");
+    assert!(df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights);
+}
+
+/// The reference decoder finds the same weights, and an index and LUTs as the format asks for.
+fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
+    let EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane } = encoded;
+    let geometry = layout.geometry();
+    let parameters =
+        [geometry.bytes_per_thread().into(), geometry.threads_per_block().into(), layout.bit_count()];
+    let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
+    witness::verify_gap(arrays, parameters).expect("every array is right");
+    assert!(df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights);
+    assert!(
+        weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
+            bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
+        })
+    );
+}
+
+/// A model of one or two files goes through a container, or one for each file, and comes back.
+fn files(bytes: &mut Bytes<'_>) {
+    // Memory is faster than a disk, where there is such a folder.
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    let folder = folder.expect("a temporary folder");
+    let (source, out, restored) =
+        (folder.path().join("source"), folder.path().join("out"), folder.path().join("restored"));
+    fs::create_dir(&source).expect("a folder");
+    let mut options = CompressOptions::default();
+    options.layout = layout(bytes);
+    let other = layout(bytes);
+    let choice = bytes.u8();
+    let out = if choice.is_multiple_of(2) { out.with_extension("df11") } else { out };
+    let mut names = BTreeSet::new();
+    let paths = ["a.safetensors", "b.safetensors"];
+    let paths = &paths[..=usize::from(choice / 2 % 2)];
+    for path in paths {
+        let sample: Vec<Sample> = (0..bytes.u8() % 6).filter_map(|_| tensor(bytes, &mut names)).collect();
+        write_safetensors(&source.join(path), &sample, (choice / 4).is_multiple_of(2));
+    }
+    fs::write(source.join("config.json"), bytes.run(usize::from(choice / 8))).expect("a side file");
+
+    let opened = Source::open(&source).expect("a valid source");
+    compress(&opened, &out, &options, &()).expect("it compresses");
+    let model = df11::open(&out).expect("it opens");
+    let found = model.verify(Level::Full, &()).expect("it is right");
+    assert!(found.unchecked.is_empty() && model.tensors().count() == names.len());
+    decompress(&model, &restored, &DecompressOptions::default(), &()).expect("it decompresses");
+    for path in paths.iter().chain(&["config.json"]) {
+        assert!(
+            fs::read(source.join(path)).expect("a file") == fs::read(restored.join(path)).expect("a file")
+        );
+    }
+    convert_there_and_back(&model, folder.path(), &options, other);
+    for shard in model.shards() {
+        let container = fs::read(shard.path()).expect("a container");
+        let reference = Container::open(&container).expect("the reference opens it");
+        witness::verify(&container, shard.directory()).expect("the witness finds it right");
+        for (index, tensor) in reference.tensors().enumerate() {
+            let ours = model.tensor(tensor.name).expect("it is there").decode_bytes().expect("it decodes");
+            assert!(reference.decode(index).expect("the reference decodes it") == ours);
+        }
+    }
+}
+
+fn layout(bytes: &mut Bytes<'_>) -> Layout {
+    match bytes.u8() % 8 {
+        0 => Layout::Raw,
+        1..=3 => Layout::Tile,
+        _ => Layout::Gap(tensors::geometry(bytes)),
+    }
+}
+
+/// Through another layout and the other form to the same containers.
+fn convert_there_and_back(model: &Model, folder: &Path, options: &CompressOptions, other: Layout) {
+    let is_single = model.folder().is_none();
+    let (there, back) = if is_single { ("there", "back.df11") } else { ("there.df11", "back") };
+    let (there, back) = (folder.join(there), folder.join(back));
+    let mut options = options.clone();
+    let first = std::mem::replace(&mut options.layout, other);
+    convert(model, &there, &options, &()).expect("it converts");
+    options.layout = first;
+    convert(&df11::open(&there).expect("it opens"), &back, &options, &()).expect("it converts back");
+    let again = df11::open(&back).expect("it opens");
+    for (before, after) in model.shards().iter().zip(again.shards()) {
+        assert!(
+            fs::read(before.path()).expect("a container") == fs::read(after.path()).expect("a container")
+        );
+    }
+}
+
+/// A tensor with a name of its own.
+fn tensor(bytes: &mut Bytes<'_>, names: &mut BTreeSet<String>) -> Option<Sample> {
+    let length = usize::from(bytes.u8() % 16);
+    let name = String::from_utf8_lossy(bytes.run(length)).into_owned();
+    let (kind, seed) = (bytes.u8(), bytes.u8());
+    let (dtype, data) = match kind % 8 {
+        0 => (Dtype::F32, vec![seed; 4 * usize::from(seed)]),
+        1 => (Dtype::U8, bytes.run(usize::from(seed)).to_vec()),
+        2 => (Dtype::F8_E4M3, vec![kind; usize::from(seed)]),
+        // Large enough to be an alias where it occurs again.
+        3 => (Dtype::BF16, crate::samples::weights(40_000, u64::from(seed % 2))),
+        _ => (Dtype::BF16, tensors::weights(bytes, 1 << 16)),
+    };
+    let count = 8 * data.len() / dtype.bitsize();
+    let shape = match kind / 8 % 4 {
+        0 => vec![count],
+        1 if count == 1 => vec![],
+        2 if count % 4 == 0 => vec![4, count / 4],
+        _ => vec![1, count, 1],
+    };
+    let valid = !name.is_empty() && !name.contains('\0') && name != "__metadata__";
+    (valid && names.insert(name.clone())).then_some((name, dtype, shape, data))
+}

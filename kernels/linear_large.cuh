@@ -1,0 +1,300 @@
+// Products of 129 to 256 rows of x, for compute capability 9.0: as linear_wide.cuh, of which they
+// take stages, decoding and stores, but each weight is decoded once for 256 rows.
+//
+//   group     four strips by all columns; its stages lie after those of the group before
+//   share     as many stages as others have (linear_task.cuh), by shape alone: pieces of one group or
+//             several. A persistent block takes one share or several
+//   block     eight warps that multiply, 16 rows of a strip each, with 128 sums a thread, and four
+//             that ask; two warpgroups' products of 128 clocks hide what each of them decodes
+//
+//      group 0                 | group 1                 | ...      28672 x 4096: groups of 64 stages
+//      share 0        | share 1        | share 2         | ...                    shares of 112
+//        whole group 0, then a piece of group 1 | its other piece, ...
+//
+//   sums      of a group's pieces meet in memory, at a counter: see LargeMeeting
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-large.md): 168
+// registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
+// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB. Sum of 6144 x 4096, 4096 x 4096,
+// 28672 x 4096, 4096 x 14336 on an H200, nvcc's build: 199.1 us with 256 rows, 0.89 of cuBLASLt's
+// speed; two launches of df11_linear_fast_128 take 275.5.
+// What limits it. A stage, 0.69 us, of which products take 0.58 at 1.755 GHz, and about 11 us at the
+// ends of a launch whose columns are shared out: sums go to L2 and come back.
+//
+// Rejected, in the record with their figures:
+//   x by cp.async of 16 bytes; a slice kept in registers while others are loaded (four times the
+//   instructions, which come from L2 at every launch); the last block that comes adds all
+//
+// Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
+#pragma once
+#include "linear_wide.cuh"
+
+constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS,
+              LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
+// Most stages of a ring, and the slices of a group's sums.
+constexpr u32 LARGE_RING = 8, LARGE_SLICES = 8;
+// A warp's sums of eight rows of x by 16 rows of a strip are a fragment; a slice is some of them.
+constexpr u32 LARGE_FRAGMENTS = LARGE_ROWS / 8, SLICE_FRAGMENTS = LARGE_FRAGMENTS / LARGE_SLICES;
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What a block has to do, piece by piece.
+struct LargeCursor {
+    u32 item, matrix, share;
+    u32 at, end;  // stages of the matrix, group after group
+
+    __device__ explicit LargeCursor(const LinearLaunch& launch) : item(blockIdx.x) { enter(launch); }
+    __device__ void enter(const LinearLaunch& launch) {
+        share = item, at = end = 0;
+        for (matrix = 0; matrix < launch.matrix_count; matrix++) {
+            const u32 rows = launch.matrices[matrix].rows,
+                      length = large_length(rows, launch.columns),
+                      shares = large_shares(rows, launch.columns);
+            if (share >= shares) {
+                share -= shares;
+                continue;
+            }
+            at = share * length;
+            end = min(at + length, large_groups(rows) * wide_stage_count(launch.columns));
+            return;
+        }
+    }
+    __device__ bool has(const LinearLaunch& launch) const { return matrix < launch.matrix_count; }
+    __device__ WidePiece piece(const LinearLaunch& launch) const {
+        const u32 stages = wide_stage_count(launch.columns), group = at / stages;
+        WidePiece p;
+        p.matrix = matrix, p.first_strip = group * LARGE_STRIPS;
+        p.strips = min(strips_of(launch.matrices[matrix].rows) - p.first_strip, LARGE_STRIPS);
+        p.begin = at % stages, p.end = min(stages, p.begin + (end - at));
+        return p;
+    }
+    __device__ void next(const LinearLaunch& launch, const WidePiece& p) {
+        at += p.end - p.begin;
+        if (at == end) item += gridDim.x, enter(launch);
+    }
+};
+
+__device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
+                                               StageRing<LARGE_RING> ring, u32 warp, u32 lane) {
+    constexpr u32 X_PLACE = LARGE_STRIPS * WIDE_STRIP_BYTES;
+    for (u32 i = 0; i < warp; i++) ring.next();
+    u32 turn = warp;  // stages of others before the next one of this warp
+    bool first = true;
+#pragma unroll 1
+    for (LargeCursor cursor(launch); cursor.has(launch);) {
+        const WidePiece piece = cursor.piece(launch);
+        const u32 count = piece.end - piece.begin;
+        const WideAsking<StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
+        const u32 filled = first ? min(piece.begin + ring.count, piece.end) : 0;
+        asking.fill(filled, ring);
+        asking.ask(filled, ring, X_PLACE, first);
+        first = false;
+        turn = (turn - count) % WIDE_ASKING;
+        cursor.next(launch, piece);
+    }
+}
+
+// Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
+// slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
+// stores its sums, and adds those of a slice of its own when all have come, in the order of columns.
+// It does not wait long: then it leaves the slice to the last one. So no block depends on another one
+// to run at the same time.
+struct LargeMeeting {
+    u32* counter;
+    const float* first;  // of the first piece, this thread's place
+    const float* others; // of the second piece; the others come one after the other
+    float* mine;
+    u32 pieces, number, slices;
+    bool owns;
+
+    __device__ LargeMeeting(const LinearLaunch& launch, const LargeCursor& cursor,
+                            const WidePiece& piece) {
+        const LinearMatrix& m = launch.matrices[piece.matrix];
+        const u32 stages = wide_stage_count(launch.columns),
+                  length = large_length(m.rows, launch.columns),
+                  all = large_groups(m.rows) * stages, begin = cursor.at - piece.begin,
+                  end = begin + stages, first_share = begin / length,
+                  last_share = (end - 1) / length;
+        pieces = last_share - first_share + 1, number = cursor.share - first_share;
+        // A share that has more after the last piece comes early: it owns nothing.
+        const u32 owners = pieces - (end < min((last_share + 1) * length, all));
+        slices = max(min(owners, LARGE_SLICES), 1), owns = number < slices;
+        const u32 item = cursor.item - number;  // of the first piece
+        counter = launch.counters + item;
+        constexpr u64 PARTIAL = LARGE_PARTIAL_BYTES / 8;
+        float* const partials = launch.partials + threadIdx.x * 4;
+        first = partials + (2 * u64(item) + 1) * PARTIAL;
+        others = partials + 2 * (u64(item) + 1) * PARTIAL;
+        mine = partials + (2 * u64(cursor.item) + (number == 0)) * PARTIAL;
+    }
+    __device__ const float* partial(u32 piece) const {
+        return piece ? others + u64(piece - 1) * (LARGE_PARTIAL_BYTES / 4) : first;
+    }
+    __device__ u32 own_slice() const { return owns ? 1u << number : 0; }
+    // The first fragment of a slice.
+    __device__ u32 fragment(u32 slice) const {
+        return slice * LARGE_SLICES / slices * SLICE_FRAGMENTS;
+    }
+};
+constexpr u32 LARGE_FRAGMENT_FLOATS = LARGE_WARPS * LANES * 4;
+
+__device__ inline void store_partial(float* to, const float* v) {
+    __stcg(reinterpret_cast<float4*>(to), make_float4(v[0], v[1], v[2], v[3]));
+}
+// Volatile, so that loads stay together.
+__device__ inline void load_partial(float (&to)[4], const float* from) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                 : "l"(from));
+}
+__device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
+
+// The sums of a slice by all pieces, in order.
+__device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice,
+                                          const WideOutput& output) {
+    constexpr u32 FRAGMENTS = SLICE_FRAGMENTS, OTHERS = 3;
+    const u32 end = min(meeting.fragment(slice + 1), (output.x_rows + 7) / 8);
+#pragma unroll 1
+    for (u32 i = meeting.fragment(slice); i < end; i += FRAGMENTS) {
+        float sums[FRAGMENTS][4];
+        auto load = [&](float (&to)[FRAGMENTS][4], u32 piece) {
+            const float* const from = meeting.partial(piece) + i * LARGE_FRAGMENT_FLOATS;
+#pragma unroll
+            for (u32 k = 0; k < FRAGMENTS; k++)
+                load_partial(to[k], from + k * LARGE_FRAGMENT_FLOATS);
+        };
+        load(sums, 0);
+#pragma unroll 1
+        for (u32 piece = 1; piece < meeting.pieces; piece += OTHERS) {
+            float more[OTHERS][FRAGMENTS][4];
+#pragma unroll
+            for (u32 p = 0; p < OTHERS; p++) load(more[p], min(piece + p, meeting.pieces - 1));
+#pragma unroll
+            for (u32 p = 0; p < OTHERS; p++)
+                if (piece + p < meeting.pieces)
+#pragma unroll
+                    for (u32 n = 0; n < FRAGMENTS * 4; n++)
+                        sums[n / 4][n % 4] += more[p][n / 4][n % 4];
+        }
+        output.store<FRAGMENTS>(8 * i, sums[0]);
+    }
+}
+
+// How often a block looks whether the others have come, about a microsecond each.
+constexpr u32 LARGE_LOOKS = 50;
+__device__ inline u32 look_at(const u32* counter) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+
+// Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one thread.
+constexpr u32 LEAVE = 1u << 31;
+__device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
+    const u32 own_slice = meeting.own_slice(), state = atomicAdd(meeting.counter, 1);
+    if ((state & 0xFF) + 1 == meeting.pieces) return state >> 16 | own_slice;
+    if (!own_slice) return 0;
+#pragma unroll 1
+    for (u32 i = 0; i < LARGE_LOOKS; i++)
+        if ((look_at(meeting.counter) & 0xFF) == meeting.pieces) return own_slice;
+    return LEAVE;
+}
+// Leaves its own slice to the last one that comes; if that one has come, it does not.
+__device__ __forceinline__ u32 leave(const LargeMeeting& meeting) {
+    const u32 own_slice = meeting.own_slice(),
+              state = atomicOr(meeting.counter, own_slice << 16);
+    return (state & 0xFF) == meeting.pieces ? own_slice : 0;
+}
+
+// All that multiply together. `word`: of shared memory.
+template <u32 N>
+__device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile u32* word,
+                                           const WideOutput& output, float (&sums)[N / 2]) {
+    auto tell = [&](u32 value) {
+        if (threadIdx.x == 0) __threadfence(), *word = value;
+        barrier_of_large();
+        return *word;
+    };
+    auto store = [&] {
+#pragma unroll
+        for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
+            if (8 * i < output.x_rows)
+                store_partial(meeting.mine + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
+        __threadfence();
+        barrier_of_large();
+    };
+    // Of two pieces, where the other one comes long before, only that one is stored.
+    const bool adds = meeting.pieces == 2 && meeting.slices == 1 && meeting.owns;
+    u32 todo = 0;
+    if (meeting.pieces > 1) {
+        if (!adds) store();
+        todo = tell(threadIdx.x == 0 ? come(meeting) : 0);
+        if (todo == LEAVE) {
+            if (adds) store();
+            barrier_of_large();
+            todo = tell(threadIdx.x == 0 ? leave(meeting) : 0);
+        }
+        if (!todo) return;
+    }
+    if (adds) {
+        const float* const other = meeting.partial(1);
+#pragma unroll
+        for (u32 first = 0; first < LARGE_FRAGMENTS; first += 8) {
+            if (8 * first >= output.x_rows) break;
+            float more[8][4];
+#pragma unroll
+            for (u32 i = 0; i < 8; i++)
+                load_partial(more[i], other + (first + i) * LARGE_FRAGMENT_FLOATS);
+#pragma unroll
+            for (u32 i = 0; i < 32; i++) sums[4 * first + i] += more[i / 4][i % 4];
+        }
+    }
+    if (adds || meeting.pieces == 1) {
+        output.store<LARGE_FRAGMENTS>(0, sums);
+        if (meeting.pieces == 1) return;
+    } else {
+#pragma unroll 1
+        for (u32 slice = 0; slice < LARGE_SLICES; slice++)
+            if (todo >> slice & 1) add_slice(meeting, slice, output);
+    }
+    barrier_of_large();
+    if (threadIdx.x == 0) {
+        const u32 count = __popc(todo), state = atomicAdd(meeting.counter, count << 8);
+        if ((state >> 8 & 0xFF) + count == meeting.slices) atomicExch(meeting.counter, 0);
+    }
+}
+
+template <u32 N>
+__device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
+    // By lane 0, so that the compiler takes it for the same in all lanes.
+    const u32 lane = kept(threadIdx.x % LANES),
+              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+    let_next_launch_begin();
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    // A word for meetings comes before all.
+    const u32 base = kept(shared_address(linear_shared) + 16);
+    StageRing<LARGE_RING> ring(base, room - 16, wide_stage_bytes(N, LARGE_STRIPS));
+    if (threadIdx.x == 0) ring.init_barriers(LARGE_WARPS);
+    __syncthreads();
+    if (warp >= LARGE_WARPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        ask_for_pieces(launch, ring, warp - LARGE_WARPS, lane);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    const WideShare share;
+    wait_for_launch_before();
+#pragma unroll 1
+    for (LargeCursor cursor(launch); cursor.has(launch);) {
+        const WidePiece piece = cursor.piece(launch);
+        float sums[N / 2] = {};
+        const u32 last = multiply_stages<N>(launch, piece, LARGE_STRIPS * WIDE_STRIP_BYTES, ring,
+                                            share, sums);
+        release(last, lane);
+        const WideOutput output(launch, piece, share);
+        const LargeMeeting meeting(launch, cursor, piece);
+        add_pieces<N>(meeting, reinterpret_cast<u32*>(linear_shared), output, sums);
+        cursor.next(launch, piece);
+    }
+}
+#endif

@@ -1,0 +1,56 @@
+//! The GPU's memory while a model is loaded. A program of its own: free memory is the whole GPU's, and
+//! cargo runs no other tests meanwhile. Without a GPU as `tests/gpu.rs`.
+#![cfg(feature = "cuda")]
+
+#[path = "support/container.rs"]
+mod container;
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+};
+
+use container::{Item, Model, normal_weights};
+use df11::{
+    OpenOptions,
+    gpu::{Device, GpuModel, LoadOptions, Preference},
+};
+
+fn load(device: &Device, rows: u64) -> GpuModel {
+    let weights = normal_weights(rows as usize * 4096, 1);
+    let item = Item::tile("w", &[rows, 4096], weights, (256, 4096));
+    let bytes = Model::new(&[item], &[]).build();
+    let model = OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap();
+    model.load(device, &LoadOptions::new().residence(Preference::Fast)).unwrap()
+}
+
+/// What is loaded in the fast layout, and what that takes meanwhile.
+#[test]
+fn loading_takes_no_more_than_promised() {
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(error) => {
+            assert!(std::env::var_os("DF11_REQUIRE_GPU").is_none(), "{error}");
+            return eprintln!("SKIPPED: {error}");
+        }
+    };
+    // Kernels, pinned memory and what the driver keeps are there afterwards.
+    drop(load(&device, 32));
+    let before = device.free_memory().unwrap();
+    let (stop, least) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
+    let rows = 28_672;
+    let loaded = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                least.fetch_min(device.free_memory().unwrap(), Ordering::Relaxed);
+            }
+        });
+        let loaded = load(&device, rows);
+        stop.store(true, Ordering::Relaxed);
+        loaded
+    });
+    let (result, peak) = (loaded.device_bytes(), before - least.into_inner());
+    let bits = result as f64 * 8.0 / (rows * 4096) as f64;
+    eprintln!("fast: {result} bytes, {bits:.3} bits a weight; {peak} while loading");
+    assert!(bits <= 12.15 && peak <= result + 256_000_000, "{result} bytes, {peak} while loading");
+}
