@@ -63,9 +63,8 @@ pub fn compress(
 
 /// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it
 /// had been compressed into its subfolder; files that belong to none lie where they did and are
-/// recorded in
-/// `pipeline.df11`, which lists the components too. Returns a report for each, in the order of
-/// [`Sources::components`].
+/// recorded in `pipeline.df11`, which lists the components too. Returns a report for each, in the
+/// order of [`Sources::components`].
 ///
 /// # Errors
 /// As [`compress`], and [`Error::Parameter`] where a pipeline is to become a single container.
