@@ -242,6 +242,7 @@ fn a_failure_of_any_function_is_told_in_one_line() {
             // copied where columns are wanted. The command multiplies nothing.
             let minor = [
                 "LaunchKernelEx",
+                "TensorMap",
                 "Occupancy",
                 "GetInfo",
                 "Memcpy2D",

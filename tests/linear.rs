@@ -554,15 +554,15 @@ fn failures_of_the_driver_are_errors() {
         run_child(command);
     }
     // And with kernels for more rows.
-    let wide = constants.replace(",9,0,0,8,", ",9,9,640,8,");
+    let wide = constants.replace(",9,0,0,8,", ",9,9,640,8,").replace(",20,0,0,4,8,", ",20,9,384,4,8,");
     run("df11_linear_constants", &wide, "");
     // Another size of a task, of a block of warps, and kernels that need more shared memory than
     // there is.
-    run("df11_linear_constants", &constants.replace("848,", "864,"), "build df11 again");
+    run("df11_linear_constants", &constants.replace("1024,96,", "1040,96,"), "build df11 again");
     run(
         "df11_linear_constants",
         &constants.replace(",2048,8,", ",2048,4,"),
-        "count by [4, 8, 2048, 4, 4, 1024, 8, 64, 4, 30, 4, 25, 20]",
+        "count by [4, 8, 2048, 4, 4, 1024, 8, 64, 4, 30, 4, 25, 20, 4, 8, 262144]",
     );
     let large = constants.replace(",9,0,0,8,", ",232449,0,0,8,");
     run("df11_linear_constants", &large, "shared memory");

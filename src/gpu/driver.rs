@@ -51,6 +51,7 @@ const FUNCTIONS: &[&str] = &[
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
     "cuLaunchKernel",
     "cuLaunchKernelEx",
+    "cuTensorMapEncodeTiled",
     "cuMemGetInfo_v2",
     "cuMemAlloc_v2",
     "cuMemAllocAsync",

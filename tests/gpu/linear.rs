@@ -285,7 +285,7 @@ fn products_are_those_of_the_cpu() {
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         for form in forms(&matrix, &weights) {
             let linear = Linear::new(slice::from_ref(&form)).unwrap();
-            for x_rows in [0, 1, 2, 7, 8, 9, 16, 17, 50, 131] {
+            for x_rows in [0, 1, 2, 7, 8, 9, 16, 17, 50, 131, 300] {
                 let x = Host::normal(x_rows, columns, 77);
                 let what = format!("{rows} x {columns}, {x_rows} rows, {:?}", form.residence());
                 let aligned = Call::new(&x);
