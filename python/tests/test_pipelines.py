@@ -56,21 +56,21 @@ def save(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-@torch.no_grad()
 def answers(pipeline: Any) -> list[Any]:
     """What the text encoders say, and an image of it before the VAE."""
-    ids = torch.tensor([[0, 5, 6, 2]])
-    pooled = pipeline.text_encoder(ids).pooler_output
-    hidden = pipeline.text_encoder_2(ids).last_hidden_state
-    latent = pipeline(
-        prompt_embeds=hidden,
-        pooled_prompt_embeds=pooled,
-        num_inference_steps=2,
-        height=16,
-        width=16,
-        output_type="latent",
-        generator=torch.Generator().manual_seed(3),
-    ).images
+    with torch.no_grad():
+        ids = torch.tensor([[0, 5, 6, 2]])
+        pooled = pipeline.text_encoder(ids).pooler_output
+        hidden = pipeline.text_encoder_2(ids).last_hidden_state
+        latent = pipeline(
+            prompt_embeds=hidden,
+            pooled_prompt_embeds=pooled,
+            num_inference_steps=2,
+            height=16,
+            width=16,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(3),
+        ).images
     return [pooled, hidden, latent]
 
 

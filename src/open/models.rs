@@ -32,6 +32,19 @@ impl OpenOptions {
     /// # Errors
     /// As [`OpenOptions::open`], and [`Error::Parameter`] where a component is another model than
     /// the pipeline's container says.
+    ///
+    /// ```
+    /// # fn main() -> df11::Result<()> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// let models = df11::OpenOptions::new().open_all(&path)?;
+    /// models.check_complete()?;
+    /// for component in models.components() {
+    ///     println!("{}: {} blocks", component.folder, component.model.blocks().len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
         let root = path.as_ref();
         let list = root.join(PIPELINE);

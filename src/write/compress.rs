@@ -68,6 +68,21 @@ pub fn compress(
 ///
 /// # Errors
 /// As [`compress`], and [`Error::Parameter`] where a pipeline is to become a single container.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::demo::tiny_checkpoint(folder.path())?;
+/// # let out = folder.path().join("out");
+/// let sources = df11::Sources::open(&path, None)?;
+/// let reports = df11::compress_all(&sources, &out, &df11::CompressOptions::default(), &())?;
+/// for (component, report) in sources.components().iter().zip(&reports) {
+///     println!("{}: {:.1} %", component.folder, 100.0 * report.ratio());
+/// }
+/// println!("{} bytes in all", df11::Report::sum(&reports).stored_bytes);
+/// # Ok(())
+/// # }
+/// ```
 pub fn compress_all(
     sources: &Sources,
     out: &Path,
