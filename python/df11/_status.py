@@ -137,10 +137,11 @@ _OTHER = "not in the containers"
 def report(model: Any, *, verify: bool = False) -> ModelReport:
     """Whether a model's weights are compressed, what that saves, and where they are.
 
-    With `verify` every weight is decoded on its device and compared with the container decoded by
-    the CPU, and that with the hashes of the original tensors; takes about as long as reading the
-    model twice. Raises CorruptError if a bit differs. Of a model that is distributed over several
-    processes each tells what it holds itself.
+    With `verify` every compressed weight is decoded on its device and compared with the container
+    decoded by the CPU, and that with the hashes of the original tensors; takes about as long as
+    reading the model twice. Ordinary weights are compared with what they were when they were
+    loaded, by a sum of their bits. Raises CorruptError if something differs. Of a model that is
+    distributed over several processes each tells what it holds itself.
     """
     found = [source for _, source in sources(model)]
     if not found:
