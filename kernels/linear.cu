@@ -29,8 +29,8 @@
 // instructions a step with 16 rows, of them 60 to decode: 15 for the eight weights of a row.
 // cuBLASLt's best divided by ours, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336:
 //   rows of x             1       8       16
-//   H100                  1.41    1.40    1.35
-//   H100, plain launches  1.31    1.31    1.28
+//   H100                  1.40    1.39    1.34
+//   H100, plain launches  1.29    1.30    1.26
 //   H200                  1.31    1.32    1.21
 //   H200, plain launches  1.23    1.25    1.16
 // What limits it. At one row DRAM: 4.10 TB/s on 28672 x 4096 on an H200, where cuBLASLt makes 4.22;
@@ -52,6 +52,7 @@
 #include "linear_large.cuh"
 #include "linear_pack.cuh"
 #include "linear_tile_gather.cuh"
+#include "linear_tile_wide.cuh"
 
 // Warps that multiply: how sums are split, so that another number gives other bits.
 constexpr u32 LINEAR_WARPS = 16;
@@ -140,6 +141,17 @@ extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) 
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
     linear_tile<2>(Shared{launch});
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// 17 to 64 rows of x (linear_tile_wide.cuh).
+extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
+    df11_linear_tile_32(const __grid_constant__ LinearLaunch launch) {
+    linear_tile_wide<32>(launch);
+}
+extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
+    df11_linear_tile_64(const __grid_constant__ LinearLaunch launch) {
+    linear_tile_wide<64>(launch);
+}
+#endif
 // A launch as that of df11_linear_gather.
 extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
     df11_linear_tile_gather(const __grid_constant__ GatherTask task) {
@@ -236,6 +248,18 @@ __constant__ u32 linear_constants[] = {
     TILE_SLOTS,
     MOST_RUN_SETS,
     x_bytes_of_warp(2),
+    // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
+    // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of 64
+    // rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes of
+    // each besides those bits; the most stages.
+    HAS_WIDE * DECODED_THREADS,
+    DECODED_FIRST_BYTES,
+    SETS * decoded_stage(32),
+    SETS * decoded_stage(64),
+    SETS * TILE_ATOMS * ATOM_COLUMNS * 2,
+    DECODERS * TILE_SLOTS,
+    SLOT_HEAD + BITS_AFTER,
+    MOST_DECODED,
 };
 
 extern "C" __global__ void df11_linear_constants(u32* out) {

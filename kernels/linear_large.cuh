@@ -16,8 +16,11 @@
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-large.md): 168
 // registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
 // multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB. Sum of 6144 x 4096, 4096 x 4096,
-// 28672 x 4096, 4096 x 14336 on an H200, nvcc's build: 199.1 us with 256 rows, 0.89 of cuBLASLt's
-// speed; two launches of df11_linear_fast_128 take 275.5.
+// 28672 x 4096, 4096 x 14336 in microseconds, cuBLASLt's best divided by ours:
+//   rows of x                      192              256
+//   H100                           193.6, 0.977     207.6, 0.962
+//   H200, nvcc's build                              199.1, 0.89
+//   H200, two launches of 128 rows                  275.5, 0.64
 // What limits it. A stage, 0.69 us, of which products take 0.58 at 1.755 GHz, and about 11 us at the
 // ends of a launch whose columns are shared out: sums go to L2 and come back.
 //
@@ -212,7 +215,9 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
     auto tell = [&](u32 value) {
         if (threadIdx.x == 0) __threadfence(), *word = value;
         barrier_of_large();
-        return *word;
+        value = *word;
+        barrier_of_large();  // all have read it before another one is written
+        return value;
     };
     auto store = [&] {
 #pragma unroll
@@ -230,7 +235,6 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
         todo = tell(threadIdx.x == 0 ? come(meeting) : 0);
         if (todo == LEAVE) {
             if (adds) store();
-            barrier_of_large();
             todo = tell(threadIdx.x == 0 ? leave(meeting) : 0);
         }
         if (!todo) return;

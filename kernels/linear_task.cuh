@@ -259,6 +259,16 @@ static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 // many of the former and the most of the latter. Good is one block a multiprocessor, no more than
 // `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend on the matrix and on the row
 // of x, and on nothing else.
+//
+// 17 to 64 rows of x: the machine code for compute capability 9.0 has df11_linear_tile_{32,64}, for
+// at most this many rows: the same argument, DECODED_THREADS threads, decoded_shared_bytes of dynamic
+// shared memory. Good is one block a multiprocessor, no more than the sum of RoundSplit.items. Of a
+// matrix whole_strips, slices, first_item, first_strip and first_partial are not read, nor are items.
+// What differs from above:
+//   counters      LINEAR_BLOCKS for each matrix
+//   partials      the sum of RoundSplit.places() times decoded_partial_bytes
+//   tile_sets     stages of a set: 2 to MOST_DECODED
+// Bits of y depend on the matrix, on the row of x, and on whether there are up to 32 or 64 rows.
 
 // Rows of a matrix by their indices on the device: df11_linear_gather of one in the fast layout,
 // df11_linear_tile_gather of one in tiles as stored; one argument by value; count *

@@ -64,3 +64,18 @@ __device__ inline void multiply_wide(float (&d)[128], u32 a0, u32 a1, u32 a2, u3
                    SUMS_16(96), SUMS_16(112)
                  : WEIGHTS_AND_X);
 }
+
+// 64 rows of weights by N rows of x, both in shared memory.
+#define PRODUCT_OF_TWO(N, PLACES, W, X)                                                    \
+    "{ .reg .pred add;\n.reg .b64 w, x;\nsetp.eq.u32 add, 0, 0;\nmov.b64 w, {" W             \
+    ", 0x40000040};\nmov.b64 x, {" X                                                       \
+    ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" PLACES     \
+    "}, w, x, add, 1, 1, 0, 0; }"
+__device__ inline void multiply_stored(float (&d)[16], u32 w, u32 x) {
+    asm volatile(PRODUCT_OF_TWO("32", PLACES_16, "%16", "%17") : SUMS_16(0) : "r"(w), "r"(x));
+}
+__device__ inline void multiply_stored(float (&d)[32], u32 w, u32 x) {
+    asm volatile(PRODUCT_OF_TWO("64", PLACES_32, "%32", "%33")
+                 : SUMS_16(0), SUMS_16(16)
+                 : "r"(w), "r"(x));
+}

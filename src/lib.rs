@@ -26,12 +26,12 @@ extern crate self as df11;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};
-pub use open::{Block, BlockLayout, Encoding, Level, Model, OpenOptions, Tensor, open};
+pub use open::{Block, BlockLayout, Encoding, Level, Model, Models, OpenOptions, Tensor, open};
 pub use progress::{Observer, Stage};
-pub use source::Source;
+pub use source::{Source, Sources};
 pub use write::{
-    CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, convert, decompress,
-    estimate, estimate_headers,
+    CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, compress_all, convert,
+    convert_all, decompress, decompress_all, estimate, estimate_all, estimate_headers,
 };
 
 /// The examples of the README are tests too.

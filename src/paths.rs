@@ -85,6 +85,13 @@ impl<'a> PathTree<'a> {
     }
 }
 
+/// The file by which diffusers knows the folder of a pipeline.
+pub(crate) const MODEL_INDEX: &str = "model_index.json";
+
+/// The container of a compressed pipeline that lists its components, and records all files that
+/// belong to none of them.
+pub(crate) const PIPELINE: &str = "pipeline.df11";
+
 /// Whether a path is that of a container, or of an output that is to be one.
 pub(crate) fn is_container(path: impl AsRef<Path>) -> bool {
     has_extension(path, "df11")

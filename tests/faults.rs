@@ -76,8 +76,8 @@ fn the_only_whole_copy_is_never_deleted() {
         good(&["compress", &fixture.arg("model"), "-o", &out, "--layout=gap"]);
         let before = contents(Path::new(&out)).unwrap();
         let store = tempfile::tempdir().unwrap();
-        good(&["compress", &fixture.arg("model"), "-o", store.path().join("new").to_str().unwrap()]);
-        let after = contents(&store.path().join("new")).unwrap();
+        good(&["compress", &fixture.arg("model"), "-o", store.path().join("out").to_str().unwrap()]);
+        let after = contents(&store.path().join("out")).unwrap();
         let arguments = ["compress", &fixture.arg("model"), "-o", &out, "--force"];
         let mut most = 0;
         for first in 1..6 {

@@ -460,14 +460,47 @@ fn crossovers_are_those_of_the_gpu() {
         return;
     }
     let Some(folder) = compile(&[]) else { return };
-    for (capability, bus_width, expected) in
-        [("90", "5120", "25 513"), ("90", "6016", "17 769"), ("90", "4096", "49 49"), ("80", "5120", "49 49")]
-    {
+    for (capability, bus_width, expected) in [
+        ("90", "5120", "129 769"),
+        ("90", "6016", "65 769"),
+        ("90", "4096", "49 49"),
+        ("80", "5120", "49 49"),
+    ] {
         let mut command = child(&folder, NAME, 1);
         command.env("DRIVER_capability", capability).env("DRIVER_bus_width", bus_width);
         command.env(EXPECTED, expected);
         run_child(command);
     }
+}
+
+/// As stored too, more rows are one launch where there are kernels for them, whose sums need a
+/// workspace.
+#[test]
+fn more_rows_by_matrices_as_stored_need_a_workspace() {
+    const NAME: &str = "more_rows_by_matrices_as_stored_need_a_workspace";
+    if in_child() {
+        let device = Device::open(0).unwrap();
+        let linear = Linear::new(&[load(&device).matrix("wide").unwrap()]).unwrap();
+        // Slices of the two strips' columns.
+        let few = 4352 + 4 * 8 * 2048;
+        assert_eq!([1, 16].map(|rows| linear.workspace_bytes(rows)), [few; 2]);
+        // Of one group of strips eight items' parts, and a place more.
+        let [some, most] = [32, 64].map(|rows| 4352 + 9 * 256 * rows * 4);
+        let sizes = [17, 32, 33, 64, 200].map(|rows| linear.workspace_bytes(rows));
+        assert_eq!(sizes, [some, some, most, most, most]);
+        let (stream, status) = (device.context().new_stream().unwrap(), Status::new(&device).unwrap());
+        let y = [LinearOutput::new(4096, 40)];
+        for rows in 0..=200 {
+            // SAFETY: the stand-in runs no kernels.
+            unsafe { linear.multiply(LinearInput::new(16, rows, 4096), &y, 256, &stream, &status) }.unwrap();
+        }
+        return;
+    }
+    let Some(folder) = compile(&[]) else { return };
+    let constants = stand_in::LINEAR_CONSTANTS.1.replace(",0,17408,", ",768,17408,");
+    let mut command = child(&folder, NAME, 1);
+    command.env("DRIVER_df11_linear_constants", constants);
+    run_child(command);
 }
 
 /// All that the new calls ask of a driver.

@@ -56,7 +56,8 @@ static bool check_parts(Context& c, std::vector<u32> rows, u32 whole_columns, u3
 template <class Form>
 static bool check_all_parts(Context& c) {
     bool good = true;
-    for (u32 x_rows : {1u, 8u, 13u}) {
+    for (u32 x_rows : {1u, 8u, 13u, 17u, 60u}) {
+        if (ring && x_rows > LINEAR_ROWS) break;
         good &= check_parts<Form>(c, {4096, 1024, 1000}, 4096, 0, 4096, x_rows);
         good &= check_parts<Form>(c, {4096}, 4096, 1024, 2048, x_rows);
         good &= check_parts<Form>(c, {100, 5, 32, 77, 640, 9, 33, 2000}, 1000, 256, 744, x_rows);
@@ -79,9 +80,19 @@ static bool check_stored(Context& c) {
         for (u32 x_rows : {1u, 16u}) good &= check_one<Tiles>(c, 512, 2048, mode, x_rows, seed++);
     good &= check_one<Tiles>(c, 4096, 14336, 0, 4, seed++);
     good &= check_one<Tiles>(c, 6144, 4096, 0, 16, seed++);
+    if (!ring) {
+        for (auto& s : shapes)
+            for (u32 x_rows : {17u, 32u, 50u, 64u})
+                good &= check_one<Tiles>(c, s[0], s[1], seed % 3 == 2 ? 3 : seed % 3, x_rows, seed),
+                    seed++;
+        for (int mode : {1, 3, 5, 7})
+            for (u32 x_rows : {32u, 64u})
+                good &= check_one<Tiles>(c, 512, 2048, mode, x_rows, seed++);
+        good &= check_one<Tiles>(c, 28672, 4096, 0, 64, seed++);
+    }
     // Stages that no tile fits.
     small_stages = true;
-    for (u32 x_rows : {1u, 9u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
+    for (u32 x_rows : {1u, 9u, ring ? 8u : 40u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
     small_stages = false;
     good &= check_all_parts<Tiles>(c);
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
@@ -100,7 +111,7 @@ static int hostile_stored(Context& c, int count, u64 seed) {
     };
     u64 refused = 0;
     for (int i = 0; i < count; i++) {
-        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1], x_rows = 1 + next() % 16;
+        const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1], x_rows = 1 + next() % (ring ? LINEAR_ROWS : DECODED_ROWS);
         u16* w = make_weights(rows, columns, next(), i % 2);
         Tiles t = store_tiles(w, rows, columns);
         const u64 sizes[] = {t.bits_bytes, (t.tiles + 1) * 32, u64(rows) * columns,
@@ -174,6 +185,42 @@ static int profile_stored(Context& c, u32 x_rows) {
     return 0;
 }
 
+// Times of 32 and 64 rows of x without cuBLASLt, to compare kernels of files: each matrix, and the
+// first four.
+static int sums_stored(Context& c, int rounds) {
+    const u32 shapes[][2] = {
+        {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
+    const u32 counts[] = {32, 64};
+    double sums[2] = {}, times[2][5];
+    for (u32 s = 0; s < 5; s++) {
+        const u32 rows = shapes[s][0], columns = shapes[s][1];
+        const int copies = std::max<int>(4, int(500e6 / (u64(rows) * columns * 1.3)));
+        u16* w = make_weights(rows, columns, 3, 0);
+        std::vector<Tiles> ts = {store_tiles(w, rows, columns)};
+        for (int i = 1; i < copies; i++) ts.push_back(ts[0].copy());
+        u16 *x = make_weights(64, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(64) * rows * 2));
+        std::vector<Contender> all;
+        for (u32 count : counts)
+            all.push_back({"", 0, [&, count](int k) {
+                               LinearLaunch l = launch_of(c, x, columns, count, columns);
+                               add_matrix(l, ts[k], y, rows, nullptr);
+                               launch_decoded(l, ts[k].staged, true, c.stream);
+                           }});
+        measure(c, all, copies, rounds);
+        for (u32 i = 0; i < 2; i++) {
+            times[i][s] = median_of(all[i].seconds) * 1e6;
+            if (s < 4) sums[i] += times[i][s];
+        }
+        for (auto& t : ts) t.free();
+        for (auto p : {w, x, y}) CUDA(cudaFree(p));
+    }
+    for (u32 i = 0; i < 2; i++)
+        printf("x %2u %7.2f %7.2f %7.2f %7.2f %7.2f sum %.1f us\n", counts[i], times[i][0],
+               times[i][1], times[i][2], times[i][3], times[i][4], sums[i]);
+    return 0;
+}
+
 static int bench_stored(Context& c, int rounds) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
@@ -188,10 +235,10 @@ static int bench_stored(Context& c, int rounds) {
         printf("%ux%u: %.4f bits a weight\n", rows, columns, ts[0].bytes() * 8.0 / n);
         for (int i = 1; i < copies; i++)
             ws.push_back(copy_of(ws[0], n * 2)), ts.push_back(ts[0].copy());
-        u16 *x = make_weights(16, columns, 9, 4), *y;
-        CUDA(cudaMalloc(&y, u64(16) * rows * 2));
+        u16 *x = make_weights(64, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(64) * rows * 2));
         size_t row = 0;
-        for (u32 x_rows : {1u, 8u, 16u}) {
+        for (u32 x_rows : {1u, 8u, 16u, 32u, 64u}) {
             std::vector<Contender> all;
             Lt lt(c.lt, c.room, rows, x_rows, columns, columns);
             for (int i = 0; i < lt.count; i++)
@@ -205,6 +252,7 @@ static int bench_stored(Context& c, int rounds) {
                                    launch_stored(v, l, ts[k].staged, begins_early, c.stream);
                                }});
             };
+            if (ring && x_rows > LINEAR_ROWS) continue;
             add(stored(x_rows), true);
             add(stored(x_rows), false);
             measure(c, all, copies, rounds);

@@ -152,6 +152,8 @@ struct StoredVariant {
     u32 eights, warps;
 };
 static StoredVariant stored(u32 x_rows) {
+    if (x_rows > LINEAR_ROWS)
+        return {x_rows > 32 ? "df11_linear_tile_64" : "df11_linear_tile_32", nullptr, 0, 0};
     const char* name = x_rows <= 8 ? "df11_linear_tile_8" : "df11_linear_tile_16";
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
@@ -165,8 +167,37 @@ static u32 most_shared(const void* kernel) {
     CUDA(cudaFuncGetAttributes(&a, kernel));
     return u32(n - a.sharedSizeBytes);
 }
+// 17 to 64 rows of x.
+static void launch_decoded(const LinearLaunch& l, u32 staged, bool begins_early,
+                           cudaStream_t stream) {
+    const u32 n = decoded_class(l.x_rows);
+    const void* kernel =
+        n == 32 ? kernel_of("df11_linear_tile_32", (const void*)df11_linear_tile_32)
+                : kernel_of("df11_linear_tile_64", (const void*)df11_linear_tile_64);
+    const u32 room = most_shared(kernel) / 16 * 16;
+    LinearLaunch copy = l;
+    // As many stages as there is room for besides the largest tile.
+    copy.tile_sets = MOST_DECODED;
+    while (copy.tile_sets > 2 && decoded_shared_bytes(n, copy.tile_sets, staged) > room)
+        copy.tile_sets--;
+    const u32 shared = std::min(decoded_shared_bytes(n, copy.tile_sets, staged), room);
+    u32 items = 0;
+    for (u32 i = 0; i < l.matrix_count; i++)
+        items += RoundSplit(l.matrices[i].rows, l.columns).items;
+    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    void* arguments[] = {&copy};
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = std::min<u32>(items, sm_count()), config.blockDim = DECODED_THREADS,
+    config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = begins_early;
+    CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
+}
 static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
+    if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
     // Sums of two items if a block has as many, and there is room for the largest tile.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from . import _native
+from ._container import Tensors
 from ._hub import brought
-from ._load import check_options, load, sizes_of
+from ._load import check_gpus, check_options, load
 from ._names import join
 from ._parallel import gathered
-from ._parameters import Weight, by_name, check_complete, entries
+from ._parameters import by_name, check_complete, entries
 from ._place import Placement, default_device, device_of, resolve
-from ._source import Source, copy_containers, sources
+from ._source import copy_containers, sources
 from ._tensor import CompressedTensor
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -59,15 +60,21 @@ def attach(
     if sources(module):
         raise ValueError("the module has compressed weights already; make a new one")
     check_options(mode, residence)
-    container = _native.open(brought(path, revision, subfolder))
-    weights, unused = _weights(module, container, prefix)
-    source = Source(container, weights, unused=unused)
-    placement = _placement(device, memory, residence, source)
-    load(module, source, placement, mode=mode, residence=residence, streamed=streamed)
+    tensors = Tensors(_native.open(brought(path, revision, subfolder)))
+    placement = _placement(device, memory)
+    if prefix is not None or not _is_pretrained(module):
+        items = by_name(module, tensors, prefix)
+    else:
+        from ._pretrained import by_loader
+
+        items = by_loader(module, tensors)
+    check_complete(module, items, tensors.container)
+    form = "streamed" if streamed else residence
+    load(module, tensors, items, placement, mode=mode, residence=form)
     return module.eval()
 
 
-def _placement(device: Any, memory: Any, residence: str, source: Source) -> Placement:
+def _placement(device: Any, memory: Any) -> Placement:
     if isinstance(device, dict):
         return resolve(device, memory)
     if device == "auto":
@@ -83,24 +90,7 @@ def _placement(device: Any, memory: Any, residence: str, source: Source) -> Plac
                 'from the host, and a dict says of modules where they go, to "cpu" too'
             )
     caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-    return resolve("auto", memory, sizes_of(source, residence) if caps else None, caps)
-
-
-def _weights(
-    module: nn.Module, container: Any, prefix: str | None
-) -> tuple[list[Weight], list[str]]:
-    if prefix is not None or not _is_pretrained(module):
-        weights, unused = by_name(module, container, prefix)
-    else:
-        # transformers has tables of its own for names.
-        from transformers.conversion_mapping import get_model_conversion_mapping
-
-        from ._pretrained import weights_of
-
-        conversions = get_model_conversion_mapping(cast(Any, module))
-        weights, unused = weights_of(module, container, conversions, None)
-    check_complete(module, weights, container)
-    return weights, unused
+    return resolve("auto", memory, caps)
 
 
 def _is_pretrained(module: nn.Module) -> bool:
@@ -131,20 +121,24 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     Names are those of `model.state_dict()`; what an adapter wraps has its own name, without the
     wrapper's. All processes of a distributed model must call it at once, and each gets whole
     weights.
+
+    # Errors
+    `CorruptError` if a kernel met damaged weights.
     """
     names = {
-        spot.key: join(path, place.name)
+        spot.key: join(path, spot.place.name)
         for path, source in sources(model)
-        for weight, spots in zip(source.weights, source.spots, strict=True)
-        for place, spot in zip(weight.places, spots, strict=True)
+        for weight in source.weights
+        for spot in weight.spots
     }
     out: dict[str, torch.Tensor] = {}
-    for entry in entries(model):
-        if entry.is_persistent:
-            copy = plain(entry.value)
-            for place in entry.places:
-                key = (id(model.get_submodule(place.path)), place.attribute)
-                out[names.get(key, place.name)] = copy
+    found = [entry for entry in entries(model) if entry.is_persistent]
+    for entry in found:
+        copy = plain(entry.value)
+        for place in entry.places:
+            key = (id(model.get_submodule(place.path)), place.attribute)
+            out[names.get(key, place.name)] = copy
+    check_gpus(entry.value.device for entry in found)
     return out
 
 

@@ -8,15 +8,16 @@ decoded weights; a view is then a copy. What would write to a compressed tensor 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._matrices import FAST, PART, Part, lay_out, window
+from ._matrices import FAST, PART, Part, lay_out, window, windows
 from ._ops import TEMPORARY_BYTES
 from ._tensor import CompressedTensor, contiguous_strides, refuse_writing, with_tables
 
@@ -187,6 +188,8 @@ def _viewed(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any
         found = _views(func, *held, _plain(args), *_plain(tuple(kwargs.items())))
     if isinstance(found, list):
         return [_cut(self, view) for view in found]
+    if found is None and func is aten.slice.Tensor:
+        return _rows_within(self, *args, **kwargs)
     return NotImplemented if found is None else _cut(self, found)
 
 
@@ -260,25 +263,66 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
     return self.like(arrays, cut, view.shape, **options)
 
 
+def _rows_within(
+    self: CompressedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """Some rows of each matrix of several, such as experts: windows of all of them."""
+    dim %= self.dim()
+    outer, inner = prod(self.shape[:dim]), prod(self.shape[dim + 1 :])
+    columns = self.matrix_shape[1]
+    begin, stop, _ = slice(start, end).indices(self.shape[dim])
+    if step != 1 or begin >= stop or inner % columns or self.transposed or self.flipped:
+        return NotImplemented
+    whole, unit = self.shape[dim] * inner // columns, inner // columns
+    ranges = [(at * whole + begin * unit, at * whole + stop * unit) for at in range(outer)]
+    shape = [*self.shape[:dim], stop - begin, *self.shape[dim + 1 :]]
+    return _of(self, windows(self.arrays, self.flat_parts, ranges), shape)
+
+
+def _of(self: CompressedTensor, some: Iterable[Any], shape: Sequence[int]) -> CompressedTensor:
+    """A tensor like another one, of windows: arrays and parts, row after row."""
+    arrays, flat = [], []
+    for mine, numbers in some:
+        arrays += mine
+        flat += numbers
+    parts = [Part(*flat[at : at + PART]) for at in range(0, len(flat), PART)]
+    return self.like(arrays, parts, shape)
+
+
 _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
+
+
+@_handles(aten.stack.default)
+def _stack(tensors: Any, dim: int = 0) -> Any:
+    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
 @_handles(aten.cat.default)
 def _cat(tensors: Any, dim: int = 0) -> Any:
+    """Rows of all of them, in turn for each index of the dimensions before."""
     first = tensors[0]
-    if not all(isinstance(one, CompressedTensor) for one in tensors) or dim % first.dim():
-        return NotImplemented
+    dim %= first.dim()
 
     def kind(one: CompressedTensor) -> Any:
-        return one.shape[1:], one.matrix_shape[1], one.device, one.exact, one.is_streamed
+        sides = one.shape[:dim], one.shape[dim + 1 :], one.matrix_shape[1]
+        return sides, one.device, one.exact, one.is_streamed, one.transposed or one.flipped
 
-    if any(one.transposed or one.flipped or kind(one) != kind(first) for one in tensors):
+    if not all(isinstance(one, CompressedTensor) and kind(one) == kind(first) for one in tensors):
         return NotImplemented
-    return first.like(
-        [array for one in tensors for array in one.arrays],
-        [part for one in tensors for part in one.parts],
-        [sum(one.shape[0] for one in tensors), *first.shape[1:]],
+    outer = prod(first.shape[:dim])
+    heights = [one.matrix_shape[0] // outer for one in tensors]
+    is_rows = all(
+        height * outer == one.matrix_shape[0] and height % one.shape[dim] == 0
+        for height, one in zip(heights, tensors, strict=True)
     )
+    if not is_rows or first.transposed or first.flipped:
+        return NotImplemented
+    cut = [
+        windows(one.arrays, one.flat_parts, [(at * rows, (at + 1) * rows) for at in range(outer)])
+        for one, rows in zip(tensors, heights, strict=True)
+    ]
+    shape = [*first.shape[:dim], sum(one.shape[dim] for one in tensors), *first.shape[dim + 1 :]]
+    return _of(first, (window for in_turn in zip(*cut, strict=True) for window in in_turn), shape)
 
 
 # ---- look-ups ----

@@ -1,15 +1,13 @@
 """What plugins for engines (`df11.vllm`) use of this package, all of it."""
 
 from . import _ops
+from ._container import Tensors
 from ._dispatch import view_of
 from ._gpu import pack_rows, upload
 from ._load import on_cpu
 from ._matrices import FAST, TILE_COLUMNS, TILE_ROWS
-from ._names import Place
 from ._ops import decode, embedding, grouped_linear, linear, products
-from ._parallel import tiles_around
-from ._parameters import Weight
-from ._plan import SMALL, Group, Item, Residence, item
+from ._plan import SMALL, Item, Residence, why_ordinary
 from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
@@ -33,22 +31,19 @@ __all__ = [
     "TILE_ROWS",
     "Bar",
     "CompressedTensor",
-    "Group",
     "Item",
-    "Place",
     "Residence",
-    "Weight",
+    "Tensors",
     "decode",
     "dtype_of",
     "embedding",
     "grouped_linear",
-    "item",
     "linear",
     "on_cpu",
     "pack_rows",
     "products",
     "serve",
-    "tiles_around",
     "upload",
     "view_of",
+    "why_ordinary",
 ]

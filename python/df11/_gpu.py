@@ -16,18 +16,18 @@ import ctypes
 import itertools
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import _native
+from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
-from ._load import compressed
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
-from ._parallel import cuts
-from ._plan import Group, Item, aligned
+from ._plan import Item, Residence, aligned, matrix_of
 from ._progress import Bar
-from ._tensor import CompressedTensor, arrays_of_tiles
+from ._tensor import CompressedTensor
 from ._torch import raw_stream
 
 #: Stored bytes that are brought to the GPU at once to be changed into the fast layout.
@@ -35,45 +35,45 @@ BATCH_BYTES = 256 << 20
 #: Bytes of BF16 that are decoded at once.
 SLICE_BYTES = 64 << 20
 
-Arrays = list[torch.Tensor]
+Arrays = list[Tensor]
 _Packed = tuple[Arrays, list[Part]]
+#: A window of tiles.
+_Window = tuple[Tiles, Part]
 
 
 def upload(
-    container: Any, group: Group, exact: bool, bar: Bar
-) -> Iterator[tuple[Item, torch.Tensor | None]]:
-    """The compressed weights of a group on its GPU; None for one that has no form there."""
-    gpu = _Gpu(container, group.device, bar)
+    tensors: Tensors,
+    items: Iterable[Item],
+    device: torch.device,
+    residence: Residence,
+    exact: bool,
+    bar: Bar,
+) -> Iterator[tuple[Item, CompressedTensor | None]]:
+    """Compressed weights on a GPU; None for one that has no form there.
+
+    Each byte of them is read once.
+    """
+    gpu = _Gpu(tensors, device, bar)
     by_form: dict[str, list[Item]] = {"fast": [], "stored": [], "streamed": [], "ordinary": []}
-    for item in group.items:
-        by_form[item.form(group.residence)].append(item)
+    for item in items:
+        by_form[item.form(residence)].append(item)
     for item, packed in gpu.fast(by_form["fast"]):
         if packed is not None:
-            yield item, CompressedTensor(*packed, item.weight.shape, exact=exact)
-        elif item.parts:
+            yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
+        elif isinstance(item.value, CompressedTensor):
             by_form["stored"].append(item)
         else:
             yield item, None
     for form, bring in (("stored", gpu.stored), ("streamed", gpu.streamed)):
-        arrays = bring(_tiles(by_form[form]))
-        for item in by_form[form]:
-            yield item, compressed(item, arrays, exact, group.device)
+        values = _values(by_form[form])
+        windows, tiles = tensors.around(values)
+        arrays = bring(tiles)
+        for item, value, mine in zip(by_form[form], values, windows, strict=True):
+            yield item, of_windows(value, mine, arrays, exact=exact, device=device)
 
 
-def _tiles(items: Iterable[Item]) -> dict[str, Any]:
-    return {name: tiles for item in items for name, tiles in item.tiles.items()}
-
-
-class _Piece(NamedTuple):
-    """Rows of a tensor in tiles."""
-
-    name: str
-    tiles: Any
-    part: Part
-
-
-#: Pieces of a weight that become one piece of the fast layout.
-_Run = list[_Piece]
+def _values(items: Iterable[Item]) -> list[CompressedTensor]:
+    return [item.value for item in items if isinstance(item.value, CompressedTensor)]
 
 
 class _Packing:
@@ -88,7 +88,7 @@ class _Packing:
         self.packer = _native.Packer(device.index, rows, columns, place, self.stream)
         self.done = 0
 
-    def add(self, weights: torch.Tensor) -> None:
+    def add(self, weights: Tensor) -> None:
         """Whole strips of dense BF16 on the GPU, or the last rows."""
         self.packer.pack(self.done, weights.shape[0], weights.data_ptr(), self.stream)
         self.done += weights.shape[0]
@@ -105,7 +105,7 @@ class _Packing:
 
 
 def pack_rows(
-    device: torch.device, rows: int, columns: int, values: Callable[[int, int], torch.Tensor]
+    device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
 ) -> tuple[Arrays, Part] | None:
     """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
 
@@ -121,39 +121,47 @@ def pack_rows(
 class _Gpu:
     """A container's tensors on one GPU."""
 
-    def __init__(self, container: Any, device: torch.device, bar: Bar) -> None:
-        self.container, self.device, self.bar = container, device, bar
+    def __init__(self, tensors: Tensors, device: torch.device, bar: Bar) -> None:
+        self.tensors, self.device, self.bar = tensors, device, bar
 
     # ---- as stored ----
 
-    def stored(self, tiles: dict[str, Any]) -> dict[str, Arrays]:
+    def stored(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
         """Five arrays of each tensor, in one slab. Done when it returns."""
-        if not tiles:
+        if not some:
             return {}
-        own = cuts(tiles)
+        own = self.tensors.cut(some)
+        lengths = {
+            tiles: [array.numel() for array in own[tiles]]
+            if tiles in own
+            else self.tensors.lengths(tiles)
+            for tiles in some
+        }
         arrays = _carved(
-            {name: (*each.lengths, TABLE_BYTES) for name, each in tiles.items()}, device=self.device
+            {tiles: (*mine, TABLE_BYTES) for tiles, mine in lengths.items()}, device=self.device
         )
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
         items = [
-            (name, (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
-            for name, (codebook, records, bits, plane, _) in arrays.items()
-            if name not in own
+            (
+                tiles.name,
+                (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()),
+            )
+            for tiles, (codebook, records, bits, plane, _) in arrays.items()
+            if tiles not in own
         ]
         if items:
-            _native.upload(self.container, self.device.index, items, self.bar.part)
-        for name, cut in own.items():
-            for view, array in zip(arrays[name], arrays_of_tiles(cut)[:4], strict=False):
+            container = self.tensors.container
+            _native.upload(container, self.device.index, items, self.bar.part)
+        for tiles, mine in own.items():
+            for view, array in zip(arrays[tiles], mine, strict=False):
                 view.copy_(array)
         torch.cuda.current_stream(self.device).synchronize()
         self._build_tables(arrays)
-        self.bar.add(sum(sum(each.lengths) for each in tiles.values()))
-        for cut in own.values():
-            cut.release()
+        self.bar.add(sum(map(sum, lengths.values())))
         return arrays
 
-    def _build_tables(self, arrays: dict[str, Arrays]) -> None:
+    def _build_tables(self, arrays: dict[Tiles, Arrays]) -> None:
         items = [
             (codebook.data_ptr(), codebook.numel(), table.data_ptr())
             for codebook, *_, table in arrays.values()
@@ -164,31 +172,35 @@ class _Gpu:
 
     def fast(self, items: list[Item]) -> Iterator[tuple[Item, _Packed | None]]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
-        all_runs = [_runs(item) for item in items]
-        slices = self._slices(piece for runs in all_runs for run in runs for piece in run)
+        windows = iter(self.tensors.around(_values(items))[0])
+        is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
+        all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
+        slices = self._slices(window for runs in all_runs for run in runs for window in run)
         for item, runs in zip(items, all_runs, strict=True):
             yield item, self._pack(runs, slices) if runs else self._pack_dense(item)
 
-    def _slices(self, pieces: Iterable[_Piece]) -> Iterator[Iterator[torch.Tensor]]:
-        """For each piece its decoded rows, some at a time; its tensor is there only meanwhile."""
-        for batch in _batches(pieces):
-            arrays = self.stored({piece.name: piece.tiles for piece in batch})
-            for piece in batch:
-                yield self._decoded(arrays[piece.name], piece.part)
+    def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
+        """For each window its decoded rows, some at a time; its tiles are there only meanwhile."""
+        for batch in self._batches(windows):
+            arrays = self.stored(list(dict.fromkeys(tiles for tiles, _ in batch)))
+            for tiles, part in batch:
+                yield self._decoded(arrays[tiles], part)
             del arrays  # before the next ones are there
 
-    def _decoded(self, arrays: Arrays, part: Part) -> Iterator[torch.Tensor]:
+    def _decoded(self, arrays: Arrays, part: Part) -> Iterator[Tensor]:
         for first, last in _steps(part.row_begin, part.row_end, part.columns):
             window = part._replace(row_begin=first, row_end=last)
             yield torch.ops.df11.decode(arrays, window, self.device)
 
-    def _pack(self, runs: list[_Run], slices: Iterator[Iterator[torch.Tensor]]) -> _Packed | None:
+    def _pack(
+        self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]
+    ) -> _Packed | None:
         results = []
         for run in runs:
-            rows = sum(piece.part.height for piece in run)
-            packing = _Packing(self.device, rows, run[0].part.width)
-            for piece in itertools.islice(slices, len(run)):
-                for some in piece:
+            rows = sum(part.height for _, part in run)
+            packing = _Packing(self.device, rows, run[0][1].width)
+            for window in itertools.islice(slices, len(run)):
+                for some in window:
                     packing.add(some)
             results.append(packing.finish())
         found = [result for result in results if result is not None]
@@ -197,57 +209,52 @@ class _Gpu:
         return [array for arrays, _ in found for array in arrays], [part for _, part in found]
 
     def _pack_dense(self, item: Item) -> _Packed | None:
-        """A weight whose pieces are not in tiles of 32 rows: decoded on the CPU."""
-        dense = item.weight.decode(self.container).flatten(0, -2)
-        rows, columns = dense.shape
+        """A weight whose tensors are not in tiles of 32 rows, which the CPU has decoded."""
+        rows, columns = matrix_of(item.value)
+        dense = item.value.reshape(rows, columns)
         result = pack_rows(self.device, rows, columns, lambda first, last: dense[first:last])
-        self.bar.add(sum(self.container[name].stored_bytes for name in item.weight.tensors))
         return None if result is None else (result[0], [result[1]])
+
+    def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
+        batch: list[_Window] = []
+        known: set[Tiles] = set()
+        size = 0
+        for tiles, part in windows:
+            more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
+            if batch and size + more > BATCH_BYTES:
+                yield batch
+                batch, size, known = [], 0, set()
+            batch.append((tiles, part))
+            known.add(tiles)
+            size += more
+        if batch:
+            yield batch
 
     # ---- in host memory ----
 
-    def streamed(self, tiles: dict[str, Any]) -> dict[str, Arrays]:
+    def streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
         """Four arrays of each tensor in pinned host memory, and its table on the GPU."""
-        if not tiles:
+        if not some:
             return {}
-        own = cuts(tiles)
-        for each in tiles.values():
-            each.check()
-            self.bar.add(sum(each.lengths))
-        found = {name: arrays_of_tiles(each)[:4] for name, each in tiles.items()}
-        arrays = _copied(found) if own else _pinned(found)
-        for cut in own.values():
-            cut.release()
-        tables = _carved(dict.fromkeys(tiles, (TABLE_BYTES,)), device=self.device)
+        found = self.tensors.on_host(some)
+        self.bar.add(sum(array.numel() for mine in found.values() for array in mine))
+        arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
+        tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
         torch.cuda.current_stream(self.device).synchronize()
-        for name, mine in arrays.items():
-            mine += tables[name]
+        for tiles, mine in arrays.items():
+            mine += tables[tiles]
         self._build_tables(arrays)
         return arrays
 
 
-def _runs(item: Item) -> list[_Run]:
-    """Pieces of whole strips go together; only the last one of a run may end within a strip."""
-    runs: list[_Run] = []
-    for name, part in item.parts:
-        if not runs or runs[-1][-1].part.height % TILE_ROWS:
+def _runs(windows: Sequence[_Window]) -> list[list[_Window]]:
+    """Windows of whole strips go together; only the last one of a run may end within a strip."""
+    runs: list[list[_Window]] = []
+    for window in windows:
+        if not runs or runs[-1][-1][1].height % TILE_ROWS:
             runs.append([])
-        runs[-1].append(_Piece(name, item.tiles[name], part))
+        runs[-1].append(window)
     return runs
-
-
-def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    size = 0
-    for piece in pieces:
-        more = sum(piece.tiles.lengths)
-        if batch and size + more > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(piece)
-        size += more
-    if batch:
-        yield batch
 
 
 def _steps(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -274,7 +281,7 @@ class _Registered:
             _native.unpin(begin)
 
 
-def _pinned(mapped: dict[str, Arrays]) -> dict[str, Arrays]:
+def _pinned(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
     """Arrays in memory that a GPU can read: the mapping itself, or else a copy."""
     flat = [array for arrays in mapped.values() for array in arrays if array.numel()]
     try:
@@ -302,7 +309,7 @@ def _spans(arrays: Arrays) -> list[tuple[int, int]]:
     return spans
 
 
-def _keeping(array: torch.Tensor, registered: _Registered) -> torch.Tensor:
+def _keeping(array: Tensor, registered: _Registered) -> Tensor:
     """The same memory, with what it needs to stay where it is."""
     if not array.numel():
         return array
@@ -311,7 +318,7 @@ def _keeping(array: torch.Tensor, registered: _Registered) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _copied(mapped: dict[str, Arrays]) -> dict[str, Arrays]:
+def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
     lengths = {name: [array.numel() for array in arrays] for name, arrays in mapped.items()}
     copies = _carved(lengths, pin_memory=True)
     for name, arrays in mapped.items():
@@ -320,14 +327,14 @@ def _copied(mapped: dict[str, Arrays]) -> dict[str, Arrays]:
     return copies
 
 
-def _carved(lengths: Mapping[str, Sequence[int]], **where: Any) -> dict[str, Arrays]:
+def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles, Arrays]:
     """Arrays of these lengths, all in one slab."""
     slab = torch.empty(
         sum(aligned(length) for mine in lengths.values() for length in mine),
         dtype=torch.uint8,
         **where,
     )
-    arrays: dict[str, Arrays] = {}
+    arrays: dict[Tiles, Arrays] = {}
     at = 0
     for name, mine in lengths.items():
         arrays[name] = []

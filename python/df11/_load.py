@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ._names import inside, look_up
-from ._parallel import like, shard
-from ._parameters import Weight
+from . import _native
+from ._container import Tensors, of_windows
+from ._names import Place, inside, look_up
+from ._parallel import like
+from ._parameters import entries
 from ._place import SHARE, Placement
-from ._plan import Group, Item, Residence, group, homes, settle, spread
+from ._plan import Group, Item, Residence, balance, group, homes, settle, spread, why_ordinary
 from ._progress import Bar
-from ._source import Source, set_source
-from ._tensor import CompressedTensor, arrays_of_tiles
+from ._source import KEY, Source, Spot, Weight, sum_of
+from ._tensor import CompressedTensor
+from ._torch import raw_stream
 
 MODES = ("exact", "fused")
 RESIDENCES = ("stored", "fast", "auto")
@@ -31,37 +35,70 @@ def check_options(mode: str, residence: str) -> None:
 @torch.inference_mode(False)  # whose tensors could not be used outside of it
 def load(
     root: nn.Module,
-    source: Source,
+    tensors: Tensors,
+    items: list[Item],
     placement: Placement,
     *,
     mode: str = "exact",
     residence: str = "stored",
-    streamed: bool = False,
 ) -> None:
-    """Puts the weights of a source into a module, on the devices of a placement.
+    """Puts what was made of a container's tensors into a module, on the devices of a placement.
 
-    Reads and checks all of the container. On the CPU compressed weights stay in its mapping.
+    Reads and checks all of these tensors, once. On the CPU compressed ones stay in the mapping.
+
+    # Errors
+    `CorruptError` if a tensor is damaged; `ValueError` if a GPU is too small.
     """
-    check_options(mode, residence)
-    on_gpu = placement.devices[0].type == "cuda"
-    shard(root, source)
-    groups = group(source.weights, source.container, on_gpu)
-    _place(groups, placement, "streamed" if streamed else residence)
-    where = placement.where or homes(groups, lambda path: _is_callable(root.get_submodule(path)))
     main = placement.devices[0]
+    on_gpu = main.type == "cuda"
+    items = _known(root, items)
+    for item in items:
+        is_buffer = _spot(root, item.places[0]).is_buffer
+        item.reason = item.reason or why_ordinary(item, tensors.container, is_buffer, on_gpu)
+    groups = group(items, tensors.container)
+    _place(groups, placement, residence)
+    where = placement.where or homes(groups, lambda path: _is_callable(root.get_submodule(path)))
     where = {
         path: main if on_gpu and device.type == "cpu" else device for path, device in where.items()
     }
-    set_source(root, source)
     order = {path: at for at, (path, _) in enumerate(root.named_modules())}
-    total = sum(item.read_bytes(source.container) for each in groups for item in each.items)
-    loader = _Loader(source, mode == "exact", where, order, main, total)
-    with loader.bar:
+    bar = Bar(sum(item.stored_bytes for item in items))
+    source = Source(tensors, unused=[name for name in tensors if name not in tensors.used])
+    loader = _Loader(root, source, mode == "exact", where, order, main, bar)
+    root.__dict__[KEY] = source
+    compressed = [item for item in items if item.reason is None]
+    with bar:
+        # Of these only decoded values were taken, unchecked so far.
+        tensors.check(tensors.taken - {name for item in compressed for name in item.sources})
         for each in groups:
             loader.load(each)
-    _place_others(root, source, loader)
+    _place_others(root, loader)
     if len({*where.values()}) > 1:
         _dispatch(root, where)
+    source.tensors = Tensors(tensors.container)  # without all that loading has made
+    check_gpus(each.device for each in groups)
+
+
+def check_gpus(devices: Iterable[torch.device]) -> None:
+    """Waits for those that are GPUs. Raises CorruptError if a kernel met damaged arrays there."""
+    for device in set(devices):
+        if device.type == "cuda":
+            _native.check(device.index, raw_stream(device.index))
+
+
+def _known(root: nn.Module, items: list[Item]) -> list[Item]:
+    """Items with all places where the module has them, each parameter once."""
+    entries_by_name = {place.name: entry for entry in entries(root) for place in entry.places}
+    found: dict[int, Item] = {}
+    for item in items:
+        entry = entries_by_name[item.name]
+        item.places = list(entry.places)
+        found.setdefault(id(entry.value), item)
+    return list(found.values())
+
+
+def _spot(root: nn.Module, place: Place) -> Spot:
+    return Spot(root.get_submodule(place.path), place)
 
 
 def _is_callable(module: nn.Module) -> bool:
@@ -80,9 +117,10 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
         if wanted == "streamed":
             raise ValueError("streamed puts all weights on one GPU; name one device")
         assert memory is not None
+        by_form = [[each.nbytes(form) for each in groups] for form in forms_of(wanted)]
+        memory = balance(memory, placement.order, lambda caps: spread(by_form[0], caps) is not None)
         found = None
-        for form in forms_of(wanted):
-            sizes = [each.nbytes(form) for each in groups]
+        for sizes in by_form:
             found = found or spread(sizes, memory)
         # What is too much for all is for the last one to stream.
         found = found or spread(sizes, [*memory[:-1], sum(sizes)])
@@ -103,12 +141,6 @@ def _place(groups: list[Group], placement: Placement, wanted: str) -> None:
             each.residence = form
 
 
-def sizes_of(source: Source, residence: str) -> list[int]:
-    """Bytes of a GPU that each block takes, as it shall lie."""
-    groups = group(source.weights, source.container, on_gpu=True)
-    return [each.nbytes(forms_of(residence)[0]) for each in groups]
-
-
 def forms_of(residence: str) -> list[Residence]:
     """How weights shall lie, if there is room, and how else."""
     return ["stored"] if residence in ("stored", "streamed") else ["fast", "stored"]
@@ -120,7 +152,7 @@ def _place_by_modules(
     for each in groups:
         said: dict[torch.device, str] = {}
         for item in each.items:
-            for place in item.weight.places if item.reason is None else ():
+            for place in item.places if item.reason is None else ():
                 device = look_up(where, place.name)
                 if device is None:
                     raise ValueError(
@@ -142,6 +174,7 @@ def _place_by_modules(
 class _Loader:
     """Makes parameters, group by group."""
 
+    root: nn.Module
     source: Source
     exact: bool
     #: Of modules that run on one device, that device.
@@ -150,40 +183,48 @@ class _Loader:
     order: dict[str, int]
     #: Where modules run of which nothing else is known.
     main: torch.device
-    #: Stored bytes of all weights.
-    total: int
-
-    def __post_init__(self) -> None:
-        self.container = self.source.container
-        pairs = zip(self.source.weights, self.source.spots, strict=True)
-        self.spots = {id(weight): spots for weight, spots in pairs}
-        self.bar = Bar(self.total)
+    bar: Bar
+    #: What an item has when it is in its place, so that no decoded weights are kept.
+    nothing: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def load(self, each: Group) -> None:
         """Puts the weights of a group into their places."""
+        left = [item for item in each.items if item.reason is not None]
+        for item, tensor in self._compressed(each):
+            if tensor is not None:
+                self._put(item, tensor)
+            else:
+                item.reason = "too many exceptions for the fast layout"
+                left.append(item)
+        for item in left:
+            value = item.value
+            device = self.device_at(item.places[0].path)
+            value = value.decode() if isinstance(value, CompressedTensor) else value
+            self._put(item, value.to(device))
+
+    def _compressed(self, each: Group) -> Iterator[tuple[Item, CompressedTensor | None]]:
+        tensors, exact, bar = self.source.tensors, self.exact, self.bar
         if each.device.type == "cuda":
             from ._gpu import upload
 
-            for item, tensor in upload(self.container, each, self.exact, self.bar):
-                if tensor is None:
-                    item.reason = "too many exceptions for the fast layout"
-                else:
-                    self.put(item.weight, tensor)
-        for item in each.items:
-            if item.reason is not None:
-                item.weight.ordinary_because = item.reason
-                device = self.device_at(item.weight.places[0].path)
-                self.put(item.weight, item.weight.decode(self.container).to(device))
-            elif each.device.type == "cpu":
-                self.put(item.weight, on_cpu(item, self.exact, self.bar))
+            return upload(tensors, each.items, each.device, each.residence, exact, bar)
+        return on_cpu(tensors, [item for item in each.items if item.reason is None], exact, bar)
 
-    def put(self, weight: Weight, value: torch.Tensor) -> None:
+    def _put(self, item: Item, value: Tensor) -> None:
         """Makes it what the module has in all places of the weight."""
-        spots = self.spots[id(weight)]
-        value, weight.parts = like(value, spots[0].value), None
-        parameter = value if weight.is_buffer else nn.Parameter(value, requires_grad=False)
+        spots = [_spot(self.root, place) for place in item.places]
+        nbytes = value.numel() * value.element_size()
+        weight = Weight(item.name, spots, nbytes, item.reason)
+        if isinstance(item.value, CompressedTensor) and item.reason is None:
+            weight.told = self.source.tensors.told(item.value)
+        else:
+            weight.total = sum_of(item.value if isinstance(value, CompressedTensor) else value)
+        self.source.weights.append(weight)
+        value = like(value, spots[0].value)
+        parameter = value if spots[0].is_buffer else nn.Parameter(value, requires_grad=False)
         for spot in spots:
             spot.value = parameter
+        item.value = self.nothing
 
     def device_at(self, path: str) -> torch.device:
         """Where a module runs: with the one around it, or else with the one before it."""
@@ -194,35 +235,23 @@ class _Loader:
         return self.where[max(before, key=lambda p: self.order.get(p, 0))] if before else self.main
 
 
-def on_cpu(item: Item, exact: bool, bar: Bar) -> torch.Tensor:
-    """A compressed weight whose arrays are the container's own memory, after a check of them."""
-    for tiles in item.tiles.values():
-        tiles.check()
-        bar.add(sum(tiles.lengths))
-    arrays = {name: arrays_of_tiles(tiles) for name, tiles in item.tiles.items()}
-    return compressed(item, arrays, exact)
+def on_cpu(
+    tensors: Tensors, items: list[Item], exact: bool, bar: Bar
+) -> Iterator[tuple[Item, CompressedTensor]]:
+    """Compressed weights whose arrays are the container's own memory, after a check of them."""
+    values = [item.value for item in items if isinstance(item.value, CompressedTensor)]
+    windows, tiles = tensors.around(values)
+    arrays = tensors.on_host(tiles)
+    bar.add(sum(array.numel() for mine in arrays.values() for array in mine))
+    for mine in arrays.values():
+        mine.append(torch.empty(0, dtype=torch.uint8))
+    for item, value, some in zip(items, values, windows, strict=True):
+        yield item, of_windows(value, some, arrays, exact=exact)
 
 
-def compressed(
-    item: Item,
-    arrays: dict[str, list[torch.Tensor]],
-    exact: bool,
-    device: torch.device | None = None,
-) -> torch.Tensor:
-    """The tensor of a weight as it is stored, of the arrays of its tensors."""
-    return CompressedTensor(
-        [array for name, _ in item.parts for array in arrays[name]],
-        [part for _, part in item.parts],
-        item.weight.shape,
-        exact=exact,
-        transposed=item.weight.transposed,
-        device=device,
-    )
-
-
-def _place_others(root: nn.Module, source: Source, loader: _Loader) -> None:
+def _place_others(root: nn.Module, loader: _Loader) -> None:
     """Buffers and parameters that the container lacks go where their module runs."""
-    held = {spot.key for spots in source.spots for spot in spots}
+    held = {spot.key for weight in loader.source.weights for spot in weight.spots}
     for path, module in root.named_modules():
         for attribute, value in module._buffers.items():
             if value is not None and not value.is_meta and (id(module), attribute) not in held:

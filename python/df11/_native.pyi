@@ -214,6 +214,12 @@ class Model(Mapping[str, Tensor]):
     def stored_bytes(self) -> int:
         """Bytes of all open containers."""
     @property
+    def mappings(self) -> list[tuple[int, int]]:
+        """Address and bytes of each container as it is mapped into memory, while the model lives.
+
+        For reading alone; nothing is checked.
+        """
+    @property
     def shards(self) -> list[dict[str, Any]]:
         """The open containers: `path`, `index`, `count` and `bytes` of each."""
     @property
@@ -583,6 +589,11 @@ class Tiles:
     @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Bytes of codebook, records, bits and plane."""
+    @property
+    def places(self) -> tuple[tuple[int, int], ...] | None:
+        """Address and bytes of each of these arrays in one of `Model.mappings`, unread and
+        unchecked; None if the container is not mapped.
+        """
     def array(self, index: int) -> memoryview:
         """One of these arrays, for reading, where the container is mapped. Checks its checksums.
         Raises `IndexError`, `CorruptError`.

@@ -1,91 +1,18 @@
-"""Which bytes of a container a module's parameters are.
-
-A *weight* is a parameter or buffer of the module, wherever it is reachable (tied ones in several
-places), and the pieces of container tensors that its memory consists of, in order. Most weights are
-one tensor. If a library fuses tensors when it loads a checkpoint (all experts of a layer in one
-parameter, say), they are several tensors or rows of them, one after another. A weight that is made
-of its tensors in another way is made once, and is then an ordinary parameter.
-"""
+"""Which parameter of a module is which tensor of a container, by their names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from ._container import Tensors, with_dtype
 from ._names import Place, inside
-from ._torch import as_buffer, bytes_of, dtype_of
-
-
-class Piece(NamedTuple):
-    """Rows of a tensor of the container, or all of it, at a byte offset in the weight."""
-
-    tensor: str
-    offset: int
-    rows: tuple[int, int] | None = None
-
-
-@dataclass
-class Weight:
-    """A parameter or buffer whose values the container holds."""
-
-    places: list[Place]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    pieces: list[Piece]
-    is_buffer: bool = False
-    #: What pieces are stored as, if that is not `dtype`.
-    stored: torch.dtype | None = None
-    #: Makes the weight if pieces alone do not.
-    make: Callable[[], torch.Tensor] | None = None
-    #: Why it is an ordinary parameter and does not stay compressed.
-    ordinary_because: str | None = None
-    #: Whether pieces hold its last two dimensions the other way round.
-    transposed: bool = False
-    tensors: list[str] = field(default_factory=list)
-    #: Parts of tensors that it is, and tiles of these, if pieces do not tell them (`_parallel`).
-    parts: Any = None
-
-    def __post_init__(self) -> None:
-        if not self.tensors:
-            self.tensors = list(dict.fromkeys(piece.tensor for piece in self.pieces))
-
-    @property
-    def name(self) -> str:
-        """Its full name, at its first place."""
-        return self.places[0].name
-
-    @property
-    def nbytes(self) -> int:
-        """Its decoded size."""
-        return prod(self.shape) * self.dtype.itemsize
-
-    def decode(self, container: Any) -> torch.Tensor:
-        """Decodes it on the CPU, into memory of its own."""
-        if self.make is not None:
-            return self.make()
-        out = torch.empty(self.pieces_shape, dtype=self.stored or self.dtype)
-        memory = bytes_of(out)
-        for tensor, offset, rows in self.pieces if out.numel() else ():
-            part = container[tensor] if rows is None else container[tensor].rows(*rows)
-            part.decode_into(as_buffer(memory[offset : offset + part.nbytes]))
-        if self.transposed:
-            out = out.transpose(-2, -1).contiguous()
-        return out.to(self.dtype)
-
-    @property
-    def pieces_shape(self) -> tuple[int, ...]:
-        """The shape of its pieces, one after another."""
-        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make": None, "parts": None}
+from ._plan import Item
 
 
 class Entry(NamedTuple):
@@ -95,12 +22,6 @@ class Entry(NamedTuple):
     places: list[Place]
     is_buffer: bool
     is_persistent: bool
-
-    def weight(
-        self, shape: tuple[int, ...], dtype: torch.dtype, pieces: list[Piece], **more: Any
-    ) -> Weight:
-        """The weight that is this, of these pieces."""
-        return Weight(list(self.places), shape, dtype, pieces, self.is_buffer, **more)
 
 
 def entries(root: nn.Module) -> list[Entry]:
@@ -116,57 +37,46 @@ def entries(root: nn.Module) -> list[Entry]:
     return list(found.values())
 
 
-def whole(container: Any, entry: Entry, tensor: str, dtype: torch.dtype | None = None) -> Weight:
-    """A weight that is one tensor. `dtype`: what the module wants, if not what is stored."""
-    stored = container[tensor]
-    kind = dtype_of(stored)
-    shape = tuple(stored.shape)
-    if shape != tuple(entry.value.shape):
-        raise ValueError(
-            f"{entry.places[0].name} has shape {tuple(entry.value.shape)}, and {tensor} in "
-            f"{container.path} has {shape}; make the module with the config that belongs to the "
-            "container"
-        )
-    if kind is None:
-        raise TypeError(f"tensor {tensor!r} has dtype {stored.dtype}, which PyTorch does not know")
-    weight = entry.weight(shape, kind, [Piece(tensor, 0)])
-    if dtype is not None and dtype != kind:
-        weight.dtype, weight.stored = dtype, kind
-        weight.ordinary_because = f"stored as {kind}, used as {dtype}".replace("torch.", "")
-    return weight
+def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
+    """What a module has of a container whose tensors have its parameters' names but for a prefix.
 
+    `prefix` goes before each name in the container to give the module's name, or with a leading `-`
+    is taken away; None finds it.
 
-def by_name(
-    root: nn.Module, container: Any, prefix: str | None = None
-) -> tuple[list[Weight], list[str]]:
-    """Weights of a module whose parameters have the container's names, except for a prefix.
-
-    Also the names of tensors that belong to no parameter. `prefix` goes before each name in the
-    container to give the module's name, or with a leading `-` is taken away; None finds it.
+    # Errors
+    `MissingError` if no tensor has such a name, `ValueError` for other shapes.
     """
-    names = list(container)
+    container, names = tensors.container, list(tensors)
     known = {place.name: entry for entry in entries(root) for place in entry.places}
     rename = _renaming(known, names, prefix, container)
     wanted = wanted_by(root)
-    found: dict[int, Weight] = {}
-    unused = []
+    found: dict[int, Item] = {}
     for tensor in names:
         entry = known.get(rename(tensor))
         if entry is None:
-            unused.append(tensor)
-        elif id(entry.value) not in found:
-            kind = wanted(entry.places[0].name, dtype_of(container[tensor]))
-            found[id(entry.value)] = whole(container, entry, tensor, kind)
-    return list(found.values()), unused
+            continue
+        if id(entry.value) in found:  # tied, and stored under both names
+            tensors.used.add(tensor)
+            continue
+        shape, name = tuple(container[tensor].shape), entry.places[0].name
+        if shape != tuple(entry.value.shape):
+            raise ValueError(
+                f"{name} has shape {tuple(entry.value.shape)}, and {tensor} in {container.path} "
+                f"has {shape}; make the module with the config that belongs to the container"
+            )
+        value = tensors[tensor]
+        value = with_dtype(value, wanted(name, value.dtype))
+        found[id(entry.value)] = Item(name, value, [tensor])
+    return list(found.values())
 
 
-def check_complete(root: nn.Module, weights: list[Weight], container: Any) -> None:
+def check_complete(root: nn.Module, items: list[Item], container: Any) -> None:
     """Refuses a module of which neither a container nor the module itself has all values.
 
     # Errors
     `MissingError` for parameters, `ValueError` for buffers.
     """
-    held = {place.name for weight in weights for place in weight.places}
+    held = {item.name for item in items}
     left = {
         entry.places[0].name: entry
         for entry in entries(root)

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._plan import balance, spread
-
 _UNITS = {"": 1} | {
     prefix + binary: (1024 if binary else 1000) ** power
     for power, prefix in enumerate("KMGT", start=1)
@@ -27,6 +25,8 @@ class Placement(NamedTuple):
     #: Of each module that a device_map names, the device, if these are several; weights on the CPU
     #: are streamed to the first GPU.
     where: dict[str, torch.device] | None = None
+    #: How several GPUs share what there is, as device_map says it.
+    order: str = "sequential"
 
     @property
     def rest(self) -> Any:
@@ -68,13 +68,8 @@ def default_device() -> torch.device:
     return device_of("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
 
-def resolve(
-    wanted: Any,
-    memory: Any,
-    sizes: list[int] | None = None,
-    max_memory: dict[Any, Any] | None = None,
-) -> Placement:
-    """What `device_map`, `memory` and `max_memory` ask for. `sizes`: bytes of each group."""
+def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) -> Placement:
+    """What `device_map`, `memory` and `max_memory` ask for."""
     if isinstance(wanted, dict):
         return _by_modules(wanted, memory)
     caps = {
@@ -88,10 +83,7 @@ def resolve(
         caps[gpu] = min(caps[gpu], int(SHARE * free))
     devices = [torch.device("cuda", gpu) for gpu in caps]
 
-    def fits(caps: list[int]) -> bool:
-        return spread(sizes or [], caps) is not None
-
-    return Placement(devices, balance(list(caps.values()), wanted, fits))
+    return Placement(devices, list(caps.values()), None, wanted)
 
 
 def _by_modules(wanted: dict[Any, Any], memory: Any) -> Placement:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from . import _native
-from ._matrices import STORED, TABLE_BYTES, Part
-from ._names import common, inside
-from ._parameters import Weight
+from ._container import share
+from ._matrices import TABLE_BYTES, Part
+from ._matrices import each as pieces
+from ._names import Place, common, inside
+from ._tensor import CompressedTensor
+from ._torch import dtype_of
 
 #: How a weight lies: `stored` as in the container, `fast` in the fast layout, `streamed` as in the
 #: container and in host memory, from where the GPU reads it; or as an ordinary parameter.
@@ -30,15 +34,17 @@ LEAST_SAVED = 1
 EXCEPTIONS = 0.01
 
 
-@dataclass
+@dataclass(eq=False)
 class Item:
-    """A weight, and in which forms it can lie."""
+    """What a loader has made of tensors of a container, and in which forms it can lie."""
 
-    weight: Weight
-    #: Of each of its pieces the tensor and the part of it, if operators can read all as they are.
-    parts: list[tuple[str, Part]]
-    #: Of these tensors.
-    tiles: dict[str, Any]
+    name: str
+    #: On the CPU: a window of tensors of the container, compressed, or decoded.
+    value: Tensor
+    #: The tensors of the container that it was made of.
+    sources: list[str]
+    #: Where the module has it.
+    places: list[Place] = field(default_factory=list)
     #: Why it is an ordinary parameter, if it is.
     reason: str | None = None
 
@@ -46,33 +52,46 @@ class Item:
         """How it lies if its group lies as is wanted."""
         if self.reason is not None:
             return "ordinary"
-        if not self.parts:
+        if not isinstance(self.value, CompressedTensor):
             return "fast"
-        slow = self.weight.shape[-1] % 8 or self.weight.transposed
+        slow = self.value.matrix_shape[1] % 8 or self.value.transposed
         return "stored" if wanted == "fast" and slow else wanted
 
     def nbytes(self, form: Residence) -> int:
         """Bytes of a GPU."""
-        tables = TABLE_BYTES * len(self.tiles)
-        if form == "streamed":
-            return tables
-        if form == "stored":
-            return tables + self.stored_bytes
         if form == "ordinary":
-            return self.weight.nbytes
-        columns = self.weight.shape[-1]
-        bytes_ = _native.strips_bytes(prod(self.weight.shape) // columns, columns)
-        return int(bytes_ * (1 + EXCEPTIONS))
+            return 2 * self.value.numel() if self._is_compressed else self.value.nbytes
+        if form == "fast":
+            rows, columns = matrix_of(self.value)
+            return int(_native.strips_bytes(rows, columns) * (1 + EXCEPTIONS))
+        return self.table_bytes + (self.stored_bytes if form == "stored" else 0)
 
     @property
-    def stored_bytes(self) -> int:
-        """Of the arrays of its tensors."""
-        return sum(aligned(length) for tiles in self.tiles.values() for length in tiles.lengths)
+    def _is_compressed(self) -> bool:
+        return isinstance(self.value, CompressedTensor)
 
-    def read_bytes(self, container: Any) -> int:
-        """What is read of its container to load it."""
-        names = self.weight.tensors
-        return self.stored_bytes or sum(container[name].stored_bytes for name in names)
+    @cached_property
+    def table_bytes(self) -> int:
+        """Of the decode tables that it needs on a GPU."""
+        return TABLE_BYTES * len({id(mine[0]) for _, mine in self._pieces()})
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Of the arrays of its tensors, or of the tiles around its windows of them."""
+        found = {(id(mine[0]), part): mine for part, mine in self._pieces()}
+        shares = ((share(part), mine) for (_, part), mine in found.items())
+        return sum(aligned(int(array.numel() * some)) for some, mine in shares for array in mine)
+
+    def _pieces(self) -> Iterator[tuple[Part, Sequence[Tensor]]]:
+        if isinstance(self.value, CompressedTensor):
+            yield from pieces(self.value.arrays, self.value.flat_parts)
+
+
+def matrix_of(value: Tensor) -> tuple[int, int]:
+    """Rows and columns of the matrix that a tensor is, compressed or not."""
+    if isinstance(value, CompressedTensor):
+        return value.matrix_shape
+    return value.numel() // value.shape[-1], value.shape[-1]
 
 
 def aligned(count: int) -> int:
@@ -80,51 +99,25 @@ def aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def item(weight: Weight, container: Any, on_gpu: bool) -> Item:
-    """What can become of a weight."""
-    found = weight.parts or (parts_of(weight, container) if len(weight.shape) > 1 else None)
-    if found is not None and weight.parts is None and not all(p.is_aligned for _, p in found[0]):
-        found = None
-    made = Item(weight, *(found or ([], {})))
-    made.reason = _why_ordinary(made, container, on_gpu)
-    return made
-
-
-def _why_ordinary(made: Item, container: Any, on_gpu: bool) -> str | None:
-    weight = made.weight
-    if weight.ordinary_because is not None:
-        return weight.ordinary_because
-    if weight.is_buffer:
+def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> str | None:
+    """Why a weight does not stay compressed, if it does not."""
+    stored, value = [container[name] for name in item.sources], item.value
+    other = [kind for one in stored if (kind := dtype_of(one)) != value.dtype]
+    if other:
+        return f"stored as {other[0]}, used as {value.dtype}".replace("torch.", "")
+    if is_buffer:
         return "a buffer"
-    if len(weight.shape) < 2:
+    if value.dim() < 2:
         return "a vector"
-    tensors = [container[name] for name in weight.tensors]
-    if any(tensor.encoding == "raw" or tensor.dtype != "BF16" for tensor in tensors):
+    if any(one.encoding == "raw" or one.dtype != "BF16" for one in stored):
         return "stored as it is"
-    if not made.parts:
-        if not on_gpu or weight.shape[-1] % 8 or weight.transposed:
-            return "stored in another way than tiles of 32 rows"
-    elif weight.nbytes - made.stored_bytes - TABLE_BYTES * len(made.tiles) * on_gpu < LEAST_SAVED:
-        return SMALL
-    return None
-
-
-def parts_of(
-    weight: Weight, container: Any
-) -> tuple[list[tuple[str, Part]], dict[str, Any]] | None:
-    """Its pieces as parts of tensors in tiles, and these; None if they are stored otherwise."""
-    tiles = {name: container[name].tiles for name in weight.tensors if weight.pieces}
-    if not tiles or None in tiles.values() or len({each.columns for each in tiles.values()}) != 1:
-        return None
-    parts = []
-    for name, _, rows in weight.pieces:
-        each = tiles[name]
-        begin, end = rows or (0, container[name].shape[0])
-        per_row = each.rows // max(1, container[name].shape[0])
-        part = Part.whole(STORED, each.rows, each.columns, each.staged_bytes)
-        part = part._replace(row_begin=begin * per_row, row_end=end * per_row)
-        parts.append((name, part))
-    return parts, tiles
+    if isinstance(value, CompressedTensor):
+        tables = item.table_bytes if on_gpu else 0
+        return SMALL if 2 * value.numel() - item.stored_bytes - tables < LEAST_SAVED else None
+    if all(one.tiles is not None for one in stored):
+        return "made of other tensors by transformers"
+    is_packed = on_gpu and value.numel() and value.shape[-1] % 8 == 0
+    return None if is_packed else "stored in another way than tiles of 32 rows"
 
 
 @dataclass
@@ -142,19 +135,15 @@ class Group:
     @property
     def paths(self) -> list[str]:
         """The modules that have its weights."""
-        places = (place.path for each in self.items for place in each.weight.places)
+        places = (place.path for each in self.items for place in each.places)
         return list(dict.fromkeys(places))
 
 
-def group(weights: list[Weight], container: Any, on_gpu: bool) -> list[Group]:
-    """Weights by the block of their first tensor, in the order in which the model runs.
-
-    About 40 microseconds a tensor.
-    """
+def group(items: list[Item], container: Any) -> list[Group]:
+    """Items by the block of their first tensor, in the order in which the model runs."""
     groups = {block.name: Group() for block in container.blocks}
-    for weight in weights:
-        block = container[weight.tensors[0]].block
-        groups[block].items.append(item(weight, container, on_gpu))
+    for item in items:
+        groups[container[item.sources[0]].block].items.append(item)
     return [each for each in groups.values() if each.items]
 
 

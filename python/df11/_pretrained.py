@@ -1,48 +1,27 @@
-"""Which bytes of a container the parameters of a transformers model are.
+"""What transformers' loader makes of a container's tensors.
 
-transformers renames tensors of a checkpoint when it loads them, and fuses or splits some (all
-experts of a layer become one parameter). Its own tables say how; here they are asked the same
-questions, in the same order, as in
-`transformers.core_model_loading.convert_and_load_state_dict_in_model`. To see where the rows of a
-fused parameter come from, its conversion is run on tensors that hold the numbers of their rows
-instead of weights.
+Its own code renames, converts, stacks, cuts and ties them, as those of any checkpoint. What it has
+made is taken from it before it would be moved to a device; the parameters of the model stay without
+memory until everything is known.
 """
 
 from __future__ import annotations
 
-import weakref
-from bisect import bisect_right
-from collections.abc import Callable
-from copy import deepcopy
-from functools import partial
-from itertools import pairwise
-from math import prod
-from typing import Any
+import warnings
+from collections import Counter
+from typing import Any, cast
 
 import torch
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps, convert_and_load_state_dict_in_model
 
 from . import _native
-from ._parameters import Piece, Weight, entries, planned, wanted_by, whole
+from ._container import AsStored, Slice, Tensors, with_dtype
+from ._parallel import is_sharded, local
+from ._parameters import wanted_by
+from ._plan import Item
+from ._tensor import CompressedTensor
 from ._torch import dtype_of
-
-#: Pieces of a weight, for each of its tensors, up to which it is decoded from pieces.
-MOST_PIECES = 4
-
-
-def weights_of(
-    model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None
-) -> tuple[list[Weight], list[str]]:
-    """The weights of a model that the container holds, and tensors that belong to none."""
-    mapping = _Mapping(model, container, conversions, dtype)
-    for name in sorted(container, key=dot_natural_key):
-        mapping.add(name)
-    return mapping.finish()
 
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
@@ -60,230 +39,168 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
         for name, kind in kinds.items()
         if kind is not None
     }
-    chosen: Callable[[Any], torch.dtype] = get_state_dict_dtype
-    return chosen(state)
+    return cast(torch.dtype, cast(Any, get_state_dict_dtype)(state))
 
 
-class _Mapping:
-    def __init__(
-        self, model: Any, container: Any, conversions: list[Any], dtype: torch.dtype | None
-    ) -> None:
-        self.model = model
-        self.container = container
-        self.renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
-        self.converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-        self.by_pattern = {
-            pattern: entry for entry in self.converters for pattern in entry.source_patterns
-        }
-        self.entries = {place.name: entry for entry in entries(model) for place in entry.places}
-        self.state = {
-            name: entry.value for name, entry in self.entries.items() if entry.is_persistent
-        }
+class Taker:
+    """To the loader a quantizer that quantizes while loading: it is given all that was made.
+
+    Such loading is done in turn, one parameter after another.
+    """
+
+    pre_quantized = False
+
+    def __init__(self, model: Any, tensors: Tensors, dtype: torch.dtype | None, rest: Any) -> None:
+        self.model, self.tensors = model, tensors
+        #: What the parameters of the model have, unless they say otherwise; None: as it is stored.
         self.dtype = dtype
-        self.kept = wanted_by(model)
-        self.plan = model._get_dtype_plan(dtype) if dtype is not None else {}
-        self.converted: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
-        self.found: dict[str, Weight] = {}
-        self.unused: list[str] = []
+        #: Where ordinary values go at once.
+        self.rest = rest
+        self._items: list[Item] = []
+        self._wrong: str | None = None
 
-    def add(self, name: str) -> None:
-        """Files a tensor of the container with the parameter that it goes into."""
-        prefix = self.model.base_model_prefix
-        renamed, pattern = rename_source_key(
-            name, self.renamings, self.converters, prefix, self.state
-        )
-        if renamed not in self.state and name in self.state:
-            renamed, pattern = rename_source_key(
-                name, [], [], base_model_prefix=prefix, meta_state_dict=self.state
-            )
-        if renamed not in self.state:
-            self.unused.append(name)
-        elif pattern is None:
-            self.found[renamed] = whole(
-                self.container,
-                self.entries[renamed],
-                name,
-                self.target_dtype(renamed, dtype_of(self.container[name])),
-            )
-        else:
-            converter = self.by_pattern[pattern]
-            self.converted.setdefault(renamed, (converter, []))[1].append((pattern, name))
+    def slices(self) -> dict[str, Any]:
+        """What the loader reads as a checkpoint."""
+        return {name: Slice(self.tensors, name) for name in self.tensors}
 
-    def target_dtype(self, name: str, stored: torch.dtype | None) -> torch.dtype | None:
-        """What transformers would make of a parameter; unasked, of a model of the stored dtype."""
-        if self.dtype is None:
-            return self.kept(name, stored)
-        return planned(self.plan, name) or self.state[name].dtype
+    # ---- what the loader calls ----
 
-    def finish(self) -> tuple[list[Weight], list[str]]:
-        """Converts, and ties."""
-        for first, (converter, sources) in self.converted.items():
-            self._convert(first, converter, sources)
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        for target, source in tied.items():
-            for missing, present in ((target, source), (source, target)):
-                if missing in self.entries and present in self.found:
-                    if not self._may_tie(missing, present):
-                        continue
-                    weight = self.found[missing] = self.found[present]
-                    places = [*weight.places, *self.entries[missing].places]
-                    weight.places[:] = dict.fromkeys(places)
-                    break
-        return list({id(weight): weight for weight in self.found.values()}.values()), self.unused
+    def param_needs_quantization(self, model: Any, name: str, **_: Any) -> bool:
+        """All that have the model's dtype. The loader itself loads the others, of other dtypes."""
+        return self.dtype in (None, model.get_parameter_or_buffer(name).dtype)
 
-    def _may_tie(self, missing: str, present: str) -> bool:
-        """Where a checkpoint has both, they are tied if they are the same."""
-        one, other = self.found.get(missing), self.found[present]
-        if one is None or one is other:
-            return one is None
-        if one.make or other.make or len(one.pieces) != 1 or len(other.pieces) != 1:
-            return False
-        hashes = [self.container[weight.pieces[0].tensor].hash for weight in (one, other)]
-        return bool(hashes[0] == hashes[1])
+    def get_quantize_ops(self) -> ConversionOps:
+        """The last of the loader's conversions of each parameter."""
+        return _Take(self)
 
-    # ---- conversions ----
-
-    def _convert(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
-        if len(sources) == 1 and self._is_left_as_it_is(first, converter, sources):
-            name = sources[0][1]
-            dtype = self.target_dtype(first, dtype_of(self.container[name]))
-            self.found[first] = whole(self.container, self.entries[first], name, dtype)
-            return
-        if made := self._made_of_rows(first, converter, sources):
-            self.found.update(made)
-        else:
-            self._make_once(first, converter, sources)
-
-    def _is_left_as_it_is(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> bool:
-        """Whether a conversion looks at the shape of its tensor, and finds nothing to do."""
-        value = torch.empty(tuple(self.container[sources[0][1]].shape), device="meta")
-        result = _converted(self.model, first, converter, sources, lambda _: value)
-        return [*result] == [first] and result[first] is value
-
-    def _made_of_rows(
-        self, first: str, converter: Any, sources: list[tuple[str, str]]
-    ) -> dict[str, Weight] | None:
-        """Weights as a conversion makes them of tensors that hold the numbers of their rows."""
-        ids: dict[str, torch.Tensor] = {}
-        starts: list[tuple[int, str]] = []
-        base = 0
-        for _, name in sources:
-            outer = self.container[name].shape[:-1]
-            if not outer:
-                return None
-            ids[name] = torch.arange(base, base + prod(outer)).reshape((*outer, 1))
-            starts.append((base, name))
-            base += prod(outer)
+    @torch.inference_mode(False)  # whose tensors could not be used outside of it
+    def take(self, name: str, value: Tensor, sources: list[str]) -> Tensor:
+        """Keeps what was made, and gives the loader the parameter as it is."""
         try:
-            results = _converted(self.model, first, converter, sources, ids.__getitem__)
-        except Exception:
-            return None
-        made: dict[str, Weight] = {}
-        for name, rows in results.items():
-            weight = self._from_rows(name, rows, starts) if name in self.entries else None
-            if weight is None:
-                return None
-            made[name] = weight
-        return made
+            room = self.model.get_parameter_or_buffer(name)
+        except AttributeError:
+            return value
+        if not sources:  # a file beside the containers has it
+            return value
+        if tuple(value.shape) != tuple(local(room).shape):
+            self._wrong = self._wrong or (
+                f"{name} has shape {tuple(local(room).shape)}, and {tuple(value.shape)} in "
+                f"{self.tensors.container.path}; use the config that belongs to the container"
+            )
+        is_gap = value.dim() > 1 and "gap" in self._encodings(sources)
+        if not isinstance(value, CompressedTensor) and not is_gap:
+            value = value.to(self.rest)
+        self._items.append(Item(name, value, sources))
+        return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
 
-    def _from_rows(
-        self, name: str, ids: torch.Tensor, starts: list[tuple[int, str]]
-    ) -> Weight | None:
-        """A weight whose rows have these numbers; None where pieces are no way to make it."""
-        entry = self.entries[name]
-        tensors = [self.container[source] for _, source in starts]
-        widths = {int(tensor.shape[-1]) for tensor in tensors}
-        kinds = {dtype_of(tensor) for tensor in tensors}
-        shape = tuple(entry.value.shape)
-        if len(widths) != 1 or len(kinds) != 1:
-            return None
-        width, kind = widths.pop(), kinds.pop()
-        if kind is None or kind != self.target_dtype(name, kind):
-            return None
-        transposed = shape != (*ids.shape[:-1], width)
-        if transposed:
-            # Of equal shapes nobody knows whether the conversion would have transposed them.
-            alike = any(tuple(tensor.shape) == shape for tensor in tensors)
-            if alike or ids.dim() < 2 or (*ids.shape[:-1], shape[-2]) != (*shape[:-2], 1, width):
-                return None
-            if ids.shape[-1] != shape[-1]:
-                return None
-            ids = ids.transpose(-2, -1)
-        flat = ids.reshape(-1)
-        begins = [start for start, _ in starts]
-        # A run of numbers may go from one tensor on into the next.
-        is_first = torch.zeros(max(begins[-1], int(flat.max())) + 1, dtype=torch.bool)
-        is_first[begins] = True
-        breaks = (flat.diff() != 1) | is_first[flat[1:]]
-        cuts = [0, *breaks.nonzero().reshape(-1).add(1).tolist(), flat.numel()]
-        if len(cuts) - 1 > MOST_PIECES * len(starts):
-            return None
-        pieces = []
-        for begin, end in pairwise(cuts):
-            number = int(flat[begin])
-            start, source = starts[bisect_right(begins, number) - 1]
-            first, *inner = self.container[source].shape[:-1]
-            # Rows of the first dimension, which are some rows each.
-            row, rest = divmod(number - start, prod(inner))
-            count, more = divmod(end - begin, prod(inner))
-            if rest or more:
-                return None
-            rows = None if count == first else (row, row + count)
-            pieces.append(Piece(source, begin * width * kind.itemsize, rows))
-        return entry.weight(shape, kind, pieces, transposed=transposed)
+    def _encodings(self, names: list[str]) -> set[str]:
+        return {self.tensors.container[name].encoding for name in names}
 
-    def _make_once(self, first: str, converter: Any, sources: list[tuple[str, str]]) -> None:
-        made: dict[str, torch.Tensor] = {}
-        container, model = self.container, weakref.ref(self.model)
-        wanted = self.target_dtype(first, None)
+    # ---- afterwards ----
 
-        def converted(source: str) -> torch.Tensor:
-            # Converted before operations, as transformers does: they may compute.
-            tensor: torch.Tensor = container[source].torch()
-            return tensor if wanted is None else tensor.to(wanted)
+    def finish(self) -> list[Item]:
+        """What was made, with tied weights once.
 
-        def make(name: str, dtype: torch.dtype) -> torch.Tensor:
-            if name not in made:
-                made.update(_converted(model(), first, converter, sources, converted))
-            return made.pop(name).to(dtype).contiguous()
+        # Errors
+        `ValueError` for other shapes than the model's, or if nothing belongs to it.
+        """
+        if self._wrong is not None:
+            raise ValueError(self._wrong)
+        if not self._items:
+            raise ValueError(
+                f"no tensor of {self.tensors.container.path} belongs to a "
+                f"{type(self.model).__name__}; use the class it was made for"
+            )
+        self._tie()
+        return self._items
 
-        # Which parameters come of it is known from tensors without memory.
-        def empty(source: str) -> torch.Tensor:
-            tensor = container[source]
-            return torch.empty(tuple(tensor.shape), dtype=dtype_of(tensor), device="meta")
-
-        operations = ", ".join(type(operation).__name__ for operation in converter.operations)
-        for name, value in _converted(self.model, first, converter, sources, empty).items():
-            entry = self.entries.get(name)
-            if entry is None:
-                self.unused.extend(source for _, source in sources)
+    def _tie(self) -> None:
+        known = {item.name: item for item in self._items}
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        for target, source in list(tied.items()):
+            one, other = known.get(target), known.get(source)
+            if one is None and other is None:
                 continue
-            if tuple(value.shape) != tuple(entry.value.shape):
-                raise ValueError(
-                    f"{name} has shape {tuple(entry.value.shape)}, and what the container's "
-                    f"tensors make has {tuple(value.shape)}; use the config that belongs to the "
-                    "container"
-                )
-            dtype = self.target_dtype(name, value.dtype)
-            assert dtype is not None
-            weight = self.found[name] = entry.weight(tuple(value.shape), dtype, [])
-            weight.tensors = [source for _, source in sources]
-            weight.make = partial(make, name, dtype)
-            weight.ordinary_because = f"made of several tensors by {operations}"
+            if one is not None and other is not None:
+                # The loader does not compare what has no memory yet.
+                if not self._is_same(one.value, other.value):
+                    del tied[target]
+                    continue
+                self._items.remove(one)
+            into, held = (target, source) if other is not None else (source, target)
+            path, _, attribute = into.rpartition(".")
+            module = self.model.get_submodule(path)
+            setattr(module, attribute, self.model.get_parameter_or_buffer(held))
+
+    def _is_same(self, one: Tensor, other: Tensor) -> bool:
+        if isinstance(one, CompressedTensor) and isinstance(other, CompressedTensor):
+            return self.tensors.told(one) == self.tensors.told(other)
+        return torch.equal(one, other)
+
+    def tell_conversions(self) -> None:
+        """Warns of weights that are rounded, and of compressed ones that become wider."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for item in self._items:
+            dtype = item.value.dtype
+            stored = [self.tensors.container[name] for name in item.sources]
+            for kind in {kind for one in stored if (kind := dtype_of(one)) is not None} - {dtype}:
+                words = f"stored as {kind} and used as {dtype}".replace("torch.", "")
+                if torch.promote_types(kind, dtype) != dtype:
+                    counts[words, _ROUNDED] += 1
+                elif dtype == self.dtype and self._encodings(item.sources) != {"raw"}:
+                    counts[words, _WIDENED] += 1
+        for (words, what), count in counts.items():
+            warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
 
 
-def _converted(
-    model: Any,
-    first: str,
-    converter: Any,
-    sources: list[tuple[str, str]],
-    value: Callable[[str], torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """What a conversion makes of its sources' values."""
-    mapping = deepcopy(converter)
-    for pattern, name in sources:
-        mapping.add_tensor(first, name, pattern, value(name))
-    made = mapping.convert(first, model=model, config=model.config)
-    return {
-        name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()
-    }
+_ROUNDED = (
+    "which rounds them, as transformers does with safetensors: the dtype argument of "
+    "from_pretrained, or else the config, asks for it; name the stored dtype to keep every bit"
+)
+_WIDENED = (
+    "because the dtype argument of from_pretrained, or else the config, asks for it; these are "
+    "decoded once and take their full size; name the stored dtype to keep them compressed"
+)
+
+
+class _Take(ConversionOps):
+    def __init__(self, taker: Taker) -> None:
+        self.taker = taker
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Gives the loader what it would put into the model."""
+        tensors = self.taker.tensors
+        asked, tensors.asked = tensors.asked, []
+        # Of a tensor that is only renamed, the pattern is its name.
+        sources = [name for name in asked if name in source_patterns] or asked
+        return {
+            name: self.taker.take(name, value[0] if isinstance(value, list) else value, sources)
+            for name, value in input_dict.items()
+        }
+
+
+def by_loader(model: Any, tensors: Tensors) -> list[Item]:
+    """What transformers' loader makes of a container for a model that is there already.
+
+    Dtypes are those of the container, and F32 for what transformers would keep in F32 beside
+    weights of 16 bits.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    taker = Taker(model, tensors, None, "cpu")
+    mapping: Any = get_model_conversion_mapping(model)
+    config = LoadStateDictConfig(hf_quantizer=cast(Any, taker), weight_mapping=mapping)
+    state = {name: AsStored(tensors, name) for name in tensors}
+    convert_and_load_state_dict_in_model(model, state, config)
+    wanted, items = wanted_by(model), taker.finish()
+    for item in items:
+        kind = wanted(item.name, item.value.dtype)
+        item.value = with_dtype(item.value, kind)
+    return items

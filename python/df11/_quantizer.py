@@ -8,10 +8,10 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `update_device_map` | where the model shall be |
 | `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
 | `update_dtype` | remembers what is asked for |
-| `preprocess_model` | opens the containers; if there is no weights file, an empty one is read |
-| `update_weight_conversions` | finds which parameters are which tensors, and hides these |
-| `adjust_max_memory`, `validate_environment` | `device_map="auto"`: places by compressed sizes |
-| `postprocess_model` | loads the containers: parameters are compressed tensors from then on |
+| `preprocess_model` | opens the containers, and names a file that stands for their tensors |
+| `adjust_max_memory`, `validate_environment` | `device_map="auto"`: GPUs, and what each may hold |
+| `param_needs_quantization`, `get_quantize_ops` | take what the loader has made of the tensors |
+| `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
 
 The config gets the name of a weights file beside the containers, which holds what they lack, if
 anything; on the Hub that finds them (`_hub`). Where it says no dtype, it gets that of the
@@ -22,15 +22,13 @@ once, and stays an ordinary parameter. No other weight is in memory or on disk a
 
 from __future__ import annotations
 
-import copy
 import json
 import os
+import tempfile
 import warnings
-import weakref
-from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import __version__
@@ -40,27 +38,26 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
+from ._container import Tensors
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_options, load, sizes_of
+from ._load import check_options, load
 from ._names import join
 from ._parallel import gathered, is_first, local, prepare
-from ._parameters import Weight
 from ._place import Placement, default_device, resolve
-from ._pretrained import checkpoint_dtype, weights_of
-from ._source import KEY, Source, copy_containers
+from ._pretrained import Taker, checkpoint_dtype
+from ._source import KEY, Ref, copy_containers
 from ._tensor import CompressedTensor
-from ._torch import dtype_of
 from ._versions import mismatch
 
 METHOD = "df11"
-EMPTY = Path(__file__).with_name("empty.safetensors")
 #: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
 #: (src/write/config.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 #: The calls with the config, before files are looked for; each release has one of them at least.
 _WITH_CONFIG = ("update_tp_plan", "update_attn_implementation")
 _NEEDED = (
-    "update_weight_conversions",
+    "param_needs_quantization",
+    "get_quantize_ops",
     "update_dtype",
     "adjust_max_memory",
     "get_state_dict_and_metadata",
@@ -125,12 +122,13 @@ class Df11Quantizer(HfQuantizer):
         self.max_memory: dict[Any, Any] | None = None
         self.model: Any = None
         self.container: Any = None
-        self.source: Source | None = None
+        self.taker: Taker | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
         self.saving_to: Path | None = None
-        self._hidden: Any = None
-        self._by_name: dict[str, Weight] = {}
+        self._handed: Handed | None = None
+        self._ignored: Any = None
+        self._ratio = 1.0
 
     # ---- before the model is made ----
 
@@ -141,13 +139,14 @@ class Df11Quantizer(HfQuantizer):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise _unfit(lacking[0])
-        if not self.pre_quantized:
+        if self.model is not None:
+            if isinstance(device_map, dict):
+                self._settle(device_map)
+        elif not self.pre_quantized:
             raise ValueError(
                 "df11 compresses checkpoints, not models that are being loaded; run "
                 "`df11 compress MODEL -o FOLDER` and load FOLDER"
             )
-        if self.model is not None and isinstance(device_map, dict):
-            self._settle(device_map)
 
     def update_device_map(self, device_map: Any) -> Any:
         """The GPU, where there is one and nothing is said."""
@@ -204,54 +203,35 @@ class Df11Quantizer(HfQuantizer):
             raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
         if self.container is None:
             self._open(folder_of(Path(checkpoint_files[0]).parent))
-        if not Path(checkpoint_files[0]).exists():
-            checkpoint_files[:] = [os.fspath(EMPTY)]
+        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
+        self._ratio = self.container.stored_bytes / max(1, whole)
         prepare(model)
         self.model = model
+        rest = "cpu" if self.placement is None else self.placement.rest
+        self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
+        self._handed = Handed(self.taker.slices(), Path(checkpoint_files[0]))
+        checkpoint_files[:] = [os.fspath(self._handed.file)]
+        # Of tensors that belong to no parameter `df11.report` tells.
+        self._ignored = model._keys_to_ignore_on_load_unexpected
+        model._keys_to_ignore_on_load_unexpected = {""}
+        # To the loader these weights are not quantized, but made so as it goes.
+        self.pre_quantized = False
 
-    def update_weight_conversions(
-        self, weight_conversions: list[Any], model: Any = None
-    ) -> list[Any]:
-        """Finds the weights, and hides them from the loader, which would allocate them.
+    # ---- the loader is at work ----
 
-        Releases before 5.21 name no model.
-        """
-        if self.model is None:
-            return weight_conversions
-        weights, unused = weights_of(self.model, self.container, weight_conversions, self.dtype)
-        if not weights:
-            raise ValueError(
-                f"no tensor of {self.container.path} belongs to a {type(self.model).__name__}; "
-                "use the class it was made for"
-            )
-        self.source = Source(self.container, weights, unused=unused)
-        _tell_conversions(self.container, weights, self.dtype)
-        held = {place.name: weight for weight in weights for place in weight.places}
-        self._by_name = held
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        """Whether the loader gives what it has made of a parameter."""
+        assert self.taker is not None
+        return self.taker.param_needs_quantization(model, param_name)
 
-        def hide(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-            for name in held:
-                state.pop(prefix + name, None)
-            # Sharding makes new parameters after this, and before it looks at what to load.
-            for name, value in (
-                *module.named_parameters(remove_duplicate=False),
-                *module.named_buffers(),
-            ):
-                if name in held:
-                    value._is_hf_initialized = True
-
-        self._hidden = self.model.register_state_dict_post_hook(hide)
-        return weight_conversions
+    def get_quantize_ops(self) -> Any:
+        """What it gives it to."""
+        assert self.taker is not None
+        return self.taker.get_quantize_ops()
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
-        """Bytes that an element takes while it is compressed."""
-        weight = self._by_name.get(param_name)
-        if weight is None:
-            return float(param.element_size())
-        return float(
-            sum(self.container[name].stored_bytes for name in weight.tensors)
-            / max(1, param.numel())
-        )
+        """Bytes that an element takes while it is compressed, about."""
+        return param.element_size() * self._ratio
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """What each GPU may hold."""
@@ -259,31 +239,31 @@ class Df11Quantizer(HfQuantizer):
         return max_memory
 
     def _settle(self, device_map: dict[str, Any]) -> None:
-        """For "auto" and the like: by compressed sizes. What else there is goes to one device."""
-        assert self.max_memory is not None and self.source is not None
-        options = self.quantization_config
-        sizes = sizes_of(self.source, options.residence)
-        self.placement = resolve(self.wanted, options.memory, sizes, self.max_memory)
+        """For "auto" and the like: what else there is goes to one device."""
+        assert self.max_memory is not None and self.taker is not None
+        self.placement = resolve(self.wanted, self.quantization_config.memory, self.max_memory)
+        self.taker.rest = self.placement.rest
         device_map.clear()
         device_map[""] = self.placement.rest
 
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        if self._hidden is None or self.source is None:
-            raise _unfit("a call of update_weight_conversions")
-        self._hidden.remove()
+        assert self.taker is not None and self.placement is not None
+        self.pre_quantized = True
+        model._keys_to_ignore_on_load_unexpected = self._ignored
+        taker, self.taker, self._handed = self.taker, None, None
         _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
-        assert self.placement is not None
-        words = self.quantization_config.get_loading_attributes()
-        del words["memory"]
-        load(model, self.source, self.placement, **words)
+        items = taker.finish()
+        taker.tell_conversions()
+        said = self.quantization_config
+        form = "streamed" if said.streamed else said.residence
+        load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
         model.save_pretrained = _Save(model)
         # What is left of the quantizer goes with copies of the model.
-        self.model = self._hidden = self.container = self.source = None
-        self._by_name = {}
+        self.model = self.container = None
         return model
 
     # ---- afterwards ----
@@ -332,41 +312,43 @@ def _take_quantized_mark(model: Any) -> None:
             vars(module.config).pop("_is_quantized", None)
 
 
-_ROUNDED = (
-    "which rounds them, as transformers does with safetensors: the dtype argument of "
-    "from_pretrained, or else the config, asks for it; name the stored dtype to keep every bit"
-)
-_WIDENED = (
-    "because the dtype argument of from_pretrained, or else the config, asks for it; these are "
-    "decoded once and take their full size; name the stored dtype to keep them compressed"
-)
+class Handed:
+    """A file of PyTorch that stands for tensors: whoever loads it gets these, once.
+
+    It is there as long as this is. `beside` is read too, if there is such a file.
+    """
+
+    _all: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def __init__(self, tensors: dict[str, Any], beside: Path) -> None:
+        from safetensors.torch import load_file
+
+        self._folder = tempfile.TemporaryDirectory(prefix="df11-")
+        self.file = Path(self._folder.name, "tensors.bin")
+        self._all[self._folder.name] = {**tensors, **(load_file(beside) if beside.exists() else {})}
+        torch.save(self, self.file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return handed, (self._folder.name,)
+
+    def __del__(self) -> None:
+        self._all.pop(self._folder.name, None)
 
 
-def _tell_conversions(container: Any, weights: list[Weight], dtype: torch.dtype | None) -> None:
-    """Warns of weights that are rounded, and of compressed ones that become wider."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for weight in weights:
-        tensors = [container[name] for name in weight.tensors]
-        kinds = {kind for tensor in tensors if (kind := dtype_of(tensor)) is not None}
-        for kind in kinds - {weight.dtype}:
-            words = f"stored as {kind} and used as {weight.dtype}".replace("torch.", "")
-            if torch.promote_types(kind, weight.dtype) != weight.dtype:
-                counts[words, _ROUNDED] += 1
-            elif weight.dtype == dtype and any(tensor.encoding != "raw" for tensor in tensors):
-                counts[words, _WIDENED] += 1
-    for (words, what), count in counts.items():
-        warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
+def handed(key: str) -> dict[str, Any]:
+    """What a file of `Handed` stands for."""
+    return Handed._all.pop(key)
 
 
-class _Save:
+torch.serialization.add_safe_globals([handed])
+
+
+class _Save(Ref):
     """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = weakref.ref(model)
 
     def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Writes containers and config, as `df11 compress` made them."""
-        model = self._model()
+        model = self.module
         if model is None:
             raise ReferenceError("the model is gone; keep it in a variable while it is saved")
         if kwargs.get("variant") or kwargs.get("state_dict"):
@@ -386,29 +368,19 @@ class _Save:
         if not adapters and is_first():
             mark_config(folder / "config.json")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Save:
-        return _Save(copy.deepcopy(self._model(), memo))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Save, (self._model(),)
-
 
 def _changed(model: Any) -> list[str]:
     """Weights that were compressed, and in whose places are others."""
-    now = dict(model.named_parameters(remove_duplicate=False))
     return [
-        place.name
-        for weight in model.__dict__[KEY].weights
-        for place in weight.places
-        if weight.ordinary_because is None
-        and place.name in now
-        and not isinstance(local(now[place.name]), CompressedTensor)
+        weight.name
+        for weight, value in model.__dict__[KEY].found()
+        if weight.reason is None and not isinstance(local(value), CompressedTensor)
     ]
 
 
 def _others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
-    held = {spot.key for spots in model.__dict__[KEY].spots for spot in spots}
+    held = {spot.key for weight in model.__dict__[KEY].weights for spot in weight.spots}
     return {
         join(path, attribute): gathered(value.detach()).cpu().contiguous()
         for path, module in model.named_modules()

@@ -8,102 +8,140 @@ from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import _native
-from ._parameters import Weight
+from ._container import Tensors
+from ._names import Place
 
 #: Under which a module keeps its `Source`.
 KEY = "_df11"
 
 
-class Spot:
-    """Where a module has a parameter or buffer: by the module, whatever wraps it later.
+class Ref:
+    """A module that this does not keep alive; a copy of a model has references to its own."""
 
-    A copy of the model has copies of its spots. A spot does not keep its module alive.
-    """
-
-    def __init__(self, module: nn.Module | None, attribute: str) -> None:
-        self._module = None if module is None else weakref.ref(module)
-        self.attribute = attribute
+    def __init__(self, module: nn.Module | None) -> None:
+        self._held = None if module is None else weakref.ref(module)
 
     @property
-    def module(self) -> nn.Module | None:
-        """The module, while it lives."""
-        return None if self._module is None else self._module()
+    def module(self) -> Any:
+        """The module, while it lives, or None."""
+        return None if self._held is None else self._held()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ref:
+        return type(self)(deepcopy(self.module, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.module,)
+
+
+class Spot(Ref):
+    """Where a module has a parameter or buffer: by the module, whatever wraps it later."""
+
+    def __init__(self, module: nn.Module | None, place: Place) -> None:
+        super().__init__(module)
+        self.place = place
 
     @property
     def key(self) -> tuple[int, str]:
         """What no other spot has."""
-        return id(self.module), self.attribute
+        return id(self.module), self.place.attribute
 
     @property
-    def value(self) -> torch.Tensor | None:
-        """What is there now."""
-        module = self.module
+    def _table(self) -> dict[str, Any]:
+        module: Any = self.module
         if module is None:
-            return None
-        found = module._parameters.get(self.attribute)
-        return module._buffers.get(self.attribute) if found is None else found
+            return {}
+        found = module._buffers if self.place.attribute in module._buffers else module._parameters
+        return cast(dict[str, Any], found)
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether it is no parameter."""
+        return self.place.attribute in getattr(self.module, "_buffers", ())
+
+    @property
+    def value(self) -> Tensor | None:
+        """What is there now."""
+        return self._table.get(self.place.attribute)
 
     @value.setter
-    def value(self, value: torch.Tensor) -> None:
-        module = self.module
-        assert module is not None
-        table: dict[str, Any] = module._parameters
-        (module._buffers if self.attribute in module._buffers else table)[self.attribute] = value
+    def value(self, value: Tensor) -> None:
+        self._table[self.place.attribute] = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Spot:
-        return Spot(deepcopy(self.module, memo), self.attribute)
+        return Spot(deepcopy(self.module, memo), self.place)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Spot, (self.module, self.attribute)
+        return Spot, (self.module, self.place)
+
+
+@dataclass
+class Weight:
+    """What a module has of a container, in one place or, tied, in several."""
+
+    name: str
+    spots: list[Spot]
+    #: Its decoded size.
+    nbytes: int
+    #: Why it is an ordinary parameter and does not stay compressed.
+    reason: str | None
+    #: What it is of the container (`Tensors.told`) if it is compressed.
+    told: Any = None
+    #: Of an ordinary one `sum_of` its bits when it was loaded.
+    total: int | None = None
+
+    @property
+    def value(self) -> Tensor | None:
+        """What is in its place now, if anything."""
+        return next((value for spot in self.spots if (value := spot.value) is not None), None)
+
+
+def sum_of(value: Tensor) -> int:
+    """The sum of a tensor's bits as numbers. Reads it once, and waits for its device."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(value.element_size(), torch.int64)
+    bits = torch.view_as_real(value) if value.is_complex() else value
+    return int(bits.detach().contiguous().view(words).sum(dtype=torch.int64))
 
 
 @dataclass
 class Source:
     """The weights of a module that came from a container."""
 
-    container: Any
-    weights: list[Weight]
-    #: Of each weight.
-    spots: list[list[Spot]] = field(default_factory=list)
+    tensors: Tensors
+    weights: list[Weight] = field(default_factory=list)
     #: Tensors of the container that belong to no parameter.
     unused: list[str] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:
-        return Source(self.container, self.weights, deepcopy(self.spots, memo), self.unused)
+        return Source(self.tensors, deepcopy(self.weights, memo), self.unused)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "path": self.container.path}
-        del state["container"]
+        state = {**self.__dict__, "path": self.tensors.container.path}
+        del state["tensors"]
         return state
 
     def __getattr__(self, name: str) -> Any:
         # A pickled model has its weights with it; the container is opened if it is asked for.
-        if name != "container":
+        if name != "tensors":
             raise AttributeError(name)
-        self.container = _native.open(self.path)
-        return self.container
+        self.tensors = Tensors(_native.open(self.path))
+        return self.tensors
 
-    def found(self) -> Iterator[tuple[Weight, torch.Tensor]]:
+    @property
+    def container(self) -> Any:
+        """The open container."""
+        return self.tensors.container
+
+    def found(self) -> Iterator[tuple[Weight, Tensor]]:
         """Each weight with what is in its place now; none that were taken away since."""
-        for weight, spots in zip(self.weights, self.spots, strict=True):
-            value = next((spot.value for spot in spots if spot.value is not None), None)
-            if value is not None:
+        for weight in self.weights:
+            if (value := weight.value) is not None:
                 yield weight, value
-
-
-def set_source(root: nn.Module, source: Source) -> None:
-    """Has a module know where its weights came from."""
-    source.spots = [
-        [Spot(root.get_submodule(place.path), place.attribute) for place in weight.places]
-        for weight in source.weights
-    ]
-    root.__dict__[KEY] = source
 
 
 def sources(model: Any) -> list[tuple[str, Source]]:

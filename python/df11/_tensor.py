@@ -384,22 +384,6 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 # ---- arrays from and to files ----
 
 
-def arrays_of_tiles(tiles: Any) -> list[Tensor]:
-    """The five arrays of a tensor of a container, in its own memory on the CPU. Checks nothing."""
-    with warnings.catch_warnings():
-        # PyTorch has no read-only tensors. Nothing here writes to these.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        arrays = [_bytes(tiles.array(at)) for at in range(4)]
-    return [*arrays, torch.empty(0, dtype=torch.uint8)]
-
-
-def _bytes(buffer: Any) -> Tensor:
-    empty = memoryview(buffer).nbytes == 0
-    return (
-        torch.empty(0, dtype=torch.uint8) if empty else torch.frombuffer(buffer, dtype=torch.uint8)
-    )
-
-
 def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:
     """The number of the part and the name of each array that cannot be made of others."""
     return [(at, label) for at, part in enumerate(parts) for label in ARRAYS[part[0]][:4]]

@@ -16,11 +16,6 @@ def dtype_of(tensor: Any) -> torch.dtype | None:
     return getattr(torch, extended or bits, None)
 
 
-def as_buffer(memory: torch.Tensor) -> memoryview:
-    """The bytes of a one-dimensional uint8 tensor on the CPU."""
-    return memoryview(memory.numpy())  # type: ignore[arg-type]
-
-
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, as a view of one dimension."""
     return tensor.reshape(-1).view(torch.uint8)

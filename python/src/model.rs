@@ -1,13 +1,12 @@
 //! Models: opened, looked at, and verified.
 
 use std::{
-    borrow::Borrow,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use df11::{
-    Level, OpenOptions,
+    Level, Observer, OpenOptions,
     format::records::FILE_WEIGHTS,
     open::{Purpose, Verification},
 };
@@ -47,12 +46,13 @@ pub(crate) fn open(py: Python<'_>, path: PathBuf, memory_map: bool, checksums: b
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
 }
 
-/// Opens a model that is read from end to end: a file that shrinks meanwhile is an error then, and not the end of the process.
-pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Model> {
-    OpenOptions::new().memory_map(false).open(path)
+/// Opens models that are read from end to end: a file that shrinks meanwhile is an error then, and
+/// not the end of the process.
+pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
+    OpenOptions::new().memory_map(false).open_all(path)
 }
 
-/// Checks a container or all shards of a folder.
+/// Checks a container, or all models in a folder.
 #[pyfunction]
 #[pyo3(signature = (path, level="full", *, device=None, progress=None))]
 pub(crate) fn verify<'py>(
@@ -62,27 +62,46 @@ pub(crate) fn verify<'py>(
     device: Option<Argument>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    verify_model(py, level, device.as_ref(), progress, || open_to_stream(&path))
-}
-
-fn verify_model<'py, M: Borrow<df11::Model>>(
-    py: Python<'py>,
-    level: &str,
-    device: Option<&Argument>,
-    progress: Option<&Bound<'py, PyAny>>,
-    model: impl FnOnce() -> df11::Result<M> + Send,
-) -> PyResult<Bound<'py, PyAny>> {
-    let level = level_of(py, level)?;
-    let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, device))?;
+    let check = Check::new(py, level, device.as_ref())?;
     let found = work::watched(py, progress, |observer| {
-        let model = model()?;
-        let model = model.borrow();
-        if level < Level::Full {
-            return model.verify(level, observer);
+        let models = open_to_stream(&path)?;
+        let mut all = Verification::default();
+        for component in models.components() {
+            let found = check.run(&component.model, observer)?;
+            all.tensors += found.tensors;
+            all.files += found.files;
+            all.bytes = all.bytes.saturating_add(found.bytes);
+            all.unchecked.extend(found.unchecked.iter().map(|what| match component.folder.as_str() {
+                "" => what.clone(),
+                folder => format!("{folder}: {what}"),
+            }));
         }
-        model.verify_with(level, &*choice.decoder(model, Purpose::Verify)?, observer)
+        all.unchecked
+            .extend(models.missing().iter().map(|name| format!("component {name}, which is missing")));
+        Ok(all)
     })?;
     verification(py, &found)
+}
+
+/// How a model is verified.
+struct Check {
+    level: Level,
+    choice: Choice,
+}
+
+impl Check {
+    fn new(py: Python<'_>, level: &str, device: Option<&Argument>) -> PyResult<Self> {
+        let level = level_of(py, level)?;
+        let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, device))?;
+        Ok(Self { level, choice })
+    }
+
+    fn run(&self, model: &df11::Model, observer: &dyn Observer) -> df11::Result<Verification> {
+        if self.level < Level::Full {
+            return model.verify(self.level, observer);
+        }
+        model.verify_with(self.level, &*self.choice.decoder(model, Purpose::Verify)?, observer)
+    }
 }
 
 fn level_of(py: Python<'_>, name: &str) -> PyResult<Level> {
@@ -148,6 +167,12 @@ impl Model {
     #[getter]
     fn stored_bytes(&self) -> u64 {
         self.inner.shards().iter().map(df11::open::Shard::file_length).sum()
+    }
+
+    #[getter]
+    fn mappings(&self) -> Vec<(usize, usize)> {
+        let mapped = self.inner.shards().iter().filter_map(df11::open::Shard::mapping);
+        mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
     }
 
     #[getter]
@@ -233,7 +258,9 @@ impl Model {
         device: Option<Argument>,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        verify_model(py, level, device.as_ref(), progress, || Ok(&*self.inner))
+        let check = Check::new(py, level, device.as_ref())?;
+        let found = work::watched(py, progress, |observer| check.run(&self.inner, observer))?;
+        verification(py, &found)
     }
 
     #[pyo3(

@@ -66,6 +66,11 @@ impl Tiles {
         self.tensor().tile_array_lengths().into()
     }
 
+    #[getter]
+    fn places(&self) -> Option<[(usize, usize); 4]> {
+        Some(self.tensor().tile_views()?.map(|view| (view.as_ptr() as usize, view.len())))
+    }
+
     fn array<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         if index >= 4 {
             return Err(PyIndexError::new_err(format!("array {index} of 4")));

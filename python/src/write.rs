@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use df11::{CompressOptions, DecompressOptions, Layout, Source, open::Purpose, write::check_replaceable};
+use df11::{
+    CompressOptions, DecompressOptions, Layout, Report, Sources,
+    open::{Decoder, Purpose},
+    write::check_replaceable,
+};
 use pyo3::{
     intern,
     prelude::*,
@@ -47,13 +51,13 @@ pub(crate) fn compress<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = options(py, layout, verify, overwrite)?;
     let done = work::watched(py, progress, |observer| {
-        let opened = Source::open(&source)?;
+        let opened = Sources::open(&source, None)?;
         if overwrite {
             check_replaceable(&source, &out, "df11")?;
         }
-        df11::compress(&opened, &out, &options, observer)
+        df11::compress_all(&opened, &out, &options, observer)
     })?;
-    report(py, done)
+    report(py, Report::sum(&done))
 }
 
 /// Stores a model in another layout.
@@ -70,13 +74,13 @@ pub(crate) fn convert<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = options(py, layout, verify, overwrite)?;
     let done = work::watched(py, progress, |observer| {
-        let model = open_to_stream(&source)?;
+        let models = open_to_stream(&source)?;
         if overwrite {
             check_replaceable(&source, &out, "df11")?;
         }
-        df11::convert(&model, &out, &options, observer)
+        df11::convert_all(&models, &out, &options, observer)
     })?;
-    report(py, done)
+    report(py, Report::sum(&done))
 }
 
 /// The sizes that compression would give.
@@ -90,11 +94,14 @@ pub(crate) fn estimate<'py>(
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let layout = layout_of(py, layout)?;
-    let out = out.unwrap_or_else(|| "model.df11".into());
     let done = work::watched(py, progress, |observer| {
-        df11::estimate(&Source::open(&source)?, &out, layout, observer)
+        let opened = Sources::open(&source, None)?;
+        let default = if opened.is_pipeline() { "model" } else { "model.df11" };
+        let out = out.unwrap_or_else(|| default.into());
+        let estimates = df11::estimate_all(&opened, &out, layout, None, observer)?;
+        Ok(estimates.into_iter().map(|estimate| estimate.report).collect::<Vec<_>>())
     })?;
-    report(py, done.report)
+    report(py, Report::sum(&done))
 }
 
 /// Gives back the original files.
@@ -110,17 +117,22 @@ pub(crate) fn decompress(
 ) -> PyResult<u64> {
     let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, &device))?;
     work::watched(py, progress, |observer| {
-        let model = open_to_stream(&source)?;
+        let models = open_to_stream(&source)?;
         let mut options = DecompressOptions::default();
         options.overwrite = overwrite;
         if overwrite {
             check_replaceable(&source, &out, "safetensors")?;
         }
         // Before a GPU is started for nothing.
-        options.check(&model, &out)?;
-        let decoder = choice.decoder(&model, Purpose::Restore)?;
-        options.decoder = &*decoder;
-        Ok(df11::decompress(&model, &out, &options, observer)?.bytes)
+        models.check_complete()?;
+        let mut decoders = Vec::new();
+        for component in models.components() {
+            options.check(&component.model, &out)?;
+            decoders.push(choice.decoder(&component.model, Purpose::Restore)?);
+        }
+        let decoders: Vec<&dyn Decoder> = decoders.iter().map(|decoder| &**decoder).collect();
+        let restored = df11::decompress_all(&models, &out, &options, &decoders, observer)?;
+        Ok(restored.iter().map(|each| each.bytes).sum())
     })
 }
 

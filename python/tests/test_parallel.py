@@ -23,11 +23,10 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.distributed.tensor_parallel")
 
 from models import SMALL, config_of, greedy, seeded  # noqa: E402
-from weights import of_tiles  # noqa: E402
 
 import df11  # noqa: E402
 from df11 import _plan  # noqa: E402
-from df11._parallel import Cut, _chunk, _flat, local  # noqa: E402
+from df11._parallel import local  # noqa: E402
 from df11._tensor import CompressedTensor  # noqa: E402
 
 #: All slices begin and end between tiles.
@@ -380,68 +379,6 @@ def test_whole_experts_are_distributed(found: list[dict[str, Any]]) -> None:
 def test_what_is_not_tensor_parallel_is_refused(found: list[dict[str, Any]]) -> None:
     for result in _each(found, "refusal"):
         assert "fsdp_size" in result["error"]
-
-
-# ---- parts of it ----
-
-
-def test_chunks_are_those_of_torch() -> None:
-    for size in (0, 1, 5, 8, 9):
-        for count in (1, 2, 3, 4):
-            expected = [len(each) for each in torch.arange(size).chunk(count)]
-            got = [_chunk((7, 7 + size), at, count) for at in range(count)]
-            assert [end - begin for begin, end in got if end > begin] == [n for n in expected if n]
-
-
-def test_ranges_of_dimensions_are_ranges_of_elements() -> None:
-    shape, held = (3, 8, 4), [[(0, 3)], [(0, 2), (4, 6)], [(0, 4)]]
-    numbers = torch.arange(96).view(shape)
-    expected = torch.cat([numbers[:, 0:2], numbers[:, 4:6]], 1).flatten().tolist()
-    assert [at for begin, end in _flat(shape, held) for at in range(begin, end)] == expected
-    assert _flat(shape, [[(0, 3)], [(0, 8)], [(0, 4)]]) == [(0, 96)]
-
-
-def test_a_cut_takes_no_more_than_its_tiles(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    weights = (torch.randn(130, 1000, generator=torch.Generator().manual_seed(1)) / 50).bfloat16()
-    save_file({"weight": weights}, tmp_path / "model.safetensors")
-    df11.compress(
-        tmp_path / "model.safetensors", tmp_path / "model.df11", layout="tile", progress=False
-    )
-    tiles = df11.open(tmp_path / "model.df11")["weight"].tiles
-    cut = Cut(tiles, (32, 96), (256, 1000))
-    about = cut.lengths
-    cut.check()
-    assert len(cut.array(3)) == 64 * 744
-    assert sum(cut.lengths) < 0.42 * sum(tiles.lengths)
-    assert all(abs(one - two) < 0.1 * two + 64 for one, two in zip(about, cut.lengths, strict=True))
-    cut.release()
-    assert torch.equal(of_tiles([cut]).decode(), weights[32:96, 256:1000].contiguous())
-
-
-def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
-    """In a cut, tiles begin elsewhere among the 16 bytes that a GPU copies at once."""
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(12)
-    weights = {
-        f"w{at}": (torch.randn(64, 1024, generator=generator) / 50).bfloat16() for at in range(40)
-    }
-    save_file(weights, tmp_path / "model.safetensors")
-    df11.compress(
-        tmp_path / "model.safetensors", tmp_path / "model.df11", layout="tile", progress=False
-    )
-    container = df11.open(tmp_path / "model.df11")
-    windows = [((32, 64), (0, 1024)), ((0, 64), (256, 1024)), ((0, 64), (512, 1024))]
-    more = 0
-    for name in weights:
-        tiles = container[name].tiles
-        for window in windows:
-            needed = tiles.cut(*window)[0]
-            assert Cut(tiles, *window).staged_bytes >= needed
-            more += needed > tiles.staged_bytes
-    assert more, "no slice needs more than its tensor, so that nothing was tested"
 
 
 if __name__ == "__main__":

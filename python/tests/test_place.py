@@ -14,6 +14,7 @@ from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens  # noqa: E4
 
 import df11  # noqa: E402
 from df11 import _load, _plan  # noqa: E402
+from df11._container import Tensors  # noqa: E402
 from df11._names import common, look_up  # noqa: E402
 from df11._parameters import by_name  # noqa: E402
 from df11._place import Placement, resolve  # noqa: E402
@@ -34,7 +35,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def groups(made: dict[str, Any], name: str) -> list[_plan.Group]:
     module, container = made[name]
-    return _plan.group(by_name(module, container)[0], container, on_gpu=True)
+    items = _load._known(module, by_name(module, Tensors(container)))
+    for item in items:
+        is_buffer = _load._spot(module, item.places[0]).is_buffer
+        item.reason = _plan.why_ordinary(item, container, is_buffer, on_gpu=True)
+    return _plan.group(items, container)
 
 
 def test_the_innermost_name_counts() -> None:
@@ -68,7 +73,7 @@ def placed(made: dict[str, Any], name: str, where: dict[str, Any]) -> dict[str, 
     gpus = [device for device in dict.fromkeys(where.values()) if device.type == "cuda"]
     _load._place(found, Placement(gpus, None, where), "stored")
     return {
-        item.weight.name: (each.device, item.form(each.residence))
+        item.name: (each.device, item.form(each.residence))
         for each in found
         for item in each.items
         if item.reason is None
@@ -222,7 +227,7 @@ def test_sizes_are_those_that_are_loaded(made: dict[str, Any]) -> None:
     """Bytes of the plan beside bytes of the arrays, on the CPU, where there are no tables."""
     _, container = made["free"]
     found = groups(made, "free")
-    tables = sum(_plan.TABLE_BYTES * len(i.tiles) for g in found for i in g.items if not i.reason)
+    tables = sum(item.table_bytes for each in found for item in each.items if not item.reason)
     planned = sum(each.nbytes("stored") for each in found) - tables
     report = df11.report(df11.attach(Net(tied=False), container.path, device="cpu"))
     assert (

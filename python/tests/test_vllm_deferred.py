@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import df11  # noqa: E402
+from df11._engine import Tensors  # noqa: E402
 from df11.vllm._deferred import Source, Target, windows  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def container(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     folder: Path = tmp_path_factory.mktemp("deferred")
     safetensors.save_file(values, folder / "model.safetensors")
     df11.compress(folder / "model.safetensors", folder / "model.df11", progress=False)
-    return df11.open(folder / "model.df11")
+    return Tensors(df11.open(folder / "model.df11"))
 
 
 def source(container: Any, name: str) -> Any:

@@ -89,9 +89,11 @@ def on_rank(
 
 
 def tensors(container: Any) -> Any:
+    from df11._engine import Tensors
     from df11.vllm._deferred import Source
 
-    return lambda name: Source(container, name).tensor()
+    held = Tensors(container)
+    return lambda name: Source(held, name).tensor()
 
 
 def filled(module: Any, mode: str = "exact", residence: str = "stored") -> Any:

@@ -8,16 +8,16 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use df11::{
-    CompressOptions, Error, Layout, Report, Source,
+    CompressOptions, Error, Layout, Sources,
     constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
     encoding::gap::Geometry,
     open::is_compressed,
-    source::LeftOut,
-    write::check_replaceable,
+    source::{Located, locate},
+    write::{Card, Loading, check_replaceable},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Answer, Failure, Session, estimate, session::Threads, text};
+use super::{Answer, Failure, Session, estimate, session::Threads, sizes::Sizes, text};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -25,24 +25,34 @@ Examples:
   df11 compress Llama-3.1-8B -o out       a folder: a container a shard, side files
   df11 compress model.safetensors -o model.df11 --force
   df11 compress Llama-3.1-8B --dry-run    the sizes alone
+  df11 compress FLUX.1-dev                a pipeline of diffusers, into the folder FLUX.1-dev-df11
+  df11 compress Qwen/Qwen3-8B             from the cache of the Hub, where hf download puts it
   df11 compress Qwen3-8B-DF11             of the official DFloat11 package
 
 The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.
+
+A pipeline is a folder with model_index.json. Each of its components with weights becomes what its folder alone would \
+become, all other files are recorded in pipeline.df11, and df11 verify, inspect, convert and decompress take the whole.
 
 A checkpoint of the official DFloat11 package is decoded on the way in, to its BF16 original, and its files become one; \
 config.json must be there, beside a single file too. The package stores no shapes: they follow from biases, or from \
 config.json. Matrices whose shape nothing tells get one dimension, and a note says which.";
 
-/// Compress a safetensors file or the folder of a model
+/// Compress a safetensors file, or the folder of a model or a pipeline
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Compress {
-    /// A safetensors file, or the folder of a model
+    /// A safetensors file, the folder of a model or a pipeline, or a repository in the cache of the
+    /// Hub
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11, beside SRC]
+    /// Output: *.df11 is one self-contained file, anything else a folder [default: SRC.df11 beside
+    /// SRC, of a pipeline the folder SRC-df11]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
+    /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
     #[command(flatten)]
     layout: LayoutArgs,
     #[command(flatten)]
@@ -50,6 +60,9 @@ pub(super) struct Compress {
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
+    /// Write no model card (README.md, or DF11.md beside one of the model's own) into a folder
+    #[arg(long, conflicts_with = "dry_run")]
+    no_card: bool,
     /// Keep a value for other programs, which find it under this key: tool.setting=value. May be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
     metadata: Vec<(String, String)>,
@@ -120,6 +133,12 @@ impl LayoutArgs {
 }
 
 impl Compress {
+    /// The work of `--dry-run`.
+    fn estimate(&self) -> estimate::Estimate {
+        let (source, out, variant) = (self.source.clone(), self.out.clone(), self.variant.clone());
+        estimate::Estimate::sizes(source, out, variant, self.layout, self.threads)
+    }
+
     /// Values by key.
     fn metadata(&self) -> Result<BTreeMap<String, String>, Failure> {
         let mut metadata = BTreeMap::new();
@@ -133,39 +152,63 @@ impl Compress {
     }
 
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        if is_compressed(&self.source)? {
+        let place = locate(&self.source)?;
+        if is_compressed(&place.path)? {
             let remedy = "its sizes are in df11 inspect, and df11 convert stores it in another layout";
             return Err(estimate::compressed_already(&self.source, remedy));
         }
         if self.dry_run {
-            return estimate::estimate(session, &self.source, self.out.clone(), self.layout, self.threads);
+            return self.estimate().of_source(&place, session);
         }
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
         let metadata = self.metadata()?;
-        let options = CompressOptions { layout, overwrite: self.force, verify, metadata };
-        let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
+        let mut options =
+            CompressOptions { layout, overwrite: self.force, verify, metadata, ..Default::default() };
+        options.card = (!self.no_card).then(|| Card::new(place.repository.clone()));
         let start = Instant::now();
-        let source = Source::open(&self.source).map_err(Failure::Other)?;
-        source.notes.iter().for_each(|note| session.notice(note));
+        let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
+        let out = self.out.clone().map_or_else(|| default_out(&place, &source), Ok)?;
+        source.notes().for_each(|note| session.notice(note));
         if self.force {
-            check_replaceable(&self.source, &out, "df11")?;
+            check_replaceable(&place.path, &out, "df11")?;
         }
         let removed = Session::tidy(&out);
         let progress = session.progress();
-        let report = self.threads.run(|| {
-            let compressed = df11::compress(&source, &out, &options, &progress);
+        let reports = self.threads.run(|| {
+            let compressed = df11::compress_all(&source, &out, &options, &progress);
             compressed
                 .map_err(|error| if is_of(&error, &source) { Failure::Other(error) } else { error.into() })
         })?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
-        let mut json = report_json("compress", &self.source, &out, &report, seconds);
+        let folders = source.components().iter().map(|component| component.folder.as_str());
+        let sizes = Sizes::new(folders, reports);
+        let mut json = sizes.json("compress", &self.source, &out, seconds);
         json["written"] = json!(true);
         json["verified"] = json!(options.verify);
-        let mut answer = Answer { text: result_text(&out, &report, seconds, options.verify), json };
+        let mut answer = Answer { text: result_text(&out, &sizes, seconds, options.verify), json };
         removed.add_to(&mut answer);
+        add_loading(&mut answer, &out);
         Ok(answer)
     }
+}
+
+/// Ends an answer with the way to load what was written.
+pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
+    let python = Loading::of(out).python;
+    answer.text.push_str("\n\nLoad it with Python:");
+    for line in python.lines() {
+        answer.text.push_str("\n  ");
+        answer.text.push_str(&text::printable(line));
+    }
+    if out.is_file() {
+        let folder = out.with_extension("");
+        let (out, folder) = (out.display().to_string(), folder.display().to_string());
+        let (out, folder) = (text::printable(&out), text::printable(&folder));
+        let hint = format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
+        answer.text.push_str(&hint);
+    }
+    answer.json["load"] = json!(python);
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {
@@ -174,26 +217,34 @@ fn key_and_value(text: &str) -> Result<(String, String), String> {
 }
 
 /// Whether an error lies in the source; what else is corrupt is the container.
-fn is_of(error: &Error, source: &Source) -> bool {
+fn is_of(error: &Error, source: &Sources) -> bool {
     let Error::Corrupt { place, .. } = error else { return true };
-    source.weights.iter().any(|file| {
+    source.components().iter().flat_map(|component| &component.model.weights).any(|file| {
         place.strip_prefix(&file.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
     })
 }
 
-pub(super) fn result_text(out: &Path, report: &Report, seconds: f64, verified: bool) -> String {
+pub(super) fn result_text(out: &Path, sizes: &Sizes, seconds: f64, verified: bool) -> String {
     format!(
         "{}\n{}\n  time      {}, {}{}",
         text::printable(&out.display().to_string()),
-        report_text(report),
+        sizes.text(),
         text::duration(seconds),
-        text::rate(report.source_bytes, seconds),
+        text::rate(sizes.total.source_bytes, seconds),
         if verified { ", verified bit for bit" } else { ", not verified" }
     )
 }
 
-/// `SRC.df11` beside the source; the extension of a file gives way.
-pub(super) fn default_out(source: &Path) -> Result<PathBuf, Failure> {
+/// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension
+/// of a file gives way.
+pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, Failure> {
+    let source = place.path.as_path();
+    let end = if models.is_pipeline() { "-df11" } else { ".df11" };
+    if let Some(name) = place.repository.as_ref().filter(|_| place.by_name) {
+        // In the current folder, and not in the cache.
+        let name = name.rsplit('/').next().unwrap_or(name);
+        return Ok(PathBuf::from(format!("{name}{end}")));
+    }
     let reading = |error| Error::io("opening", source, error);
     // A path that ends in `.` or `..` has no name of its own.
     let named = if source.file_name().is_some() {
@@ -207,67 +258,6 @@ pub(super) fn default_out(source: &Path) -> Result<PathBuf, Failure> {
             Error::parameter(format!("{} has no name", source.display()), "name an output with -o")
         })?
         .to_owned();
-    name.push(".df11");
+    name.push(end);
     Ok(named.with_file_name(name))
-}
-
-/// Sizes, bits and counts, a line each.
-pub(super) fn report_text(report: &Report) -> String {
-    let result = match report.coded_tensors {
-        0 => "nothing is compressed: no tensor is coded".to_owned(),
-        _ => text::percent(report.ratio()),
-    };
-    let (original, stored) = (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
-    let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
-    if report.coded_weights > 0 {
-        lines.push(format!(
-            "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and mantissa",
-            report.bits_per_weight(),
-            report.entropy()
-        ));
-    }
-    lines.push(format!(
-        "  tensors   {} coded, {} raw, {} in {}, {}",
-        report.coded_tensors,
-        report.raw_tensors,
-        text::count(report.alias_tensors, "alias"),
-        text::count(report.blocks, "block"),
-        text::count(report.shards, "container")
-    ));
-    for left_out in &report.left_out {
-        lines.push(format!("  left out  {}: {}", text::printable(&left_out.path), left_out.reason));
-    }
-    lines.extend(report.notes.iter().map(|note| format!("  note      {}", text::printable(note))));
-    lines.join("\n")
-}
-
-/// Files that were found and left out, for programs.
-pub(super) fn left_out_json(files: &[LeftOut]) -> Value {
-    files.iter().map(|file| json!({ "path": file.path, "reason": file.reason })).collect()
-}
-
-/// The same for programs.
-pub(super) fn report_json(command: &str, source: &Path, out: &Path, report: &Report, seconds: f64) -> Value {
-    json!({
-        "command": command,
-        "source": source.to_string_lossy(),
-        "output": out.to_string_lossy(),
-        "source_bytes": report.source_bytes,
-        "side_bytes": report.side_bytes,
-        "stored_bytes": report.stored_bytes,
-        "stored_side_bytes": report.stored_side_bytes,
-        "ratio": report.ratio(),
-        "bits_per_weight": report.bits_per_weight(),
-        "entropy_bits_per_weight": report.entropy(),
-        "coded_weights": report.coded_weights,
-        "coded_tensors": report.coded_tensors,
-        "raw_tensors": report.raw_tensors,
-        "alias_tensors": report.alias_tensors,
-        "blocks": report.blocks,
-        "shards": report.shards,
-        "seconds": seconds,
-        "bytes_per_second": text::per_second(report.source_bytes, seconds),
-        "left_out": left_out_json(&report.left_out),
-        "notes": report.notes,
-    })
 }

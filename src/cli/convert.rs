@@ -3,13 +3,17 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{CompressOptions, convert, write::check_replaceable};
+use df11::{
+    CompressOptions, convert_all,
+    write::{Card, check_replaceable},
+};
 use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    compress::{LayoutArgs, Verification, report_json, result_text},
+    compress::{LayoutArgs, Verification, add_loading, result_text},
     session::{Threads, open_to_stream},
+    sizes::Sizes,
 };
 
 const AFTER_HELP: &str = "\
@@ -25,7 +29,7 @@ side files.";
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Convert {
-    /// A container, or a folder with all shards of a model
+    /// A container, or a folder with all shards of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Output: *.df11 is one self-contained file, anything else a folder
@@ -38,6 +42,9 @@ pub(super) struct Convert {
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
+    /// Write no model card into a folder
+    #[arg(long)]
+    no_card: bool,
     #[command(flatten)]
     threads: Threads,
 }
@@ -45,22 +52,26 @@ pub(super) struct Convert {
 impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let options = CompressOptions { layout, overwrite: self.force, verify, ..CompressOptions::default() };
+        let mut options = CompressOptions { layout, overwrite: self.force, verify, ..Default::default() };
+        options.card = (!self.no_card).then(Card::default);
         let start = Instant::now();
-        let model = open_to_stream(&self.source)?;
+        let models = open_to_stream(&self.source)?;
         if self.force {
             check_replaceable(&self.source, &self.out, "df11")?;
         }
         let removed = Session::tidy(&self.out);
         let progress = session.progress();
-        let report = self.threads.run(|| Ok(convert(&model, &self.out, &options, &progress)?))?;
+        let reports = self.threads.run(|| Ok(convert_all(&models, &self.out, &options, &progress)?))?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
-        let mut json = report_json("convert", &self.source, &self.out, &report, seconds);
+        let folders = models.components().iter().map(|component| component.folder.as_str());
+        let sizes = Sizes::new(folders, reports);
+        let mut json = sizes.json("convert", &self.source, &self.out, seconds);
         json["written"] = json!(true);
         json["verified"] = json!(options.verify);
-        let mut answer = Answer { text: result_text(&self.out, &report, seconds, options.verify), json };
+        let mut answer = Answer { text: result_text(&self.out, &sizes, seconds, options.verify), json };
         removed.add_to(&mut answer);
+        add_loading(&mut answer, &self.out);
         Ok(answer)
     }
 }

@@ -1,24 +1,31 @@
 //! `df11 decompress`: the original files, byte for byte.
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use clap::Args;
 use df11::{
-    DecompressOptions, Model, Restored, decompress, open::Purpose, source::LeftOut, write::check_replaceable,
+    DecompressOptions, Error, Model, Models, Restored, decompress_all,
+    format::records::FILE_WEIGHTS,
+    open::Purpose,
+    source::{Component, LeftOut},
+    write::check_replaceable,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    compress::left_out_json,
-    device::{DecodedBy, DeviceArgs},
+    device::{Chosen, DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
-    text,
+    sizes::{OTHER_FILES, left_out_json},
+    text::{self, Table},
 };
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 decompress Llama-3.1-8B.df11 -o Llama-3.1-8B     the folder as it was
+  df11 decompress Llama-3.1-8B.df11                     into Llama-3.1-8B, the folder as it was
   df11 decompress model.df11 -o model.safetensors       where the model was one file
 
 Every file that the containers record is compared with the hash of the original before it gets its name. Others that lie \
@@ -28,12 +35,13 @@ beside them are copied, and named as unchecked.";
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Decompress {
-    /// A container, or a folder with all shards of a model
+    /// A container, or the folder of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: *.safetensors is one file, anything else a folder
+    /// Output: *.safetensors is one file, anything else a folder [default: SRC without .df11 or
+    /// -df11, beside SRC]
     #[arg(short, long, value_name = "OUT")]
-    out: PathBuf,
+    out: Option<PathBuf>,
     /// Replace an earlier output
     #[arg(long)]
     force: bool,
@@ -49,53 +57,130 @@ pub(super) struct Decompress {
 impl Decompress {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let start = Instant::now();
-        let model = open_to_stream(&self.source)?;
+        let models = open_to_stream(&self.source)?;
+        let out = self.out.clone().map_or_else(|| default_out(&self.source, &models), Ok)?;
         if self.force {
-            check_replaceable(&self.source, &self.out, "safetensors")?;
+            check_replaceable(&self.source, &out, "safetensors")?;
         }
-        let removed = Session::tidy(&self.out);
-        let (restored, device) = self.threads.run(|| self.restore(&model, session))?;
-        let (bytes, seconds) = (restored.bytes, start.elapsed().as_secs_f64());
+        let removed = Session::tidy(&out);
+        let (parts, device) = self.threads.run(|| self.restore(&models, &out, session))?;
+        let seconds = start.elapsed().as_secs_f64();
+        let restored = sum(&parts);
         let mut text = format!(
             "{}\n  restored  {} in {}, {}; {}\n  device    {}",
-            text::printable(&self.out.display().to_string()),
-            text::bytes(bytes),
+            text::printable(&out.display().to_string()),
+            text::bytes(restored.bytes),
             text::duration(seconds),
-            text::rate(bytes, seconds),
+            text::rate(restored.bytes, seconds),
             proof(&restored),
             device.text()
         );
         text.push_str(&exceptions(&restored));
-        let json = json!({
-            "command": "decompress",
-            "source": self.source.to_string_lossy(),
-            "output": self.out.to_string_lossy(),
-            "bytes": bytes,
-            "files": restored.files,
-            "changed": restored.changed,
-            "missing": restored.missing,
-            "unchecked": restored.unchecked,
-            "left_out": left_out_json(&restored.left_out),
-            "seconds": seconds,
-            "bytes_per_second": text::per_second(bytes, seconds),
-            "device": device.json(),
-        });
+        let mut json = document(&restored);
+        json["command"] = json!("decompress");
+        json["source"] = json!(self.source.to_string_lossy());
+        json["output"] = json!(out.to_string_lossy());
+        json["seconds"] = json!(seconds);
+        json["bytes_per_second"] = json!(text::per_second(restored.bytes, seconds));
+        json["device"] = device.json();
+        if models.is_pipeline() {
+            let parts = models.components().iter().zip(&parts);
+            text.push_str("\n\n");
+            text.push_str(&table(parts.clone()));
+            json["components"] = parts
+                .map(|(component, restored)| {
+                    let mut json = document(restored);
+                    json["component"] = json!(component.folder);
+                    json
+                })
+                .collect();
+        }
         let mut answer = Answer { text, json };
         removed.add_to(&mut answer);
         Ok(answer)
     }
 
-    /// What was written, and what has decoded.
-    fn restore(&self, model: &Model, session: &Session) -> Result<(Restored, DecodedBy), Failure> {
+    /// What was written of each model, and what has decoded.
+    fn restore(
+        &self,
+        models: &Models,
+        out: &Path,
+        session: &Session,
+    ) -> Result<(Vec<Restored>, DecodedBy), Failure> {
         let (overwrite, keep_changed) = (self.force, self.keep_changed);
-        let mut options = DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
+        let options = DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
         // Before a GPU is started for nothing.
-        options.check(model, &self.out)?;
-        let chosen = self.device.choose(model, Some(Purpose::Restore), session)?;
-        options.decoder = chosen.decoder();
-        let restored = decompress(model, &self.out, &options, &session.progress())?;
-        Ok((restored, chosen.device))
+        models.check_complete()?;
+        let mut chosen = Vec::new();
+        for component in models.components() {
+            options.check(&component.model, out)?;
+            chosen.push(self.device.choose(&component.model, Some(Purpose::Restore), session)?);
+        }
+        let decoders: Vec<_> = chosen.iter().map(Chosen::decoder).collect();
+        let restored = decompress_all(models, out, &options, &decoders, &session.progress())?;
+        Ok((restored, chosen.swap_remove(0).device))
     }
+}
+
+/// `NAME` of `NAME.df11` and `NAME-df11`; `NAME.safetensors` if the model was one file.
+fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
+    let unnamed =
+        || Error::parameter(format!("{} tells no name for the output", source.display()), "give one with -o");
+    let named = if source.file_name().is_some() {
+        source.to_owned()
+    } else {
+        source.canonicalize().map_err(|error| Error::io("opening", source, error))?
+    };
+    let name = named.file_name().and_then(|name| name.to_str()).ok_or_else(unnamed)?;
+    let name = [".df11", "-df11", "_df11"].iter().find_map(|end| name.strip_suffix(end));
+    let name = name.filter(|name| !name.is_empty()).ok_or_else(unnamed)?;
+    let mut files = models
+        .components()
+        .iter()
+        .flat_map(|component| component.model.shards())
+        .flat_map(|shard| &shard.directory().files);
+    let is_one_file = matches!((files.next(), files.next()), (Some(file), None) if file.kind == FILE_WEIGHTS);
+    let end = if is_one_file { ".safetensors" } else { "" };
+    Ok(named.with_file_name(format!("{name}{end}")))
+}
+
+/// What was written of all models.
+fn sum(parts: &[Restored]) -> Restored {
+    let mut sum = Restored::default();
+    for part in parts {
+        sum.bytes += part.bytes;
+        sum.files += part.files;
+        sum.changed.extend(part.changed.iter().cloned());
+        sum.missing.extend(part.missing.iter().cloned());
+        sum.unchecked.extend(part.unchecked.iter().cloned());
+        sum.left_out.extend(part.left_out.iter().cloned());
+    }
+    sum
+}
+
+/// A line for each component.
+fn table<'a>(parts: impl Iterator<Item = (&'a Component<Model>, &'a Restored)>) -> String {
+    let mut table = Table::new(["  component", "files", "bytes"]);
+    for (component, restored) in parts {
+        let name = Some(component.folder.as_str()).filter(|name| !name.is_empty());
+        table.row([
+            format!("  {}", text::printable(name.unwrap_or(OTHER_FILES))),
+            restored.files.to_string(),
+            text::bytes(restored.bytes),
+        ]);
+    }
+    table.render()
+}
+
+fn document(restored: &Restored) -> Value {
+    json!({
+        "bytes": restored.bytes,
+        "files": restored.files,
+        "changed": restored.changed,
+        "missing": restored.missing,
+        "unchecked": restored.unchecked,
+        "left_out": left_out_json(&restored.left_out),
+    })
 }
 
 /// What the hashes have proved, and of which files.

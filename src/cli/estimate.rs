@@ -6,13 +6,18 @@ use std::{
 };
 
 use clap::Args;
-use df11::{Error, Model, Source, open::is_compressed};
+use df11::{
+    Error, Model, OpenOptions, Sources, estimate_all,
+    open::is_compressed,
+    source::{Located, locate},
+};
 use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    compress::{LayoutArgs, default_out, report_json, report_text},
+    compress::{LayoutArgs, default_out},
     session::Threads,
+    sizes::Sizes,
     text,
 };
 
@@ -20,9 +25,9 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
   df11 estimate Llama-3.1-8B --layout gap
-  df11 estimate Llama-3.1-405B --gpus 8x80GB     which block would lie on which GPU
-  df11 estimate Llama-3.1-405B --gpus 8x80GB --exponent-bits 2.67    at once
-  df11 estimate Llama-3.1-70B.df11 --gpus 24GB,2x16GB    of a container
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB     which block would lie on which GPU
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67    at once
+  df11 estimate Llama-3.1-70B.df11 --gpus 24GiB,2x16GiB    of a container
   df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it may lie in the fast layout
 
 --exponent-bits reads the headers of the files and no weight: files that are as long as they should be but empty will do.";
@@ -31,15 +36,20 @@ Examples:
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Estimate {
-    /// A safetensors file, the folder of a model, or with --gpus a container or a folder of them
+    /// A safetensors file, the folder of a model or a pipeline, or with --gpus a container or a
+    /// folder of them
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// The output that is meant; *.df11 is one file, anything else a folder
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
+    /// Take the weights of a variant where it is there: fp16 is that of model.fp16.safetensors
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
     #[command(flatten)]
     layout: LayoutArgs,
-    /// Place the blocks on GPUs with this memory: 80GB, 8x80GB, 24GB,2x16GB (1 GB is 2^30 bytes here, as where cards are sold)
+    /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes
+    /// and 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
     gpus: Option<super::gpus::Gpus>,
@@ -55,33 +65,86 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        if is_compressed(&self.source)? {
-            return self.place_compressed();
+    /// Of sizes alone.
+    pub(super) const fn sizes(
+        source: PathBuf,
+        out: Option<PathBuf>,
+        variant: Option<String>,
+        layout: LayoutArgs,
+        threads: Threads,
+    ) -> Self {
+        Self {
+            source,
+            out,
+            variant,
+            layout,
+            #[cfg(feature = "cuda")]
+            gpus: None,
+            #[cfg(feature = "cuda")]
+            residence: super::gpus::ResidenceArg::Stored,
+            exponent_bits: None,
+            threads,
         }
-        self.of_source(session)
     }
 
-    /// Of a model that is not compressed yet.
-    fn of_source(&self, session: &Session) -> Result<Answer, Failure> {
-        let out = self.out.clone().map_or_else(|| default_out(&self.source), Ok)?;
+    pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        let place = locate(&self.source)?;
+        if is_compressed(&place.path)? {
+            return self.place_compressed();
+        }
+        self.of_source(&place, session)
+    }
+
+    /// Of models that are not compressed yet.
+    pub(super) fn of_source(&self, place: &Located, session: &Session) -> Result<Answer, Failure> {
         let layout = self.layout.layout()?;
         let start = Instant::now();
-        let source = Source::open(&self.source).map_err(Failure::Other)?;
-        source.notes.iter().for_each(|note| session.notice(note));
+        let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
+        self.check_places_one(&source)?;
+        let out = self.out.clone().map_or_else(|| default_out(place, &source), Ok)?;
+        source.notes().for_each(|note| session.notice(note));
         let progress = session.progress();
-        let estimate = self.threads.run(|| {
-            let estimate = match self.exponent_bits {
-                Some(bits) => df11::estimate_headers(&source, &out, layout, bits),
-                None => df11::estimate(&source, &out, layout, &progress),
-            };
-            estimate.map_err(Failure::Other)
+        let mut estimates = self.threads.run(|| {
+            let estimates = estimate_all(&source, &out, layout, self.exponent_bits, &progress);
+            estimates.map_err(Failure::Other)
         })?;
         drop(progress);
-        let (seconds, read) = (start.elapsed().as_secs_f64(), self.exponent_bits.is_none());
-        let mut answer = answer(&self.source, &out, &estimate.report, seconds, read);
-        self.place(|| estimate.outline(), &mut answer)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let reports = estimates.iter_mut().map(|estimate| std::mem::take(&mut estimate.report)).collect();
+        let sizes =
+            Sizes::new(source.components().iter().map(|component| component.folder.as_str()), reports);
+        let mut answer = self.answer(&out, &sizes, seconds);
+        self.place(|| estimates[0].outline(), &mut answer)?;
         Ok(answer)
+    }
+
+    fn answer(&self, out: &Path, sizes: &Sizes, seconds: f64) -> Answer {
+        let out_text = text::printable(&out.display().to_string());
+        let mut text = format!("{out_text} (estimated, nothing written)\n{}", sizes.text());
+        if self.exponent_bits.is_none() {
+            let rate = text::rate(sizes.total.source_bytes, seconds);
+            text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
+        }
+        let mut json = sizes.json("estimate", &self.source, out, seconds);
+        json["written"] = Value::Bool(false);
+        Answer { text, json }
+    }
+
+    /// Components of a pipeline share the memory of a GPU, and nothing tells which are there
+    /// together.
+    #[cfg(feature = "cuda")]
+    fn check_places_one(&self, source: &Sources) -> Result<(), Failure> {
+        if self.gpus.is_none() || !source.is_pipeline() {
+            return Ok(());
+        }
+        let problem = "--gpus takes one model, and this is a pipeline";
+        Err(Error::parameter(problem, "name a component of it").into())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
+    fn check_places_one(&self, _: &Sources) -> Result<(), Failure> {
+        Ok(())
     }
 
     /// A model that is compressed already has its sizes; only its placement is to be told.
@@ -96,7 +159,7 @@ impl Estimate {
         if !wanted || self.exponent_bits.is_some() {
             return Err(compressed_already(&self.source, remedy));
         }
-        let model = df11::open(&self.source)?;
+        let model = OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
         let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
         let path = text::printable(&self.source.display().to_string());
         let text = format!("{path}: {}", text::bytes(stored));
@@ -126,38 +189,4 @@ impl Estimate {
 /// A source that needs no compression.
 pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
     Error::parameter(format!("{} is compressed already", path.display()), remedy).into()
-}
-
-/// The work of `compress --dry-run`.
-pub(super) fn estimate(
-    session: &Session,
-    path: &Path,
-    out: Option<PathBuf>,
-    layout: LayoutArgs,
-    threads: Threads,
-) -> Result<Answer, Failure> {
-    let estimate = Estimate {
-        source: path.to_owned(),
-        out,
-        layout,
-        #[cfg(feature = "cuda")]
-        gpus: None,
-        #[cfg(feature = "cuda")]
-        residence: super::gpus::ResidenceArg::Stored,
-        exponent_bits: None,
-        threads,
-    };
-    estimate.of_source(session)
-}
-
-fn answer(path: &Path, out: &Path, report: &df11::Report, seconds: f64, read: bool) -> Answer {
-    let (out_text, report_text) = (text::printable(&out.display().to_string()), report_text(report));
-    let mut text = format!("{out_text} (estimated, nothing written)\n{report_text}");
-    if read {
-        let rate = text::rate(report.source_bytes, seconds);
-        text = format!("{text}\n  time      {}, {rate}", text::duration(seconds));
-    }
-    let mut json = report_json("estimate", path, out, report, seconds);
-    json["written"] = Value::Bool(false);
-    Answer { text, json }
 }

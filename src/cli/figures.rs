@@ -63,6 +63,15 @@ impl Figures {
         self.entropy_bits.filter(|_| self.weights > 0).map(|bits| bits / self.weights as f64)
     }
 
+    /// What pages draw: weights, and bits of each.
+    pub(super) fn json_of_bits(&self) -> Value {
+        json!({
+            "weights": self.weights,
+            "bits_per_weight": self.bits_per_weight(),
+            "entropy": self.entropy(),
+        })
+    }
+
     pub(super) fn json(&self) -> Value {
         json!({
             "elements": self.elements,

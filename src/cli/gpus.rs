@@ -36,7 +36,7 @@ impl From<ResidenceArg> for Preference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Gpus(Vec<u64>);
 
-const FORM: &str = "write 80GB, 8x80GB, or 24GB,2x16GB";
+const FORM: &str = "write 80GiB, 8x80GiB, or 24GiB,2x16GB (1 GB is 10^9 bytes, 1 GiB 2^30)";
 /// More GPUs are a mistake.
 const MAX_GPUS: usize = 1024;
 
@@ -57,15 +57,18 @@ impl FromStr for Gpus {
     }
 }
 
-/// `80GB`, `79.5 GiB`, `500MB`, `1000000`. A card that is sold with 80 GB has 80 GiB, so both are that.
+/// `80GB`, `79.5 GiB`, `500MB`, `1000000`: decimal and binary units, as everywhere.
 #[expect(clippy::cast_sign_loss, reason = "no sign is read")]
 fn bytes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let scale = match text[end..].trim_start().to_ascii_uppercase().as_str() {
         "" | "B" => 1,
-        "MB" | "MIB" | "M" => 1 << 20,
-        "GB" | "GIB" | "G" => 1 << 30,
-        "TB" | "TIB" | "T" => 1u64 << 40,
+        "MB" | "M" => 1_000_000,
+        "GB" | "G" => 1_000_000_000,
+        "TB" | "T" => 1_000_000_000_000u64,
+        "MIB" => 1 << 20,
+        "GIB" => 1 << 30,
+        "TIB" => 1 << 40,
         _ => return None,
     };
     let number: f64 = text[..end].parse().ok()?;
@@ -136,9 +139,9 @@ mod tests {
     #[test]
     fn memory_is_read_as_people_write_it() {
         let read = |text: &str| text.parse::<Gpus>().map(|gpus| gpus.0);
-        assert_eq!(read("8x80GB"), Ok(vec![80 << 30; 8]));
-        assert_eq!(read("24GiB, 2×16 gb"), Ok(vec![24 << 30, 16 << 30, 16 << 30]));
-        assert_eq!(read("1.5MB,500"), Ok(vec![3 << 19, 500]));
+        assert_eq!(read("8x80GB"), Ok(vec![80_000_000_000; 8]));
+        assert_eq!(read("24GiB, 2×16 gb"), Ok(vec![24 << 30, 16_000_000_000, 16_000_000_000]));
+        assert_eq!(read("1.5MiB,500,1.5MB"), Ok(vec![3 << 19, 500, 1_500_000]));
         for bad in ["", "x80GB", "0x80GB", "80KB", "-1GB", "8x", "2000x80GB", "1..5GB"] {
             assert!(read(bad).is_err(), "{bad}");
         }

@@ -3,6 +3,7 @@
 
 mod answer;
 mod bench;
+mod completions;
 mod compress;
 mod convert;
 mod decompress;
@@ -15,9 +16,11 @@ mod figures;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod inspect;
+mod man;
 mod measure;
 mod progress;
 mod session;
+mod sizes;
 mod text;
 mod verify;
 
@@ -42,6 +45,7 @@ Examples:
   df11 compress Llama-3.1-8B            a Hugging Face folder into Llama-3.1-8B.df11
   df11 inspect Llama-3.1-8B.df11        what is in it, block by block
   df11 decompress Llama-3.1-8B.df11 -o restored
+  source <(df11 completions bash)       completions in this shell
 
 Exit codes:
   0  good
@@ -65,10 +69,13 @@ enum Verb {
     Convert(convert::Convert),
     Decompress(decompress::Decompress),
     Verify(verify::Verify),
+    #[command(visible_alias = "info")]
     Inspect(inspect::Inspect),
     Doctor(doctor::Doctor),
     Demo(demo::Demo),
     Bench(bench::Bench),
+    Completions(completions::Completions),
+    Man(man::Man),
 }
 
 impl Verb {
@@ -83,6 +90,8 @@ impl Verb {
             Self::Doctor(verb) => verb.run(session),
             Self::Demo(verb) => verb.run(session),
             Self::Bench(verb) => verb.run(session),
+            Self::Completions(verb) => verb.run(),
+            Self::Man(verb) => verb.run(),
         }
     }
 }

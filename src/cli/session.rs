@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Error, Model, OpenOptions,
+    Error, Models, OpenOptions,
     write::{Leftover, remove_leftovers},
 };
 use serde_json::json;
@@ -53,10 +53,10 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     })
 }
 
-/// Opens a model that will be read from end to end. Reading copies what a mapping would not, but its memory is bounded, and a file
-/// that shrinks meanwhile is an error and not the end of the process.
-pub(super) fn open_to_stream(path: &Path) -> Result<Model, Error> {
-    OpenOptions::new().memory_map(false).open(path)
+/// Opens models that will be read from end to end. Reading copies what a mapping would not, but its
+/// memory is bounded, and a file that shrinks meanwhile is an error and not the end of the process.
+pub(super) fn open_to_stream(path: &Path) -> Result<Models, Error> {
+    OpenOptions::new().memory_map(false).open_all(path)
 }
 
 /// At a limit of file sizes a write is to fail, as on a full disk, instead of ending the process.

@@ -4,16 +4,18 @@ use std::{path::PathBuf, time::Instant};
 
 use clap::{Args, ValueEnum};
 use df11::{
-    Error, Level, Model,
+    Error, Level, Model, Models,
     open::{Purpose, Verification},
+    source::Component,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
     device::{DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
-    text,
+    sizes::OTHER_FILES,
+    text::{self, Table},
 };
 
 const AFTER_HELP: &str = "\
@@ -25,11 +27,11 @@ Examples:
 Exit code 1 says that the container is damaged, 2 that it, or some of it, could not be checked, or that a folder lacks
 shards.";
 
-/// Check a container, or all shards of a folder
+/// Check a container, or all models in a folder
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Verify {
-    /// A container, or a folder of shards
+    /// A container, or the folder of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// How much is checked
@@ -69,17 +71,56 @@ impl LevelName {
     }
 }
 
+/// What was found of one model.
+struct Found<'m> {
+    component: &'m Component<Model>,
+    verification: Verification,
+    /// What has decoded.
+    device: Option<DecodedBy>,
+    seconds: f64,
+}
+
+impl Found<'_> {
+    fn stored_bytes(&self) -> u64 {
+        let lengths = self.component.model.shards().iter().map(df11::open::Shard::file_length);
+        lengths.fold(0, u64::saturating_add)
+    }
+
+    /// What could not be checked, with paths relative to the folder of all models.
+    fn unchecked(&self) -> Vec<String> {
+        let unchecked = self.verification.unchecked.iter();
+        let folder = &self.component.folder;
+        unchecked
+            .map(|what| if folder.is_empty() { what.clone() } else { format!("{folder}: {what}") })
+            .collect()
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "good": self.verification.unchecked.is_empty(),
+            "complete": self.component.model.is_complete(),
+            "tensors": self.verification.tensors,
+            "files": self.verification.files,
+            "bytes": self.verification.bytes,
+            "stored_bytes": self.stored_bytes(),
+            "unchecked": self.unchecked(),
+            "device": self.device.as_ref().map(DecodedBy::json),
+            "seconds": self.seconds,
+        })
+    }
+}
+
 impl Verify {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        let start = Instant::now();
-        let model = open_to_stream(&self.source).map_err(failed)?;
-        let (found, device) = self.threads.run(|| self.check(&model, session))?;
-        let answer = self.answer(&model, &found, device.as_ref(), start.elapsed().as_secs_f64());
-        // A folder is to hold a model; a container alone is a shard that was asked for.
-        if model.folder().is_some() && !model.is_complete() {
-            return Err(self.incomplete(&model, answer));
+        let models = open_to_stream(&self.source).map_err(failed)?;
+        let mut found = Vec::new();
+        for component in models.components() {
+            let start = Instant::now();
+            let (verification, device) = self.threads.run(|| self.check(&component.model, session))?;
+            found.push(Found { component, verification, device, seconds: start.elapsed().as_secs_f64() });
         }
-        Ok(answer)
+        let answer = self.answer(&models, &found);
+        self.check_complete(&models, answer)
     }
 
     /// What was found, and what has decoded.
@@ -97,82 +138,139 @@ impl Verify {
         Ok((found, Some(chosen.device)))
     }
 
-    /// What is there is good, and this is missing.
-    fn incomplete(&self, model: &Model, answer: Answer) -> Failure {
-        let (shards, count) = (model.missing_shards(), model.shard_count());
-        let files = model.missing_files().unwrap_or_default();
-        let mut json = answer.json;
-        json["good"] = false.into();
-        json["missing_shards"] = json!(shards);
-        json["missing_files"] = json!(files);
-        let numbers: Vec<String> = shards.iter().map(|index| (index + 1).to_string()).collect();
-        let noun = if shards.len() == 1 { "shard" } else { "shards" };
-        let mut problem = format!(
-            "{} is incomplete: {noun} {} of {count} {} missing",
-            self.source.display(),
-            some(&numbers),
-            if shards.len() == 1 { "is" } else { "are" }
-        );
-        if !files.is_empty() {
-            problem = format!("{problem} (with {})", some(&files));
+    /// A folder is to hold its models; a container alone is a shard that was asked for.
+    fn check_complete(&self, models: &Models, mut answer: Answer) -> Result<Answer, Failure> {
+        let mut problems: Vec<String> = Vec::new();
+        if !models.missing().is_empty() {
+            problems.push(lacking("component", models.missing(), None));
         }
-        Failure::Incomplete(format!("{problem}, and what is there is good; fetch the rest"), json)
+        for component in models.components() {
+            let model = &component.model;
+            if model.folder().is_none() || model.is_complete() {
+                continue;
+            }
+            let (shards, files) = (model.missing_shards(), model.missing_files().unwrap_or_default());
+            let numbers: Vec<String> = shards.iter().map(|index| (index + 1).to_string()).collect();
+            let mut problem = lacking("shard", &numbers, Some(model.shard_count()));
+            if !files.is_empty() {
+                problem = format!("{problem} (with {})", some(&files));
+            }
+            if models.is_pipeline() {
+                problem = format!("in {}, {problem}", component.folder);
+            } else {
+                answer.json["missing_shards"] = json!(shards);
+                answer.json["missing_files"] = json!(files);
+            }
+            problems.push(problem);
+        }
+        if problems.is_empty() {
+            return Ok(answer);
+        }
+        answer.json["good"] = false.into();
+        let source = self.source.display();
+        let problem = format!("{source} is incomplete: {}", problems.join(", "));
+        Err(Failure::Incomplete(format!("{problem}, and what is there is good; fetch the rest"), answer.json))
     }
 
-    fn answer(
-        &self,
-        model: &Model,
-        found: &Verification,
-        device: Option<&DecodedBy>,
-        seconds: f64,
-    ) -> Answer {
-        let lengths = model.shards().iter().map(df11::open::Shard::file_length);
-        let stored = lengths.fold(0, u64::saturating_add);
+    fn answer(&self, models: &Models, found: &[Found<'_>]) -> Answer {
+        let json = self.json(models, found);
+        let path = text::printable(&self.source.display().to_string());
+        let mut text = format!(
+            "{path}\n  {}\n  time       {}",
+            self.result(&json),
+            text::duration(found.iter().map(|each| each.seconds).sum())
+        );
+        if let Some(device) = &found[0].device {
+            text.push_str("\n  device     ");
+            text.push_str(&device.text());
+        }
+        for unchecked in found.iter().flat_map(Found::unchecked) {
+            text.push_str("\n  unchecked  ");
+            text.push_str(&text::printable(&unchecked));
+        }
+        if models.is_pipeline() {
+            text.push_str("\n\n");
+            text.push_str(&table(found));
+        }
+        Answer { text, json }
+    }
+
+    /// What is right, from the document that says the same.
+    fn result(&self, json: &Value) -> String {
+        let number = |key: &str| json[key].as_u64().unwrap_or_default();
         let what = match self.level {
             LevelName::Structure => "structure is valid; weights were not read".to_owned(),
-            LevelName::Checksums => format!("all checksums match, {}", text::bytes(stored)),
+            LevelName::Checksums => format!("all checksums match, {}", text::bytes(number("stored_bytes"))),
             LevelName::Full => format!(
                 "{} ({}) and {} have the hashes of the originals",
-                text::count(found.tensors, "tensor"),
-                text::bytes(found.bytes),
-                text::count(found.files, "file")
+                text::count(number("tensors"), "tensor"),
+                text::bytes(number("bytes")),
+                text::count(number("files"), "file")
             ),
         };
-        let is_good = found.unchecked.is_empty();
-        let result = match (is_good, self.level) {
+        let result = match (json["good"] == true, self.level) {
             (true, LevelName::Full) => "good       all bits are there: ",
             (true, _) => "good       ",
             (false, _) => "incomplete not everything could be checked; ",
         };
-        let mut text = format!(
-            "{}\n  {result}{what}\n  time       {}",
-            text::printable(&self.source.display().to_string()),
-            text::duration(seconds)
-        );
-        if let Some(device) = device {
-            text.push_str("\n  device     ");
-            text.push_str(&device.text());
-        }
-        for unchecked in &found.unchecked {
-            text.push_str("\n  unchecked  ");
-            text.push_str(&text::printable(unchecked));
-        }
-        let json = json!({
+        format!("{result}{what}")
+    }
+
+    fn json(&self, models: &Models, found: &[Found<'_>]) -> Value {
+        let sum = |value: fn(&Found<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
+        let stored = found.iter().map(Found::stored_bytes).fold(0, u64::saturating_add);
+        let mut json = json!({
             "command": "verify",
             "source": self.source.to_string_lossy(),
             "level": self.level.name(),
-            "good": is_good,
-            "complete": model.is_complete(),
-            "tensors": found.tensors,
-            "files": found.files,
-            "bytes": found.bytes,
+            "good": found.iter().all(|each| each.verification.unchecked.is_empty()),
+            "complete": models.missing().is_empty()
+                && found.iter().all(|each| each.component.model.is_complete()),
+            "tensors": sum(|each| each.verification.tensors),
+            "files": sum(|each| each.verification.files),
+            "bytes": sum(|each| each.verification.bytes),
             "stored_bytes": stored,
-            "unchecked": found.unchecked,
-            "device": device.map(DecodedBy::json),
-            "seconds": seconds,
+            "unchecked": found.iter().flat_map(Found::unchecked).collect::<Vec<_>>(),
+            "device": found[0].device.as_ref().map(DecodedBy::json),
+            "seconds": found.iter().map(|each| each.seconds).sum::<f64>(),
         });
-        Answer { text, json }
+        if models.is_pipeline() {
+            json["missing_components"] = json!(models.missing());
+            json["components"] = found
+                .iter()
+                .map(|each| {
+                    let mut json = each.json();
+                    json["component"] = json!(each.component.folder);
+                    json
+                })
+                .collect();
+        }
+        json
     }
+}
+
+/// A line for each component.
+fn table(found: &[Found<'_>]) -> String {
+    let mut table = Table::new(["  component", "result", "tensors", "files", "stored"]);
+    for each in found {
+        let verification = &each.verification;
+        let name = Some(each.component.folder.as_str()).filter(|name| !name.is_empty());
+        table.row([
+            format!("  {}", text::printable(name.unwrap_or(OTHER_FILES))),
+            if verification.unchecked.is_empty() { "good" } else { "incomplete" }.to_owned(),
+            verification.tensors.to_string(),
+            verification.files.to_string(),
+            text::bytes(each.stored_bytes()),
+        ]);
+    }
+    table.render()
+}
+
+/// `shards 2, 3 of 5 are missing`.
+fn lacking(noun: &str, names: &[String], count: Option<u64>) -> String {
+    let (plural, verb) = if names.len() == 1 { ("", "is") } else { ("s", "are") };
+    let of = count.map_or_else(String::new, |count| format!(" of {count}"));
+    format!("{noun}{plural} {}{of} {verb} missing", some(names))
 }
 
 /// The first of some names, and how many more there are.

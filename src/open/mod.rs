@@ -2,10 +2,12 @@
 
 pub(crate) mod beside;
 mod block;
+pub(crate) mod card;
 mod columns;
 mod decoder;
 mod head;
 mod model;
+mod models;
 mod original;
 mod pieces;
 mod purpose;
@@ -23,6 +25,8 @@ use std::{
 pub use block::{Block, BlockLayout};
 pub use decoder::{Cpu, Decoder, PreparedTensor};
 pub use model::Model;
+pub use models::Models;
+pub(crate) use models::{list_of_components, listed_components};
 pub(crate) use original::original;
 pub(crate) use pieces::FilePieces;
 pub use purpose::Purpose;
@@ -38,7 +42,7 @@ pub use verify::{Level, Verification};
 use crate::{
     Error, Result,
     io::{FileReader, ReadAt, open_regular},
-    paths::{is_container, is_safetensors},
+    paths::{PIPELINE, is_container, is_safetensors},
     source::HIDDEN,
 };
 
@@ -100,6 +104,11 @@ impl OpenOptions {
             fs::metadata(path).map_err(|error| Error::io("opening", shown(path, &error), error))?;
         if !metadata.is_dir() {
             return Model::new(vec![self.shard(path)?], None);
+        }
+        if path.join(PIPELINE).is_file() {
+            let problem = format!("{} holds a pipeline, which is several models", path.display());
+            let remedy = "name the folder of one of its components, or use what takes a pipeline";
+            return Err(Error::parameter(problem, remedy));
         }
         let paths = containers(path)?;
         if paths.is_empty() {

@@ -5,8 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Block, Shard, Tensor};
-use crate::{Error, Result, paths::PathTree};
+use super::{Block, Shard, Tensor, card::is_card};
+use crate::{
+    Error, Result,
+    paths::PathTree,
+    source::{Found, LeftOut},
+};
 
 /// An open model: one container, or all shards of a folder.
 ///
@@ -31,6 +35,8 @@ pub struct Model {
     shards: Vec<Shard>,
     shard_count: u64,
     folder: Option<PathBuf>,
+    /// Folders in it, each with a `/` at its end, that hold other models.
+    others: Vec<String>,
     blocks: Vec<BlockEntry>,
     block_names: HashMap<String, usize>,
 }
@@ -50,7 +56,26 @@ impl Model {
         check_names(&shards)?;
         let shard_count = shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
         let (blocks, block_names) = join_blocks(&shards);
-        Ok(Self { shards, shard_count, folder, blocks, block_names })
+        Ok(Self { shards, shard_count, folder, others: Vec::new(), blocks, block_names })
+    }
+
+    /// Of a folder of which some subfolders hold other models.
+    pub(super) fn beside(self, others: impl IntoIterator<Item = String>) -> Self {
+        Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }
+    }
+
+    /// The files in its folder, as by [`walk`](crate::source::walk), without those of other models
+    /// and the card that compression wrote; none of a single container.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the folder cannot be read.
+    pub(crate) fn walk(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+        let Some(root) = self.folder() else { return Ok(Default::default()) };
+        let (mut found, mut left_out) = crate::source::walk(root)?;
+        let is_own = |path: &str| !self.others.iter().any(|folder| path.starts_with(folder));
+        found.retain(|file| is_own(&file.path) && !is_card(root, &file.path));
+        left_out.retain(|file| is_own(&file.path));
+        Ok((found, left_out))
     }
 
     /// The open shards, ascending by their index.
@@ -91,8 +116,7 @@ impl Model {
     /// # Errors
     /// [`Error::Io`] where the folder cannot be read.
     pub fn missing_files(&self) -> Result<Vec<String>> {
-        let Some(folder) = self.folder() else { return Ok(Vec::new()) };
-        let (found, _) = crate::source::walk(folder)?;
+        let (found, _) = self.walk()?;
         let mut named = crate::source::named_files(&found);
         for shard in &self.shards {
             let directory = shard.directory();

@@ -111,6 +111,18 @@ impl Shard {
         self.reader.size()
     }
 
+    /// All bytes of the container where it is mapped into memory, unchecked; None if it is not.
+    pub fn mapping(&self) -> Option<&[u8]> {
+        self.reader.view(0, self.reader.size())
+    }
+
+    /// An array in this mapping, unchecked.
+    pub(crate) fn view_array(&self, array: usize) -> Option<&[u8]> {
+        let record = &self.directory.arrays[array];
+        let section = &self.directory.sections[record.section.get() as usize];
+        self.reader.view(section.offset.get() + record.offset.get(), record.length.get())
+    }
+
     /// The validated directory.
     pub fn directory(&self) -> &Directory {
         &self.directory

@@ -391,6 +391,19 @@ impl<'m> Tensor<'m> {
         target.shard().read_array(target.record().array_range().start + array, 0..length)
     }
 
+    /// All four in the mapping of the container, unread and unchecked
+    /// ([`check_tiles`](Self::check_tiles) checks them); None if it is not mapped.
+    ///
+    /// # Panics
+    /// For a tensor without [such a shape](Self::tile_shape).
+    pub fn tile_views(&self) -> Option<[&'m [u8]; 4]> {
+        let target = self.target();
+        assert!(target.encoding() == Encoding::Tile, "a tensor in tiles");
+        let first = target.record().array_range().start;
+        let view = |at| target.shard().view_array(first + at);
+        Some([view(0)?, view(1)?, view(2)?, view(3)?])
+    }
+
     /// The most bytes of its bitstream that a tile takes, of a tensor that [has such a shape](Self::tile_shape); reads its records.
     ///
     /// # Errors

@@ -4,18 +4,22 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{SideFile, Source, folder_of};
+use super::{LeftOut, SideFile, Source, WeightsFile, folder_of, variant};
 use crate::{Dtype, Error, Result};
 
 /// The largest configuration that is looked at, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// A sentence for each thing that is worth one.
+/// A sentence for each thing that is worth one, except what [`little_to_code`] says.
 ///
 /// # Errors
 /// [`Error::Io`] if a configuration cannot be read.
 pub(super) fn advice(source: &Source) -> Result<Vec<String>> {
-    let mut notes: Vec<String> = little_to_code(source).into_iter().collect();
+    let mut notes = Vec::new();
+    let is_bf16 = |file: &LeftOut| file.reason == variant::reason("bf16");
+    if little_to_code(&source.weights).is_some() && source.left_out.iter().any(is_bf16) {
+        notes.push("a BF16 variant of these weights was left out: --variant bf16 takes it".to_owned());
+    }
     for side in &source.side {
         notes.extend(quantized_already(source, side)?);
     }
@@ -23,9 +27,9 @@ pub(super) fn advice(source: &Source) -> Result<Vec<String>> {
 }
 
 /// That less than half of the weights' bytes are BF16, the dtype that is coded.
-fn little_to_code(source: &Source) -> Option<String> {
+pub(super) fn little_to_code<'a>(weights: impl IntoIterator<Item = &'a WeightsFile>) -> Option<String> {
     let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
-    for tensor in source.weights.iter().flat_map(|file| &file.tensors) {
+    for tensor in weights.into_iter().flat_map(|file| &file.tensors) {
         *bytes.entry(tensor.dtype.name()).or_default() += tensor.length;
     }
     let total: u64 = bytes.values().sum();

@@ -6,11 +6,12 @@ use std::{
 };
 
 use super::{
-    advice::advice,
+    advice::{advice, little_to_code},
     dfloat11, hub_cache,
     index::{self, Index},
     safetensors::WeightsFile,
-    walk::{Found, HIDDEN, UNREADABLE, walk},
+    variant,
+    walk::{Found, HIDDEN, UNREADABLE, walk, walk_within},
 };
 use crate::{
     Error, Result,
@@ -76,21 +77,60 @@ impl Source {
     /// disagrees with its files;
     /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_variant(path, None)
+    }
+
+    /// As [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) where it is
+    /// there.
+    ///
+    /// # Errors
+    /// As [`Source::open`], and [`Error::Parameter`] where no file is of the variant, or a file was
+    /// named instead of a folder.
+    pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
-        let snapshot = if metadata.is_dir() { hub_cache::snapshot(path)? } else { None };
-        let path = snapshot.as_deref().unwrap_or(path);
-        let (mut source, root) = if metadata.is_dir() {
-            (open_folder(path)?, path)
-        } else {
-            (open_file(path)?, path.parent().unwrap_or(Path::new("")))
-        };
-        dfloat11::import(&mut source, root)?;
-        source.check_names()?;
-        if snapshot.is_some() {
-            source.notes.push(format!("the cache's snapshot {} was read", path.display()));
+        if !metadata.is_dir() {
+            if variant.is_some() {
+                let problem = format!("{} is one file, and has no variants", path.display());
+                return Err(Error::parameter(problem, "name the file of the variant, or the folder"));
+            }
+            let root = path.parent().unwrap_or(Path::new(""));
+            return Ok(open_file(path)?.complete(root)?.advised());
         }
-        source.notes.extend(advice(&source)?);
+        let snapshot = hub_cache::snapshot(path)?;
+        let path = snapshot.as_deref().unwrap_or(path);
+        variant::check(&walk(path)?.0, variant)?;
+        let mut source = Self::open_component(path, path, variant)?.advised();
+        if snapshot.is_some() {
+            source.notes.insert(0, format!("the cache's snapshot {} was read", path.display()));
+        }
         Ok(source)
+    }
+
+    /// The model in a folder, into `home` or whose parts links may lead.
+    pub(super) fn open_component(folder: &Path, home: &Path, variant: Option<&str>) -> Result<Self> {
+        let (found, left_out) = walk_within(folder, home)?;
+        let source = open_files(found, left_out, variant)?;
+        if source.weights.is_empty() {
+            return Err(Error::parameter(
+                format!("{} holds no safetensors files", folder.display()),
+                "name a .safetensors file or the folder of a model, and convert other formats first",
+            ));
+        }
+        source.complete(folder)
+    }
+
+    /// With a note if little of it will be coded.
+    fn advised(mut self) -> Self {
+        self.notes.splice(0..0, little_to_code(&self.weights));
+        self
+    }
+
+    /// With checkpoints of other packages read as what they were made from, and with notes.
+    fn complete(mut self, root: &Path) -> Result<Self> {
+        dfloat11::import(&mut self, root)?;
+        self.check_names()?;
+        self.notes.extend(advice(&self)?);
+        Ok(self)
     }
 
     /// Tensor names are unique over all files, since a container finds tensors by name.
@@ -115,7 +155,7 @@ fn open_file(path: &Path) -> Result<Source> {
     let name = name.ok_or_else(|| {
         Error::parameter(format!("{} is no portable file name", path.display()), "rename the file")
     })?;
-    if name.ends_with(index::SUFFIX) {
+    if index::is_index(name) {
         return Err(Error::parameter(format!("{name} is an index and holds no weights"), "name its folder"));
     }
     if is_other_format(name) {
@@ -131,17 +171,21 @@ fn open_file(path: &Path) -> Result<Source> {
 /// A model is made of all its files: refuses what is there and cannot be read, and an index that
 /// was left out and is not hidden, since it tells which weights there are.
 fn check_readable(left_out: &[LeftOut]) -> Result<()> {
-    let is_lost = |file: &&LeftOut| {
-        file.reason == UNREADABLE || (file.reason != HIDDEN && file.path.ends_with(index::SUFFIX))
-    };
+    let is_lost =
+        |file: &&LeftOut| file.reason == UNREADABLE || (file.reason != HIDDEN && index::is_index(&file.path));
     let Some(LeftOut { path, reason }) = left_out.iter().find(is_lost) else { return Ok(()) };
     let remedy = "download the file again, or remove it if it is no part of the model";
     Err(Error::parameter(format!("{path:?}: {reason}"), remedy))
 }
 
-fn open_folder(root: &Path) -> Result<Source> {
-    let (found, mut left_out) = walk(root)?;
+/// A source of the files of a folder, which may have no weights.
+pub(super) fn open_files(
+    mut found: Vec<Found>,
+    mut left_out: Vec<LeftOut>,
+    variant: Option<&str>,
+) -> Result<Source> {
     check_readable(&left_out)?;
+    left_out.extend(variant::choose(&mut found, variant)?);
     let mut indexes = index::read_all(&found)?;
     // Their loader takes all files; an index, if there is one, knows only those that were not coded.
     let imported = dfloat11::folders(&found);
@@ -165,12 +209,6 @@ fn open_folder(root: &Path) -> Result<Source> {
             Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path.clone(), reason }),
         }
     }
-    if weights.is_empty() {
-        return Err(Error::parameter(
-            format!("{} holds no safetensors files", root.display()),
-            "name a .safetensors file or the folder of a model, and convert other formats first",
-        ));
-    }
     indexes.values().try_for_each(|index| index.check(&weights))?;
     left_out.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(Source { weights, side, left_out, notes: Vec::new() })
@@ -188,7 +226,7 @@ fn place(
     indexes: &BTreeMap<String, Index>,
     imported: &BTreeSet<String>,
 ) -> Place {
-    if file.path.ends_with(index::SUFFIX) && imported.contains(index::folder_of(&file.path)) {
+    if index::is_index(&file.path) && imported.contains(index::folder_of(&file.path)) {
         Place::LeftOut("an index of files that become one".to_owned())
     } else if named.contains(file.path.as_str()) {
         Place::Weights

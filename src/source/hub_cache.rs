@@ -14,6 +14,101 @@ use std::{
 
 use crate::{Error, Result};
 
+/// Where a model is that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Located {
+    /// A file or folder.
+    pub path: PathBuf,
+    /// The repository of the Hub that it is from, as `org/name`, if that is known.
+    pub repository: Option<String>,
+    /// Whether the repository was asked for by its name, and not by a path.
+    pub by_name: bool,
+}
+
+/// Finds a model by its path, or by the name of a repository (`org/name`, or `org/name@revision`)
+/// in the cache of the Hub, which is where `HF_HUB_CACHE` or `HF_HOME` say.
+///
+/// # Errors
+/// [`Error::Parameter`] for a repository that is not in the cache.
+pub fn locate(path: &Path) -> Result<Located> {
+    if path.exists() {
+        let repository = path.canonicalize().ok().and_then(|path| repository_of(&path));
+        return Ok(Located { path: path.to_owned(), repository, by_name: false });
+    }
+    let other = Located { path: path.to_owned(), repository: None, by_name: false };
+    let (Some(text), Some(cache)) = (path.to_str(), folder(|name| std::env::var_os(name))) else {
+        return Ok(other);
+    };
+    let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
+    if !is_repository(name) || revision.is_empty() || revision.contains("..") {
+        return Ok(other);
+    }
+    let entry = cache.join(format!("models--{}", name.replace('/', "--")));
+    if let Some(path) = entry.is_dir().then(|| of_revision(&entry, revision, text)).transpose()? {
+        return Ok(Located { path, repository: Some(name.to_owned()), by_name: true });
+    }
+    // What is in a folder that exists is more likely a path with a mistake.
+    let is_path = Path::new(name).parent().is_some_and(|parent| parent != Path::new("") && parent.exists());
+    if is_path || !name.contains('/') {
+        return Ok(other);
+    }
+    let problem =
+        format!("{text} is no path here, and the cache of the Hub ({}) has no such model", cache.display());
+    Err(Error::parameter(problem, format!("fetch it: {}", fetch(name, revision))))
+}
+
+fn fetch(name: &str, revision: &str) -> String {
+    let revision = if revision == "main" { String::new() } else { format!(" --revision {revision}") };
+    format!("hf download {name}{revision}")
+}
+
+/// The part of an entry that is a revision.
+fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
+    if revision == "main" {
+        return Ok(entry.to_owned());
+    }
+    let commit = fs::read_to_string(entry.join("refs").join(revision)).unwrap_or_default();
+    let commits = [commit.trim(), revision].map(|commit| entry.join("snapshots").join(commit));
+    let found = commits.into_iter().find(|path| path.is_dir() && !path.ends_with("snapshots"));
+    found.ok_or_else(|| {
+        let name = text.split('@').next().unwrap_or(text);
+        let problem = format!("the cache of the Hub has another revision of {name}, and not {revision}");
+        Error::parameter(problem, format!("fetch it: {}", fetch(name, revision)))
+    })
+}
+
+/// Where the cache is, given the environment.
+fn folder(get: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
+    let get = |name| get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(cache) = get("HF_HUB_CACHE").or_else(|| get("HUGGINGFACE_HUB_CACHE")) {
+        return Some(cache);
+    }
+    let home = get("HF_HOME").or_else(|| {
+        let caches = get("XDG_CACHE_HOME").or_else(|| Some(get("HOME")?.join(".cache")));
+        caches.map(|caches| caches.join("huggingface"))
+    });
+    home.map(|home| home.join("hub"))
+}
+
+/// Whether text reads as the name of a repository.
+fn is_repository(name: &str) -> bool {
+    let is_word = |part: &str| {
+        let is_known = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
+        !part.is_empty() && part.chars().all(is_known) && !part.starts_with('.') && !part.contains("--")
+    };
+    let parts: Vec<&str> = name.split('/').collect();
+    parts.len() <= 2 && parts.iter().all(|part| is_word(part))
+}
+
+/// The repository of a path in a cache.
+fn repository_of(path: &Path) -> Option<String> {
+    let mut names = path.iter().rev().filter_map(|name| name.to_str());
+    let (org, name) = names.find_map(|name| name.strip_prefix("models--"))?.split_once("--")?;
+    let repository = format!("{org}/{name}");
+    is_repository(&repository).then_some(repository)
+}
+
 /// The snapshot of an entry's root: that of `refs/main`, else the only one; `None` for any other folder.
 ///
 /// # Errors
@@ -52,5 +147,41 @@ pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
                 format!("name one: {}", names.join(", ")),
             ))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, ffi::OsString};
+
+    use super::*;
+
+    #[test]
+    fn the_environment_tells_where_the_cache_is() {
+        let of = |variables: &[(&str, &str)]| {
+            let variables: BTreeMap<_, _> = variables.iter().copied().collect();
+            let found = folder(|name| variables.get(name).map(OsString::from));
+            found.map(|path| path.to_str().unwrap().to_owned())
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[("HOME", "/h")]).as_deref(), Some("/h/.cache/huggingface/hub"));
+        assert_eq!(of(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]).as_deref(), Some("/x/huggingface/hub"));
+        assert_eq!(of(&[("HOME", "/h"), ("HF_HOME", "/f")]).as_deref(), Some("/f/hub"));
+        assert_eq!(of(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")]).as_deref(), Some("/c"));
+        assert_eq!(of(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]).as_deref(), Some("/f/hub"));
+    }
+
+    #[test]
+    fn names_of_repositories() {
+        for name in ["org/name", "meta-llama/Llama-3.1-8B", "gpt2", "a_b/c.d"] {
+            assert!(is_repository(name), "{name}");
+        }
+        for name in ["", "/a", "a/", "a/b/c", "../a", "./a", "a b/c", "a--b/c", "~/a"] {
+            assert!(!is_repository(name), "{name}");
+        }
+        let path = Path::new("/c/models--org--a-name/snapshots/0123");
+        assert_eq!(repository_of(path).as_deref(), Some("org/a-name"));
+        assert_eq!(repository_of(Path::new("/c/models--gpt2")), None);
+        assert_eq!(repository_of(Path::new("/c/model")), None);
     }
 }

@@ -4,13 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::Deserialize;
 
-use super::{folder::MAX_SIDE_BYTES, safetensors::WeightsFile, unique::Unique, walk::Found};
+use super::{folder::MAX_SIDE_BYTES, safetensors::WeightsFile, unique::Unique, variant, walk::Found};
 use crate::{Error, Result, io::read_regular, paths::check_path};
 
 /// How the name of an index ends.
-pub(super) const SUFFIX: &str = ".safetensors.index.json";
+const SUFFIX: &str = ".safetensors.index.json";
 /// The index that counts where a folder has several: the one that the transformers library looks for.
 const DEFAULT: &str = "model.safetensors.index.json";
+
+/// Whether a path is that of an index, also of a variant.
+pub(super) fn is_index(path: &str) -> bool {
+    path.ends_with(SUFFIX) || variant::is_index(path)
+}
 
 /// An index, with every path relative to the source.
 pub(super) struct Index {
@@ -78,7 +83,7 @@ impl Index {
 /// The index that counts for each folder that has one, keyed by the folder with its trailing `/`.
 pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
     let mut candidates = BTreeMap::<&str, Vec<&Found>>::new();
-    for file in found.iter().filter(|file| file.path.ends_with(SUFFIX)) {
+    for file in found.iter().filter(|file| is_index(&file.path)) {
         candidates.entry(folder_of(&file.path)).or_default().push(file);
     }
     let choose = |(folder, files): (&str, Vec<&Found>)| {
@@ -102,6 +107,6 @@ pub(crate) fn folder_of(path: &str) -> &str {
 
 /// Weights files that the indexes of a folder name. Indexes that cannot be read name none.
 pub(crate) fn named_files(found: &[Found]) -> BTreeSet<String> {
-    let indexes = found.iter().filter(|file| file.path.ends_with(SUFFIX));
+    let indexes = found.iter().filter(|file| is_index(&file.path));
     indexes.filter_map(|file| Index::read(file).ok()).flat_map(|index| index.files.into_keys()).collect()
 }

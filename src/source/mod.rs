@@ -7,13 +7,17 @@ pub mod group;
 mod header;
 mod hub_cache;
 mod index;
+mod pipeline;
 mod safetensors;
 mod unique;
+mod variant;
 mod walk;
 
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
 pub use group::{Block, Item, group};
 pub(crate) use header::{Header, HeaderTensor};
+pub use hub_cache::{Located, locate};
 pub(crate) use index::{folder_of, named_files};
+pub use pipeline::{Component, Sources};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
 pub(crate) use walk::{Found, HIDDEN, leads_out, walk};

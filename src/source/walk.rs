@@ -50,11 +50,16 @@ impl Found {
 /// they may form a circle. Hidden files and folders are passed over: `.git` and `.cache` are no part of a
 /// model, and `.env` must not end up in a container.
 pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
+    walk_within(root, root)
+}
+
+/// As [`walk`], with links that may lead into `home`, which holds `root`.
+pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     let mut walk = Walk {
         found: Vec::new(),
         left_out: Vec::new(),
         folders: vec![(root.to_owned(), String::new())],
-        homes: homes(root),
+        homes: homes(home),
     };
     while let Some((folder, prefix)) = walk.folders.pop() {
         for entry in fs::read_dir(&folder).map_err(|source| Error::io("listing", &folder, source))? {

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, path::Path};
 use super::{
     analysis::{self, FileAnalysis},
     blocks::Blocks,
-    config, encode,
-    folder::OutputFolder,
+    card, config, encode,
+    folder::{OutputFolder, Part},
     input::{Input, Side},
-    options::{CompressOptions, Layout},
+    options::{CompressOptions, Layout, check_metadata},
     output::{ClosedOutput, Output},
     plan::{Contents, Plan},
     rename::check_absent,
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     Error, Model, OpenOptions, Result, format,
-    open::{Cpu, Level},
-    paths::{PathTree, ends_as_container, is_container},
+    open::{Cpu, Level, Models, card::card_path, list_of_components},
+    paths::{PIPELINE, PathTree, ends_as_container, is_container},
     progress::{Observer, Stage},
-    source::Source,
+    source::{Component, Source, Sources},
 };
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
@@ -58,8 +58,42 @@ pub fn compress(
     options: &CompressOptions,
     observer: &dyn Observer,
 ) -> Result<Report> {
-    check_absent(out, options.overwrite)?;
-    write(&Input::of_source(source).with_options(options)?, out, options, observer)
+    Ok(one(write(vec![alone(Input::of_source(source))], out, options, observer)?))
+}
+
+/// As [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if it
+/// had been compressed into its subfolder; files that belong to none lie where they did and are
+/// recorded in `pipeline.df11`, which lists the components too. Returns a report for each, in the
+/// order of [`Sources::components`].
+///
+/// # Errors
+/// As [`compress`], and [`Error::Parameter`] where a pipeline is to become a single container.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::demo::tiny_checkpoint(folder.path())?;
+/// # let out = folder.path().join("out");
+/// let sources = df11::Sources::open(&path, None)?;
+/// let reports = df11::compress_all(&sources, &out, &df11::CompressOptions::default(), &())?;
+/// for (component, report) in sources.components().iter().zip(&reports) {
+///     println!("{}: {:.1} %", component.folder, 100.0 * report.ratio());
+/// }
+/// println!("{} bytes in all", df11::Report::sum(&reports).stored_bytes);
+/// # Ok(())
+/// # }
+/// ```
+pub fn compress_all(
+    sources: &Sources,
+    out: &Path,
+    options: &CompressOptions,
+    observer: &dyn Observer,
+) -> Result<Vec<Report>> {
+    let inputs = sources.components().iter().map(|component| {
+        let input = Input::of_source(&component.model);
+        Component::new(component.folder.as_str(), input)
+    });
+    write(inputs.collect(), out, options, observer)
 }
 
 /// Writes what another layout would have made of the same checkpoint: the same files, names and hashes, byte for byte what [`compress`] makes of
@@ -91,21 +125,100 @@ pub fn convert(
     options: &CompressOptions,
     observer: &dyn Observer,
 ) -> Result<Report> {
-    check_absent(out, options.overwrite)?;
     check_outside(model, out)?;
-    write(&Input::of_model(model)?.with_options(options)?, out, options, observer)
+    Ok(one(write(vec![alone(Input::of_model(model)?)], out, options, observer)?))
 }
 
-fn write(
-    input: &Input<'_>,
+/// As [`convert`], of all models at a path; see [`compress_all`].
+///
+/// # Errors
+/// As [`convert`] and [`compress_all`], and [`Error::Parameter`] where components are missing.
+pub fn convert_all(
+    models: &Models,
     out: &Path,
     options: &CompressOptions,
     observer: &dyn Observer,
-) -> Result<Report> {
+) -> Result<Vec<Report>> {
+    models.check_complete()?;
+    let inputs = models.components().iter().map(|component| {
+        check_outside(&component.model, out)?;
+        Ok(Component::new(component.folder.as_str(), Input::of_model(&component.model)?))
+    });
+    write(inputs.collect::<Result<_>>()?, out, options, observer)
+}
+
+fn alone(input: Input<'_>) -> Component<Input<'_>> {
+    Component::new("", input)
+}
+
+fn one(reports: Vec<Report>) -> Report {
+    reports.into_iter().next().expect("a report for each model")
+}
+
+/// Writes one model, or the components of a pipeline, of which the last one has no weights.
+fn write(
+    mut inputs: Vec<Component<Input<'_>>>,
+    out: &Path,
+    options: &CompressOptions,
+    observer: &dyn Observer,
+) -> Result<Vec<Report>> {
+    check_absent(out, options.overwrite)?;
     let passes = if options.verify { 2 } else { 1 };
-    let compressor = Compressor::new(input, options.layout, observer);
-    observer.begin(compressor.analysed_bytes() + passes * input.tensor_bytes());
-    if is_container(out) { compressor.single(out, options) } else { compressor.folder(out, options) }
+    let mut bytes = 0;
+    for Component { model, .. } in &mut inputs {
+        model.add_options(options)?;
+        let analysed: u64 = model.weights.iter().map(|file| analysis::bytes(file, options.layout)).sum();
+        bytes += analysed + passes * model.tensor_bytes();
+    }
+    observer.begin(bytes);
+    if !is_container(out) {
+        return write_folder(inputs, out, options, observer);
+    }
+    match &inputs[..] {
+        [input] => Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?]),
+        _ => Err(Error::parameter(
+            "a pipeline is several models, and one container holds one",
+            "name a folder as output: a name that does not end in .df11",
+        )),
+    }
+}
+
+/// Fills a folder with the containers and side files of all models.
+fn write_folder(
+    inputs: Vec<Component<Input<'_>>>,
+    out: &Path,
+    options: &CompressOptions,
+    observer: &dyn Observer,
+) -> Result<Vec<Report>> {
+    let is_pipeline = inputs.len() > 1;
+    let mut paths = Vec::new();
+    for input in &inputs {
+        let shards = shard_paths(&input.model, is_pipeline)?;
+        check_outputs(&input.model, &shards)?;
+        let side = input.model.side.iter().map(|side| side.path.clone());
+        paths.extend(side.chain(shards).map(|path| input.path_of(&path)));
+    }
+    let earlier = options.overwrite.then(|| Earlier::of(paths));
+    let folder = OutputFolder::create(out, earlier)?;
+    let own = inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
+    let own: Vec<String> = own.map(|side| side.path.clone()).collect();
+    let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
+    for Component { folder: name, model: mut input } in inputs {
+        if is_pipeline && name.is_empty() {
+            input.metadata.extend([list_of_components(&identities)]);
+            check_metadata(&input.metadata)?;
+        }
+        let compressor = Compressor::new(&input, options.layout, observer);
+        let (report, identity) = compressor.folder(&folder.part(&name), options, is_pipeline)?;
+        reports.push(report.of_component(&name));
+        identities.insert(name, blake3::Hash::from_bytes(identity).to_hex().to_string());
+    }
+    let card = options.card.as_ref().zip(card_path(&own));
+    if let (Some((card, path)), Some(identity)) = (card, identities.get("")) {
+        card::write(&folder, out, path, card, &reports, identity)?;
+    }
+    folder.finish()?;
+    Ok(reports)
 }
 
 /// The weights files, by index, and the side files of one container.
@@ -134,6 +247,9 @@ impl<'a> Compressor<'a> {
         let (side, metadata) = (&*self.input.side, Some(&self.input.metadata));
         if single {
             return vec![ShardSource { weights: files.collect(), side, beside: &[], metadata }];
+        }
+        if files.is_empty() {
+            return vec![ShardSource { weights: Vec::new(), side: &[], beside: side, metadata }];
         }
         let shard = |file| {
             let weights = vec![file];
@@ -197,13 +313,15 @@ impl<'a> Compressor<'a> {
         Ok(report)
     }
 
-    fn folder(&self, out: &Path, options: &CompressOptions) -> Result<Report> {
-        let paths = shard_paths(self.input)?;
+    /// Fills a folder, or a part of one. Returns the model's identity too.
+    fn folder(
+        &self,
+        folder: &Part<'_>,
+        options: &CompressOptions,
+        in_pipeline: bool,
+    ) -> Result<(Report, [u8; 32])> {
+        let paths = shard_paths(self.input, in_pipeline)?;
         let mut report = Report::new(self.input, false);
-        check_outputs(self.input, &paths)?;
-        let side = self.input.side.iter().map(|side| side.path.clone());
-        let earlier = options.overwrite.then(|| Earlier::of(side.chain(paths.iter().cloned())));
-        let folder = OutputFolder::create(out, earlier)?;
         let mut outputs = Vec::new();
         for (shard, path) in self.shards(false).iter().zip(&paths) {
             outputs.push(self.write(shard, &folder.path_of(path)?, &mut report)?.close());
@@ -215,12 +333,11 @@ impl<'a> Compressor<'a> {
             output.seal(index as u64, count, identity)?;
             output.finish(false)?;
         }
-        config::write_side_files(self.input, &folder)?;
+        config::write_side_files(self.input, folder)?;
         if options.verify {
-            self.verify(folder.path(), count)?;
+            self.verify(&folder.path(), count)?;
         }
-        folder.finish()?;
-        Ok(report)
+        Ok((report, identity))
     }
 
     /// Decodes and compares all, and counts what is there against what went in: shards, files and
@@ -228,7 +345,10 @@ impl<'a> Compressor<'a> {
     fn verify(&self, path: &Path, shards: u64) -> Result<()> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
-        let model = OpenOptions::new().memory_map(false).open(path)?;
+        let models = OpenOptions::new().memory_map(false).open_all(path)?;
+        // Of a pipeline, what belongs to no component; the others were verified when they were
+        // written.
+        let model = &models.components().last().expect("a model").model;
         let found = model.verify_stage(Level::Full, &Cpu, self.observer)?;
         let weights = &self.input.weights;
         let tensors: u64 = weights.iter().map(|weights| weights.file.tensors.len() as u64).sum();
@@ -246,12 +366,6 @@ impl<'a> Compressor<'a> {
 /// Refuses files of which one would take the place of another in a folder of containers.
 fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
     let remedy = "write one file: give the output a name that ends in .df11";
-    if input.weights.is_empty() {
-        return Err(Error::parameter(
-            "the model has no weights file, so a folder would hold nothing",
-            remedy,
-        ));
-    }
     if let Some(hidden) = shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.'))) {
         let problem = format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
         return Err(Error::parameter(problem, remedy));
@@ -290,11 +404,18 @@ fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
     files.iter().map(|file| Ok((file, file.hash()?))).collect()
 }
 
-/// Where the container of each weights file goes in a folder.
+/// Where the container of each weights file goes in a folder; of a pipeline's files without
+/// weights, where their one container goes.
 ///
 /// # Errors
-/// [`Error::Parameter`] where two would have one path.
-fn shard_paths(input: &Input<'_>) -> Result<Vec<String>> {
+/// [`Error::Parameter`] where two would have one path, or there is none.
+pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<String>> {
+    if input.weights.is_empty() {
+        let problem = "the model has no weights file, so a folder would hold nothing";
+        let remedy = "write one file: give the output a name that ends in .df11";
+        let alone = || Error::parameter(problem, remedy);
+        return in_pipeline.then(|| vec![PIPELINE.to_owned()]).ok_or_else(alone);
+    }
     let mut owners = BTreeMap::new();
     let mut paths = Vec::new();
     for weights in &input.weights {

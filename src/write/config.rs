@@ -4,7 +4,7 @@
 //! the recorded hash. So that every original comes back, one that begins with the mark itself gets another, which
 //! JSON reads as one.
 
-use super::{folder::OutputFolder, input::Input};
+use super::{folder::Part, input::Input};
 use crate::{
     Result,
     open::beside::{MARK, MARKED_NAME, place},
@@ -30,7 +30,7 @@ fn mark(config: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Puts the side files beside the containers, each configuration with its mark.
-pub(super) fn write_side_files(input: &Input<'_>, folder: &OutputFolder) -> Result<()> {
+pub(super) fn write_side_files(input: &Input<'_>, folder: &Part<'_>) -> Result<()> {
     for side in &input.side {
         if is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
             let config = side.bytes()?;

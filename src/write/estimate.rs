@@ -1,17 +1,23 @@
 //! What compression would make: the way to the plan, and no further.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
     analysis::{self, FileAnalysis},
-    compress::{Compressor, ShardSource, shard_path},
+    compress::{Compressor, ShardSource, shard_paths},
     input::Input,
     options::Layout,
     outline::{self, Draft},
     plan::Plan,
     report::Report,
 };
-use crate::{Error, Model, Result, paths::is_container, progress::Observer, source::Source};
+use crate::{
+    Error, Model, Result,
+    open::list_of_components,
+    paths::is_container,
+    progress::Observer,
+    source::{Component, Source, Sources},
+};
 
 /// What [`compress`](super::compress()) would make, without making it: the first pass alone, and exact sizes.
 ///
@@ -19,9 +25,38 @@ use crate::{Error, Model, Result, paths::is_container, progress::Observer, sourc
 /// As [`compress`](super::compress()), but for writing.
 pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Estimate> {
     let input = Input::of_source(source);
-    let compressor = Compressor::new(&input, layout, observer);
-    observer.begin(compressor.analysed_bytes());
-    Estimate::new(&compressor, out, |shard| compressor.analyse(shard))
+    Estimate::read(&input, out, false, layout, observer)
+}
+
+/// As [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
+/// them: an estimate for each. With `exponent_bits` no weight is read, as by [`estimate_headers`].
+///
+/// # Errors
+/// As [`estimate`], or [`estimate_headers`].
+pub fn estimate_all(
+    sources: &Sources,
+    out: &Path,
+    layout: Layout,
+    exponent_bits: Option<f64>,
+    observer: &dyn Observer,
+) -> Result<Vec<Estimate>> {
+    let in_pipeline = sources.is_pipeline();
+    let mut identities = BTreeMap::new();
+    let estimates = sources.components().iter().map(|Component { folder, model, .. }| {
+        let mut input = Input::of_source(model);
+        if in_pipeline && folder.is_empty() {
+            input.metadata.extend([list_of_components(&identities)]);
+        }
+        // Of the length of an identity, which is known when all is written.
+        identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
+        let out = if folder.is_empty() { out.to_owned() } else { out.join(folder) };
+        let Estimate { report, drafts } = match exponent_bits {
+            None => Estimate::read(&input, &out, in_pipeline, layout, observer),
+            Some(bits) => Estimate::assumed(&input, &out, in_pipeline, layout, bits),
+        }?;
+        Ok(Estimate { report: report.of_component(folder), drafts })
+    });
+    estimates.collect()
 }
 
 /// As [`estimate`], but no weight is read, so that the safetensors headers alone need to be there: codes are assumed to take
@@ -30,19 +65,7 @@ pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Obse
 /// # Errors
 /// As [`estimate`], and [`Error::Parameter`] where the bits are not within 1 to 8.
 pub fn estimate_headers(source: &Source, out: &Path, layout: Layout, exponent_bits: f64) -> Result<Estimate> {
-    if !(1.0..=8.0).contains(&exponent_bits) {
-        let problem = format!("{exponent_bits} bits for the code of an exponent");
-        return Err(Error::parameter(problem, "name some from 1 to 8; trained models have 2.6 to 2.7"));
-    }
-    let input = Input::of_source(source);
-    let compressor = Compressor::new(&input, layout, &());
-    let mut estimate = Estimate::new(&compressor, out, |shard| {
-        let files = shard.weights.iter().map(|&file| &input.weights[file]);
-        files.map(|file| analysis::assume(file, layout, exponent_bits)).collect()
-    })?;
-    let note = format!("no weight was read: codes of {exponent_bits} bits a weight are assumed");
-    estimate.report.notes.push(note);
-    Ok(estimate)
+    Estimate::assumed(&Input::of_source(source), out, false, layout, exponent_bits)
 }
 
 /// What compression would make.
@@ -54,23 +77,62 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// By the first pass.
+    fn read(
+        input: &Input<'_>,
+        out: &Path,
+        in_pipeline: bool,
+        layout: Layout,
+        observer: &dyn Observer,
+    ) -> Result<Self> {
+        let compressor = Compressor::new(input, layout, observer);
+        observer.begin(compressor.analysed_bytes());
+        Self::new(&compressor, out, in_pipeline, |shard| compressor.analyse(shard))
+    }
+
+    /// By headers, with codes of this length.
+    fn assumed(
+        input: &Input<'_>,
+        out: &Path,
+        in_pipeline: bool,
+        layout: Layout,
+        exponent_bits: f64,
+    ) -> Result<Self> {
+        if !(1.0..=8.0).contains(&exponent_bits) {
+            let problem = format!("{exponent_bits} bits for the code of an exponent");
+            let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
+            return Err(Error::parameter(problem, remedy));
+        }
+        let compressor = Compressor::new(input, layout, &());
+        let mut estimate = Self::new(&compressor, out, in_pipeline, |shard| {
+            let files = shard.weights.iter().map(|&file| &input.weights[file]);
+            files.map(|file| analysis::assume(file, layout, exponent_bits)).collect()
+        })?;
+        let note = format!("no weight was read: codes of {exponent_bits} bits a weight are assumed");
+        estimate.report.notes.push(note);
+        Ok(estimate)
+    }
+
     fn new(
         compressor: &Compressor<'_>,
         out: &Path,
+        in_pipeline: bool,
         analyse: impl Fn(&ShardSource<'_>) -> Result<Vec<FileAnalysis>>,
     ) -> Result<Self> {
         let single = is_container(out);
+        let paths = if single {
+            vec![out.to_owned()]
+        } else {
+            let paths = shard_paths(compressor.input, in_pipeline)?;
+            paths.iter().map(|path| out.join(path)).collect()
+        };
         let mut report = Report::new(compressor.input, single);
         let mut drafts = Vec::new();
-        for shard in compressor.shards(single) {
-            let analyses = analyse(&shard)?;
-            let plan = Plan::new(&compressor.contents(&shard, &analyses)?)?;
+        for (shard, path) in compressor.shards(single).iter().zip(paths) {
+            let analyses = analyse(shard)?;
+            let plan = Plan::new(&compressor.contents(shard, &analyses)?)?;
             report.add(&plan, plan.file_length());
-            let file = &compressor.input.weights[shard.weights[0]].file;
-            drafts.push(Draft::new(
-                if single { out.to_owned() } else { out.join(shard_path(&file.path)) },
-                plan,
-            ));
+            drafts.push(Draft::new(path, plan));
         }
         Ok(Self { report, drafts })
     }

@@ -45,11 +45,14 @@ impl OutputFolder {
         self.temporary.folder.path()
     }
 
+    /// The part of the folder that belongs to one model: a folder in it, or all of it if the name
+    /// is empty.
+    pub(super) fn part(&self, name: &str) -> Part<'_> {
+        Part { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
+    }
+
     /// The place of a file in the folder, whose own folder is made.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] where a folder that has another name is found under this one.
-    pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
+    fn path_of(&self, relative: &str) -> Result<PathBuf> {
         check_path(relative)?;
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let mut folder = PathBuf::new();
@@ -64,24 +67,6 @@ impl OutputFolder {
             made.insert(folder.clone());
         }
         Ok(self.path().join(relative))
-    }
-
-    /// Creates a file in the folder.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] where one that has another name is found under this one, since the disk
-    /// takes both for the same.
-    pub(super) fn create_file(&self, relative: &str) -> Result<(File, PathBuf)> {
-        let path = self.path_of(relative)?;
-        let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
-        Ok((file, path))
-    }
-
-    /// Writes a file into the folder.
-    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
-        let (mut file, path) = self.create_file(relative)?;
-        let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        written.map_err(|error| Error::io("writing", &path, error))
     }
 
     /// Gives the folder its name, in place of an earlier output.
@@ -137,6 +122,45 @@ impl OutputFolder {
     }
 }
 
+/// The part of an output folder that one model fills; paths are relative to it.
+pub(super) struct Part<'a> {
+    folder: &'a OutputFolder,
+    prefix: String,
+}
+
+impl Part<'_> {
+    /// Where the part is until the folder is finished.
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.path().join(self.prefix.trim_end_matches('/'))
+    }
+
+    /// The place of a file, whose own folder is made.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where a folder that has another name is found under this one.
+    pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
+        self.folder.path_of(&format!("{}{relative}", self.prefix))
+    }
+
+    /// Creates a file.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where one that has another name is found under this one, since the disk
+    /// takes both for the same.
+    pub(super) fn create_file(&self, relative: &str) -> Result<(File, PathBuf)> {
+        let path = self.path_of(relative)?;
+        let file = File::create_new(&path).map_err(|error| creating(relative, &path, error))?;
+        Ok((file, path))
+    }
+
+    /// Writes a file.
+    pub(super) fn write(&self, bytes: &[u8], relative: &str) -> Result<()> {
+        let (mut file, path) = self.create_file(relative)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        written.map_err(|error| Error::io("writing", &path, error))
+    }
+}
+
 /// The error of a file or folder that cannot be made. All names of an output are different, so that
 /// one which exists is another name to this disk.
 fn creating(relative: &str, path: &Path, error: io::Error) -> Error {
@@ -163,12 +187,14 @@ mod tests {
             assert!(matches!(error, Error::Parameter { .. }), "{error}");
             assert!(error.to_string().contains("another name"), "{error}");
         };
-        folder.write(b"lower", "a/config.json").unwrap();
-        folder.write(b"more", "a/more.json").unwrap();
-        refused(folder.write(b"upper", "a/config.json"));
+        let (all, part) = (folder.part(""), folder.part("a"));
+        all.write(b"lower", "a/config.json").unwrap();
+        part.write(b"more", "more.json").unwrap();
+        refused(all.write(b"upper", "a/config.json"));
+        refused(part.write(b"upper", "config.json"));
         fs::create_dir(folder.path().join("B")).unwrap();
-        refused(folder.write(b"x", "B/x"));
-        refused(folder.write(b"x", "a/config.json/x"));
+        refused(all.write(b"x", "B/x"));
+        refused(all.write(b"x", "a/config.json/x"));
         assert_eq!(fs::read(folder.path().join("a/config.json")).unwrap(), b"lower");
         folder.finish().unwrap();
         assert!(place.path().join("out/a/more.json").is_file());

@@ -13,7 +13,7 @@ use std::{
 use blake3::Hasher;
 
 use super::{
-    folder::OutputFolder,
+    folder::Part,
     options::{CompressOptions, check_key, check_metadata},
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
         original, wrong_hash,
     },
     paths::is_container,
-    source::{LeftOut, Source, SourceTensor, WeightsFile, walk},
+    source::{LeftOut, Source, SourceTensor, WeightsFile},
 };
 
 /// Everything that goes into a container.
@@ -86,11 +86,10 @@ impl<'a> Input<'a> {
     }
 
     /// Adds what the caller wants kept for runtimes.
-    pub(super) fn with_options(mut self, options: &CompressOptions) -> Result<Self> {
+    pub(super) fn add_options(&mut self, options: &CompressOptions) -> Result<()> {
         options.metadata.keys().try_for_each(|key| check_key(key))?;
         self.metadata.extend(options.metadata.clone());
-        check_metadata(&self.metadata)?;
-        Ok(self)
+        check_metadata(&self.metadata)
     }
 
     /// Bytes of all tensors.
@@ -202,8 +201,7 @@ impl<'a> Decoded<'a> {
 
 /// Files in the folder of a model that no container records; they are no part of it.
 fn bystanders(model: &Model) -> Result<Vec<LeftOut>> {
-    let Some(root) = model.folder() else { return Ok(Vec::new()) };
-    let (found, mut left_out) = walk(root)?;
+    let (found, mut left_out) = model.walk()?;
     let recorded: Vec<&str> =
         beside::recorded(model).map(|(shard, file)| path_of(shard, &shard.directory().files[file])).collect();
     let strange = found.into_iter().filter(|file| {
@@ -325,7 +323,7 @@ impl<'a> Side<'a> {
     }
 
     /// Puts it into a folder.
-    pub(super) fn write_into(&self, folder: &OutputFolder) -> Result<()> {
+    pub(super) fn write_into(&self, folder: &Part<'_>) -> Result<()> {
         let (mut target, path) = folder.create_file(&self.path)?;
         self.read(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", &path, error)))?;
         target.sync_all().map_err(|error| Error::io("syncing", &path, error))

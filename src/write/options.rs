@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::card::Card;
 use crate::{
     Error, Result,
     constants::{MAX_KEY_BYTES, MAX_METADATA_BYTES, MAX_VALUE_BYTES},
@@ -43,16 +44,29 @@ pub struct CompressOptions {
     /// begins with the name of whoever uses it, and a dot: `example.com/tool` or `tool.setting`; the
     /// spec keeps those without a dot. They come on top of what a converted model has.
     pub metadata: BTreeMap<String, String>,
+    /// Write a model card into a folder: `README.md`, or `DF11.md` if the model has a file of that
+    /// name. It is no part of the model, and [`decompress`](super::decompress) leaves it out.
+    pub card: Option<Card>,
 }
 
 impl Default for CompressOptions {
     fn default() -> Self {
-        Self { layout: Layout::default(), overwrite: false, verify: true, metadata: BTreeMap::new() }
+        Self {
+            layout: Layout::default(),
+            overwrite: false,
+            verify: true,
+            metadata: BTreeMap::new(),
+            card: None,
+        }
     }
 }
 
 /// Checks that a key is one that anybody may set; keys without a dot belong to the spec.
 pub(super) fn check_key(key: &str) -> Result<()> {
+    if key.starts_with("df11.") {
+        let problem = format!("the metadata key {key:?} is one of this software's own");
+        return Err(Error::parameter(problem, "put another name before the dot, as in tool.setting"));
+    }
     let is_private = key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());
     if is_private {
         return Ok(());

@@ -1,7 +1,11 @@
 //! What may be replaced on a person's word: an earlier output. People mistype, and keep files where
 //! outputs are.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use super::compress::shard_path;
 use crate::{
@@ -10,8 +14,12 @@ use crate::{
         Directory,
         records::{FILE_BESIDE, FILE_WEIGHTS},
     },
-    open::beside::{self, Beside},
-    paths::{has_extension, is_container},
+    open::{
+        beside::{self, Beside},
+        card::is_card,
+        listed_components,
+    },
+    paths::{PIPELINE, has_extension, is_container},
 };
 
 const REMEDY: &str = "choose another output, or move that file away first";
@@ -78,55 +86,101 @@ impl Earlier {
         }
         let mut entries = Vec::new();
         list(folder, "", &mut entries)?;
-        let in_the_way = |path: &str, why: &str| {
-            let place = folder.join(path);
-            let problem = format!("{} is not part of an earlier output{why}", place.display());
-            Err(Error::parameter(problem, REMEDY))
-        };
+        if let Some(entry) = entries.iter().find(|entry| !entry.is_regular) {
+            return in_the_way(folder, &entry.path, ": it is neither a file nor a folder");
+        }
+        let mut containers: Vec<&str> = Vec::new();
+        if self.paths.iter().any(is_container) {
+            containers.extend(entries.iter().map(|entry| &*entry.path).filter(|path| is_container(path)));
+        }
         let mut recorded = BTreeSet::new();
-        let mut shards = BTreeSet::new();
-        let mut model_of_all = None;
-        for Entry { path, is_regular } in &entries {
-            if !*is_regular {
-                return in_the_way(path, ": it is neither a file nor a folder");
-            }
-            if !is_container(path) || !self.paths.iter().any(is_container) {
-                continue;
-            }
+        let listed = listed_in(folder);
+        for (part, containers) in parts(&containers) {
+            let identity = listed.get(part.trim_end_matches('/')).map(String::as_str);
+            self.recognise(folder, part, identity, &containers, &mut recorded)?;
+        }
+        let known =
+            |path: &String| self.paths.contains(path) || recorded.contains(path) || is_card(folder, path);
+        match entries.iter().find(|entry| !known(&entry.path)) {
+            Some(entry) => in_the_way(folder, &entry.path, ""),
+            None => Ok(()),
+        }
+    }
+
+    /// Finds out what the containers of one model record, which lie in the folder `part` (with a
+    /// `/` at its end) of an output: themselves, and the side files beside them. `listed` is the
+    /// identity of a component.
+    fn recognise(
+        &self,
+        folder: &Path,
+        part: &str,
+        listed: Option<&str>,
+        containers: &[&str],
+        recorded: &mut BTreeSet<String>,
+    ) -> Result<()> {
+        let root = folder.join(part);
+        let (mut shards, mut model_of_all) = (BTreeSet::new(), None);
+        for path in containers {
             // One that is damaged, or newer, is known by its name alone.
             let Ok(model) = OpenOptions::new().memory_map(false).open(folder.join(path)) else { continue };
             let directory = model.shards()[0].directory();
             let same = (model.identity(), model.shard_count());
-            if !is_shard_of_folder(directory, path)
-                || (may_be_alone(directory) && !self.paths.contains(path))
+            if !is_shard_of_folder(directory, &path[part.len()..])
+                || (listed.is_some() && listed != Some(model.identity().to_hex().as_str()))
+                || (listed.is_none() && may_be_alone(directory) && !self.paths.contains(*path))
                 || *model_of_all.get_or_insert(same) != same
                 || !shards.insert(directory.shard.shard_index.get())
             {
-                return in_the_way(path, ": it is no shard of the model whose containers are beside it");
+                let why = ": it is no shard of the model whose containers are beside it";
+                return in_the_way(folder, path, why);
             }
-            recorded.insert(path.clone());
+            recorded.insert((*path).to_owned());
             for file in directory.files.iter().filter(|file| file.kind == FILE_BESIDE) {
                 let side = directory.file_path(file);
                 // One that was edited since is nobody's to delete.
-                if matches!(beside::find(folder, side, file)?, Beside::Original(_) | Beside::Marked(_)) {
-                    recorded.insert(side.to_owned());
+                if matches!(beside::find(&root, side, file)?, Beside::Original(_) | Beside::Marked(_)) {
+                    recorded.insert(format!("{part}{side}"));
                 }
             }
         }
-        let known = |path: &String| self.paths.contains(path) || recorded.contains(path);
-        match entries.iter().find(|entry| !known(&entry.path)) {
-            Some(entry) => in_the_way(&entry.path, ""),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
+fn in_the_way(folder: &Path, path: &str, why: &str) -> Result<()> {
+    let place = folder.join(path);
+    let problem = format!("{} is not part of an earlier output{why}", place.display());
+    Err(Error::parameter(problem, REMEDY))
+}
+
+/// The components that an output lists; none where it is no pipeline.
+fn listed_in(folder: &Path) -> BTreeMap<String, String> {
+    let list = OpenOptions::new().memory_map(false).open(folder.join(PIPELINE));
+    let listed = list.ok().and_then(|list| listed_components(list.shards()[0].directory()).ok()?);
+    listed.unwrap_or_default()
+}
+
+/// The containers of each model of an output, by the folder of the model: those of a pipeline lie
+/// in folders of their own.
+fn parts<'a>(containers: &[&'a str]) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let is_pipeline = containers.contains(&PIPELINE);
+    let mut parts = BTreeMap::<&str, Vec<&str>>::new();
+    for path in containers {
+        let end = path.find('/').filter(|_| is_pipeline).map_or(0, |slash| slash + 1);
+        parts.entry(&path[..end]).or_default().push(path);
+    }
+    parts
+}
+
 /// Whether a container is what the writer of a folder puts at this path: one weights file, and side
-/// files beside it.
+/// files beside it; or none, where it lists the components of a pipeline.
 fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
     let mut stored = directory.files.iter().filter(|file| file.kind != FILE_BESIDE);
-    let (Some(file), None) = (stored.next(), stored.next()) else { return false };
-    file.kind == FILE_WEIGHTS && shard_path(directory.file_path(file)) == path
+    match (stored.next(), stored.next()) {
+        (Some(file), None) => file.kind == FILE_WEIGHTS && shard_path(directory.file_path(file)) == path,
+        (None, _) => path == PIPELINE && matches!(listed_components(directory), Ok(Some(_))),
+        _ => false,
+    }
 }
 
 /// Whether a container may as well be one by itself that somebody keeps in a folder.

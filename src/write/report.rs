@@ -1,7 +1,10 @@
 //! What compression came to.
 
+use std::collections::BTreeMap;
+
 use super::{input::Input, plan::Plan};
 use crate::{
+    Dtype,
     constants::ARRAY_ALIGNMENT,
     format::records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE},
     source::LeftOut,
@@ -28,6 +31,8 @@ pub struct Report {
     pub coded_tensors: u64,
     /// The number of tensors stored raw.
     pub raw_tensors: u64,
+    /// Bytes of the tensors stored raw, by dtype.
+    pub raw_bytes: BTreeMap<Dtype, u64>,
     /// The number of tensors stored as aliases.
     pub alias_tensors: u64,
     /// Weights in coded tensors.
@@ -65,7 +70,14 @@ impl Report {
         for tensor in &directory.tensors {
             match tensor.encoding.get() {
                 ENCODING_ALIAS => self.alias_tensors += 1,
-                ENCODING_RAW => self.raw_tensors += 1,
+                ENCODING_RAW => {
+                    self.raw_tensors += 1;
+                    if let Some(dtype) = Dtype::from_id(tensor.dtype.get()) {
+                        let arrays = directory.arrays[tensor.array_range()].iter();
+                        let bytes: u64 = arrays.map(|array| array.length.get()).sum();
+                        *self.raw_bytes.entry(dtype).or_default() += bytes;
+                    }
+                }
                 ENCODING_GAP | ENCODING_TILE => {
                     let arrays = &directory.arrays[tensor.array_range()];
                     self.coded_tensors += 1;
@@ -78,6 +90,39 @@ impl Report {
                 _ => {}
             }
         }
+    }
+
+    /// The report of several models together.
+    pub fn sum(reports: &[Self]) -> Self {
+        let mut sum = Self::default();
+        for one in reports {
+            sum.source_bytes += one.source_bytes;
+            sum.side_bytes += one.side_bytes;
+            sum.stored_bytes += one.stored_bytes;
+            sum.stored_side_bytes += one.stored_side_bytes;
+            sum.shards += one.shards;
+            sum.blocks += one.blocks;
+            sum.coded_tensors += one.coded_tensors;
+            sum.raw_tensors += one.raw_tensors;
+            for (dtype, bytes) in &one.raw_bytes {
+                *sum.raw_bytes.entry(*dtype).or_default() += bytes;
+            }
+            sum.alias_tensors += one.alias_tensors;
+            sum.coded_weights += one.coded_weights;
+            sum.coded_bytes += one.coded_bytes;
+            sum.entropy_bits += one.entropy_bits;
+            sum.left_out.extend(one.left_out.iter().cloned());
+            sum.notes.extend(one.notes.iter().cloned());
+        }
+        sum
+    }
+
+    /// The same with paths relative to the folder that holds this model's.
+    pub(super) fn of_component(mut self, folder: &str) -> Self {
+        for file in self.left_out.iter_mut().filter(|_| !folder.is_empty()) {
+            file.path = format!("{folder}/{}", file.path);
+        }
+        self
     }
 
     /// Bytes of the original files that the containers hold: weights files, and side files where they are inside.

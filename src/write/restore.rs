@@ -4,13 +4,14 @@ use std::{
     collections::BTreeSet,
     fs::File,
     io::{self, Write},
+    iter,
     path::Path,
 };
 
 use blake3::Hasher;
 
 use super::{
-    folder::OutputFolder,
+    folder::{OutputFolder, Part},
     rename::{self, check_absent},
     replace::{Earlier, check_file},
     temporary::{file_beside, parent_of},
@@ -20,13 +21,13 @@ use crate::{
     format::records::{FILE_BESIDE, FILE_WEIGHTS, FileRecord},
     io::{open_regular, write_all_at},
     open::{
-        Cpu, Decoder, FilePieces, Shard,
+        Cpu, Decoder, FilePieces, Models, Shard,
         beside::{self, Beside},
         hash,
     },
     paths::{is_container, is_safetensors},
     progress::{Observer, Stage, advance},
-    source::{Found, LeftOut, leads_out, walk},
+    source::{Found, LeftOut, leads_out},
 };
 
 /// Choices of [`decompress`].
@@ -78,7 +79,7 @@ impl DecompressOptions<'_> {
             let problem = format!("{} of the model's shards are open", model.shards().len());
             return Err(Error::parameter(problem, "open the folder that holds all of them"));
         }
-        let count = files(model).filter(|&(shard, file)| is_weights(shard, file)).count();
+        let count = weights(model).count();
         if is_safetensors(out) && count != 1 {
             let problem = format!("the model was made of {count} weights files");
             return Err(Error::parameter(problem, "name a folder as output"));
@@ -106,31 +107,96 @@ pub fn decompress(
     options: &DecompressOptions<'_>,
     observer: &dyn Observer,
 ) -> Result<Restored> {
-    options.check(model, out)?;
-    let weights: Vec<(&Shard, usize)> =
-        files(model).filter(|&(shard, file)| is_weights(shard, file)).collect();
-    let lengths = weights.iter().map(|&(shard, file)| shard.directory().files[file].length.get());
-    let length = lengths.fold(0, u64::saturating_add);
+    let restored = restore(&[("", model, options.decoder)], out, options, observer)?;
+    Ok(restored.into_iter().next().unwrap_or_default())
+}
+
+/// As [`decompress`], of all models at a path; those of a pipeline go to where they were in its
+/// folder, which appears when all of it is whole. Each is decoded by the decoder of its place in
+/// `decoders`, or by that of the options if there is none. Returns what was restored of each, with
+/// paths relative to the output.
+///
+/// # Errors
+/// As [`decompress`], and [`Error::Parameter`] where components are missing.
+pub fn decompress_all(
+    models: &Models,
+    out: &Path,
+    options: &DecompressOptions<'_>,
+    decoders: &[&dyn Decoder],
+    observer: &dyn Observer,
+) -> Result<Vec<Restored>> {
+    models.check_complete()?;
+    let decoders = decoders.iter().copied().chain(iter::repeat(options.decoder));
+    let parts = models.components().iter().zip(decoders);
+    let parts: Vec<ToRestore<'_>> =
+        parts.map(|(component, decoder)| (component.folder.as_str(), &component.model, decoder)).collect();
+    restore(&parts, out, options, observer)
+}
+
+/// The folder of a model, the model, and what decodes it.
+type ToRestore<'a> = (&'a str, &'a Model, &'a dyn Decoder);
+
+fn restore(
+    parts: &[ToRestore<'_>],
+    out: &Path,
+    options: &DecompressOptions<'_>,
+    observer: &dyn Observer,
+) -> Result<Vec<Restored>> {
+    let mut restorers = Vec::new();
+    for &(name, model, decoder) in parts {
+        options.check(model, out)?;
+        let done = Restored::default();
+        restorers.push(Restorer { name, model, decoder, options, observer, done });
+    }
+    let mut length = 0u64;
+    for restorer in &restorers {
+        length = length.saturating_add(restorer.check_weights()?);
+    }
     observer.begin(length);
     observer.enter(Stage::Decode);
-    // Lengths are claims until the tensors are found to cover the files.
-    for &(shard, file) in &weights {
-        FilePieces::new(shard, file, options.decoder)?;
+    if !is_safetensors(out) {
+        return restore_folder(restorers, out, options);
     }
-    let mut restorer = Restorer { model, options, observer, done: Restored::default() };
-    if is_safetensors(out) {
-        // One, as checked.
-        let (shard, file) = weights[0];
-        check_file(out)?;
-        check_space(out, length)?;
-        restorer.restore_alone(shard, file, out)?;
-        return Ok(restorer.done);
+    // One model, and one weights file of it, as checked.
+    let mut restorer = restorers.remove(0);
+    let (shard, file) = weights(restorer.model).next().expect("a weights file");
+    check_file(out)?;
+    check_space(out, length)?;
+    restorer.restore_alone(shard, file, out)?;
+    Ok(vec![restorer.done])
+}
+
+/// Fills a folder with the files of all models.
+fn restore_folder(
+    mut restorers: Vec<Restorer<'_>>,
+    out: &Path,
+    options: &DecompressOptions<'_>,
+) -> Result<Vec<Restored>> {
+    let mut bystanders = Vec::new();
+    let (mut paths, mut length) = (Vec::new(), 0u64);
+    for restorer in &mut restorers {
+        let found = restorer.bystanders()?;
+        let recorded = files(restorer.model).map(|(shard, file)| shard.directory().files[file].length.get());
+        let lengths = recorded.chain(found.iter().map(|found| found.length));
+        length = lengths.fold(length, u64::saturating_add);
+        paths.extend(restorer.paths(&found));
+        bystanders.push(found);
     }
-    restorer.restore_all(out)
+    check_space(out, length)?;
+    let folder = OutputFolder::create(out, options.overwrite.then(|| Earlier::of(paths)))?;
+    for (restorer, found) in restorers.iter_mut().zip(bystanders) {
+        restorer.restore_all(&folder.part(restorer.name), found)?;
+    }
+    folder.finish()?;
+    Ok(restorers.into_iter().map(Restorer::finish).collect())
 }
 
 fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
     model.shards().iter().flat_map(|shard| (0..shard.directory().files.len()).map(move |file| (shard, file)))
+}
+
+fn weights(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
+    files(model).filter(|&(shard, file)| is_weights(shard, file))
 }
 
 fn path_of(shard: &Shard, file: usize) -> &str {
@@ -141,30 +207,38 @@ fn is_weights(shard: &Shard, file: usize) -> bool {
     shard.directory().files[file].kind == FILE_WEIGHTS
 }
 
+/// What restores one model.
 struct Restorer<'a> {
+    /// Its folder in the output; empty for all of it.
+    name: &'a str,
     model: &'a Model,
+    decoder: &'a dyn Decoder,
     options: &'a DecompressOptions<'a>,
     observer: &'a dyn Observer,
     done: Restored,
 }
 
 impl Restorer<'_> {
+    /// Bytes of the weights files. Lengths are claims until tensors are found to cover the files.
+    fn check_weights(&self) -> Result<u64> {
+        let mut length = 0u64;
+        for (shard, file) in weights(self.model) {
+            FilePieces::new(shard, file, self.decoder)?;
+            length = length.saturating_add(shard.directory().files[file].length.get());
+        }
+        Ok(length)
+    }
+
     fn restore_alone(&mut self, shard: &Shard, file: usize, out: &Path) -> Result<()> {
         let output = file_beside(out)?;
         self.restore(shard, file, output.as_file(), out)?;
         rename::file(output, out, self.options.overwrite)
     }
 
-    fn restore_all(mut self, out: &Path) -> Result<Restored> {
-        let bystanders = self.bystanders()?;
-        let recorded = files(self.model).map(|(shard, file)| shard.directory().files[file].length.get());
-        let lengths = recorded.chain(bystanders.iter().map(|found| found.length));
-        check_space(out, lengths.fold(0, u64::saturating_add))?;
-        let earlier = self.options.overwrite.then(|| Earlier::of(self.paths(&bystanders)));
-        let folder = OutputFolder::create(out, earlier)?;
+    fn restore_all(&mut self, folder: &Part<'_>, bystanders: Vec<Found>) -> Result<()> {
         // Small files first: what is wrong with them shows at once.
         for (shard, file) in beside::recorded(self.model) {
-            self.restore_beside(shard, &shard.directory().files[file], &folder)?;
+            self.restore_beside(shard, &shard.directory().files[file], folder)?;
         }
         for (shard, file) in files(self.model) {
             if shard.directory().files[file].kind == FILE_BESIDE {
@@ -174,21 +248,38 @@ impl Restorer<'_> {
             self.restore(shard, file, &output, &path)?;
         }
         for found in bystanders {
-            self.done.bytes += copy(&found.file, &folder, &found.path, None)?;
+            self.done.bytes += copy(&found.file, folder, &found.path, None)?;
             self.done.unchecked.push(found.path);
         }
-        folder.finish()?;
-        Ok(self.done)
+        Ok(())
     }
 
-    /// Paths of all files that are restored or copied.
+    /// Paths of all files that are restored or copied, relative to the output.
     fn paths(&self, bystanders: &[Found]) -> Vec<String> {
-        let recorded = files(self.model).map(|(shard, file)| path_of(shard, file).to_owned());
-        recorded.chain(bystanders.iter().map(|found| found.path.clone())).collect()
+        let recorded = files(self.model).map(|(shard, file)| path_of(shard, file));
+        let all = recorded.chain(bystanders.iter().map(|found| found.path.as_str()));
+        all.map(|path| self.outer(path)).collect()
+    }
+
+    /// A path of the model, relative to the output.
+    fn outer(&self, path: &str) -> String {
+        if self.name.is_empty() { path.to_owned() } else { format!("{}/{path}", self.name) }
+    }
+
+    /// What was done, with paths relative to the output.
+    fn finish(mut self) -> Restored {
+        let mut done = std::mem::take(&mut self.done);
+        for paths in [&mut done.changed, &mut done.missing, &mut done.unchecked] {
+            for path in paths.iter_mut() {
+                *path = self.outer(path);
+            }
+        }
+        done.left_out.iter_mut().for_each(|file| file.path = self.outer(&file.path));
+        done
     }
 
     /// Copies a recorded side file, if it is the original or may be another one.
-    fn restore_beside(&mut self, shard: &Shard, record: &FileRecord, folder: &OutputFolder) -> Result<()> {
+    fn restore_beside(&mut self, shard: &Shard, record: &FileRecord, folder: &Part<'_>) -> Result<()> {
         let path = shard.directory().file_path(record);
         let root = self.model.folder();
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, path, record))? {
@@ -223,8 +314,7 @@ impl Restorer<'_> {
     /// Files in the folder of the model that no container records, without those that would take the
     /// place of one that is recorded, and without weights, which loaders could take for the model's.
     fn bystanders(&mut self) -> Result<Vec<Found>> {
-        let Some(root) = self.model.folder() else { return Ok(Vec::new()) };
-        let (found, left_out) = walk(root)?;
+        let (found, left_out) = self.model.walk()?;
         self.done.left_out = left_out;
         let recorded: BTreeSet<&str> = files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
         let beside: BTreeSet<&str> =
@@ -257,7 +347,7 @@ impl Restorer<'_> {
         };
         let mut hasher = Hasher::new();
         if is_weights(shard, file) {
-            let mut pieces = FilePieces::new(shard, file, self.options.decoder)?;
+            let mut pieces = FilePieces::new(shard, file, self.decoder)?;
             let mut buffer = Vec::new();
             // To hash while the next batch is written, as verification does while it is decoded, took longer on 16 cores.
             while let Some(batch) = pieces.next_batch(buffer, &write)? {
@@ -303,7 +393,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 }
 
 /// Copies a file into the folder, and compares its hash if one is known. Returns its length in bytes.
-fn copy(from: &Path, folder: &OutputFolder, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
+fn copy(from: &Path, folder: &Part<'_>, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
     let mut source = open_regular(from)?;
     let (mut target, to) = folder.create_file(path)?;
     let mut hasher = Hasher::new();

@@ -21,7 +21,7 @@ pub(crate) const CONSTANTS: [(&str, &str); 2] = [
 /// Likewise of the kernels that multiply, which are loaded when a matrix is asked for.
 pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
     "df11_linear_constants",
-    "1024,96,80,112,192,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,8,64,4,30,4,25,20,0,0,4,8,262144,4,16,16384,2048,640,2,2,3072",
+    "1024,96,80,112,192,96,32,0,4,1,8,2048,8,4,1024,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,0,0,8,64,4,30,4,25,20,0,0,4,8,262144,4,16,16384,2048,640,2,2,3072,0,17408,32768,16384,1024,32,320,4",
 );
 
 /// The stand-in's functions, by its source.

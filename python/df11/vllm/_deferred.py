@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .._engine import dtype_of, view_of
+from .._engine import CompressedTensor, Tensors, dtype_of, view_of
 
 _aten = torch.ops.aten
 _FILLS = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default)
@@ -61,9 +61,9 @@ class Piece(NamedTuple):
 class Source:
     """A tensor of a container."""
 
-    def __init__(self, container: Any, name: str) -> None:
-        self.container, self.name = container, name
-        self.stored = container[name]
+    def __init__(self, tensors: Tensors, name: str) -> None:
+        self.tensors, self.name = tensors, name
+        self.stored = tensors.container[name]
         self.shape = tuple(self.stored.shape)
         kind = dtype_of(self.stored)
         if kind is None:
@@ -84,6 +84,12 @@ class Source:
         """Whether windows of it can stay compressed."""
         tiles = self.stored.tiles if len(self.shape) > 1 else None
         return tiles is not None and tiles.columns == self.columns
+
+    def compressed(self) -> CompressedTensor:
+        """All of it, if it is in tiles."""
+        found = self.tensors[self.name]
+        assert isinstance(found, CompressedTensor)
+        return found
 
     def matrix_window(self, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
         """Some rows and columns, decoded by the CPU; of a matrix without the rest."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +23,13 @@ from .._engine import (
     TILE_ROWS,
     Bar,
     CompressedTensor,
-    Group,
     Item,
-    Place,
     Residence,
-    Weight,
-    item,
+    Tensors,
     on_cpu,
     pack_rows,
-    tiles_around,
     upload,
+    why_ordinary,
 )
 from ._config import Df11Config
 from ._deferred import Piece, Source, Target
@@ -54,7 +50,7 @@ class _Entry:
     layers: list[tuple[nn.Module, str]]
     name: str
     item: Item | None = None
-    container: Any = None
+    tensors: Tensors | None = None
     #: Why it cannot stay as it is stored.
     repacked_because: str | None = None
 
@@ -116,21 +112,14 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
     sources = [piece.values for piece in pieces if isinstance(piece.values, Source)]
     if len(sources) < len(pieces) or any(p.columns != target.columns for p in pieces):
         return False
-    if len({id(source.container) for source in sources}) != 1 or target.dtype != torch.bfloat16:
+    if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
         return False
-    entry.container = sources[0].container
-    parts, tiles = _parts(pieces)
-    weight = Weight(
-        [Place(*entry.name.rsplit(".", 1))],
-        target.shape if rows == target.rows else (rows, target.columns),
-        torch.bfloat16,
-        [],
-        make=lambda: _rows(target, pieces, 0, rows, _CPU),
-        tensors=list(dict.fromkeys(source.name for source in sources)),
-        parts=(parts, tiles),
-    )
-    entry.item = item(weight, entry.container, on_gpu)
-    if not all(part.is_aligned for _, part in parts):
+    entry.tensors = sources[0].tensors
+    shape = target.shape if rows == target.rows else (rows, target.columns)
+    value = _stacked(pieces, shape)
+    entry.item = Item(entry.name, value, list(dict.fromkeys(source.name for source in sources)))
+    entry.item.reason = why_ordinary(entry.item, entry.tensors.container, False, on_gpu)
+    if not all(part.is_aligned for part in value.parts):
         entry.repacked_because = (
             f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
         )
@@ -138,24 +127,25 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
         entry.repacked_because = "experts are multiplied in the fast layout"
     if entry.repacked_because is not None and on_gpu and entry.item.reason == SMALL:
         # Tiles around a slice are larger than what it is packed into.
-        is_smaller = entry.item.nbytes("fast") < weight.nbytes
+        is_smaller = entry.item.nbytes("fast") < entry.item.nbytes("ordinary")
         entry.item.reason = None if is_smaller else SMALL
     return True
 
 
-def _parts(pieces: list[Piece]) -> tuple[list[Any], dict[str, Any]]:
-    """Windows of tiles, and these tiles: cut out of tensors of which only some are needed."""
-    parts: list[Any] = []
-    tiles: dict[str, Any] = {}
+def _stacked(pieces: list[Piece], shape: tuple[int, ...]) -> CompressedTensor:
+    """Windows of a container's tensors below each other, as a tensor in the container."""
+    arrays, parts = [], []
     for piece in pieces:
         assert isinstance(piece.values, Source)
-        stored = piece.values.stored
-        key, cut, part = tiles_around(
-            piece.values.name, stored.tiles, piece.source_rows, piece.source_columns
+        whole = piece.values.compressed()
+        (top, bottom), (left, right) = piece.source_rows, piece.source_columns
+        arrays += whole.arrays
+        parts.append(
+            whole.parts[0]._replace(
+                row_begin=top, row_end=bottom, column_begin=left, column_end=right
+            )
         )
-        parts.append((key, part))
-        tiles.setdefault(key, cut)
-    return parts, tiles
+    return CompressedTensor(arrays, parts, shape)
 
 
 # ---- residence ----
@@ -165,9 +155,9 @@ def _grouped(entries: list[_Entry], on_gpu: bool, exact: bool) -> list[_Groups]:
     """By blocks of their containers, in the order in which these are stored."""
     groups: dict[tuple[int, str], _Groups] = {}
     for entry in entries:
-        assert entry.item is not None
-        block = entry.container[entry.item.weight.tensors[0]].block
-        group = groups.setdefault((id(entry.container), block), _Groups())
+        assert entry.item is not None and entry.tensors is not None
+        block = entry.tensors.container[entry.item.sources[0]].block
+        group = groups.setdefault((id(entry.tensors), block), _Groups())
         # What is decoded can be any window, and experts as they are stored.
         is_decoded = not on_gpu or (exact and len(entry.target.shape) > 2)
         repacked = entry.repacked_because is not None and not is_decoded
@@ -220,24 +210,29 @@ def _values(
     entries: list[_Entry], config: Df11Config, device: torch.device, residence: Residence, bar: Bar
 ) -> Iterator[tuple[Item, Tensor]]:
     items = [entry.item for entry in entries if entry.item is not None]
+    tensors = entries[0].tensors
+    assert tensors is not None
+    some = [each for each in items if each.reason is None]
+    left = [each for each in items if each.reason is not None]
     if device.type == "cuda":
-        group = Group(items, device, residence)
-        for each, value in upload(entries[0].container, group, config.exact, bar):
+        for each, value in upload(tensors, some, device, residence, config.exact, bar):
             if value is None:
                 each.reason = "too many exceptions for the fast layout"
+                left.append(each)
             else:
                 yield each, value
-    for each in items:
-        if each.reason is None and device.type == "cpu":
-            yield each, on_cpu(each, config.exact, bar)
-        elif each.reason is not None:
-            yield each, _padded(each, entries).to(device)
+    else:
+        yield from on_cpu(tensors, some, config.exact, bar)
+    for each in left:
+        tensors.check(each.sources)
+        yield each, _padded(each, entries).to(device)
 
 
 def _padded(each: Item, entries: list[_Entry]) -> Tensor:
     """The values of a weight that is to be ordinary, with the shape of its target."""
     target = next(entry.target for entry in entries if entry.item is each)
-    dense = each.weight.decode(None).view(-1, target.columns)
+    assert isinstance(each.value, CompressedTensor)
+    dense = each.value.decode().view(-1, target.columns)
     padding = target.rows - dense.shape[0]
     return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
 

@@ -127,9 +127,9 @@ class Df11ModelLoader(DefaultModelLoader):
         if folder is None:
             yield from super()._get_weights_iterator(source)
             return
-        container = df11.open(folder)
-        for name in container:
-            yield source.prefix + name, Source(container, name).tensor()
+        tensors = _engine.Tensors(df11.open(folder))
+        for name in tensors:
+            yield source.prefix + name, Source(tensors, name).tensor()
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Fetches containers, or what vLLM's loader fetches."""

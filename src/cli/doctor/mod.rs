@@ -8,10 +8,15 @@ mod speeds;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use df11::constants::{VERSION_MAJOR, VERSION_MINOR};
+use df11::{
+    OpenOptions,
+    constants::{VERSION_MAJOR, VERSION_MINOR},
+    open::{Shard, is_compressed},
+    source::Component,
+};
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Failure, Session, text};
+use super::{Answer, Failure, Session, sizes::OTHER_FILES, text};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -23,7 +28,8 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Doctor {
     /// Where free space and memory mapping are tried [default: the folder for temporary files], and
-    /// leftovers of killed runs are looked for [default: the current folder]
+    /// leftovers of killed runs are looked for [default: the current folder]; models in it are told
+    /// of
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 }
@@ -60,6 +66,7 @@ impl Doctor {
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
+        findings.extend(self.folder.as_deref().and_then(models));
         session.check()?;
         let (speeds, weights) = speeds::findings(&folder, session)?;
         findings.extend(speeds);
@@ -74,6 +81,36 @@ impl Doctor {
         drop(weights);
         Ok(Answer { text: lines(&findings), json: document(&findings, &folder) })
     }
+}
+
+/// The models in a folder, if it holds containers.
+fn models(folder: &Path) -> Option<Finding> {
+    if !is_compressed(folder).ok()? {
+        return None;
+    }
+    let models = match OpenOptions::new().memory_map(false).open_all(folder) {
+        Ok(models) => models,
+        Err(error) => {
+            let text = format!("not to be opened: {error}");
+            let finding = Finding::good("models", text, json!([]));
+            return Some(finding.with_remedy(true, "df11 verify tells more; fetch the folder again"));
+        }
+    };
+    let all = models.components().iter();
+    let is_whole = models.missing().is_empty() && all.clone().all(|found| found.model.is_complete());
+    let (mut texts, mut values) = (Vec::new(), Vec::new());
+    for Component { folder, model, .. } in all {
+        let bytes = model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add);
+        let name = if models.is_pipeline() && folder.is_empty() { OTHER_FILES } else { folder };
+        let (shards, count) = (model.shards().len() as u64, model.shard_count());
+        texts.push(format!("{name} {} ({shards} of {count} containers)", text::bytes(bytes)));
+        values.push(json!({
+            "component": folder, "stored_bytes": bytes, "shards": shards, "shard_count": count,
+        }));
+    }
+    texts.extend(models.missing().iter().map(|name| format!("{name} missing")));
+    let finding = Finding::good("models", texts.join(", ").trim().to_owned(), values.into());
+    Some(finding.with_remedy(!is_whole, "fetch what is missing; df11 verify names it"))
 }
 
 /// What killed runs left in a folder.

@@ -1,18 +1,23 @@
 //! `df11 inspect`: what is in a container.
 
+mod html;
 mod picture;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
-use df11::{Error, Model, Observer, Stage, Tensor, huffman::Histogram, write::write_file};
-use serde_json::Value;
+use clap::{ArgGroup, Args, ValueEnum};
+use df11::{
+    Error, Model, Models, Observer, OpenOptions, Stage, Tensor, huffman::Histogram, source::Component,
+    write::write_file,
+};
+use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
     figures::{Figures, Row, has_weights, tensor_rows},
     session::Threads,
+    sizes::OTHER_FILES,
     text::printable,
 };
 
@@ -24,15 +29,21 @@ Examples:
   df11 inspect Llama-3.1-8B.df11
   df11 inspect Llama-3.1-8B.df11 --entropy --histogram
   df11 inspect Llama-3.1-8B.df11 --picture llama.svg
+  df11 inspect Llama-3.1-8B.df11 --html llama.html          a page with charts, search and all tensors
+  df11 inspect gap.df11 tile.df11 --html comparison.html    of two, side by side
   df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'";
 
 /// Show what a container holds: blocks, tensors, bits, exponents
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
+#[command(group = ArgGroup::new("outputs").args(["picture", "html"]).multiple(true))]
 pub(super) struct Inspect {
-    /// A container, or a folder of shards
+    /// A container, or the folder of a model or a pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
+    /// Another one, with which the page compares it
+    #[arg(value_name = "OTHER", requires = "html")]
+    other: Option<PathBuf>,
     /// List the tensors of each block
     #[arg(long)]
     tensors: bool,
@@ -48,8 +59,12 @@ pub(super) struct Inspect {
     /// Draw exponents, and bits a weight by block, as SVG (decodes all weights)
     #[arg(long, value_name = "FILE.svg")]
     picture: Option<PathBuf>,
-    /// Replace an earlier picture
-    #[arg(long, requires = "picture")]
+    /// Write a page with all of it, which a browser opens and which loads nothing (decodes all
+    /// weights; not with --entropy=never)
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
+    /// Replace an earlier picture or page
+    #[arg(long, requires = "outputs")]
     force: bool,
     #[command(flatten)]
     threads: Threads,
@@ -75,25 +90,99 @@ struct Findings<'m> {
 
 impl Inspect {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        self.check_picture()?;
-        let model = df11::open(&self.source)?;
-        let findings = self.threads.run(|| self.examine(&model, session))?;
+        self.check_outputs()?;
+        let models = OpenOptions::new().open_all(&self.source)?;
+        if self.picture.is_some() && models.is_pipeline() {
+            let problem = "--picture draws one model, and this is a pipeline";
+            return Err(Error::parameter(problem, "name a component of it, or use --html").into());
+        }
+        let other = self.other.as_deref().map(|other| OpenOptions::new().open_all(other)).transpose()?;
+        let found = self.find(&self.source, &models, session)?;
         // A form that nobody sees is not made: of many tensors it takes far more memory than they do.
         let (mut text, mut json) = (String::new(), Value::Null);
         if session.wants().text {
-            text = self.text(&findings);
+            text = self.text_of_all(&models, &found.parts);
         }
         if session.wants().json {
-            json = report::json(&findings, &self.source, self.tensors);
+            json = self.json_of_all(&models, &found.parts);
         }
+        let mut answer = Answer { text, json };
         if let Some(path) = &self.picture {
             let title = self.source.file_name().unwrap_or_default().to_string_lossy();
-            write_file(path, picture::draw(&findings, &title).as_bytes(), self.force)?;
-            text.push_str("\n\npicture   ");
-            text.push_str(&printable(&path.display().to_string()));
-            json["picture"] = path.to_string_lossy().into();
+            self.write("picture", path, &picture::draw(&found.parts[0].1, &title), &mut answer)?;
         }
-        Ok(Answer { text, json })
+        if let Some(path) = &self.html {
+            let other = self.other.as_deref().zip(other.as_ref());
+            let other = other.map(|(path, models)| self.find(path, models, session)).transpose()?;
+            self.write("html", path, &html::page(&found, other.as_ref()), &mut answer)?;
+        }
+        Ok(answer)
+    }
+
+    /// Looks into all components.
+    fn find<'m>(
+        &self,
+        path: &'m Path,
+        models: &'m Models,
+        session: &Session,
+    ) -> Result<html::Found<'m>, Failure> {
+        let mut parts = Vec::new();
+        for Component { folder, model, .. } in models.components() {
+            parts.push((folder.as_str(), self.threads.run(|| self.examine(model, session))?));
+        }
+        Ok(html::Found { path, models, parts })
+    }
+
+    /// Writes a file that was asked for, and tells it.
+    fn write(&self, key: &str, path: &Path, content: &str, answer: &mut Answer) -> Result<(), Failure> {
+        write_file(path, content.as_bytes(), self.force)?;
+        let path = path.to_string_lossy();
+        let line = format!("\n\n{key:9} {}", printable(&path));
+        answer.text.push_str(&line);
+        answer.json[key] = path.into();
+        Ok(())
+    }
+
+    /// Component by component, and their sum.
+    fn text_of_all(&self, models: &Models, parts: &[(&str, Findings<'_>)]) -> String {
+        if !models.is_pipeline() {
+            return self.text(&parts[0].1);
+        }
+        let mut texts = Vec::new();
+        for (folder, findings) in parts {
+            let name = if folder.is_empty() { OTHER_FILES } else { folder };
+            texts.push(format!("[{}]\n{}", printable(name), self.text(findings)));
+        }
+        texts.push(format!("[total]\n{}", report::totals(parts)));
+        for folder in models.missing() {
+            texts.push(format!("[{}]\nmissing   this component is not here", printable(folder)));
+        }
+        texts.join("\n\n")
+    }
+
+    fn json_of_all(&self, models: &Models, parts: &[(&str, Findings<'_>)]) -> Value {
+        let of = |findings| report::json(findings, &self.source, self.tensors);
+        if !models.is_pipeline() {
+            return of(&parts[0].1);
+        }
+        let components: Vec<Value> = parts
+            .iter()
+            .map(|(folder, findings)| {
+                let mut json = of(findings);
+                json["component"] = json!(folder);
+                json
+            })
+            .collect();
+        json!({
+            "command": "inspect",
+            "source": self.source.to_string_lossy(),
+            "complete": models.missing().is_empty()
+                && parts.iter().all(|(_, findings)| findings.model.is_complete()),
+            "missing_components": models.missing(),
+            "container_bytes": report::stored_bytes(parts),
+            "total": sum_of_all(parts).json(),
+            "components": components,
+        })
     }
 
     fn text(&self, findings: &Findings<'_>) -> String {
@@ -104,26 +193,26 @@ impl Inspect {
         }
     }
 
-    /// A picture replaces a picture, if told to, and nothing else.
-    fn check_picture(&self) -> Result<(), Failure> {
-        match &self.picture {
-            Some(path) if path.extension().is_none_or(|extension| extension != "svg") => {
-                let problem = format!("{} is no name of an SVG file", path.display());
-                Err(Error::parameter(problem, "end it in .svg").into())
+    /// A picture replaces a picture, and a page a page, if told to, and nothing else.
+    fn check_outputs(&self) -> Result<(), Failure> {
+        for (path, end) in [(&self.picture, "svg"), (&self.html, "html")] {
+            let Some(path) = path else { continue };
+            if path.extension().is_none_or(|extension| extension != end) {
+                let problem = format!("{} is no name of an {} file", path.display(), end.to_uppercase());
+                return Err(Error::parameter(problem, format!("end it in .{end}")).into());
             }
-            Some(path)
-                if path.canonicalize().is_ok_and(|path| self.source.canonicalize().ok() == Some(path)) =>
-            {
+            if path.canonicalize().is_ok_and(|path| self.source.canonicalize().ok() == Some(path)) {
                 let problem = format!("{} is the source", path.display());
-                Err(Error::parameter(problem, "choose another name for the picture").into())
+                return Err(Error::parameter(problem, "choose another name for the output").into());
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     fn decodes(&self, weight_bytes: u64) -> bool {
         let auto = weight_bytes <= AUTO_BYTES && self.entropy == When::Auto;
-        self.histogram || self.picture.is_some() || self.entropy == When::Always || auto
+        let page = self.html.is_some() && self.entropy != When::Never;
+        self.histogram || self.picture.is_some() || self.entropy == When::Always || page || auto
     }
 
     fn examine<'m>(&self, model: &'m Model, session: &Session) -> Result<Findings<'m>, Failure> {
@@ -153,6 +242,11 @@ impl Inspect {
             .collect();
         Ok(Findings { model, total: sum_of(&blocks), blocks, tensors, exponents })
     }
+}
+
+/// Figures of all components.
+fn sum_of_all(parts: &[(&str, Findings<'_>)]) -> Figures {
+    Figures::of(parts.iter().map(|(_, findings)| findings.total.clone()))
 }
 
 fn sum_of(rows: &[Row]) -> Figures {

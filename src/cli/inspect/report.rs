@@ -18,8 +18,30 @@ fn container_bytes(findings: &Findings<'_>) -> u64 {
     findings.model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add)
 }
 
+/// Bytes of the containers of all components.
+pub(super) fn stored_bytes(parts: &[(&str, Findings<'_>)]) -> u64 {
+    parts.iter().map(|(_, findings)| container_bytes(findings)).fold(0, u64::saturating_add)
+}
+
+/// The sum of all components.
+pub(super) fn totals(parts: &[(&str, Findings<'_>)]) -> String {
+    let (total, stored) = (super::sum_of_all(parts), stored_bytes(parts));
+    format!("holds     {}\n{}", text::count(total.tensors, "tensor"), size(total.decoded_bytes, stored))
+}
+
+fn size(decoded: u64, stored: u64) -> String {
+    let sizes = format!("size      {} decoded, {} stored", text::bytes(decoded), text::bytes(stored));
+    if decoded == 0 {
+        return sizes;
+    }
+    format!("{sizes} ({})", text::percent(stored as f64 / decoded as f64))
+}
+
 pub(super) fn text(findings: &Findings<'_>, tensors: bool) -> String {
-    let mut parts = vec![summary(findings), figures::table(&findings.blocks, &findings.total)];
+    let mut parts = vec![summary(findings)];
+    if !findings.blocks.is_empty() {
+        parts.push(figures::table(&findings.blocks, &findings.total));
+    }
     if tensors {
         parts.push(tensor_table(findings));
     }
@@ -41,12 +63,7 @@ fn summary(findings: &Findings<'_>) -> String {
             text::count(weights, "weights file"),
             text::count(side, "side file"),
         ),
-        format!(
-            "size      {} decoded, {} stored ({})",
-            text::bytes(decoded),
-            text::bytes(stored),
-            text::percent(stored as f64 / decoded.max(1) as f64)
-        ),
+        size(decoded, stored),
     ];
     for (key, value) in model.metadata() {
         lines.push(format!("metadata  {} = {}", text::printable(key), text::printable(value)));

@@ -45,23 +45,24 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 
 /// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear-large,
 /// *tile-kernel*, *residence*), for the four matrices there: those of our products and of cuBLASLt's,
-/// of decoding `tile`, and on the H200 of decoding the fast layout, which on the H100 is taken to run at
-/// the rate of a copy. In microseconds:
+/// and of decoding. In microseconds:
 ///
 /// ```text
-/// rows of x              16     24     32     64    128    256    512      decode, then cuBLASLt
-/// H200, stored          239    418    478                                   204 + 118
-/// H200, fast             98           103    111    132    199    398       236 + 295 for 512 rows
-/// H100, stored          238    413    476                                   300 + 164
-/// H100, fast            121           137    157    195                     243 + 171, or more
+/// rows of x              16     32     64    128    256    512      decode, then cuBLASLt
+/// H200, stored          172    196    242                            204 + 118
+/// H200, fast             98    103    111    132    199    398       236 + 295 for 512 rows
+/// H100, stored          174    188    218                            300 + 164
+/// H100, fast            122    132    136    148    208    425       323 + 302 for 512 rows
 /// ```
 ///
-/// With the fast layout a launch takes 256 rows. On the H200 three take 597, where decoding and
-/// cuBLASLt grow by 110 for each 256 rows, to 641 and 751 for 768 and 1,024: so up to 768. On the H100,
-/// where launches of 256 rows were not measured, up to two of them, as they wait for products, which are
-/// as fast there, and decoding takes longer.
+/// As stored a launch takes 64 rows: two of them take 436 on the H100, and on the H200 more than
+/// decoding and cuBLASLt.
+///
+/// With the fast layout a launch takes 256 rows, and another one 199 (H200) or 217 (H100), where
+/// decoding and cuBLASLt grow by 110 and 101 for as many: three launches are faster, 597 instead of
+/// 641 and 642 instead of 725, and four are not.
 const KNOWN: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 25, fast: 513 }), (H200, Crossover { stored: 17, fast: 769 })];
+    [(H100, Crossover { stored: 129, fast: 769 }), (H200, Crossover { stored: 65, fast: 769 })];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_att
 use super::{
     Matrix, Residence,
     crossover::{Crossover, Gpu},
+    decoded::{DECODED_CLASSES, DECODED_CONSTANTS, DecodedKernels},
     multiply::{Multiply, run},
     split::{GROUP, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
     task::{
@@ -29,7 +30,7 @@ use crate::{
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// How many numbers the kernel of constants writes.
-const CONSTANTS: usize = TILE_AT + TILE_CONSTANTS;
+const CONSTANTS: usize = DECODED_AT + DECODED_CONSTANTS;
 /// From where on they are the shared memory of a block that multiplies, by rows of x.
 const SHARED_AT: usize = 16;
 /// From where on they are that of the kernels for more rows, [`WIDE_CLASSES`], and their threads.
@@ -43,6 +44,8 @@ const LARGE_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
 const LARGE_SPLIT_AT: usize = LARGE_AT + 2;
 /// From where on they are of the kernels for matrices as stored.
 const TILE_AT: usize = LARGE_SPLIT_AT + LARGE_SPLIT.len();
+/// From where on they are of those for more rows.
+const DECODED_AT: usize = TILE_AT + TILE_CONSTANTS;
 /// The version of CUDA from which on drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -54,6 +57,8 @@ pub(in crate::gpu) struct LinearKernels {
     /// For more rows, if there are such kernels for this GPU.
     wide: Option<Wide>,
     tiles: TileKernels,
+    /// For more rows by matrices as stored, if there are such kernels for this GPU.
+    decoded: Option<DecodedKernels>,
     grouped: Multiply,
     count: CudaFunction,
     scan: CudaFunction,
@@ -120,6 +125,7 @@ impl LinearKernels {
         let fast = (1..=ROWS).zip(&constants[SHARED_AT..]).map(multiply).collect::<Result<_>>()?;
         let wide = load_wide(function, &constants, others)?;
         let tiles = TileKernels::load(function, &constants[TILE_AT..], others)?;
+        let decoded = DecodedKernels::load(function, &constants[DECODED_AT..], others)?;
         let grouped = Multiply::prepare(function("grouped")?, threads, grouped_bytes, others)?;
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -132,6 +138,7 @@ impl LinearKernels {
             fast,
             wide,
             tiles,
+            decoded,
             grouped,
             count,
             scan,
@@ -163,6 +170,7 @@ impl LinearKernels {
     /// ones as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<Staged>) -> u64 {
         match staged {
+            Some(_) if self.decoded.is_some() => DECODED_CLASSES[DECODED_CLASSES.len() - 1],
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|kernel| kernel.blocks == 0) => 0,
             None if self.wide.is_some() => LARGE_ROWS,
@@ -208,6 +216,23 @@ impl LinearKernels {
         let (_, kernel) = kernel.expect("no more rows than the last class has");
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
         unsafe { kernel.run_blocks(self.early, stream, (items * WIDE_CLUSTER) as u32, launch) }
+    }
+
+    /// Puts a product of more rows on the stream, by matrices as stored.
+    ///
+    /// # Safety
+    /// As [`multiply`](Self::multiply), with more than [`ROWS`] rows of x and no more than
+    /// [`most_rows`](Self::most_rows); the items are those of [`Rounds`](super::decoded::Rounds).
+    pub(super) unsafe fn multiply_decoded(
+        &self,
+        staged: Staged,
+        stream: &CudaStream,
+        items: u64,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
+        let kernels = self.decoded.as_ref().expect("most_rows says whether there are kernels for this many");
+        // SAFETY: the caller's promise; matrices are whole before a launch can name them.
+        unsafe { kernels.multiply(self.early, staged, stream, items, launch) }
     }
 
     /// Likewise, of up to [`LARGE_ROWS`] rows of x.

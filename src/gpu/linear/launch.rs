@@ -5,6 +5,7 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::{
     LinearInput, LinearOutput, Matrix, Residence,
+    decoded::Rounds,
     kernels::LinearKernels,
     map::map_of,
     split::{COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide},
@@ -34,6 +35,8 @@ pub(super) struct Launch {
     partials: u64,
     /// Clusters for more than [`ROWS`] rows of x.
     wide_items: u64,
+    /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
+    rounds: Rounds,
     /// For more than [`WIDE_ROWS`].
     large: Vec<Large>,
 }
@@ -70,7 +73,7 @@ impl Launch {
             counters: (4 * before).wrapping_neg(),
             ..LinearLaunch::default()
         };
-        let mut partials = 0;
+        let (mut partials, mut rounds) = (0, Rounds { items: 0, places: 0 });
         for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
             let split = split(at);
             // No overflow: a matrix has at most 2^27 strips, and few more items.
@@ -84,10 +87,12 @@ impl Launch {
             };
             arguments.items += split.items() as u32;
             partials += split.partials();
+            let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
+            (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
         let large = Large::all(&rows, shape(order[0]).1);
         let (order, wide_items) = (order.to_vec(), wide.items);
-        Self { most_rows, staged, order, arguments, partials, wide_items, large }
+        Self { most_rows, staged, order, arguments, partials, wide_items, rounds, large }
     }
 
     /// The most rows of x at once.
@@ -97,11 +102,13 @@ impl Launch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Kernels for up to `WIDE_ROWS` need none; but it may be used for fewer rows.
+        // Kernels for up to `WIDE_ROWS` need none, of the fast layout; but it may be used for fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let is_large = rows.min(self.most_rows) > WIDE_ROWS;
         let shares = self.large.iter().map(|launch| launch.shares).max().filter(|_| is_large);
-        match few.max(shares.unwrap_or(0) * LARGE_PARTIAL_BYTES) {
+        let is_decoded = self.staged.is_some() && rows.min(self.most_rows) > ROWS;
+        let decoded = if is_decoded { self.rounds.places * Rounds::place_bytes(rows) } else { 0 };
+        match few.max(decoded).max(shares.unwrap_or(0) * LARGE_PARTIAL_BYTES) {
             0 => 0,
             partials => COUNTER_BYTES + partials,
         }
@@ -135,6 +142,11 @@ impl Launch {
             // SAFETY: arrays, columns and items are those of matrices that the caller keeps;
             // counters are zero, since kernels leave them so; the rest is the caller's promise.
             return unsafe { kernels.multiply(self.staged, stream, &arguments) };
+        }
+        if let Some(staged) = self.staged {
+            arguments.counters = workspace;
+            // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
+            return unsafe { kernels.multiply_decoded(staged, stream, self.rounds.items, &arguments) };
         }
         if let Some(map) = map_of(x, arguments.columns)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);

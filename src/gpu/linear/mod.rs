@@ -11,6 +11,7 @@
 //! [`transcode`] makes it on the GPU from what is stored.
 
 mod crossover;
+mod decoded;
 mod fast;
 mod gather;
 mod grouped;

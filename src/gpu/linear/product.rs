@@ -57,15 +57,14 @@ impl LinearOutput {
 ///
 /// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
 /// x is multiplied, by several launches if need be: 16 rows at once (fewer of matrices as stored if
-/// blocks have little shared memory), or 256 of matrices in the fast layout with compute capability
-/// 9.0. From [`Linear::crossover_rows`] on it is faster to decode
+/// blocks have little shared memory), or with compute capability 9.0 64 of matrices as stored and 256
+/// of those in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
 /// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
 ///
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
 /// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
 /// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128 or
-/// 256.
-/// They never depend on other matrices. Keeps its matrices alive.
+/// 256. They never depend on other matrices. Keeps its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
@@ -145,9 +144,10 @@ impl Linear {
     }
 
     /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0 is
-    /// none. Up to 128 rows at most 2.4 MB. With more, which another kernel multiplies with compute
-    /// capability 9.0 and the fast layout, 262,144 bytes for each of up to 132 shares of a matrix, of
-    /// matrices that share a launch together at most 69.3 MB.
+    /// none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
+    /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more; of
+    /// those in the fast layout no more up to 128 rows, and then 262,144 bytes for each of up to 132
+    /// shares of a matrix, of matrices that share a launch together at most 69.3 MB.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }

@@ -1,0 +1,497 @@
+// Products with matrices in tiles as stored, 17 to 64 rows of x, for compute capability 9.0: tiles
+// are decoded to shared memory, band by band, and multiplied there by wgmma, so that each weight is
+// decoded once for all rows of x.
+//
+//   group     eight strips of a matrix, 256 rows
+//   round     a group's two tiles side by side in each strip: a tile for each warp that decodes
+//   item      some rounds one after the other, by shape alone; a block takes item after item
+//   atom      eight rows of a strip (a band) by 64 columns, as wgmma reads them
+//   stage     of a set of eight warps, which have the same columns: an atom of each, or two with up
+//             to 32 rows of x; a ring of them for each set
+//   block     persistent, one a multiprocessor:
+//             warps 0 to 3   multiply stage after stage: sums of 256 rows by all rows of x
+//             warps 4 to 6   bring tiles, as in linear_tile.cuh
+//             warp 7         brings x
+//             warps 8 to 15  decode the first of a round's tiles, of strips 0 to 7 of the group
+//             the others     decode the second
+//
+//      shared memory   | table | ring of set 0 | ring of set 1 | x of 512 columns | slots |
+//
+//   sums      of a group whose rounds are in several items meet in memory; blocks that have nothing
+//             else to do wait for the others, for some time, and add a piece each, in order
+//   rows      of a band are in another order in an atom, so that lanes never meet in a bank
+//   table     of the matrix in use; for another one all warps that decode fill it again
+//   edges     partial tiles and those with more bits than a slot takes are decoded slowly
+//
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 24 warps, which begin with 80 registers;
+// those that multiply take 168 (104 up to 32 rows), those that decode 64 (80), the others 56.
+// Shared memory for tiles of at most 2704 bytes of bits: 224 KiB with 64 rows of x, 208 with 32.
+// Sum of 6144 x 4096, 4096 x 4096, 28672 x 4096, 4096 x 14336 in microseconds, nvcc 13.5
+// (benches/record/2026-11-22-linear-tile.md):
+//   rows of x                          32     64
+//   H100                              188    218
+//   H100, decode to memory, cuBLASLt         464
+//   H200, gpu-scope loads of sums     196    242
+//   H200, decode to memory, cuBLASLt  364    362
+// What limits it: with 64 rows on an H100, 27 of the 218 are the meeting of sums. Decoding takes
+// about 30 wavefronts of shared memory a unit, of 34 clocks: look-ups 14, an atom's way in and out
+// 8, x 4.
+//
+// Rejected, in the record with their figures: all sums of a group added by the last block to come;
+// sums by loads and stores of GPU scope; whole groups an item, where that costs one round more;
+// stages of one atom with 32 rows
+//
+// Safety on any content: as linear_tile.cuh has it.
+#pragma once
+#include "linear_tile_sums.cuh"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
+
+// Of a warp's tile in a round; `flags` besides.
+__device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
+                                            u32 flags) {
+    Ticket t = {};
+    const LinearMatrix& m = launch.matrices[at.matrix];
+    t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
+    t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
+    if (t.tile * TILE_WIDTH >= launch.columns) {
+        t.flags |= TICKET_NO_COLUMNS;
+    } else if (t.strip * STRIP_ROWS >= m.rows) {
+        t.flags |= TICKET_NO_ROWS;
+    } else {
+        const u32 rows = min(m.rows - t.strip * STRIP_ROWS, STRIP_ROWS);
+        t.plane = plane_of(m.data, m.whole_columns, m.first_column, t.strip, t.tile, rows);
+        if (rows == STRIP_ROWS && (t.tile + 1) * TILE_WIDTH <= launch.columns)
+            t.flags |= TICKET_WHOLE;
+    }
+    return t;
+}
+constexpr u32 TICKET_NONE = TICKET_NO_ROWS | TICKET_NO_COLUMNS;
+__device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ticket& t, u32 lane) {
+    if (t.flags & TICKET_NONE) return {};
+    return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
+}
+// Brings a tile, or the news that there is none, to a slot.
+__device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
+                                             const Ticket& ticket, const Record& record, u32 place,
+                                             u32 lane, u32& problems) {
+    const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
+    if (!(ticket.flags & TICKET_NONE))
+        return bring_tile(work, block, ticket, record, slot, full, lane, problems);
+    if (lane) return;
+    store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
+    store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
+    arrive(full);
+}
+
+// Asks for the tiles of a third of the warps that decode, round after round; those of the first
+// round they ask for themselves.
+__device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
+                                             u32 bringer, u32 lane) {
+    const LinearLaunch& launch = work.launch;
+    BlockRounds at(launch);
+    u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
+    if (at.exists) at.advance(launch), turn++;
+    // A tile is brought when the record of the one after has been asked for.
+    Ticket ticket;
+    Record record;
+    u32 place = ~0u, emptied = 0;
+    while (true) {
+        Ticket next = {};
+        Record after = {};
+        if (at.exists) {
+            next = ticket_of(launch, at, warp, at.matrix != matrix ? TICKET_TABLE : 0);
+            after = record_of(launch, next, lane);
+        }
+        if (place != ~0u) {
+            wait_for(block.slot_empty + place * 8, emptied);
+            bring_ticket(work, block, ticket, record, place, lane, problems);
+        }
+        if (!at.exists) break;
+        ticket = next, record = after, place = warp * TILE_SLOTS + turn % TILE_SLOTS;
+        emptied = turn / TILE_SLOTS % 2 ^ 1;
+        warp += TILE_BRINGERS;
+        if (warp >= DECODERS) matrix = at.matrix, warp = bringer, turn++, at.advance(launch);
+    }
+    for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
+        const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
+        wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
+        if (lane == 0) {
+            store_shared_16(block.slots + last * block.slot_bytes + 16,
+                            make_uint4(0, 0, 0, TICKET_END));
+            arrive(block.slot_full + last * 8);
+        }
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+// Copies 64 columns of x, rows in the order of the 128-byte swizzle (linear_wgmma.cuh), by a warp,
+// four rows at once.
+__device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
+                                       u32 lane) {
+    const u32 rows = launch.x_rows;
+    if ((reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 ||
+        first_column + ATOM_COLUMNS > launch.columns) {
+        const u32 mine = first_column + 2 * lane;
+        return copy_words_slowly(launch.x + mine, launch.x_pitch, rows,
+                                 max(launch.columns, mine) - mine, to + lane * 4);
+    }
+    const u64 step = launch.x_pitch * 8;
+    const u8* row = reinterpret_cast<const u8*>(launch.x + first_column + lane % 8 * 8) +
+                    lane / 8 * launch.x_pitch * 2;
+    to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+#pragma unroll 4
+    for (u32 i = lane / 8; i < rows; i += 4, row += step, to = (to ^ 64) + 512) copy_async(to, row);
+}
+
+constexpr u32 X_ARRIVALS = LANES + 1;
+template <u32 N>
+__device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
+                                        u32 lane) {
+    wait_for_launch_before();
+    u32 turns[SETS] = {};
+    for (BlockRounds at(launch); at.exists; at.advance(launch)) {
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++) {
+            const u32 tile = at.pair * ROUND_TILES + set;
+            if (tile * TILE_WIDTH >= launch.columns) continue;
+#pragma unroll 1
+            for (u32 i = 0; i < TILE_ATOMS; i++) {
+                const u32 barrier = (set * TILE_ATOMS + i) * 8;
+                wait_for(block.x_empty + barrier, turns[set] % 2 ^ 1);
+                copy_x(launch, tile * TILE_WIDTH + i * ATOM_COLUMNS,
+                       block.xs + (set * TILE_ATOMS + i) * N * 128, lane);
+                arrive_with_copies(block.x_full + barrier);
+                __syncwarp();
+                if (lane == 0) arrive(block.x_full + barrier);
+            }
+            turns[set]++;
+        }
+    }
+}
+
+// Whether a barrier's phase of this parity is complete; the same for all lanes.
+__device__ inline bool is_full(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return __all_sync(ALL_LANES, done);
+}
+
+// A band's row g is row `staged_row` of a stage.
+__device__ inline u32 staged_row(u32 g) { return g % 2 * 4 + g / 2; }
+
+// A warp's place in the ring of its set.
+template <u32 ATOMS>
+struct StageWriter {
+    u32 full, empty;    // barriers of place 0
+    u32 first, count;   // where the lane's first 16 bytes of place 0 are; places
+    RingPlace at;
+    // Whether the stage is empty already.
+    __device__ u32 is_empty() const {
+        u32 done;
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+            "p; }"
+            : "=r"(done)
+            : "r"(empty + at.place * 8), "r"(at.phase ^ 1)
+            : "memory");
+        return done;
+    }
+    // Before an atom, counted in the tile: waits until its stage is empty. Where the lane's 16
+    // bytes are; those of the unit after are 64 bytes further or back.
+    __device__ u32 begin(u32 atom, u32 is_empty = 0) const {
+        if (atom % ATOMS == 0 && !is_empty) wait_for(empty + at.place * 8, at.phase ^ 1);
+        return first + (at.place * ATOMS + atom % ATOMS) * SET_ATOMS;
+    }
+    // After it.
+    __device__ void finish(u32 atom, u32 lane) {
+        if (atom % ATOMS + 1 < ATOMS) return;
+        __syncwarp();
+        if (lane == 0) arrive(full + at.place * 8);
+        at.next(count);
+    }
+};
+
+// A tile at an edge, or with more bits than the slot takes, which are then read where they are
+// stored. Problems.
+template <u32 ATOMS>
+__device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
+                                        StageWriter<ATOMS> stage, u32 lane) {
+    const LinearMatrix& m = work.launch.matrices[at.matrix];
+    const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
+              q = lane % 4;
+    const u8* plane = plane_of(m.data, m.whole_columns, m.first_column, at.strip, at.tile, height);
+    u32 problems = 0;
+    const TileBits found =
+        find_bits(load_record(record_of(m, at.strip, at.tile), lane), m.rest_count, lane, problems);
+    const u32* words = static_cast<const u32*>(m.rest) + found.byte / 4;
+    if (found.bytes + BITS_AFTER <= bits_bytes)
+        words =
+            reinterpret_cast<const u32*>(linear_shared + (bits - shared_address(linear_shared)));
+    const u32 count = (found.bytes + 3) / 4;
+    u32 position = found.lane.position - POSITION_OF_BIT_0;
+    auto word = [&](u32 i) { return i < count ? words[i] : 0; };
+#pragma unroll 1
+    for (u32 unit = 0; unit < TILE_BANDS * BAND_UNITS; unit++) {
+        const u32 band = unit / BAND_UNITS, first = unit % BAND_UNITS * STEP_COLUMNS + 8 * q,
+                  rows = min(max(height, band * BAND_ROWS) - band * BAND_ROWS, BAND_ROWS);
+        uint4 w = make_uint4(0, 0, 0, 0);
+        if (g < rows && first < width) {
+            const uint2 p = load_unit_plane(plane, width, rows, band, unit % BAND_UNITS, lane);
+            u32 e[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 window =
+                    __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
+                e[i] = entry_at(window << 2);
+                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
+                if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
+                position += e[i] & LENGTH_MASK;
+            }
+            w = merge_words(e, p.x, p.y);
+        }
+        __syncwarp();
+        const u32 atom = unit / 2;
+        store_shared_16(stage.begin(atom, unit % 2) ^ unit % 2 * 64, w);
+        if (unit % 2) stage.finish(atom, lane);
+    }
+    return problems | check_end(found.lane, position + POSITION_OF_BIT_0);
+}
+
+template <u32 AHEAD, u32 ATOMS>
+__device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock& block,
+                                             StageWriter<ATOMS> stage, u32 warp, u32 lane) {
+    constexpr u32 PAIRS = BAND_UNITS / 2;
+    const u32 thread = warp * LANES + lane;
+    u32 problems = 0;
+    const BlockRounds first(work.launch);
+    if (first.exists) {
+        ask_for_table(work.launch.matrices[first.matrix].table, block.table, thread,
+                      DECODERS * LANES);
+        const Ticket ticket = ticket_of(work.launch, first, warp, 0);
+        bring_ticket(work, block, ticket, record_of(work.launch, ticket, lane), warp * TILE_SLOTS,
+                     lane, problems);
+    }
+    wait_for_copies();
+    group_barrier(1, DECODERS * LANES);
+    asm volatile("" ::: "memory");
+    // Of the plane, and whether that of the tile is on its way.
+    uint4 ahead[AHEAD];
+    bool begun = false;
+#pragma unroll 1
+    for (u32 turn = 0;; turn++) {
+        const u32 place = warp * TILE_SLOTS + turn % TILE_SLOTS,
+                  slot = block.slots + place * block.slot_bytes;
+        wait_for(block.slot_full + place * 8, turn / TILE_SLOTS % 2);
+        const uint4 one = load_shared_16(slot);
+        const u32 flags = load_shared(slot + 28);
+        if (flags & TICKET_END) break;
+        if (flags & TICKET_TABLE) {
+            group_barrier(1, DECODERS * LANES);
+            ask_for_table(work.launch.matrices[load_shared(slot + 32)].table, block.table, thread,
+                          DECODERS * LANES);
+            wait_for_copies();
+            group_barrier(1, DECODERS * LANES);
+        }
+        if (flags & TICKET_NO_ROWS) {
+            // Of those sums nothing is used.
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS; i++)
+                stage.begin(i), stage.finish(i, lane);
+        } else if (flags & TICKET_WHOLE) {
+            const u8* plane = reinterpret_cast<const u8*>(u64(one.y) << 32 | one.x) + lane * 16;
+            if (!begun)
+#pragma unroll
+                for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
+            begun = false;
+            Window bits;
+            bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
+                       load_shared(slot + TICKET_BYTES + lane * 8));
+#pragma unroll 1
+            for (u32 band = 0; band < TILE_BANDS; band++) {
+                const bool more = band + 1 < TILE_BANDS;
+                if (more && lane < PLANE_BAND / 128) prefetch_l2(plane + PLANE_BAND + lane * 112);
+                // Where the plane goes on after the band, if that is known.
+                const u8* then = plane + PLANE_BAND;
+                bool goes_on = more;
+                if (!more) {
+                    const u32 after = warp * TILE_SLOTS + (turn + 1) % TILE_SLOTS,
+                              at = block.slots + after * block.slot_bytes;
+                    if (is_full(block.slot_full + after * 8, (turn + 1) / TILE_SLOTS % 2) &&
+                        (load_shared(at + 28) & TICKET_WHOLE)) {
+                        const uint2 plane_after = load_shared_8(at);
+                        then = reinterpret_cast<const u8*>(u64(plane_after.y) << 32 |
+                                                           plane_after.x) + lane * 16;
+                        goes_on = begun = true;
+                    }
+                }
+#pragma unroll
+                for (u32 pair = 0; pair < PAIRS; pair++) {
+                    uint4& p = ahead[pair % AHEAD];
+                    u32 e[4];
+                    const u32 is_empty = pair % ATOMS ? 0 : stage.is_empty();
+                    decode_unit(bits, e, problems);
+                    const u32 to = stage.begin(pair, is_empty);
+                    store_shared_16(to, merge_words(e, p.x, p.y));
+                    decode_unit(bits, e, problems);
+                    store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
+                    if (pair + AHEAD < PAIRS)
+                        load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR, true);
+                    else
+                        load_plane_where(p, then + (pair + AHEAD - PAIRS) * PLANE_PAIR, goes_on);
+                    stage.finish(pair, lane);
+                }
+                plane += PLANE_BAND;
+            }
+            const uint2 ends = load_shared_8(slot + TICKET_BYTES + lane * 8);
+            problems |= check_end({ends.x, ends.y}, bits.place(slot + SLOT_HEAD));
+        } else if (!(flags & TICKET_NO_COLUMNS)) {
+            const uint4 three = load_shared_16(slot + 32);
+            problems |= decode_edge(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
+                                    block.bits_bytes(), stage, lane);
+            for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
+        }
+        __syncwarp();
+        if (lane == 0) arrive(block.slot_empty + place * 8);
+    }
+    if (problems) atomicOr(work.status(), problems);
+}
+
+template <u32 N>
+__device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
+                                                const DecodedBlock& block, DecodedShared& common,
+                                                u32 lane) {
+    constexpr u32 ATOMS = stage_atoms(N);
+    GroupSums<N> sums;
+    RingPlace ring[SETS];
+    // done: barriers of what the last products but those on their way have read.
+    u32 turns[SETS] = {}, done = 0, x_done = 0;
+    wait_for_launch_before();
+    for (BlockRounds at(launch); at.exists;) {
+        sums.clear();
+        const u32 group = at.group, item = at.item;
+        Rounds here;
+        do {
+            here = at;
+            const u32 tile = at.pair * ROUND_TILES,
+                      sets = (tile + 1) * TILE_WIDTH < launch.columns ? 2 : 1;
+#pragma unroll
+            for (u32 band = 0; band < TILE_BANDS; band++) {
+#pragma unroll 1
+                for (u32 i = 0; i < TILE_ATOMS; i += ATOMS)
+#pragma unroll
+                    for (u32 set = 0; set < SETS; set++) {
+                        if (set >= sets) continue;
+                        const u32 place = ring[set].place,
+                                  barrier = (set * MOST_DECODED + place) * 8,
+                                  x_barrier = (set * TILE_ATOMS + i) * 8;
+                        wait_for(block.stage_full + barrier, ring[set].phase);
+#pragma unroll
+                        for (u32 atom = 0; atom < ATOMS; atom++)
+                            if (band == 0)
+                                wait_for(block.x_full + x_barrier + atom * 8, turns[set] % 2);
+                        fence_shared();
+                        fence_products();
+                        const u32 w = describe_x(block.stage(set, place)),
+                                  x = describe_x(block.xs + (set * TILE_ATOMS + i) * N * 128);
+#pragma unroll
+                        for (u32 k = 0; k < ATOMS * (ATOM_COLUMNS / 16); k++)
+                            multiply_stored(sums.of[band],
+                                            w + k / 4 * (SET_ATOMS / 16) + k % 4 * 2,
+                                            x + k / 4 * (N * 128 / 16) + k % 4 * 2);
+                        commit_products();
+                        wait_for_products<1>();
+                        release(done, lane);
+#pragma unroll
+                        for (u32 atom = 0; atom < ATOMS; atom++)
+                            release(x_done + (x_done ? atom * 8 : 0), lane);
+                        done = block.stage_empty + barrier;
+                        x_done = band + 1 == TILE_BANDS ? block.x_empty + x_barrier : 0;
+                        ring[set].next(block.count);
+                    }
+            }
+#pragma unroll
+            for (u32 set = 0; set < SETS; set++) turns[set] += set < sets;
+            at.advance(launch);
+        } while (at.exists && at.item == item && at.group == group);
+        sums.settle();
+        release(done, lane);
+        for (u32 atom = 0; atom < ATOMS; atom++)
+            release(x_done + (x_done ? atom * 8 : 0), lane);
+        done = x_done = 0;
+        finish_group(sums, launch, here, common, !at.exists);
+    }
+}
+
+template <u32 N>
+__device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
+    const u32 lane = kept(threadIdx.x % LANES),
+              warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+    __shared__ DecodedShared common;
+    if (threadIdx.x == 0) {
+        for (u32 set = 0; set < SETS; set++) {
+            for (u32 i = 0; i < MOST_DECODED; i++)
+                init_barrier(shared_address(&common.stage_full[set][i]), SET_WARPS),
+                    init_barrier(shared_address(&common.stage_empty[set][i]), MULTIPLIERS);
+            for (u32 i = 0; i < TILE_ATOMS; i++)
+                init_barrier(shared_address(&common.x_full[set][i]), X_ARRIVALS),
+                    init_barrier(shared_address(&common.x_empty[set][i]), MULTIPLIERS);
+        }
+        for (u32 i = 0; i < DECODERS * TILE_SLOTS; i++)
+            init_barrier(shared_address(&common.slot_full[0][0] + i), SLOT_ARRIVALS),
+                init_barrier(shared_address(&common.slot_empty[0][0] + i), 1);
+        show_barriers();
+    }
+    __syncthreads();
+    let_next_launch_begin();
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    TileBlock tiles = {};
+    DecodedBlock block;
+    tiles.table = shared_address(linear_shared);
+    block.count = launch.tile_sets;
+    block.stages = (tiles.table + u32(sizeof(TileTable)) + 1023) / 1024 * 1024;
+    block.bytes = decoded_stage(N);
+    block.xs = block.stages + SETS * block.count * block.bytes;
+    tiles.slots = block.xs + SETS * TILE_ATOMS * N * 128;
+    tiles.slot_bytes = (tiles.table + room - tiles.slots) / (DECODERS * TILE_SLOTS * 16) * 16;
+    tiles.slot_full = shared_address(common.slot_full);
+    tiles.slot_empty = shared_address(common.slot_empty);
+    block.stage_full = shared_address(common.stage_full);
+    block.stage_empty = shared_address(common.stage_empty);
+    block.x_full = shared_address(common.x_full), block.x_empty = shared_address(common.x_empty);
+    const Shared work = {launch};
+    // Together as many registers as the block begins with, which build.py compares.
+    if (warp < MULTIPLIERS) {
+        if (N == 64)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        multiply_rounds<N>(launch, block, common, lane);
+    } else if (warp < MULTIPLIERS + TILE_HELPERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (warp < MULTIPLIERS + TILE_BRINGERS)
+            bring_rounds(work, tiles, warp - MULTIPLIERS, lane);
+        else
+            bring_x<N>(launch, block, lane);
+    } else {
+        if (N == 64)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 80;");
+        const u32 mine = warp - MULTIPLIERS - TILE_HELPERS, set = mine / SET_WARPS;
+        const u32 row = staged_row(lane / 4);
+        StageWriter<stage_atoms(N)> stage;
+        stage.full = block.stage_full + set * MOST_DECODED * 8;
+        stage.empty = block.stage_empty + set * MOST_DECODED * 8;
+        stage.first = block.stage(set, 0) + mine % SET_WARPS * ATOM_BYTES + row * 128 +
+                      (lane % 4 ^ row) * 16;
+        stage.count = block.count;
+        decode_tiles<N == 64 ? 1 : 2>(work, tiles, stage, mine, lane);
+    }
+}
+#endif

@@ -1,0 +1,307 @@
+"""A container as a dictionary of tensors on the CPU: compressed ones in its mapping, or decoded.
+
+Loaders take these as any others: they rename, stack, cut, transpose and tie them, which gives
+windows of the same arrays. Nothing is read before a tensor is decoded or brought to a device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
+from ._memory import readable
+from ._tensor import CompressedTensor, rebuild
+from ._torch import dtype_of
+
+#: Threads that cut tiles out; each copies at the speed of memory.
+_THREADS = 8
+#: What a GPU may need more for a tile of a cut: it copies from multiples of 16 bytes on, and tiles
+#: begin elsewhere between them than in the whole tensor.
+_MOVED_BYTES = 16
+
+Arrays = list[Tensor]
+Range = tuple[int, int]
+
+
+class Tiles(NamedTuple):
+    """The tiles around a window of a tensor of a container."""
+
+    name: str
+    rows: Range
+    columns: Range
+    is_whole: bool
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a container by their names."""
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+        #: Those that were asked for since somebody looked, in order.
+        self.asked: list[str] = []
+        #: All that were ever asked for, and all of which somebody wanted to know the shape.
+        self.taken: set[str] = set()
+        self.used: set[str] = set()
+        self._found: dict[str, CompressedTensor] = {}
+        self._names: dict[int, str] = {}
+        self._mapped = [
+            (address, readable(address, length, container))
+            for address, length in sorted(container.mappings)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.container)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.container)
+
+    @torch.inference_mode(False)  # whose tensors could not be used outside of it
+    def __getitem__(self, name: str) -> Tensor:
+        """A compressed tensor, or one of decoded values that are the caller's own.
+
+        # Errors
+        `TypeError` if PyTorch does not know its dtype, `CorruptError` for values that are decoded.
+        """
+        self.asked.append(name)
+        self.taken.add(name)
+        self.used.add(name)
+        stored = self.container[name]
+        if (found := self._compressed(name, stored)) is not None:
+            return found
+        if dtype_of(stored) is None:
+            raise TypeError(
+                f"tensor {name!r} has dtype {stored.dtype}, which PyTorch does not know"
+            )
+        decoded: Tensor = stored.torch()
+        return decoded
+
+    def _compressed(self, name: str, stored: Any) -> CompressedTensor | None:
+        """The tensor as it is stored; None if it is not in tiles of 32 rows."""
+        tiles = stored.tiles if name not in self._found and len(stored.shape) > 1 else None
+        if tiles is not None:
+            arrays = self._arrays(tiles)
+            self._names[arrays[0].data_ptr()] = name
+            part = Part.whole(STORED, tiles.rows, tiles.columns, tiles.staged_bytes)
+            self._found[name] = CompressedTensor(arrays, [part], stored.shape)
+        return self._found.get(name)
+
+    def _arrays(self, tiles: Any) -> Arrays:
+        if (places := tiles.places) is None:
+            return [*(_frombuffer(tiles.array(at)) for at in range(4)), _frombuffer(b"")]
+        found = []
+        for address, length in places:
+            start, memory = self._mapped[bisect_right(self._mapped, address, key=_first) - 1]
+            found.append(_frombuffer(memory, address - start, length))
+        return [*found, _frombuffer(b"")]
+
+    # ---- what tensors are windows of ----
+
+    def names(self, value: CompressedTensor) -> list[str]:
+        """The tensor of each of its parts."""
+        return [self._names[mine[0].data_ptr()] for _, mine in each(value.arrays, value.flat_parts)]
+
+    def told(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
+        """What a tensor is of the container, in names and numbers; `again` makes it of that."""
+        return self.names(value), value._told
+
+    def again(self, told: tuple[list[str], dict[str, Any]]) -> CompressedTensor:
+        """The tensor of which `told` gave this. Reads and checks its arrays."""
+        names, numbers = told
+        self.check(names)
+        arrays = [array for name in names for array in self[name].arrays[:4]]  # type: ignore[attr-defined]
+        return rebuild(arrays, numbers)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Checks the arrays of tensors in tiles, once. Raises CorruptError."""
+        for name in set(names):
+            if (tiles := self.container[name].tiles) is not None:
+                tiles.check()
+
+    def around(
+        self, values: Sequence[CompressedTensor]
+    ) -> tuple[list[list[tuple[Tiles, Part]]], list[Tiles]]:
+        """For each of some tensors the tiles of its parts and the windows of these; and all tiles.
+
+        All tiles of a tensor if these parts need them all; else each window has its own, which
+        `cut` cuts out.
+        """
+        wanted = [
+            [(_around(name, part), part) for name, part in zip(self.names(v), v.parts, strict=True)]
+            for v in values
+        ]
+        areas: Counter[str] = Counter()
+        sizes = {}
+        for tiles, part in {(tiles, (p.rows, p.columns)) for mine in wanted for tiles, p in mine}:
+            areas[tiles.name] += _area(tiles.rows, tiles.columns)
+            sizes[tiles.name] = part
+        whole = {name for name, (rows, columns) in sizes.items() if areas[name] >= rows * columns}
+        found = [[_within(tiles, part, whole) for tiles, part in mine] for mine in wanted]
+        return found, list(dict.fromkeys(tiles for mine in found for tiles, _ in mine))
+
+    def cut(self, some: Iterable[Tiles]) -> dict[Tiles, Arrays]:
+        """The arrays of tiles that are not whole tensors, in memory of their own. Checks them."""
+
+        def arrays(tiles: Tiles) -> Arrays:
+            _, found = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)
+            return [_frombuffer(array) for array in found]
+
+        own = [tiles for tiles in some if not tiles.is_whole]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return dict(zip(own, threads.map(arrays, own), strict=True))
+
+    def on_host(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+        """The four arrays of tiles in the mapping, or cut out. Checks them."""
+        found = self.cut(some)
+        for tiles in some:
+            if tiles not in found:
+                self.container[tiles.name].tiles.check()
+                found[tiles] = self._found[tiles.name].arrays[:4]
+        return found
+
+    def lengths(self, tiles: Tiles) -> list[int]:
+        """Bytes of the four arrays of a whole tensor."""
+        return [array.numel() for array in self._found[tiles.name].arrays[:4]]
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
+    if not (count if count >= 0 else len(buffer)):
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # PyTorch has no read-only tensors. Nothing here writes to these.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)
+
+
+# ---- windows ----
+
+
+def _around(name: str, part: Part) -> Tiles:
+    """The tiles around a window."""
+    rows = _whole_units((part.row_begin, part.row_end), TILE_ROWS, part.rows)
+    columns = _whole_units((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
+    return Tiles(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
+
+
+def _whole_units(inner: Range, unit: int, end: int) -> Range:
+    """The smallest range of whole units around another one."""
+    return inner[0] // unit * unit, min(-(-inner[1] // unit) * unit, end)
+
+
+def _within(tiles: Tiles, part: Part, whole: set[str]) -> tuple[Tiles, Part]:
+    """The tiles that a window is taken from, and the window of these."""
+    if tiles.name in whole:
+        return Tiles(tiles.name, (0, part.rows), (0, part.columns), True), part
+    (top, bottom), (left, right) = tiles.rows, tiles.columns
+    moved = (
+        part.row_begin - top,
+        part.row_end - top,
+        part.column_begin - left,
+        part.column_end - left,
+    )
+    staged = part.staged_bytes + _MOVED_BYTES
+    return tiles, Part(STORED, bottom - top, right - left, staged, *moved)
+
+
+def _area(rows: Range, columns: Range) -> int:
+    return (rows[1] - rows[0]) * (columns[1] - columns[0])
+
+
+def share(part: Part) -> float:
+    """How much of a tensor the tiles around a window of it are."""
+    tiles = _around("", part)
+    return _area(tiles.rows, tiles.columns) / (part.rows * part.columns)
+
+
+# ---- what loaders take ----
+
+
+class Slice:
+    """A tensor of a container for loaders that take slices of safetensors files."""
+
+    def __init__(self, tensors: Tensors, name: str) -> None:
+        self.tensors, self.name = tensors, name
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        self.tensors.used.add(self.name)
+        return list(self.tensors.container[self.name].shape)
+
+    def get_dtype(self) -> str:
+        """Its dtype, as safetensors calls it."""
+        return str(self.tensors.container[self.name].dtype)
+
+    def __getitem__(self, key: Any) -> Unplaced:
+        return Unplaced(self.tensors[self.name][key])
+
+
+class Unplaced:
+    """A tensor that a loader would move to its device: it stays where it is until all are known."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, with the dtype that it is to have."""
+        return with_dtype(self.value, dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Unplaced:
+        def value(one: Any) -> Any:
+            return one.value if isinstance(one, Unplaced) else one
+
+        return cls(func(*tree_map(value, args), **tree_map(value, kwargs or {})))
+
+
+class AsStored(Slice):
+    """A tensor that also keeps its dtype, whatever the loader makes it."""
+
+    def __getitem__(self, key: Any) -> Unplaced:
+        return _Kept(self.tensors[self.name][key])
+
+
+class _Kept(Unplaced):
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor as it is."""
+        return self.value
+
+
+def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor with another dtype, for which a compressed one is decoded."""
+    if dtype is None or dtype == value.dtype:
+        return value
+    return (value.decode() if isinstance(value, CompressedTensor) else value).to(dtype)
+
+
+def of_windows(
+    value: CompressedTensor,
+    windows: Sequence[tuple[Tiles, Part]],
+    arrays: Mapping[Tiles, Arrays],
+    *,
+    exact: bool,
+    device: torch.device | None = None,
+) -> CompressedTensor:
+    """The tensor that another one is, of windows of other arrays."""
+    return CompressedTensor(
+        [array for tiles, _ in windows for array in arrays[tiles]],
+        [part for _, part in windows],
+        value.shape,
+        exact=exact,
+        transposed=value.transposed,
+        flipped=value.flipped,
+        device=device,
+    )

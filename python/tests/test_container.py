@@ -1,0 +1,142 @@
+"""Tensors of a container as loaders take them: windows of its mapping, and what is cut out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from weights import container_of, same, seeded_weights
+
+import df11
+from df11._container import Slice, Tensors, Tiles
+from df11._tensor import CompressedTensor
+
+WEIGHTS = seeded_weights()
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
+    return Tensors(container_of(WEIGHTS, tmp_path_factory.mktemp("container")))
+
+
+def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
+    assert set(tensors) == set(WEIGHTS) and len(tensors) == len(WEIGHTS)
+    for name, expected in WEIGHTS.items():
+        assert isinstance(tensors[name], CompressedTensor)
+        assert same(tensors[name], expected)
+    # Each array is memory of its own to PyTorch: saving one saves no other.
+    for array in tensors["q"].arrays:  # type: ignore[attr-defined]
+        assert array.untyped_storage().nbytes() == array.numel()
+
+
+JOINED = {
+    "stack": lambda w: torch.stack([w["q"], w["q"]]),
+    "stack of experts": lambda w: torch.stack([w["experts"][at] for at in (4, 1, 1)]),
+    "cat within": lambda w: torch.cat([w["experts"], w["experts_apart"]], 1),
+    "cat of stacks": lambda w: torch.cat(
+        [torch.stack([w["q"], w["q"]]), torch.stack([w["k"], w["v"]])], 1
+    ),
+    "pieces of rows": lambda w: torch.cat([w["wide"][:16], w["wide"][48:64]]),
+    "rows of experts": lambda w: w["experts"][:, 10:50],
+    "a part again": lambda w: torch.stack([w["k"], w["v"]])[1].chunk(2)[0],
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_what_loaders_make_stays_compressed(tensors: Tensors, name: str) -> None:
+    found = JOINED[name](tensors)
+    assert isinstance(found, CompressedTensor)
+    assert same(found, JOINED[name](WEIGHTS))
+    assert same(tensors.again(tensors.told(found)), JOINED[name](WEIGHTS))
+
+
+def test_what_is_no_stack_of_rows_is_decoded(tensors: Tensors) -> None:
+    for join in (
+        lambda w: torch.cat([w["q"], w["q"]], 1),
+        lambda w: torch.stack([w["q"], w["q"]], 2),
+        lambda w: torch.cat([w["q"], w["q"].float()]),
+    ):
+        found, expected = join(tensors), join(WEIGHTS)
+        assert not isinstance(found, CompressedTensor) and same(found, expected)
+
+
+def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Tiles]]:
+    """Tensors of the arrays that would be brought to a device."""
+    from df11._container import of_windows
+
+    windows, tiles = tensors.around(values)
+    arrays = tensors.on_host(tiles)
+    whole = {key: [*mine, torch.empty(0, dtype=torch.uint8)] for key, mine in arrays.items()}
+    pairs = zip(values, windows, strict=True)
+    return [of_windows(value, mine, whole, exact=True) for value, mine in pairs], tiles
+
+
+def test_a_slice_takes_no_more_than_its_tiles(tensors: Tensors) -> None:
+    part = tensors["edge"][40:90, 10:200]
+    (found,), tiles = rebuilt(tensors, [part])
+    assert tiles == [Tiles("edge", (32, 96), (0, 256), False)]
+    assert found.arrays[3].numel() == 64 * 256
+    assert same(found, WEIGHTS["edge"][40:90, 10:200])
+
+
+def test_slices_that_need_all_of_a_tensor_share_it(tensors: Tensors) -> None:
+    halves = [tensors["experts"][:, :32], tensors["experts"][:, 32:]]
+    found, tiles = rebuilt(tensors, halves)
+    assert tiles == [Tiles("experts", (0, 384), (0, 256), True)]
+    for one, expected in zip(found, WEIGHTS["experts"].chunk(2, 1), strict=True):
+        assert same(one, expected)
+
+
+def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
+    """In a cut, tiles begin elsewhere among the 16 bytes that a GPU copies at once."""
+    generator = torch.Generator().manual_seed(12)
+    weights = {
+        f"w{at}": (torch.randn(64, 1024, generator=generator) / 50).bfloat16() for at in range(40)
+    }
+    tensors = Tensors(container_of(weights, tmp_path))
+    more = 0
+    for name in weights:
+        for rows, columns in [
+            ((32, 64), (0, 1024)),
+            ((0, 64), (256, 1024)),
+            ((0, 64), (512, 1024)),
+        ]:
+            part = tensors[name][slice(*rows), slice(*columns)]
+            ((_, window),) = tensors.around([part])[0][0]  # type: ignore[list-item]
+            tiles = tensors.container[name].tiles
+            needed = tiles.cut(rows, columns)[0]
+            assert window.staged_bytes >= needed
+            more += needed > tiles.staged_bytes
+    assert more, "no slice needs more than its tensor, so that nothing was tested"
+
+
+def test_slices_are_read_when_they_are_indexed(tensors: Tensors) -> None:
+    again = Tensors(tensors.container)
+    some = Slice(again, "q")
+    assert some.get_shape() == [128, 256] and some.get_dtype() == "BF16"
+    assert not again.asked
+    found = some[...].to(device="meta", dtype=torch.bfloat16)
+    assert isinstance(found, CompressedTensor) and found.device.type == "cpu"
+    assert again.asked == ["q"]
+    wide = some[...].to(dtype=torch.float32)
+    assert torch.equal(wide, WEIGHTS["q"].float())
+    joined = torch.cat([some[0:32, :], some[64:96, :]], dim=0).to(device="cpu")
+    assert same(joined, torch.cat([WEIGHTS["q"][0:32], WEIGHTS["q"][64:96]]))
+
+
+def test_damage_is_found_before_a_tensor_is_used(tmp_path: Path) -> None:
+    source = container_of(WEIGHTS, tmp_path)
+    path = Path(source.path)
+    places = {name: source[name].tiles.places for name in ("q", "k")}
+    ((base, _),) = source.mappings
+    file = bytearray(path.read_bytes())
+    file[places["q"][3][0] - base + 5] ^= 1
+    (tmp_path / "damaged.df11").write_bytes(file)
+    tensors = Tensors(df11.open(tmp_path / "damaged.df11"))
+    tensors.check(["k"])
+    with pytest.raises(df11.CorruptError):
+        tensors.check(["q"])
+    with pytest.raises(df11.CorruptError):
+        rebuilt(tensors, [tensors["q"][32:64]])

@@ -1,0 +1,232 @@
+//! Kernels that multiply 17 to 64 rows of x by matrices in tiles as stored, which they decode to
+//! shared memory. For compute capability 9.0 alone.
+#![expect(unsafe_code, reason = "launches, each with its proof")]
+
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
+
+use super::{
+    multiply::{run, run_early},
+    split::BLOCKS,
+    task::{LinearLaunch, STRIP_ROWS, tiles_across},
+    tiles::Staged,
+};
+use crate::{
+    Result,
+    gpu::{fault::OrFault, module::Kernels},
+};
+
+/// How many of the kernels' constants are theirs.
+pub(super) const DECODED_CONSTANTS: usize = 8;
+/// Stages of decoded weights of a block, at least: one is filled while another is multiplied.
+const LEAST_STAGES: u32 = 2;
+
+/// Strips of a group of a matrix as stored, which is multiplied by more than
+/// [`ROWS`](super::task::ROWS) rows of x.
+const GROUP_STRIPS: u64 = 8;
+/// Tiles of a strip that a block decodes at once.
+const ROUND_TILES: u64 = 2;
+
+/// How a matrix as stored is shared out among blocks for more than
+/// [`ROWS`](super::task::ROWS) rows of x, by its shape alone: `RoundSplit` of the kernels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounds {
+    /// Each some rounds of the groups, one after the other; no more than
+    /// [`MATRIX_COUNTERS`](super::split::MATRIX_COUNTERS).
+    pub(super) items: u64,
+    /// For sums that meet in memory.
+    pub(super) places: u64,
+}
+
+impl Rounds {
+    pub(super) const fn new(rows: u64, columns: u64) -> Self {
+        let groups = rows.div_ceil(GROUP_STRIPS * STRIP_ROWS);
+        let rounds = groups * tiles_across(columns).div_ceil(ROUND_TILES);
+        let items = rounds.div_ceil(rounds.div_ceil(BLOCKS));
+        Self { items, places: items + if groups < items { groups } else { items } }
+    }
+
+    /// Bytes of a place, with this many rows of x.
+    pub(super) const fn place_bytes(rows: u64) -> u64 {
+        GROUP_STRIPS * STRIP_ROWS * decoded_class(rows) * 4
+    }
+}
+
+/// Rows of x up to which each kernel multiplies by matrices as stored, of more than
+/// [`ROWS`](super::task::ROWS).
+pub(super) const DECODED_CLASSES: [u64; 2] = [32, 64];
+
+/// That of a number of rows.
+const fn decoded_class(rows: u64) -> u64 {
+    if rows <= DECODED_CLASSES[0] { DECODED_CLASSES[0] } else { DECODED_CLASSES[1] }
+}
+
+/// Which of [`DECODED_CLASSES`] a number of rows is of.
+fn class_of(x_rows: u32) -> usize {
+    usize::from(u64::from(x_rows) > DECODED_CLASSES[0])
+}
+
+/// What blocks ask of shared memory, in bytes, and what they bear.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
+    threads: u32,
+    /// Always.
+    fixed: u32,
+    /// For each stage, of each of [`DECODED_CLASSES`].
+    stages: [u32; 2],
+    /// For each row of x that the kernel has.
+    row: u32,
+    /// How many tiles' bits a block has at once.
+    slots: u32,
+    /// Of each, besides those bits.
+    slot: u32,
+    /// Stages, at most.
+    most_stages: u32,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    stages: u32,
+    /// Dynamic shared memory.
+    shared: u32,
+}
+
+impl Needs {
+    fn new(constants: &[u32]) -> Self {
+        let [threads, fixed, few, most, row, slots, slot, most_stages] =
+            *constants.first_chunk::<DECODED_CONSTANTS>().expect("all of them");
+        Self { threads, fixed, stages: [few, most], row, slots, slot, most_stages }
+    }
+
+    /// As many stages as leave room for the largest tile; at least [`LEAST_STAGES`], with which
+    /// there may be less room for it: it is then read from where it lies, slowly.
+    fn shape(self, x_rows: u32, staged: Staged, room: u32) -> Shape {
+        let class = class_of(x_rows);
+        let fixed = self.fixed + DECODED_CLASSES[class] as u32 * self.row;
+        let with = |stages| {
+            let fixed = fixed + stages * self.stages[class];
+            Shape { stages, shared: fixed + self.slots * (self.slot + staged.0) }
+        };
+        let mut all = (LEAST_STAGES..=self.most_stages).rev().map(with);
+        let fitting = all.find(|shape| shape.shared <= room);
+        let Shape { stages, shared } = fitting.unwrap_or_else(|| with(LEAST_STAGES));
+        Shape { stages, shared: shared.min(room) }
+    }
+}
+
+/// Both of them in one context.
+#[derive(Debug)]
+pub(super) struct DecodedKernels {
+    /// For each of [`DECODED_CLASSES`].
+    kernels: Vec<CudaFunction>,
+    needs: Needs,
+    /// Dynamic shared memory that a block may have.
+    room: u32,
+    processors: u32,
+}
+
+impl DecodedKernels {
+    /// None if this GPU's code has none.
+    pub(super) fn load(
+        function: impl Fn(&str) -> Result<CudaFunction>,
+        constants: &[u32],
+        others: &Kernels,
+    ) -> Result<Option<Self>> {
+        let (action, needs) = ("preparing a kernel that multiplies", Needs::new(constants));
+        if needs.threads == 0 {
+            return Ok(None);
+        }
+        let kernels = DECODED_CLASSES.map(|rows| function(&format!("tile_{rows}")));
+        let kernels = kernels.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut room = others.room();
+        for kernel in &kernels {
+            let block = kernel.shared_size_bytes().or_fault(action)?.unsigned_abs();
+            room = room.min(others.room().saturating_sub(block));
+        }
+        for kernel in &kernels {
+            let set = |attribute, value| kernel.set_attribute(attribute, value).or_fault(action);
+            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, room.cast_signed())?;
+            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
+        }
+        Ok(Some(Self { kernels, needs, room, processors: others.processors() }))
+    }
+
+    /// Puts a product on the stream: this many items of [`Rounds`].
+    ///
+    /// # Safety
+    /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with up to as
+    /// many rows of x as the last of [`DECODED_CLASSES`]; all that it points to lives until the
+    /// kernel is done.
+    pub(super) unsafe fn multiply(
+        &self,
+        early: bool,
+        staged: Staged,
+        stream: &CudaStream,
+        items: u64,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
+        let shape = self.needs.shape(launch.x_rows, staged, self.room);
+        let launch = &LinearLaunch { tile_sets: shape.stages, ..*launch };
+        let config = LaunchConfig {
+            grid_dim: (items.min(self.processors.into()) as u32, 1, 1),
+            block_dim: (self.needs.threads, 1, 1),
+            shared_mem_bytes: shape.shared,
+        };
+        let kernel = &self.kernels[class_of(launch.x_rows)];
+        let run = if early { run_early } else { run };
+        // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
+        // say.
+        unsafe { run(kernel, stream, config, launch) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::split::MATRIX_COUNTERS, Needs, Rounds, Shape, Staged};
+
+    #[test]
+    fn blocks_have_as_many_stages_as_leave_room_for_tiles() {
+        let needs = Needs {
+            threads: 768,
+            fixed: 17_408,
+            stages: [32_768, 16_384],
+            row: 1024,
+            slots: 32,
+            slot: 320,
+            most_stages: 4,
+        };
+        let room = 226 << 10;
+        let shape = |x_rows, bytes| {
+            let Shape { stages, shared } = needs.shape(x_rows, Staged(bytes), room);
+            (stages, shared)
+        };
+        let with = |stages: u32, stage: u32, x_rows: u32, bytes: u32| {
+            17_408 + stages * stage + x_rows * 1024 + 32 * (320 + bytes)
+        };
+        // Common weights, and larger tiles.
+        assert_eq!(shape(17, 2704), (2, with(2, 32_768, 32, 2704)));
+        assert_eq!(shape(33, 2704), (3, with(3, 16_384, 64, 2704)));
+        assert_eq!(shape(64, 3200), (2, with(2, 16_384, 64, 3200)));
+        assert_eq!(shape(32, 1704), (3, with(3, 32_768, 32, 1704)));
+        // Yet larger ones: less room than they need.
+        assert_eq!(shape(64, 4096), (2, room));
+    }
+
+    #[test]
+    fn rounds_are_shared_out_in_few_items() {
+        for rows in (1..200_000).step_by(3001) {
+            for columns in (8..40_000).step_by(1016) {
+                let Rounds { items, places } = Rounds::new(rows, columns);
+                let rounds = rows.div_ceil(256) * columns.div_ceil(512);
+                assert!((1..=MATRIX_COUNTERS.min(rounds)).contains(&items), "{rows} x {columns}");
+                assert!((items + 1..=2 * items).contains(&places), "{rows} x {columns}");
+            }
+        }
+        let of = |rows, columns| {
+            let Rounds { items, places } = Rounds::new(rows, columns);
+            [items, places]
+        };
+        assert_eq!([of(6144, 4096), of(4096, 4096), of(32, 8)], [[96, 120], [128, 144], [1, 2]]);
+        assert_eq!([of(28_672, 4096), of(4096, 14_336)], [[128, 240], [112, 128]]);
+    }
+}

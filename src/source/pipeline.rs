@@ -1,0 +1,138 @@
+//! Several models in one folder: the components of a pipeline, as diffusers saves one.
+//!
+//! ```text
+//! model_index.json           by which the folder is known; belongs to no component
+//! text_encoder/              a component: a folder with weights, and a model by itself
+//! unet/                      another one
+//! scheduler/, tokenizer/     without weights: their files belong to no component
+//! ```
+
+use std::{collections::BTreeSet, path::Path};
+
+use super::{
+    Source,
+    advice::little_to_code,
+    folder::{LeftOut, open_files},
+    hub_cache, index, variant,
+    walk::{Found, walk},
+};
+use crate::{
+    Error, Result,
+    paths::{MODEL_INDEX, is_safetensors},
+};
+
+/// All models at a path: one, or the components of a pipeline.
+#[derive(Debug)]
+pub struct Sources {
+    components: Vec<Component<Source>>,
+}
+
+/// A model of several in one folder.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Component<M> {
+    /// Its folder, relative to that of the pipeline; empty for a model that is alone, and for the
+    /// files of a pipeline that belong to no component, which come last and have no weights.
+    pub folder: String,
+    /// The model.
+    pub model: M,
+}
+
+impl<M> Component<M> {
+    pub(crate) fn new(folder: impl Into<String>, model: M) -> Self {
+        Self { folder: folder.into(), model }
+    }
+
+    /// The path of a file of the model, relative to the folder of all models.
+    pub fn path_of(&self, path: &str) -> String {
+        if self.folder.is_empty() { path.to_owned() } else { format!("{}/{path}", self.folder) }
+    }
+}
+
+impl Sources {
+    /// Opens a safetensors file, the folder of a model, or the folder of a pipeline: one with a
+    /// `model_index.json` and with safetensors files in subfolders. Each of these is a component,
+    /// and opened as by [`Source::open_variant`]; all other files are one source without weights.
+    /// Weights that lie beside the components are left out: no component loads them.
+    ///
+    /// # Errors
+    /// As [`Source::open_variant`], with the component's name.
+    pub fn open(path: &Path, variant: Option<&str>) -> Result<Self> {
+        let snapshot = if path.is_dir() { hub_cache::snapshot(path)? } else { None };
+        let root = snapshot.as_deref().unwrap_or(path);
+        let (found, left_out) = if root.is_dir() { walk(root)? } else { Default::default() };
+        let folders = components(&found);
+        if folders.is_empty() {
+            let alone = Component::new("", Source::open_variant(path, variant)?);
+            return Ok(Self { components: vec![alone] });
+        }
+        variant::check(&found, variant)?;
+        let open = |folder: &String| {
+            let source = Source::open_component(&root.join(folder), root, variant);
+            let mut source = source.map_err(|error| named(error, folder))?;
+            source.notes.iter_mut().for_each(|note| *note = format!("{folder}: {note}"));
+            Ok(Component::new(folder, source))
+        };
+        let mut components = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let mut rest = rest(found, left_out, &folders)?;
+        if snapshot.is_some() {
+            rest.notes.push(format!("the cache's snapshot {} was read", root.display()));
+        }
+        let weights = components.iter().flat_map(|component| &component.model.weights);
+        rest.notes.extend(little_to_code(weights));
+        components.push(Component::new("", rest));
+        Ok(Self { components })
+    }
+
+    /// The components, ascending by folder, and what belongs to none of them; or the one model.
+    pub fn components(&self) -> &[Component<Source>] {
+        &self.components
+    }
+
+    /// Whether there are several models.
+    pub const fn is_pipeline(&self) -> bool {
+        self.components.len() > 1
+    }
+
+    /// What the user should know of how the weights were read, a sentence each.
+    pub fn notes(&self) -> impl Iterator<Item = &str> {
+        self.components.iter().flat_map(|component| component.model.notes.iter().map(String::as_str))
+    }
+}
+
+/// The folders of a pipeline that hold weights; none if this is no pipeline.
+fn components(found: &[Found]) -> BTreeSet<String> {
+    if found.binary_search_by(|file| file.path.as_str().cmp(MODEL_INDEX)).is_err() {
+        return BTreeSet::new();
+    }
+    let weights = found.iter().filter(|file| is_safetensors(&file.path));
+    weights.filter_map(|file| Some(file.path.split_once('/')?.0.to_owned())).collect()
+}
+
+/// The files that belong to no component.
+fn rest(found: Vec<Found>, left_out: Vec<LeftOut>, folders: &BTreeSet<String>) -> Result<Source> {
+    let is_inside = |path: &str| path.split_once('/').is_some_and(|(folder, _)| folders.contains(folder));
+    let (mut side, mut weights) = (Vec::new(), Vec::new());
+    for file in found.into_iter().filter(|file| !is_inside(&file.path)) {
+        let is_weights = is_safetensors(&file.path) || index::is_index(&file.path);
+        if is_weights { weights.push(file) } else { side.push(file) }
+    }
+    let left_out = left_out.into_iter().filter(|file| !is_inside(&file.path)).collect();
+    let mut source = open_files(side, left_out, None)?;
+    source.left_out.extend(weights.into_iter().map(|file| {
+        let reason = "weights of no component; compress them by themselves if they are needed".to_owned();
+        LeftOut { path: file.path, reason }
+    }));
+    source.left_out.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(source)
+}
+
+/// An error with the component in which it is.
+fn named(error: Error, folder: &str) -> Error {
+    match error {
+        Error::Parameter { problem, remedy } => {
+            Error::parameter(format!("component {folder}: {problem}"), remedy)
+        }
+        error => error.within(format_args!("component {folder}")),
+    }
+}
