@@ -43,14 +43,14 @@ const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
 /// The driver counts these of the 6,144 bits of its six stacks.
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 
-/// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear-large,
+/// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*,
 /// *tile-kernel*, *residence*), for the four matrices there: those of our products and of cuBLASLt's,
 /// and of decoding. In microseconds:
 ///
 /// ```text
 /// rows of x              16     32     64    128    256    512      decode, then cuBLASLt
-/// H200, stored          172    196    242                            204 + 118
-/// H200, fast             98    103    111    132    199    398       236 + 295 for 512 rows
+/// H200, stored          172    180    211                            204 + 118
+/// H200, fast             99    103    110    134    200    401       236 + 295 for 512 rows
 /// H100, stored          174    188    218                            300 + 164
 /// H100, fast            122    132    136    148    208    425       323 + 302 for 512 rows
 /// ```
@@ -58,8 +58,8 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// As stored a launch takes 64 rows: two of them take 436 on the H100, and on the H200 more than
 /// decoding and cuBLASLt.
 ///
-/// With the fast layout a launch takes 256 rows, and another one 199 (H200) or 217 (H100), where
-/// decoding and cuBLASLt grow by 110 and 101 for as many: three launches are faster, 597 instead of
+/// With the fast layout a launch takes 256 rows, and another one 200 (H200) or 217 (H100), where
+/// decoding and cuBLASLt grow by 110 and 101 for as many: three launches are faster, 600 instead of
 /// 641 and 642 instead of 725, and four are not.
 const KNOWN: [(Gpu, Crossover); 2] =
     [(H100, Crossover { stored: 129, fast: 769 }), (H200, Crossover { stored: 65, fast: 769 })];
