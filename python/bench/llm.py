@@ -74,7 +74,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
     },
 }  # fmt: skip
-# How weights are held: arguments of `df11.Df11Config`; None is BF16 as it is.
+# How weights are held: arguments of `df11.Config`; None is BF16 as it is.
 MODES: dict[str, dict[str, str] | None] = {
     "bf16": None,
     "exact": {"mode": "exact", "residence": "stored"},
@@ -249,7 +249,7 @@ class Bench:
         if not folder.exists():
             raise FileNotFoundError(f"{folder}: run the part make first")
         if kind == "df11":
-            kwargs["quantization_config"] = df11.Df11Config(
+            kwargs["quantization_config"] = df11.Config(
                 mode=self.options.mode, residence=self.options.residence
             )
         kwargs.setdefault("device_map", self.options.device)
@@ -259,7 +259,7 @@ class Bench:
         """A model whose weights are held in one of MODES."""
         how = MODES[mode]
         if how is not None:
-            kwargs["quantization_config"] = df11.Df11Config(**how)
+            kwargs["quantization_config"] = df11.Config(**how)
         folder = self.folders["bf16" if how is None else "df11"]
         return transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.bfloat16, **kwargs

@@ -82,7 +82,7 @@ __all__ = [
 
 #: What needs PyTorch, which is imported when one of them is first used.
 _WITH_TORCH = {
-    "Df11Config": "_quantizer",
+    "Config": "_quantizer",
     "MissingError": "_parameters",
     "ModelReport": "_status",
     "attach": "_attach",

@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,11 +64,11 @@ _NEEDED = (
 
 
 @register_quantization_config(METHOD)
-class Df11Config(QuantizationConfigMixin):
+class Config(QuantizationConfigMixin):
     """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
 
-    `mode`, `residence`, `memory` and `streamed` are those of `df11.attach`. Other options, such as
-    `prefetch` of earlier versions, do nothing and are warned of.
+    `mode`, `residence`, `memory` and `streamed` are those of `df11.attach`. Raises ValueError for
+    options and words that it does not know.
     """
 
     def __init__(
@@ -81,8 +80,9 @@ class Df11Config(QuantizationConfigMixin):
         **others: Any,
     ) -> None:
         check_options(mode, residence)
-        if others := {name: value for name, value in others.items() if name != "quant_method"}:
-            warnings.warn(f"df11: {', '.join(others)} does nothing; leave it out", stacklevel=2)
+        if unknown := [name for name in others if name != "quant_method"]:
+            known = "mode, residence, memory, streamed"
+            raise ValueError(f"df11.Config has no {', '.join(unknown)}; its options are {known}")
         self.quant_method = METHOD  # type: ignore[assignment]
         self.mode = mode
         self.residence = residence
@@ -102,7 +102,7 @@ class Df11Config(QuantizationConfigMixin):
 # list without a way to register; a release without it warns that it leaves the options out.
 auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
     *getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", ()),
-    Df11Config,
+    Config,
 )
 
 
@@ -114,9 +114,9 @@ class Df11Quantizer(HfQuantizer):
     is_trainable = True
     #: generate() may compile by itself.
     is_compileable = True
-    quantization_config: Df11Config
+    quantization_config: Config
 
-    def __init__(self, quantization_config: Df11Config, **kwargs: Any) -> None:
+    def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.wanted: Any = None
         self.max_memory: dict[Any, Any] | None = None

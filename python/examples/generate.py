@@ -55,9 +55,7 @@ def main() -> None:
     start = time.perf_counter()
     config = AutoConfig.from_pretrained(options.model)
     if getattr(config, "quantization_config", None):
-        where["quantization_config"] = df11.Df11Config(
-            mode=options.mode, residence=options.residence
-        )
+        where["quantization_config"] = df11.Config(mode=options.mode, residence=options.residence)
     model = AutoModelForCausalLM.from_pretrained(options.model, **where)
     seconds = time.perf_counter() - start
     report = df11.report(model, verify=options.verify)

@@ -144,7 +144,7 @@ def test_experts_that_transformers_transposes(root: Path, implementation: str, d
 @pytest.mark.parametrize("residence", ["stored", "fast"])
 def test_fused_experts_wait_for_nothing(root: Path, residence: str) -> None:
     """In the fast layout kernels read the router's choice where it is: CUDA graphs capture them."""
-    options = df11.Df11Config(mode="fused", residence=residence)
+    options = df11.Config(mode="fused", residence=residence)
     kind = transformers.AutoModelForCausalLM
     bf16, folder = folders(root, "qwen3-moe")
     original = kind.from_pretrained(bf16, device_map="cuda")

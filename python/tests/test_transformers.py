@@ -163,7 +163,7 @@ def test_options(folders: Folders) -> None:
     """The caller's, whatever the checkpoint says; they are not saved."""
     folder = folders.compressed("llama")
     for model in (
-        load(folder, quantization_config=df11.Df11Config(mode="fused")),
+        load(folder, quantization_config=df11.Config(mode="fused")),
         load(folder, config=with_options(folder, mode="fused")),
     ):
         assert not model.lm_head.weight.exact
@@ -171,10 +171,12 @@ def test_options(folders: Folders) -> None:
         # The CPU has no kernels that multiply.
         assert torch.equal(model(prompt()).logits, load(folder)(prompt()).logits)
         assert model.config.quantization_config.to_dict() == {"quant_method": "df11"}
-    with pytest.warns(UserWarning, match="prefetch does nothing"):
+    with pytest.raises(ValueError, match="no prefetch; its options are mode, residence"):
         load(folder, config=with_options(folder, prefetch=True))
+    with pytest.raises(ValueError, match="no prefetch; its options are mode, residence"):
+        df11.Config(prefetch=True)
     with pytest.raises(ValueError, match="choose one of exact, fused"):
-        df11.Df11Config(mode="fast")
+        df11.Config(mode="fast")
 
 
 @pytest.mark.parametrize("layout", ["tile", "gap", "raw"])
@@ -420,7 +422,7 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="df11 compress"):
         load(
             folders.bf16("llama"),
-            quantization_config=__import__("df11._quantizer")._quantizer.Df11Config(),
+            quantization_config=__import__("df11._quantizer")._quantizer.Config(),
         )
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -517,7 +519,7 @@ def residence_options(residence: str) -> dict[str, Any]:
 @pytest.mark.parametrize("residence", RESIDENCES)
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mixtral", "phi3", "gpt2"])
 def test_residences(folders: Folders, name: str, residence: str) -> None:
-    options = df11.Df11Config(**residence_options(residence))
+    options = df11.Config(**residence_options(residence))
     model = load(folders.compressed(name), "cuda", quantization_config=options)
     assert same_steps(load(folders.bf16(name), "cuda"), model)
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -535,7 +537,7 @@ def test_residences(folders: Folders, name: str, residence: str) -> None:
 def test_fused_products_are_nearly_those_of_bf16(
     folders: Folders, name: str, residence: str
 ) -> None:
-    options = df11.Df11Config(mode="fused", **residence_options(residence))
+    options = df11.Config(mode="fused", **residence_options(residence))
     model = load(folders.compressed(name), "cuda", quantization_config=options)
     assert df11.report(model).modes == ["fused"]
     with torch.no_grad():
@@ -551,7 +553,7 @@ def test_fused_products_are_nearly_those_of_bf16(
 @pytest.mark.parametrize("residence", ["stored", "fast"])
 def test_another_layout_of_the_container(folders: Folders, residence: str) -> None:
     """Matrices that are not in tiles are packed: they are in the fast layout then."""
-    options = df11.Df11Config(residence=residence)
+    options = df11.Config(residence=residence)
     model = load(folders.compressed("llama", "gap"), "cuda", quantization_config=options)
     assert set(df11.report(model, verify=True).residences.values()) == {"fast", "ordinary"}
     assert same_steps(load(folders.bf16("llama"), "cuda"), model)
@@ -566,7 +568,7 @@ def test_cuda_graphs(folders: Folders, name: str, residence: str) -> None:
     """
     folder = folders.compressed(name)
     options = {"experts_implementation": "batched_mm"} if "moe" in name else {}
-    config = df11.Df11Config(**residence_options(residence))
+    config = df11.Config(**residence_options(residence))
     model = load(folder, "cuda", quantization_config=config, **options)
     original = load(folders.bf16(name), "cuda", **options)
     with torch.no_grad():
@@ -612,7 +614,7 @@ def test_a_gpu_that_is_too_small(folders: Folders) -> None:
         assert report.host_bytes > 0
         assert report.device_bytes <= limit
         assert same_steps(original, model)
-    model = load(folder, "cuda", quantization_config=df11.Df11Config(streamed=True))
+    model = load(folder, "cuda", quantization_config=df11.Config(streamed=True))
     assert set(df11.report(model).residences.values()) == {"streamed", "ordinary"}
     assert same_steps(original, model)
 
@@ -712,7 +714,7 @@ def test_two_threads_on_streams_of_their_own(folders: Folders) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["exact", "fused"])
 def test_compiled_on_a_gpu(folders: Folders, mode: str) -> None:
-    options = df11.Df11Config(mode=mode, residence="fast")
+    options = df11.Config(mode=mode, residence="fast")
     model = load(folders.compressed("llama"), "cuda", quantization_config=options)
     original = load(folders.bf16("llama"), "cuda")
     with torch.no_grad():

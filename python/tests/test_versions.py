@@ -163,9 +163,7 @@ def test_a_release_that_lacks_something_is_told(
         for name in _quantizer._WITH_CONFIG:
             patch.delattr(f"df11._quantizer.HfQuantizer.{name}", raising=False)
         with pytest.raises(ImportError, match=words) as error:
-            _quantizer.Df11Quantizer(
-                _quantizer.Df11Config(), pre_quantized=True
-            ).validate_environment()
+            _quantizer.Df11Quantizer(_quantizer.Config(), pre_quantized=True).validate_environment()
         assert "update_tp_plan and update_attn_implementation" in str(error.value)
 
 
