@@ -71,10 +71,7 @@ pub(crate) fn verify<'py>(
             all.tensors += found.tensors;
             all.files += found.files;
             all.bytes = all.bytes.saturating_add(found.bytes);
-            all.unchecked.extend(found.unchecked.iter().map(|what| match component.folder.as_str() {
-                "" => what.clone(),
-                folder => format!("{folder}: {what}"),
-            }));
+            all.unchecked.extend(found.unchecked.iter().map(|what| component.sentence(what)));
         }
         all.unchecked
             .extend(models.missing().iter().map(|name| format!("component {name}, which is missing")));

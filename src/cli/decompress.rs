@@ -19,7 +19,7 @@ use super::{
     Answer, Failure, Session,
     device::{Chosen, DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
-    sizes::{OTHER_FILES, left_out_json},
+    sizes::{component_name, left_out_json},
     text::{self, Table},
 };
 
@@ -162,9 +162,8 @@ fn sum(parts: &[Restored]) -> Restored {
 fn table<'a>(parts: impl Iterator<Item = (&'a Component<Model>, &'a Restored)>) -> String {
     let mut table = Table::new(["  component", "files", "bytes"]);
     for (component, restored) in parts {
-        let name = Some(component.folder.as_str()).filter(|name| !name.is_empty());
         table.row([
-            format!("  {}", text::printable(name.unwrap_or(OTHER_FILES))),
+            format!("  {}", text::printable(component_name(&component.folder))),
             restored.files.to_string(),
             text::bytes(restored.bytes),
         ]);

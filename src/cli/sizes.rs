@@ -3,13 +3,20 @@
 
 use std::path::Path;
 
-use df11::{Dtype, Report, source::LeftOut};
+use df11::{Dtype, Model, Report, open::Shard, source::LeftOut};
 use serde_json::{Value, json};
 
 use super::text::{self, Table};
 
-/// What the rows of tables are called that stand for the files of no component.
-pub(super) const OTHER_FILES: &str = "other files";
+/// What a component of a pipeline is called, by its folder; the files of no component have none.
+pub(super) fn component_name(folder: &str) -> &str {
+    if folder.is_empty() { "other files" } else { folder }
+}
+
+/// Bytes of the containers of a model.
+pub(super) fn container_bytes(model: &Model) -> u64 {
+    model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add)
+}
 
 /// The reports of all models at a path.
 pub(super) struct Sizes {
@@ -53,7 +60,7 @@ impl Sizes {
             ]);
         };
         for (name, report) in &self.models {
-            add(if name.is_empty() { OTHER_FILES } else { name }, report);
+            add(component_name(name), report);
         }
         add("total", &self.total);
         let mut lines: Vec<String> = table.render().lines().map(str::to_owned).collect();

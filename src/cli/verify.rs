@@ -14,7 +14,7 @@ use super::{
     Answer, Failure, Session,
     device::{DecodedBy, DeviceArgs},
     session::{Threads, open_to_stream},
-    sizes::OTHER_FILES,
+    sizes::{component_name, container_bytes},
     text::{self, Table},
 };
 
@@ -81,18 +81,9 @@ struct Found<'m> {
 }
 
 impl Found<'_> {
-    fn stored_bytes(&self) -> u64 {
-        let lengths = self.component.model.shards().iter().map(df11::open::Shard::file_length);
-        lengths.fold(0, u64::saturating_add)
-    }
-
     /// What could not be checked, with paths relative to the folder of all models.
     fn unchecked(&self) -> Vec<String> {
-        let unchecked = self.verification.unchecked.iter();
-        let folder = &self.component.folder;
-        unchecked
-            .map(|what| if folder.is_empty() { what.clone() } else { format!("{folder}: {what}") })
-            .collect()
+        self.verification.unchecked.iter().map(|what| self.component.sentence(what)).collect()
     }
 
     fn json(&self) -> Value {
@@ -102,7 +93,7 @@ impl Found<'_> {
             "tensors": self.verification.tensors,
             "files": self.verification.files,
             "bytes": self.verification.bytes,
-            "stored_bytes": self.stored_bytes(),
+            "stored_bytes": container_bytes(&self.component.model),
             "unchecked": self.unchecked(),
             "device": self.device.as_ref().map(DecodedBy::json),
             "seconds": self.seconds,
@@ -218,7 +209,6 @@ impl Verify {
 
     fn json(&self, models: &Models, found: &[Found<'_>]) -> Value {
         let sum = |value: fn(&Found<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
-        let stored = found.iter().map(Found::stored_bytes).fold(0, u64::saturating_add);
         let mut json = json!({
             "command": "verify",
             "source": self.source.to_string_lossy(),
@@ -229,7 +219,7 @@ impl Verify {
             "tensors": sum(|each| each.verification.tensors),
             "files": sum(|each| each.verification.files),
             "bytes": sum(|each| each.verification.bytes),
-            "stored_bytes": stored,
+            "stored_bytes": sum(|each| container_bytes(&each.component.model)),
             "unchecked": found.iter().flat_map(Found::unchecked).collect::<Vec<_>>(),
             "device": found[0].device.as_ref().map(DecodedBy::json),
             "seconds": found.iter().map(|each| each.seconds).sum::<f64>(),
@@ -254,13 +244,12 @@ fn table(found: &[Found<'_>]) -> String {
     let mut table = Table::new(["  component", "result", "tensors", "files", "stored"]);
     for each in found {
         let verification = &each.verification;
-        let name = Some(each.component.folder.as_str()).filter(|name| !name.is_empty());
         table.row([
-            format!("  {}", text::printable(name.unwrap_or(OTHER_FILES))),
+            format!("  {}", text::printable(component_name(&each.component.folder))),
             if verification.unchecked.is_empty() { "good" } else { "incomplete" }.to_owned(),
             verification.tensors.to_string(),
             verification.files.to_string(),
-            text::bytes(each.stored_bytes()),
+            text::bytes(container_bytes(&each.component.model)),
         ]);
     }
     table.render()

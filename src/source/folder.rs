@@ -97,18 +97,34 @@ impl Source {
             return Ok(open_file(path)?.complete(root)?.advised());
         }
         let snapshot = hub_cache::snapshot(path)?;
-        let path = snapshot.as_deref().unwrap_or(path);
-        variant::check(&walk(path)?.0, variant)?;
-        let mut source = Self::open_component(path, path, variant)?.advised();
-        if snapshot.is_some() {
-            source.notes.insert(0, format!("the cache's snapshot {} was read", path.display()));
-        }
-        Ok(source)
+        let root = snapshot.as_deref().unwrap_or(path);
+        let (found, left_out) = walk(root)?;
+        Ok(Self::open_walked(root, found, left_out, variant)?.read_from(snapshot.as_deref()))
+    }
+
+    /// The model in a folder of which [`walk`] has given this.
+    pub(super) fn open_walked(
+        folder: &Path,
+        found: Vec<Found>,
+        left_out: Vec<LeftOut>,
+        variant: Option<&str>,
+    ) -> Result<Self> {
+        variant::check(&found, variant)?;
+        Ok(Self::of_files(folder, found, left_out, variant)?.advised())
     }
 
     /// The model in a folder, into `home` or whose parts links may lead.
     pub(super) fn open_component(folder: &Path, home: &Path, variant: Option<&str>) -> Result<Self> {
         let (found, left_out) = walk_within(folder, home)?;
+        Self::of_files(folder, found, left_out, variant)
+    }
+
+    fn of_files(
+        folder: &Path,
+        found: Vec<Found>,
+        left_out: Vec<LeftOut>,
+        variant: Option<&str>,
+    ) -> Result<Self> {
         let source = open_files(found, left_out, variant)?;
         if source.weights.is_empty() {
             return Err(Error::parameter(
@@ -117,6 +133,13 @@ impl Source {
             ));
         }
         source.complete(folder)
+    }
+
+    /// With a note first if it was found in the cache of the Hub.
+    pub(super) fn read_from(mut self, snapshot: Option<&Path>) -> Self {
+        let note = |path: &Path| format!("the cache's snapshot {} was read", path.display());
+        self.notes.splice(0..0, snapshot.map(note));
+        self
     }
 
     /// With a note if little of it will be coded.

@@ -43,6 +43,11 @@ impl<M> Component<M> {
         Self { folder: folder.into(), model }
     }
 
+    /// A sentence about the model, with its folder before it.
+    pub fn sentence(&self, text: &str) -> String {
+        if self.folder.is_empty() { text.to_owned() } else { format!("{}: {text}", self.folder) }
+    }
+
     /// The path of a file of the model, relative to the folder of all models.
     pub fn path_of(&self, path: &str) -> String {
         if self.folder.is_empty() { path.to_owned() } else { format!("{}/{path}", self.folder) }
@@ -58,26 +63,28 @@ impl Sources {
     /// # Errors
     /// As [`Source::open_variant`], with the component's name.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<Self> {
-        let snapshot = if path.is_dir() { hub_cache::snapshot(path)? } else { None };
+        let alone = |source| Self { components: vec![Component::new("", source)] };
+        if !path.is_dir() {
+            return Source::open_variant(path, variant).map(alone);
+        }
+        let snapshot = hub_cache::snapshot(path)?;
         let root = snapshot.as_deref().unwrap_or(path);
-        let (found, left_out) = if root.is_dir() { walk(root)? } else { Default::default() };
+        let (found, left_out) = walk(root)?;
         let folders = components(&found);
         if folders.is_empty() {
-            let alone = Component::new("", Source::open_variant(path, variant)?);
-            return Ok(Self { components: vec![alone] });
+            let source = Source::open_walked(root, found, left_out, variant)?;
+            return Ok(alone(source.read_from(snapshot.as_deref())));
         }
         variant::check(&found, variant)?;
         let open = |folder: &String| {
             let source = Source::open_component(&root.join(folder), root, variant);
-            let mut source = source.map_err(|error| named(error, folder))?;
-            source.notes.iter_mut().for_each(|note| *note = format!("{folder}: {note}"));
-            Ok(Component::new(folder, source))
+            let mut component = Component::new(folder, source.map_err(|error| named(error, folder))?);
+            let notes = std::mem::take(&mut component.model.notes);
+            component.model.notes = notes.iter().map(|note| component.sentence(note)).collect();
+            Ok(component)
         };
         let mut components = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let mut rest = rest(found, left_out, &folders)?;
-        if snapshot.is_some() {
-            rest.notes.push(format!("the cache's snapshot {} was read", root.display()));
-        }
+        let mut rest = rest(found, left_out, &folders)?.read_from(snapshot.as_deref());
         let weights = components.iter().flat_map(|component| &component.model.weights);
         rest.notes.extend(little_to_code(weights));
         components.push(Component::new("", rest));

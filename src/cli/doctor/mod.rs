@@ -11,12 +11,16 @@ use clap::Args;
 use df11::{
     OpenOptions,
     constants::{VERSION_MAJOR, VERSION_MINOR},
-    open::{Shard, is_compressed},
+    open::is_compressed,
     source::Component,
 };
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Failure, Session, sizes::OTHER_FILES, text};
+use super::{
+    Answer, Failure, Session,
+    sizes::{component_name, container_bytes},
+    text,
+};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -100,8 +104,8 @@ fn models(folder: &Path) -> Option<Finding> {
     let is_whole = models.missing().is_empty() && all.clone().all(|found| found.model.is_complete());
     let (mut texts, mut values) = (Vec::new(), Vec::new());
     for Component { folder, model, .. } in all {
-        let bytes = model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add);
-        let name = if models.is_pipeline() && folder.is_empty() { OTHER_FILES } else { folder };
+        let bytes = container_bytes(model);
+        let name = if models.is_pipeline() { component_name(folder) } else { folder };
         let (shards, count) = (model.shards().len() as u64, model.shard_count());
         texts.push(format!("{name} {} ({shards} of {count} containers)", text::bytes(bytes)));
         values.push(json!({

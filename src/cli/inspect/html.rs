@@ -6,11 +6,10 @@ use df11::{
     Dtype, Encoding, Models, Tensor,
     format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
     huffman::Histogram,
-    open::Shard,
 };
 use serde_json::{Value, json};
 
-use super::{Findings, sum_of_all};
+use super::{Part, report::stored_bytes, sum_of_all};
 use crate::cli::figures::Figures;
 
 const PAGE: &str = include_str!("page/page.html");
@@ -21,7 +20,7 @@ const SCRIPT: &str = include_str!("page/page.js");
 pub(super) struct Found<'m> {
     pub(super) path: &'m Path,
     pub(super) models: &'m Models,
-    pub(super) parts: Vec<(&'m str, Findings<'m>)>,
+    pub(super) parts: Vec<Part<'m>>,
 }
 
 /// The page of one model, or of two that are compared.
@@ -52,26 +51,20 @@ fn name(path: &Path) -> String {
     named.file_name().unwrap_or(named.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// A name in a component, as names are told of a pipeline.
-fn full(folder: &str, name: &str) -> String {
-    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
-}
-
 /// One model as the script reads it.
 fn document(found: &Found<'_>, other: Option<&Found<'_>>) -> Value {
     let twins: HashMap<String, Tensor<'_>> = other.into_iter().flat_map(tensors).collect();
-    let shards = || found.parts.iter().flat_map(|(_, findings)| findings.model.shards());
     let (mut blocks, mut tensors) = (Vec::new(), Vec::new());
-    for (folder, findings) in &found.parts {
+    for (component, findings) in &found.parts {
         for (block, (row, rows)) in findings.model.blocks().zip(findings.blocks.iter().zip(&findings.tensors))
         {
-            let block_name = full(folder, &row.name);
+            let block_name = component.path_of(&row.name);
             let mut value = sizes(&row.figures);
             value["tensors"] = json!(row.figures.tensors);
             value["name"] = json!(block_name);
             blocks.push(value);
             for (tensor, row) in block.tensors().zip(rows) {
-                let name = full(folder, &row.name);
+                let name = component.path_of(&row.name);
                 let mut value = sizes(&row.figures);
                 describe(&tensor, twins.get(&name), &mut value);
                 value["name"] = json!(name);
@@ -81,13 +74,13 @@ fn document(found: &Found<'_>, other: Option<&Found<'_>>) -> Value {
         }
     }
     let files = files(found);
-    let last = found.parts.last().expect("at least one model");
+    let (last, _) = found.parts.last().expect("at least one model");
     json!({
         "name": name(found.path),
-        "identity": last.1.model.identity().to_string(),
+        "identity": last.model.identity().to_string(),
         "missing": found.models.missing(),
-        "containers": shards().count(),
-        "container_bytes": shards().map(Shard::file_length).fold(0, u64::saturating_add),
+        "containers": found.parts.iter().map(|(component, _)| component.model.shards().len()).sum::<usize>(),
+        "container_bytes": stored_bytes(&found.parts),
         "original_bytes": files.iter().filter_map(|file| file["stored"].as_u64()).fold(0, u64::saturating_add),
         "total": sum_of_all(&found.parts).json_of_bits(),
         "blocks": blocks,
@@ -98,8 +91,8 @@ fn document(found: &Found<'_>, other: Option<&Found<'_>>) -> Value {
 }
 
 fn tensors<'a>(found: &'a Found<'_>) -> impl Iterator<Item = (String, Tensor<'a>)> {
-    found.parts.iter().flat_map(|(folder, findings)| {
-        findings.model.tensors().map(move |tensor| (full(folder, tensor.name()), tensor))
+    found.parts.iter().flat_map(|(component, _)| {
+        component.model.tensors().map(|tensor| (component.path_of(tensor.name()), tensor))
     })
 }
 
@@ -141,8 +134,8 @@ fn describe(tensor: &Tensor<'_>, twin: Option<&Tensor<'_>>, value: &mut Value) {
 /// The original files; `stored` is the length of those that are in a container.
 fn files(found: &Found<'_>) -> Vec<Value> {
     let mut files = Vec::new();
-    for (folder, findings) in &found.parts {
-        for shard in findings.model.shards() {
+    for (component, _) in &found.parts {
+        for shard in component.model.shards() {
             let directory = shard.directory();
             files.extend(directory.files.iter().map(|file| {
                 let kind = match file.kind.get() {
@@ -152,7 +145,7 @@ fn files(found: &Found<'_>) -> Vec<Value> {
                     _ => "unknown",
                 };
                 json!({
-                    "path": full(folder, directory.file_path(file)),
+                    "path": component.path_of(directory.file_path(file)),
                     "kind": kind,
                     "length": file.length.get(),
                     "stored": (file.kind != FILE_BESIDE).then(|| file.length.get()),

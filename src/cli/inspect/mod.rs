@@ -17,7 +17,7 @@ use super::{
     Answer, Failure, Session,
     figures::{Figures, Row, has_weights, tensor_rows},
     session::Threads,
-    sizes::OTHER_FILES,
+    sizes::component_name,
     text::printable,
 };
 
@@ -88,6 +88,9 @@ struct Findings<'m> {
     exponents: Option<Histogram>,
 }
 
+/// A component, and what was found out about its model.
+type Part<'m> = (&'m Component<Model>, Findings<'m>);
+
 impl Inspect {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         self.check_outputs()?;
@@ -127,8 +130,8 @@ impl Inspect {
         session: &Session,
     ) -> Result<html::Found<'m>, Failure> {
         let mut parts = Vec::new();
-        for Component { folder, model, .. } in models.components() {
-            parts.push((folder.as_str(), self.threads.run(|| self.examine(model, session))?));
+        for component in models.components() {
+            parts.push((component, self.threads.run(|| self.examine(&component.model, session))?));
         }
         Ok(html::Found { path, models, parts })
     }
@@ -144,14 +147,14 @@ impl Inspect {
     }
 
     /// Component by component, and their sum.
-    fn text_of_all(&self, models: &Models, parts: &[(&str, Findings<'_>)]) -> String {
+    fn text_of_all(&self, models: &Models, parts: &[Part<'_>]) -> String {
         if !models.is_pipeline() {
             return self.text(&parts[0].1);
         }
         let mut texts = Vec::new();
-        for (folder, findings) in parts {
-            let name = if folder.is_empty() { OTHER_FILES } else { folder };
-            texts.push(format!("[{}]\n{}", printable(name), self.text(findings)));
+        for (component, findings) in parts {
+            let name = printable(component_name(&component.folder));
+            texts.push(format!("[{name}]\n{}", self.text(findings)));
         }
         texts.push(format!("[total]\n{}", report::totals(parts)));
         for folder in models.missing() {
@@ -160,16 +163,16 @@ impl Inspect {
         texts.join("\n\n")
     }
 
-    fn json_of_all(&self, models: &Models, parts: &[(&str, Findings<'_>)]) -> Value {
+    fn json_of_all(&self, models: &Models, parts: &[Part<'_>]) -> Value {
         let of = |findings| report::json(findings, &self.source, self.tensors);
         if !models.is_pipeline() {
             return of(&parts[0].1);
         }
         let components: Vec<Value> = parts
             .iter()
-            .map(|(folder, findings)| {
+            .map(|(component, findings)| {
                 let mut json = of(findings);
-                json["component"] = json!(folder);
+                json["component"] = json!(component.folder);
                 json
             })
             .collect();
@@ -245,7 +248,7 @@ impl Inspect {
 }
 
 /// Figures of all components.
-fn sum_of_all(parts: &[(&str, Findings<'_>)]) -> Figures {
+fn sum_of_all(parts: &[Part<'_>]) -> Figures {
     Figures::of(parts.iter().map(|(_, findings)| findings.total.clone()))
 }
 

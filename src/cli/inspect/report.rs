@@ -2,29 +2,26 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use df11::{Encoding, Tensor, format::records::FILE_WEIGHTS, huffman::Histogram, open::Shard};
+use df11::{Encoding, Tensor, format::records::FILE_WEIGHTS, huffman::Histogram};
 use serde_json::{Value, json};
 
-use super::Findings;
+use super::{Findings, Part};
 use crate::cli::{
     figures::{self, bits},
+    sizes::container_bytes,
     text::{self, Table},
 };
 
 /// Characters of the longest bar.
 const BAR: u64 = 40;
 
-fn container_bytes(findings: &Findings<'_>) -> u64 {
-    findings.model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add)
-}
-
 /// Bytes of the containers of all components.
-pub(super) fn stored_bytes(parts: &[(&str, Findings<'_>)]) -> u64 {
-    parts.iter().map(|(_, findings)| container_bytes(findings)).fold(0, u64::saturating_add)
+pub(super) fn stored_bytes(parts: &[Part<'_>]) -> u64 {
+    parts.iter().map(|(component, _)| container_bytes(&component.model)).fold(0, u64::saturating_add)
 }
 
 /// The sum of all components.
-pub(super) fn totals(parts: &[(&str, Findings<'_>)]) -> String {
+pub(super) fn totals(parts: &[Part<'_>]) -> String {
     let (total, stored) = (super::sum_of_all(parts), stored_bytes(parts));
     format!("holds     {}\n{}", text::count(total.tensors, "tensor"), size(total.decoded_bytes, stored))
 }
@@ -50,7 +47,7 @@ pub(super) fn text(findings: &Findings<'_>, tensors: bool) -> String {
 
 fn summary(findings: &Findings<'_>) -> String {
     let model = findings.model;
-    let stored = container_bytes(findings);
+    let stored = container_bytes(findings.model);
     let decoded = findings.total.decoded_bytes;
     let (weights, side) = file_counts(findings);
     let mut lines = vec![
@@ -173,7 +170,7 @@ pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Val
         "shards": shards(findings),
         "weights_files": weights_files,
         "side_files": side_files,
-        "container_bytes": container_bytes(findings),
+        "container_bytes": container_bytes(findings.model),
         "tensor_count": findings.total.tensors,
         "unknown_tensors": unknown_tensors(findings),
         "total": findings.total.json(),
