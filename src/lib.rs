@@ -9,7 +9,7 @@ pub mod dtype;
 pub mod encoding;
 pub mod error;
 pub mod format;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 pub mod gpu;
 pub mod huffman;
 pub mod io;

@@ -133,7 +133,7 @@ impl DecodedBy {
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 mod gpu {
     use df11::gpu::{Device, GpuDecoder, has_driver};
 
@@ -161,7 +161,7 @@ mod gpu {
     }
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(feature = "cudarc"))]
 mod gpu {
     use super::{Chosen, Error, Failure, Model};
 

@@ -50,11 +50,11 @@ pub(super) struct Estimate {
     layout: LayoutArgs,
     /// Place the blocks on GPUs with this memory: 80GiB, 8x80GiB, 24GiB,2x16GiB. 1 GB is 10^9 bytes
     /// and 1 GiB 2^30; a card that is sold with 80 GB has 80 GiB
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "[N×]MEMORY,..")]
     gpus: Option<super::gpus::Gpus>,
     /// With --gpus: how matrices lie on them
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
     residence: super::gpus::ResidenceArg,
     /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to 2.7
@@ -78,9 +78,9 @@ impl Estimate {
             out,
             variant,
             layout,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cudarc")]
             gpus: None,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cudarc")]
             residence: super::gpus::ResidenceArg::Stored,
             exponent_bits: None,
             threads,
@@ -132,7 +132,7 @@ impl Estimate {
 
     /// Components of a pipeline share the memory of a GPU, and nothing tells which are there
     /// together.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     fn check_places_one(&self, source: &Sources) -> Result<(), Failure> {
         if self.gpus.is_none() || !source.is_pipeline() {
             return Ok(());
@@ -141,7 +141,7 @@ impl Estimate {
         Err(Error::parameter(problem, "name a component of it").into())
     }
 
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cudarc"))]
     #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
     fn check_places_one(&self, _: &Sources) -> Result<(), Failure> {
         Ok(())
@@ -149,12 +149,12 @@ impl Estimate {
 
     /// A model that is compressed already has its sizes; only its placement is to be told.
     fn place_compressed(&self) -> Result<Answer, Failure> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudarc")]
         let (wanted, remedy) = (
             self.gpus.is_some(),
             "say where its blocks are to go with --gpus alone, or look into it with df11 inspect",
         );
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "cudarc"))]
         let (wanted, remedy) = (false, "look into it with df11 inspect");
         if !wanted || self.exponent_bits.is_some() {
             return Err(compressed_already(&self.source, remedy));
@@ -170,13 +170,13 @@ impl Estimate {
         Ok(answer)
     }
 
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "cudarc"))]
     #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
     fn place(&self, _: impl FnOnce() -> df11::Result<Model>, _: &mut Answer) -> Result<(), Failure> {
         Ok(())
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     fn place(&self, model: impl FnOnce() -> df11::Result<Model>, answer: &mut Answer) -> Result<(), Failure> {
         let Some(gpus) = &self.gpus else { return Ok(()) };
         let placed = gpus.place(&model()?, self.residence.into())?;

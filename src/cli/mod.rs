@@ -13,7 +13,7 @@ mod doctor;
 mod estimate;
 mod failure;
 mod figures;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 mod gpus;
 mod inspect;
 mod man;

@@ -1,17 +1,24 @@
 //! The driver: found, asked for its functions and its version, and started, without a panic whatever is missing.
 
-use std::env;
+use std::{env, sync::OnceLock};
 
 use cudarc::driver::{
     DriverError, result,
     sys::{self, CUresult},
 };
+use libloading::{Library, Symbol};
 
 use super::fault::{NEWER_DRIVER, OrFault, gpu};
 use crate::{Error, Result};
 
-/// The version from which on the kernels load, as the driver numbers it: CUDA 12.0.
-const MIN_VERSION: i32 = 12000;
+/// The version from which on the kernels load, as the driver numbers it: CUDA 12.0. Bindings of
+/// another major version (feature `cudarc`) may call functions that came with it.
+const MIN_VERSION: i32 = match sys::CUDA_VERSION / 1000 {
+    0..=12 => 12000,
+    major => major.cast_signed() * 1000,
+};
+/// Of the driver's library, in the order in which cudarc looks for them.
+const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 /// What to do where it is missing.
 const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs (--gpus all), or decode \
                          on the CPU";
@@ -71,11 +78,32 @@ const FUNCTIONS: &[&str] = &[
 /// Whether this machine has an NVIDIA driver. Where it has none, nobody expects a GPU; where it has one and
 /// [`devices`](super::devices) fails, something is to be mended. Some milliseconds.
 pub fn has_driver() -> bool {
-    // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for that.
-    #[expect(unsafe_code, reason = "loading a library")]
-    unsafe {
-        sys::is_culib_present()
-    }
+    library().is_some()
+}
+
+/// The driver's library. cudarc tells of it only if it loads the driver itself, which another crate of
+/// the build may have changed (feature `cudarc`).
+fn library() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    let find = || {
+        LIBRARY_NAMES.iter().find_map(|name| {
+            // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for that.
+            #[expect(unsafe_code, reason = "loading a library")]
+            unsafe { Library::new(*name) }.ok()
+        })
+    };
+    LIBRARY.get_or_init(find).as_ref()
+}
+
+/// A function of the driver by its name, which bindings of some versions of CUDA lack.
+///
+/// # Safety
+/// The function is of this type.
+#[expect(unsafe_code, reason = "looking up a function")]
+pub(super) unsafe fn function<T>(name: &str) -> Result<Symbol<'static, T>> {
+    // SAFETY: the caller's promise.
+    let found = library().and_then(|library| unsafe { library.get::<T>(name) }.ok());
+    found.ok_or_else(|| too_old(&format!("lacks the function {name}")))
 }
 
 /// Loads and starts the driver; its version.
@@ -97,14 +125,10 @@ pub(super) fn start() -> Result<i32> {
     }
 }
 
-/// Of a driver that is there.
 fn has_function(name: &str) -> bool {
-    // SAFETY: as in `has_driver`, which has loaded it before.
-    #[expect(unsafe_code, reason = "loading a library")]
-    let library = unsafe { sys::culib() };
-    // SAFETY: the address is looked up and nothing is called or read there.
+    // SAFETY: nothing is called or read at the address.
     #[expect(unsafe_code, reason = "looking up a function")]
-    let function = unsafe { library.get::<*const ()>(name.as_bytes()) };
+    let function = unsafe { function::<*const ()>(name) };
     function.is_ok()
 }
 

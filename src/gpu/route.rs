@@ -9,7 +9,7 @@ use cudarc::driver::{
 };
 
 use super::{
-    Device, Status,
+    Device, Status, driver,
     fault::OrFault,
     launches::{Draft, Launches},
     part::Part,
@@ -160,11 +160,20 @@ pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
 /// The stream exists, and its context is the calling thread's current one.
 pub unsafe fn capture_of_raw(stream: sys::CUstream) -> Result<Option<u64>> {
     let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-    let (to_status, to_id) = (&raw mut status, &raw mut id);
+    // SAFETY: the function's type, as CUDA 11.3 to 12.9 declare it.
+    let ask = unsafe { driver::function::<CaptureInfo>("cuStreamGetCaptureInfo_v2") }?;
     // SAFETY: the driver writes a status and a number, for which there is room; the other results may be left out.
-    let answer = unsafe {
-        sys::cuStreamGetCaptureInfo_v2(stream, to_status, to_id, null_mut(), null_mut(), null_mut())
-    };
+    let answer = unsafe { ask(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut()) };
     answer.result().or_fault("asking whether a graph is captured")?;
     Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
 }
+
+/// `cuStreamGetCaptureInfo_v2`, which bindings of CUDA 13 lack and its drivers have.
+type CaptureInfo = unsafe extern "C" fn(
+    sys::CUstream,
+    *mut CUstreamCaptureStatus,
+    *mut sys::cuuint64_t,
+    *mut sys::CUgraph,
+    *mut *const sys::CUgraphNode,
+    *mut usize,
+) -> sys::CUresult;

@@ -44,7 +44,7 @@ impl<'m> Block<'m> {
     }
 
     /// Shard and index of each of its tensors, in the order of [`Block::tensors`].
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn tensor_ids(&self) -> &'m [(usize, usize)] {
         &self.entry.tensors
     }

@@ -30,10 +30,10 @@ pub(crate) use models::{list_of_components, listed_components};
 pub(crate) use original::original;
 pub(crate) use pieces::FilePieces;
 pub use purpose::Purpose;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 pub(crate) use reader::PIECE_BYTES;
 pub use shard::Shard;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor};
 pub(crate) use verify::wrong_hash;

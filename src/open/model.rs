@@ -155,7 +155,7 @@ impl Model {
     }
 
     /// A tensor by shard and index.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn tensor_at(&self, (shard, index): (usize, usize)) -> Tensor<'_> {
         Tensor::new(&self.shards[shard], index)
     }

@@ -1,6 +1,6 @@
 //! One open container: its bytes, its directory, and which of its chunks have been checked.
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 use std::collections::HashMap;
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use super::{
     Tensor,
     head::{fetch, open_directory},
 };
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 use crate::constants::ARRAY_ALIGNMENT;
 use crate::{
     Error, Result,
@@ -29,7 +29,7 @@ use crate::{
 const LOCKS: usize = 64;
 
 /// Bytes that are checked while they are in the cache of the core that read them.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 const CACHED_BYTES: usize = 256 << 10;
 
 /// One container of a model.
@@ -45,14 +45,14 @@ pub struct Shard {
     checked: Vec<AtomicU64>,
     locks: Vec<Mutex<()>>,
     /// Of chunks that are read in parts, by their index, the parts so far.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     parts: Mutex<HashMap<usize, Vec<Part>>>,
     /// The tensors of each file, by index; listed when a file is first restored or verified.
     tensors_of_files: OnceLock<Vec<Vec<usize>>>,
 }
 
 /// Bytes of a chunk that were read, from and to these places of their section, and their checksum.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 struct Part {
     range: Range<u64>,
     hasher: crc32fast::Hasher,
@@ -95,7 +95,7 @@ impl Shard {
             first_chunks,
             checked: (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
             tensors_of_files: OnceLock::new(),
         })
@@ -317,14 +317,14 @@ impl Shard {
 
     /// Copies whole chunks of a section, checking all their checksums, whatever was checked before. `range` starts at a chunk and
     /// ends at one, or at the section's end.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn read_chunks(&self, section: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
         self.copy_section(section, range.clone(), &range, out)
     }
 
     /// Copies bytes of an array, `range` counted from its start. Of them `counted` are those that no other call counts: when all bytes of
     /// a chunk have been, its checksum is checked. So what is read in parts is read once. [`Shard::check_array`] checks what is left.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn read_array_part(
         &self,
         array: usize,
@@ -361,7 +361,7 @@ impl Shard {
     }
 
     /// Copies bytes of a section, and counts some of them towards the checksums of their chunks.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     fn copy_section(
         &self,
         section: usize,
@@ -398,7 +398,7 @@ impl Shard {
     }
 
     /// Checks a chunk's checksum if that was its last part.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     fn count_part(&self, section: usize, chunk: u64, part: Part) -> Result<()> {
         let whole = self.chunk_range(section, chunk);
         if part.range == whole {
@@ -426,7 +426,7 @@ impl Shard {
     }
 
     /// All bytes of a section where they lie in memory, and what keeps them there.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn view_section(&self, section: usize) -> Option<(&[u8], Arc<dyn ReadAt>)> {
         let record = &self.directory.sections[section];
         let view = self.reader.view(record.offset.get(), record.length.get())?;
@@ -434,7 +434,7 @@ impl Shard {
     }
 
     /// Checks the chunks of a section that were not checked yet, in parallel.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn check_section(&self, section: usize) -> Result<()> {
         use rayon::prelude::*;
         if !self.check_checksums {
@@ -467,7 +467,7 @@ impl Shard {
     }
 }
 
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(all(test, feature = "cudarc"))]
 mod tests {
     use std::path::PathBuf;
 

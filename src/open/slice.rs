@@ -126,13 +126,13 @@ impl Rect {
     }
 
     /// Whether it lies in one piece.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn is_run(&self) -> bool {
         self.rows.end - self.rows.start == 1
     }
 
     /// All its rows at once, if it may be so, or one by one.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn split(self, at_once: impl FnOnce(&Self) -> bool) -> impl Iterator<Item = Self> {
         let each = if at_once(&self) { self.rows.end - self.rows.start } else { 1 };
         let Self { rows, columns, width } = self;
@@ -141,7 +141,7 @@ impl Rect {
     }
 
     /// The weights from its first one to its last one, of a BF16 tensor.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn elements(&self) -> Range<u64> {
         let Self { rows, columns, width } = self;
         let (first, behind) = (rows.start * width + columns.start, (rows.end - 1) * width + columns.end);

@@ -93,7 +93,7 @@ impl<'m> Tensor<'m> {
     }
 
     /// Its index in the directory of its shard.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn index(&self) -> usize {
         self.index
     }
@@ -458,19 +458,19 @@ impl<'m> Tensor<'m> {
     }
 
     /// What the GPU needs to decode it, of a tensor in the `gap` encoding.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn gap_index(&self) -> Result<super::reader::GapIndex<'m>> {
         super::reader::gap_index(self).map_err(|error| self.locate(error))
     }
 
     /// What the GPU needs to decode it, of a tensor in the `tile` encoding.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn tile_index(&self) -> Result<super::reader::TileIndex<'m>> {
         super::reader::tile_index(self).map_err(|error| self.locate(error))
     }
 
     /// What the record of a `tile` tensor says of its sizes.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     pub(crate) fn tile_sizes(&self) -> Result<crate::encoding::tile::Sizes> {
         super::reader::tile_sizes(self).map_err(|error| self.locate(error))
     }

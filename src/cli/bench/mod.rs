@@ -1,6 +1,6 @@
 //! `df11 bench`: the speed of every step beside the limit that the machine sets, measured in one process.
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 mod gpu;
 mod jobs;
 mod limits;
@@ -26,7 +26,7 @@ use jobs::Job;
 const SHAPE: Shape = Shape { layers: 8, hidden: 1024, key_value: 256, intermediate: 3072, vocabulary: 8192 };
 
 /// The blocks of Llama 3.1 8B, 218 M weights each: some, so that none finds another one's bytes in a cache.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 const GPU_SHAPE: Shape =
     Shape { layers: 4, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 8192 };
 
@@ -52,11 +52,11 @@ pub(super) struct Bench {
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Measure decoding and loading on the first GPU instead, beside the rates of plain copies
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     #[arg(long, conflicts_with = "threads")]
     gpu: bool,
     /// Layers of the seeded model, 0.44 GB each, for --gpu [default: 4]
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cudarc")]
     #[arg(long, requires = "gpu", conflicts_with = "source", value_name = "N")]
     layers: Option<usize>,
     /// Repetitions that count
@@ -84,7 +84,7 @@ impl Series {
 
 impl Bench {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudarc")]
         if self.gpu {
             // Before the weights are made, which takes a while.
             df11::gpu::Device::open(0)?;
@@ -100,7 +100,7 @@ impl Bench {
         };
         session.check()?;
         let source = Source::open(&source).map_err(Failure::Other)?;
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudarc")]
         if self.gpu {
             let (series, resident) = gpu::measure(&source, temporary.path(), self.repetitions, session)?;
             let mut answer = self.answer(&source, &series);
@@ -112,7 +112,7 @@ impl Bench {
     }
 
     fn shape(&self) -> Shape {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudarc")]
         if self.gpu {
             return Shape { layers: self.layers.unwrap_or(GPU_SHAPE.layers), ..GPU_SHAPE };
         }

@@ -1,6 +1,6 @@
 //! `df11 doctor`: what this machine has, and what to do about what it lacks.
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 mod gpu_rates;
 mod machine;
 mod speeds;
@@ -75,10 +75,10 @@ impl Doctor {
         let (speeds, weights) = speeds::findings(&folder, session)?;
         findings.extend(speeds);
         // Kept open, so that it starts once.
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudarc")]
         let device = df11::gpu::Device::open(0).ok();
         findings.push(gpu());
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cudarc")]
         if let Some(device) = &device {
             findings.extend(gpu_rates::findings(device, &weights, &folder, session)?);
         }
@@ -163,7 +163,7 @@ fn build() -> Finding {
 }
 
 /// The GPUs, and whether the kernels load on the first one.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 fn gpu() -> Finding {
     use df11::gpu::{Device, devices};
     let all = match devices() {
@@ -189,7 +189,7 @@ fn gpu() -> Finding {
 }
 
 /// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does not work is to be mended.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 fn no_gpu(error: df11::Error) -> Finding {
     let (problem, remedy) = refused(error);
     let (text, value) = (format!("none in use: {problem}"), json!({ "supported": true, "devices": [] }));
@@ -200,7 +200,7 @@ fn no_gpu(error: df11::Error) -> Finding {
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 fn refused(error: df11::Error) -> (String, String) {
     match error {
         df11::Error::Gpu { problem, remedy } => (problem, remedy),
@@ -208,7 +208,7 @@ fn refused(error: df11::Error) -> (String, String) {
     }
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(feature = "cudarc"))]
 fn gpu() -> Finding {
     let text = "not used by this build; build with the feature cuda";
     Finding::good("gpu", text, json!({ "supported": false, "devices": [] }))

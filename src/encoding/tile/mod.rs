@@ -42,7 +42,7 @@ pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
 pub use sizes::Sizes;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 pub(crate) use staging::rebase;
 pub(crate) use staging::{check_offsets, staged_bytes};
 pub use whole::{EncodedTensor, encode_tensor};

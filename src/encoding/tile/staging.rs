@@ -24,7 +24,7 @@ pub(crate) fn staged_bytes(records: &[u8]) -> u64 {
 
 /// Makes offsets count from a bit of the bitstream on: for records that travel with a part of it. Those before that bit become 0, which
 /// kernels notice.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cudarc")]
 pub(crate) fn rebase(records: &mut [u8], first_bit: u64) {
     for record in records.as_chunks_mut::<RECORD_BYTES>().0 {
         record::set_offset(record, record::offset(record).saturating_sub(first_bit));
