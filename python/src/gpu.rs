@@ -16,7 +16,7 @@ use pyo3::{
 
 use crate::{
     block::ranges,
-    context::{OnStream, Visit},
+    context::OnStream,
     error::OrRaise,
     model::Model,
     work,

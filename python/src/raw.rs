@@ -19,7 +19,7 @@ use df11::{
 use pyo3::prelude::*;
 
 use crate::{
-    context::{OnStream, Visit},
+    context::OnStream,
     error::OrRaise,
     matrix::Matrix,
     model::Model,

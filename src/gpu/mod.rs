@@ -59,6 +59,7 @@ mod stored;
 mod streamer;
 mod task;
 mod upload;
+mod visit;
 
 pub use arrays::TableAddresses;
 pub use block::{GpuBlock, GpuTensor};
@@ -80,3 +81,4 @@ pub use prefetch::{Decoded, Prefetch};
 pub use program::{GpuProgram, Piece};
 pub use route::capture_of_raw;
 pub use status::Status;
+pub use visit::Visit;

@@ -1,0 +1,262 @@
+// df11: losslessly compressed BFloat16 weights. docs/c.md tells how to use this.
+//
+// Functions answer a code, and df11_last_error has the text. No handle is bound to a thread.
+// Made from capi/src by `DF11_WRITE_HEADER=1 cargo test -p df11-capi --test header`.
+
+#ifndef DF11_H
+#define DF11_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Of this interface, major. Programs that were compiled for another major version do not fit.
+#define DF11_VERSION_MAJOR 0
+
+// Of this interface, minor. While the major version is 0, another minor version does not fit either.
+#define DF11_VERSION_MINOR 1
+
+// For `df11_open`: read files on demand instead of mapping them into memory.
+#define DF11_OPEN_WITHOUT_MAP 1
+
+// For `df11_gpu_load`: transcode the matrix to the fast layout, in memory of the library.
+#define DF11_GPU_FAST 1
+
+// For `df11_decode` and `df11_gpu_decode`, as the number of rows: all from the first one on.
+#define DF11_ALL_ROWS UINT64_MAX
+
+// What a function answers. Later versions may add values.
+typedef enum df11_status {
+  // It is done.
+  DF11_STATUS_OK = 0,
+  // The operating system refused to read.
+  DF11_STATUS_IO = 1,
+  // The file asks for something that this version does not know.
+  DF11_STATUS_UNSUPPORTED = 2,
+  // The file is damaged or truncated, or is no container.
+  DF11_STATUS_CORRUPT = 3,
+  // A limit of the format is exceeded.
+  DF11_STATUS_LIMIT = 4,
+  // The caller asked for something impossible: a null pointer, a wrong size, rows that do not exist.
+  DF11_STATUS_PARAMETER = 5,
+  // The GPU or its driver failed, or is not there.
+  DF11_STATUS_GPU = 6,
+  // There is no such tensor: past the last index, or of another name.
+  DF11_STATUS_NOT_FOUND = 7,
+  // A fault of the library. It stays usable.
+  DF11_STATUS_INTERNAL = 8,
+} df11_status;
+
+// A GPU that is open. Any number of threads may use it at once.
+typedef struct df11_gpu df11_gpu;
+
+// A tensor on a GPU. Any number of threads may use it at once, on any streams.
+typedef struct df11_gpu_tensor df11_gpu_tensor;
+
+// An open model. Any number of threads may use it at once.
+typedef struct df11_model df11_model;
+
+// A tensor of a model. Pointers live until the model is closed.
+typedef struct df11_tensor {
+  // `sizeof (df11_tensor)`, which the caller sets: later versions add fields at the end.
+  size_t size;
+  // Its place among all, from 0 on.
+  uint64_t index;
+  // Its name.
+  const char *name;
+  // The name of its block, usually a transformer layer.
+  const char *block;
+  // The type of its elements as safetensors names it, such as BF16; empty if this version does
+  // not know it.
+  const char *dtype;
+  // How it is stored: tile, gap, raw, alias or unknown.
+  const char *encoding;
+  // Its dimensions, outermost first.
+  const uint64_t *shape;
+  // The number of its dimensions; 0 for a scalar.
+  uint64_t rank;
+  // The size of its first dimension; 1 for a scalar.
+  uint64_t rows;
+  // Its size when it is decoded.
+  uint64_t bytes;
+  // Its size in the container; 0 for an alias.
+  uint64_t stored_bytes;
+  // The index of the tensor that has its bytes: its own, except for an alias (tied weights).
+  uint64_t target;
+  // Rows of the matrix as which it stays compressed on a GPU and is multiplied by; 0 if it is
+  // none, and is decoded when it is loaded.
+  uint64_t matrix_rows;
+  // Columns of that matrix, or 0.
+  uint64_t matrix_columns;
+  // Device memory that it takes as `df11_gpu_load` puts it there.
+  uint64_t gpu_bytes;
+} df11_tensor;
+
+// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements from
+// the start of a row to that of the next.
+typedef struct df11_product {
+  // `sizeof (df11_product)`: later versions add fields at the end.
+  size_t size;
+  // Rows of as many elements as W has columns.
+  const void *x;
+  // Elements from a row of x to the next.
+  uint64_t x_pitch;
+  // Rows of x and y.
+  uint64_t rows;
+  // Room for `rows` rows of as many elements as W has rows.
+  void *y;
+  // Elements from a row of y to the next.
+  uint64_t y_pitch;
+  // As many elements as W has rows, which are added to each row of y; NULL is none.
+  const void *bias;
+  // Memory that was filled with zeros once, and since then was used by products alone, one after
+  // the other; a multiple of 16. NULL if `df11_gpu_workspace` says 0.
+  void *workspace;
+  // Its size: at least what `df11_gpu_workspace` says.
+  uint64_t workspace_bytes;
+} df11_product;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The version of the library that is loaded: `DF11_VERSION_MAJOR * 65536 + DF11_VERSION_MINOR`.
+// Compare it with the header's before anything else.
+uint32_t df11_version(void);
+
+// The text of the last error of the calling thread: one line of UTF-8 with the remedy, empty if
+// there was none. Valid until the next call of this thread that fails.
+const char *df11_last_error(void);
+
+// Opens a model: a container, or a folder with all its shards. Reads and validates headers and
+// directories; the cost grows with the number of tensors. Mapped files must not be truncated while
+// the model is open, which would end the process with SIGBUS; with `DF11_OPEN_WITHOUT_MAP` that is
+// an error of the read.
+//
+// # Safety
+// `path` is a text that ends with a zero byte; `model` has room for a pointer, which is NULL
+// if the call fails.
+enum df11_status df11_open(const char *path, uint32_t flags, struct df11_model **model);
+
+// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is nothing.
+//
+// # Safety
+// The model is from `df11_open` and is used no more, by any thread.
+void df11_close(struct df11_model *model);
+
+// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over all.
+//
+// # Safety
+// `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
+enum df11_status df11_tensor_at(const struct df11_model *model,
+                                uint64_t index,
+                                struct df11_tensor *tensor);
+
+// Describes the tensor of a name. Constant time.
+//
+// # Safety
+// As `df11_tensor_at`; `name` is a text that ends with a zero byte.
+enum df11_status df11_tensor_named(const struct df11_model *model,
+                                   const char *name,
+                                   struct df11_tensor *tensor);
+
+// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works on
+// all cores; checksums are checked the first time that bytes are read. `output_bytes` is the size of
+// these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of `df11_tensor`.
+// After an error the output holds anything.
+//
+// # Safety
+// `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.
+enum df11_status df11_decode(const struct df11_model *model,
+                             uint64_t index,
+                             uint64_t first_row,
+                             uint64_t row_count,
+                             void *output,
+                             uint64_t output_bytes);
+
+// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works in
+// the primary context, which the CUDA runtime uses too. Every function leaves the thread's current
+// context as it was.
+//
+// # Safety
+// `gpu` has room for a pointer, which is NULL if the call fails.
+enum df11_status df11_gpu_open(uint32_t ordinal,
+                               struct df11_gpu **gpu);
+
+// Closes a GPU; tensors that are loaded keep it open until they are freed. NULL is nothing.
+//
+// # Safety
+// It is from `df11_gpu_open` and is used no more, by any thread.
+void df11_gpu_close(struct df11_gpu *gpu);
+
+// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded and
+// multiplied by there; any other is decoded on the way. Checksums and contents are checked. Done when
+// it returns.
+//
+// `pointer` is a multiple of 256 with `bytes` of memory, exactly `gpu_bytes` of `df11_tensor`; or
+// NULL with 0 bytes for memory of the library. With `DF11_GPU_FAST` the library takes that, and
+// transcodes the matrix to the fast layout (about 12.1 bits a weight, the fastest to multiply by); one
+// that has too many exceptions stays as stored.
+//
+// # Safety
+// `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has room
+// for a pointer, which is NULL if the call fails.
+enum df11_status df11_gpu_load(const struct df11_gpu *gpu,
+                               const struct df11_model *model,
+                               uint64_t index,
+                               uint32_t flags,
+                               void *pointer,
+                               uint64_t bytes,
+                               struct df11_gpu_tensor **tensor);
+
+// Frees a tensor, and its memory if that is the library's. NULL is nothing.
+//
+// # Safety
+// It is from `df11_gpu_load`, what uses it on the GPU is done, and it is used no more.
+void df11_gpu_free(struct df11_gpu_tensor *tensor);
+
+// Puts the decoding of rows on a stream: dense, as `df11_decode` gives them. Neither allocates nor
+// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size of
+// these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
+//
+// # Safety
+// `stream` is a CUstream or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
+// memory of the GPU, which nobody else uses until the work is done; until then the tensor is not freed.
+enum df11_status df11_gpu_decode(const struct df11_gpu_tensor *tensor,
+                                 uint64_t first_row,
+                                 uint64_t row_count,
+                                 void *output,
+                                 uint64_t output_bytes,
+                                 void *stream);
+
+// The size of the workspace of a product with up to this many rows of x; it may be 0.
+//
+// # Safety
+// `tensor` is loaded; `bytes` has room for a number.
+enum df11_status df11_gpu_workspace(const struct df11_gpu_tensor *tensor,
+                                    uint64_t rows,
+                                    uint64_t *bytes);
+
+// Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
+// F32, each is rounded once, and bits are the same in every run, but not those of a BLAS. Neither
+// allocates nor waits, except that the first product with a tensor prepares it (`df11_gpu_workspace`
+// does so too, ahead of a capture).
+//
+// # Safety
+// As `df11_gpu_decode`, of all memory that `product` names; that may not overlap.
+enum df11_status df11_gpu_multiply(const struct df11_gpu_tensor *tensor,
+                                   const struct df11_product *product,
+                                   void *stream);
+
+// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded or
+// multiplied by on this GPU since the last call was damaged: its outputs hold anything.
+//
+// # Safety
+// `gpu` is open; `stream` as of `df11_gpu_decode`.
+enum df11_status df11_gpu_check(const struct df11_gpu *gpu,
+                                void *stream);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* DF11_H */

@@ -1,0 +1,109 @@
+//! Errors by code and text, and the boundary that no panic crosses.
+#![expect(unsafe_code, reason = "a name that C knows")]
+
+use std::{
+    any::Any,
+    cell::RefCell,
+    ffi::{CString, c_char},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use df11::Error;
+
+/// What a function answers. Later versions may add values.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It is done.
+    Ok = 0,
+    /// The operating system refused to read.
+    Io = 1,
+    /// The file asks for something that this version does not know.
+    Unsupported = 2,
+    /// The file is damaged or truncated, or is no container.
+    Corrupt = 3,
+    /// A limit of the format is exceeded.
+    Limit = 4,
+    /// The caller asked for something impossible: a null pointer, a wrong size, rows that do not exist.
+    Parameter = 5,
+    /// The GPU or its driver failed, or is not there.
+    Gpu = 6,
+    /// There is no such tensor: past the last index, or of another name.
+    NotFound = 7,
+    /// A fault of the library. It stays usable.
+    Internal = 8,
+}
+
+/// A code with its text.
+pub(crate) struct Failure(Status, String);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let status = match error {
+            Error::Io { .. } => Status::Io,
+            Error::Unsupported { .. } => Status::Unsupported,
+            Error::Corrupt { .. } => Status::Corrupt,
+            Error::Limit { .. } => Status::Limit,
+            Error::Parameter { .. } => Status::Parameter,
+            Error::Gpu { .. } => Status::Gpu,
+            _ => Status::Internal,
+        };
+        Self(status, error.to_string())
+    }
+}
+
+/// That the caller asked for something impossible.
+pub(crate) fn refuse<T>(problem: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure(Status::Parameter, problem.into()))
+}
+
+/// That there is no such tensor.
+pub(crate) fn not_found<T>(problem: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure(Status::NotFound, problem.into()))
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs a function of the interface: its error becomes a code, its text the thread's last one.
+pub(crate) fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
+    // What a panic leaves half-done is dropped, or behind locks of the library that bear it.
+    let answer = catch_unwind(AssertUnwindSafe(work));
+    let (status, text) = match answer {
+        Ok(Ok(())) => return Status::Ok,
+        Ok(Err(Failure(status, text))) => (status, text),
+        Err(panic) => (Status::Internal, format!("df11 failed: {}", said(&*panic))),
+    };
+    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    LAST.with(|last| last.replace(text));
+    status
+}
+
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given")
+}
+
+/// The text of the last error of the calling thread: one line of UTF-8 with the remedy, empty if
+/// there was none. Valid until the next call of this thread that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn df11_last_error() -> *const c_char {
+    LAST.with(|last| last.borrow().as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::{Status, call, df11_last_error};
+
+    #[test]
+    fn a_panic_is_a_code() {
+        let text = "of\0a test";
+        assert_eq!(call(|| panic!("{text}")), Status::Internal);
+        // SAFETY: the text of this thread, which fails at nothing meanwhile.
+        let said = unsafe { CStr::from_ptr(df11_last_error()) };
+        assert_eq!(said.to_str(), Ok("df11 failed: of?a test"));
+    }
+}

@@ -1,0 +1,272 @@
+//! Models: opened, listed, and decoded on the CPU.
+#![expect(unsafe_code, reason = "memory of the caller")]
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString, c_char, c_void},
+    ops::Range,
+    path::PathBuf,
+    ptr::null_mut,
+};
+
+use df11::OpenOptions;
+
+use crate::{
+    ALL_ROWS, OPEN_WITHOUT_MAP, Status,
+    error::{Failure, call, not_found, refuse},
+    gpu::Places,
+    pointers::{bytes, give, shared, take, text, write},
+};
+
+/// An open model. Any number of threads may use it at once.
+pub struct Model {
+    pub(crate) model: df11::Model,
+    entries: Vec<Entry>,
+    indices: HashMap<String, u64>,
+}
+
+/// What C sees of a tensor, where it stays.
+struct Entry {
+    name: CString,
+    block: CString,
+    dtype: CString,
+    encoding: CString,
+    shape: Vec<u64>,
+}
+
+/// A tensor of a model. Pointers live until the model is closed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor {
+    /// `sizeof (df11_tensor)`, which the caller sets: later versions add fields at the end.
+    pub size: usize,
+    /// Its place among all, from 0 on.
+    pub index: u64,
+    /// Its name.
+    pub name: *const c_char,
+    /// The name of its block, usually a transformer layer.
+    pub block: *const c_char,
+    /// The type of its elements as safetensors names it, such as BF16; empty if this version does
+    /// not know it.
+    pub dtype: *const c_char,
+    /// How it is stored: tile, gap, raw, alias or unknown.
+    pub encoding: *const c_char,
+    /// Its dimensions, outermost first.
+    pub shape: *const u64,
+    /// The number of its dimensions; 0 for a scalar.
+    pub rank: u64,
+    /// The size of its first dimension; 1 for a scalar.
+    pub rows: u64,
+    /// Its size when it is decoded.
+    pub bytes: u64,
+    /// Its size in the container; 0 for an alias.
+    pub stored_bytes: u64,
+    /// The index of the tensor that has its bytes: its own, except for an alias (tied weights).
+    pub target: u64,
+    /// Rows of the matrix as which it stays compressed on a GPU and is multiplied by; 0 if it is
+    /// none, and is decoded when it is loaded.
+    pub matrix_rows: u64,
+    /// Columns of that matrix, or 0.
+    pub matrix_columns: u64,
+    /// Device memory that it takes as `df11_gpu_load` puts it there.
+    pub gpu_bytes: u64,
+}
+
+impl Model {
+    fn new(model: df11::Model) -> Self {
+        let text = |text: &str| CString::new(text).expect("the format has no NUL in names");
+        let entry = |tensor: df11::Tensor<'_>| Entry {
+            name: text(tensor.name()),
+            block: text(tensor.block_name()),
+            dtype: text(tensor.dtype().map_or("", df11::Dtype::name)),
+            encoding: text(tensor.encoding().name()),
+            shape: tensor.shape(),
+        };
+        let entries = model.tensors().map(entry).collect();
+        let names = model.tensors().map(|tensor| tensor.name().to_owned());
+        let indices = names.zip(0..).collect();
+        Self { model, entries, indices }
+    }
+
+    /// The entry at this index and its tensor.
+    fn at(&self, index: u64) -> Result<(&Entry, df11::Tensor<'_>), Failure> {
+        let entry = usize::try_from(index).ok().and_then(|index| self.entries.get(index));
+        let found = entry.and_then(|entry| Some((entry, self.model.tensor(entry.name.to_str().ok()?)?)));
+        let count = self.entries.len();
+        found.map_or_else(|| not_found(format!("there is no tensor {index} of {count}")), Ok)
+    }
+
+    /// The tensor at this index.
+    pub(crate) fn tensor(&self, index: u64) -> Result<df11::Tensor<'_>, Failure> {
+        Ok(self.at(index)?.1)
+    }
+
+    fn describe(&self, index: u64) -> Result<Tensor, Failure> {
+        let (entry, tensor) = self.at(index)?;
+        let is_known = tensor.dtype().is_some();
+        let (matrix_rows, matrix_columns) = tensor.tile_shape()?.unwrap_or((0, 0));
+        Ok(Tensor {
+            size: size_of::<Tensor>(),
+            index,
+            name: entry.name.as_ptr(),
+            block: entry.block.as_ptr(),
+            dtype: entry.dtype.as_ptr(),
+            encoding: entry.encoding.as_ptr(),
+            shape: entry.shape.as_ptr(),
+            rank: entry.shape.len() as u64,
+            rows: entry.shape.first().copied().unwrap_or(1),
+            bytes: if is_known { tensor.byte_length()? } else { 0 },
+            stored_bytes: tensor.stored_bytes(),
+            target: self.indices.get(tensor.target().name()).copied().unwrap_or(index),
+            matrix_rows,
+            matrix_columns,
+            gpu_bytes: if is_known { Places::of(&tensor)?.bytes } else { 0 },
+        })
+    }
+}
+
+/// The rows that a caller asks for.
+pub(crate) fn rows_of(name: &str, all: u64, first: u64, count: u64) -> Result<Range<u64>, Failure> {
+    let end = if count == ALL_ROWS { Some(all) } else { first.checked_add(count) };
+    match end.filter(|&end| first <= end && end <= all) {
+        Some(end) => Ok(first..end),
+        None => refuse(format!("{count} rows from {first} on of {name:?}, which has {all}")),
+    }
+}
+
+/// That an output has the size of what goes there.
+pub(crate) fn check_size(given: u64, needed: u64, name: &str) -> Result<(), Failure> {
+    if given == needed {
+        return Ok(());
+    }
+    refuse(format!("an output of {given} bytes for {needed} bytes of {name:?}"))
+}
+
+/// As the system names files: any bytes, or UTF-8 on Windows.
+fn to_path(text: &CStr) -> Result<PathBuf, Failure> {
+    #[cfg(unix)]
+    {
+        use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+        Ok(OsStr::from_bytes(text.to_bytes()).into())
+    }
+    #[cfg(not(unix))]
+    text.to_str().map(Into::into).or_else(|_| refuse("the path is not UTF-8"))
+}
+
+/// Opens a model: a container, or a folder with all its shards. Reads and validates headers and
+/// directories; the cost grows with the number of tensors. Mapped files must not be truncated while
+/// the model is open, which would end the process with SIGBUS; with `DF11_OPEN_WITHOUT_MAP` that is
+/// an error of the read.
+///
+/// # Safety
+/// `path` is a text that ends with a zero byte; `model` has room for a pointer, which is NULL
+/// if the call fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn df11_open(path: *const c_char, flags: u32, model: *mut *mut Model) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        unsafe { write(model, null_mut(), "the place of the model") }?;
+        // SAFETY: the caller's promise.
+        let path = to_path(unsafe { text(path, "the path") }?)?;
+        if flags & !OPEN_WITHOUT_MAP != 0 {
+            return refuse(format!("flags {flags:#x} of df11_open"));
+        }
+        let opened = OpenOptions::new().memory_map(flags & OPEN_WITHOUT_MAP == 0).open(path)?;
+        // SAFETY: the caller's promise.
+        unsafe { give(model, Model::new(opened), "the place of the model") }
+    })
+}
+
+/// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is nothing.
+///
+/// # Safety
+/// The model is from `df11_open` and is used no more, by any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn df11_close(model: *mut Model) {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { take(model) });
+        Ok(())
+    });
+}
+
+/// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over all.
+///
+/// # Safety
+/// `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn df11_tensor_at(model: *const Model, index: u64, tensor: *mut Tensor) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let model = unsafe { shared(model, "the model") }?;
+        // SAFETY: the caller's promise.
+        unsafe { tell(tensor, model, index) }
+    })
+}
+
+/// Describes the tensor of a name. Constant time.
+///
+/// # Safety
+/// As `df11_tensor_at`; `name` is a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn df11_tensor_named(
+    model: *const Model,
+    name: *const c_char,
+    tensor: *mut Tensor,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let model = unsafe { shared(model, "the model") }?;
+        // SAFETY: the caller's promise.
+        let name = unsafe { text(name, "the name") }?.to_string_lossy();
+        let Some(&index) = model.indices.get(&*name) else {
+            return not_found(format!("there is no tensor {name:?}"));
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tell(tensor, model, index) }
+    })
+}
+
+/// # Safety
+/// As `df11_tensor_at`.
+unsafe fn tell(tensor: *mut Tensor, model: &Model, index: u64) -> Result<(), Failure> {
+    if tensor.is_null() {
+        return refuse("the tensor is NULL");
+    }
+    // SAFETY: the caller's promise: the size comes first, and is there whatever the version.
+    let given = unsafe { tensor.cast::<usize>().read() };
+    if given < size_of::<Tensor>() {
+        return refuse(format!("a df11_tensor of {given} bytes; set its size to sizeof (df11_tensor)"));
+    }
+    // SAFETY: the caller's promise: it has as many bytes.
+    unsafe { write(tensor, model.describe(index)?, "the tensor") }
+}
+
+/// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works on
+/// all cores; checksums are checked the first time that bytes are read. `output_bytes` is the size of
+/// these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of `df11_tensor`.
+/// After an error the output holds anything.
+///
+/// # Safety
+/// `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn df11_decode(
+    model: *const Model,
+    index: u64,
+    first_row: u64,
+    row_count: u64,
+    output: *mut c_void,
+    output_bytes: u64,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let tensor = unsafe { shared(model, "the model") }?.tensor(index)?;
+        let all = tensor.shape().first().copied().unwrap_or(1);
+        let rows = rows_of(tensor.name(), all, first_row, row_count)?;
+        let rows = if tensor.shape().is_empty() { &[][..] } else { &[rows][..] };
+        check_size(output_bytes, tensor.slice_bytes(rows)?, tensor.name())?;
+        // SAFETY: the caller's promise.
+        let output = unsafe { bytes(output.cast(), output_bytes) }?;
+        Ok(tensor.decode_slice_bytes(rows, output)?)
+    })
+}

@@ -1,0 +1,207 @@
+//! Programs in C and C++: compiled, run, and run under valgrind.
+//!
+//! Each says SKIPPED on the standard error where a tool is missing; with `DF11_REQUIRE_CC`,
+//! `DF11_REQUIRE_VALGRIND` or `DF11_REQUIRE_GPU` set that is a failure.
+#![cfg(target_os = "linux")]
+
+#[path = "../../tests/support/driver.rs"]
+mod stand_in;
+
+use std::{
+    fmt::Write as _,
+    io::{ErrorKind, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use df11::{CompressOptions, Layout, Source, demo};
+use tempfile::TempDir;
+
+/// A matrix has so many columns that a product needs a workspace.
+const SHAPE: demo::Shape =
+    demo::Shape { layers: 2, hidden: 128, key_value: 32, intermediate: 2048, vocabulary: 256 };
+const MATRIX: &str = "model.layers.1.mlp.down_proj.weight";
+
+/// Says that a test is skipped, unless a variable forbids it.
+fn skip(variable: &str, what: &str) {
+    assert!(std::env::var_os(variable).is_none(), "{what}");
+    // The harness hides what eprintln writes.
+    writeln!(std::io::stderr(), "SKIPPED: {what}").unwrap();
+}
+
+/// The folder of programs, with the containers that they read.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    let make = || {
+        let folder = stand_in::folder();
+        let models = [("tile.df11", Layout::Tile, SHAPE), ("gap.df11", Layout::gap(), demo::TINY)];
+        for (name, layout, shape) in models {
+            let checkpoint = demo::checkpoint(folder.path(), shape, 11).unwrap();
+            let mut options = CompressOptions::default();
+            options.layout = layout;
+            let source = Source::open(&checkpoint).unwrap();
+            df11::compress(&source, &folder.path().join(name), &options, &()).unwrap();
+        }
+        folder
+    };
+    FOLDER.get_or_init(make).path()
+}
+
+fn container(name: &str) -> PathBuf {
+    folder().join(name)
+}
+
+/// A program, compiled with all warnings. None where there is no compiler.
+fn compile(source: &str) -> Option<PathBuf> {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Cargo puts the library beside this test.
+    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    // Another one each time: a program that runs cannot be written.
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let program = folder().join(format!("{}_{number}", source.replace('.', "_")));
+    let (compiler, standard) = if source.ends_with(".cpp") { ("c++", "c++17") } else { ("cc", "c11") };
+    let mut command = Command::new(compiler);
+    command.args([&format!("-std={standard}"), "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
+    command.args(["-D_GNU_SOURCE", "-pthread"]).arg("-I").arg(crate_folder.join("include"));
+    command.arg(crate_folder.join("tests/programs").join(source)).arg("-o").arg(&program);
+    command.arg("-L").arg(&libraries).args(["-ldf11_capi", "-ldl", "-lm"]);
+    match command.arg(format!("-Wl,-rpath,{}", libraries.display())).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
+            Some(program)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            skip("DF11_REQUIRE_CC", "no C compiler");
+            None
+        }
+        Err(error) => panic!("{compiler}: {error}"),
+    }
+}
+
+/// Runs a command that succeeds; what it printed.
+fn run(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "{command:?}: {status}, {stderr}");
+    assert!(!stderr.contains("panicked"), "{command:?}: {stderr}");
+    String::from_utf8(stdout).unwrap()
+}
+
+/// Likewise under valgrind, which fails at the first byte that is read or written where none is, and
+/// at memory that nobody freed. `None` where it is missing.
+fn run_checked(program: &Path, arguments: &[&Path]) -> Option<String> {
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
+    command.args(["--errors-for-leak-kinds=definite", "--"]).arg(program).args(arguments);
+    command.env("RAYON_NUM_THREADS", "2");
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        skip("DF11_REQUIRE_VALGRIND", "no valgrind");
+        return None;
+    }
+    Some(run(&mut command))
+}
+
+fn fnv(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// What the program prints of a model, from the library's own answers.
+fn listed(path: &Path) -> String {
+    let model = df11::open(path).unwrap();
+    let names: Vec<_> = model.tensors().map(|tensor| tensor.name().to_owned()).collect();
+    model.tensors().enumerate().fold(String::new(), |mut text, (at, tensor)| {
+        let (rows, columns) = tensor.tile_shape().unwrap().unwrap_or((0, 0));
+        let shape: Vec<_> = tensor.shape().iter().map(u64::to_string).collect();
+        let target = names.iter().position(|name| name == tensor.target().name()).unwrap();
+        let bytes = tensor.decode_bytes().unwrap();
+        writeln!(
+            text,
+            "{at} {} {} {} {} [{}] {} of {} bytes, as {target}, {rows}x{columns}, {:016x}",
+            tensor.name(),
+            tensor.block_name(),
+            tensor.dtype().unwrap().name(),
+            tensor.encoding().name(),
+            shape.join(","),
+            tensor.stored_bytes(),
+            bytes.len(),
+            fnv(&bytes),
+        )
+        .unwrap();
+        text
+    })
+}
+
+#[test]
+fn a_program_in_c_lists_and_decodes() {
+    let Some(program) = compile("list.c") else { return };
+    for name in ["tile.df11", "gap.df11"] {
+        let text = run(Command::new(&program).arg(container(name)));
+        assert_eq!(text, listed(&container(name)));
+        assert!(text.contains(" alias ") && text.contains(" raw ") && text.contains(" F32 "), "{text}");
+    }
+}
+
+#[test]
+fn a_program_in_c_leaves_no_memory() {
+    let Some(program) = compile("list.c") else { return };
+    let path = container("tile.df11");
+    if let Some(text) = run_checked(&program, &[&path]) {
+        assert_eq!(text, listed(&path));
+    }
+}
+
+#[test]
+fn a_program_in_cpp_decodes_rows_on_threads() {
+    let Some(program) = compile("rows.cpp") else { return };
+    for name in ["tile.df11", "gap.df11"] {
+        run(Command::new(&program).arg(container(name)).arg(MATRIX));
+    }
+}
+
+#[test]
+fn hostile_calls_and_damaged_files_are_refused() {
+    let Some(program) = compile("hostile.c") else { return };
+    // A driver that cannot be loaded, even if the machine has one.
+    let none = stand_in::folder();
+    for name in stand_in::LIBRARY_NAMES {
+        std::fs::write(none.path().join(name), "no library").unwrap();
+    }
+    let scratch = folder().join("damaged");
+    let mut command = Command::new(&program);
+    command.arg(container("tile.df11")).args([MATRIX]).arg(&scratch);
+    run(command.env("LD_LIBRARY_PATH", none.path()));
+    let path = container("gap.df11");
+    run_checked(&program, &[&path, Path::new(MATRIX), &scratch.with_extension("checked")]);
+}
+
+#[test]
+fn hostile_calls_of_the_gpu_are_refused() {
+    let (Some(program), Some(driver)) = (compile("hostile.c"), stand_in::compile(&[])) else { return };
+    let mut command = Command::new(program);
+    command.arg(container("tile.df11")).arg(MATRIX).arg(folder().join("damaged.gpu")).arg("gpu");
+    command.env("LD_LIBRARY_PATH", driver.path()).env_remove("CUDA_VISIBLE_DEVICES");
+    for (name, answer) in stand_in::CONSTANTS.iter().chain([&stand_in::LINEAR_CONSTANTS]) {
+        command.env(format!("DRIVER_{name}"), answer);
+    }
+    run(&mut command);
+}
+
+/// Compiled everywhere, run where there is a GPU.
+#[test]
+fn a_program_in_c_loads_decodes_and_multiplies_on_the_gpu() {
+    let Some(program) = compile("gpu.c") else { return };
+    if !df11::gpu::has_driver() {
+        return skip("DF11_REQUIRE_GPU", "no GPU");
+    }
+    for (name, part) in [("tile.df11", " 29 of them multiplied by"), ("gap.df11", " 0 of them multiplied by")]
+    {
+        let text = run(Command::new(&program).arg(container(name)));
+        assert!(text.contains(part), "{text}");
+    }
+}
