@@ -37,6 +37,18 @@ gpu-text *ARGS="--check":
 python *ARGS:
     bash python/check {{ARGS}}
 
+# Inference on candle, on the CPU; builds candle, which takes minutes.
+candle:
+    cargo test --manifest-path examples/candle/Cargo.toml
+
+# Likewise on a GPU; needs nvcc.
+candle-gpu:
+    DF11_REQUIRE_GPU=1 cargo test --manifest-path examples/candle/Cargo.toml --release --features cuda
+
+# The shared library for C, in target/release.
+c-library:
+    cargo build --release -p df11-capi
+
 # A wheel of the Python package for this platform, in target/wheels.
 wheel:
     target/py-venv/bin/maturin build --release -m python/Cargo.toml

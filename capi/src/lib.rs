@@ -5,7 +5,7 @@
 //! df11_gpu_open → df11_gpu_load → df11_gpu_decode, df11_gpu_multiply → df11_gpu_check
 //! ```
 //!
-//! No function panics across the boundary: [`call`](error) catches it and answers
+//! No function panics across the boundary: `error::call` catches it and answers
 //! [`Status::Internal`]. Every pointer that may be null is looked at first, every size compared.
 
 mod error;

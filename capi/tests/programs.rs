@@ -12,10 +12,6 @@ use std::{
     io::{ErrorKind, Write as _},
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::{
-        OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
 };
 
 use df11::{CompressOptions, Layout, Source, demo};
@@ -33,10 +29,11 @@ fn skip(variable: &str, what: &str) {
     writeln!(std::io::stderr(), "SKIPPED: {what}").unwrap();
 }
 
-/// The folder of programs, with the containers that they read.
-fn folder() -> &'static Path {
-    static FOLDER: OnceLock<TempDir> = OnceLock::new();
-    let make = || {
+/// A folder for a program, with the containers that it reads.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
         let folder = stand_in::folder();
         let models = [("tile.df11", Layout::Tile, SHAPE), ("gap.df11", Layout::gap(), demo::TINY)];
         for (name, layout, shape) in models {
@@ -46,40 +43,41 @@ fn folder() -> &'static Path {
             let source = Source::open(&checkpoint).unwrap();
             df11::compress(&source, &folder.path().join(name), &options, &()).unwrap();
         }
-        folder
-    };
-    FOLDER.get_or_init(make).path()
-}
+        Self(folder)
+    }
 
-fn container(name: &str) -> PathBuf {
-    folder().join(name)
-}
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
 
-/// A program, compiled with all warnings. None where there is no compiler.
-fn compile(source: &str) -> Option<PathBuf> {
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Cargo puts the library beside this test.
-    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    // Another one each time: a program that runs cannot be written.
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let program = folder().join(format!("{}_{number}", source.replace('.', "_")));
-    let (compiler, standard) = if source.ends_with(".cpp") { ("c++", "c++17") } else { ("cc", "c11") };
-    let mut command = Command::new(compiler);
-    command.args([&format!("-std={standard}"), "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
-    command.args(["-D_GNU_SOURCE", "-pthread"]).arg("-I").arg(crate_folder.join("include"));
-    command.arg(crate_folder.join("tests/programs").join(source)).arg("-o").arg(&program);
-    command.arg("-L").arg(&libraries).args(["-ldf11_capi", "-ldl", "-lm"]);
-    match command.arg(format!("-Wl,-rpath,{}", libraries.display())).output() {
-        Ok(output) => {
-            assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
-            Some(program)
+    /// A program of the folder beside, compiled with all warnings. None where there is no compiler.
+    fn compile(&self, source: &str) -> Option<PathBuf> {
+        self.compile_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source))
+    }
+
+    fn compile_file(&self, file: &Path) -> Option<PathBuf> {
+        let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        // Cargo puts the library beside this test.
+        let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+        let source = file.file_name().unwrap().to_str().unwrap();
+        let program = self.path(&source.replace('.', "_"));
+        let (compiler, standard) = if source.ends_with(".cpp") { ("c++", "c++17") } else { ("cc", "c11") };
+        let mut command = Command::new(compiler);
+        command.args([&format!("-std={standard}"), "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
+        command.args(["-D_GNU_SOURCE", "-pthread"]).arg("-I").arg(crate_folder.join("include"));
+        command.arg(file).arg("-o").arg(&program);
+        command.arg("-L").arg(&libraries).args(["-ldf11_capi", "-ldl", "-lm"]);
+        match command.arg(format!("-Wl,-rpath,{}", libraries.display())).output() {
+            Ok(output) => {
+                assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
+                Some(program)
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                skip("DF11_REQUIRE_CC", "no C compiler");
+                None
+            }
+            Err(error) => panic!("{compiler}: {error}"),
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            skip("DF11_REQUIRE_CC", "no C compiler");
-            None
-        }
-        Err(error) => panic!("{compiler}: {error}"),
     }
 }
 
@@ -139,18 +137,36 @@ fn listed(path: &Path) -> String {
 
 #[test]
 fn a_program_in_c_lists_and_decodes() {
-    let Some(program) = compile("list.c") else { return };
+    let place = Place::new();
+    let Some(program) = place.compile("list.c") else { return };
     for name in ["tile.df11", "gap.df11"] {
-        let text = run(Command::new(&program).arg(container(name)));
-        assert_eq!(text, listed(&container(name)));
+        let text = run(Command::new(&program).arg(place.path(name)));
+        assert_eq!(text, listed(&place.path(name)));
         assert!(text.contains(" alias ") && text.contains(" raw ") && text.contains(" F32 "), "{text}");
     }
 }
 
+/// Its first piece of code is a program, the others are parts of a function.
+#[test]
+fn the_code_of_the_page_runs() {
+    let page = include_str!("../../docs/c.md");
+    let mut pieces = page.split("```c\n").skip(1).map(|piece| piece.split_once("```").unwrap().0);
+    let (first, place) = (pieces.next().unwrap().to_owned(), Place::new());
+    let parts: Vec<_> = pieces.collect();
+    assert!(!parts.is_empty(), "code for GPUs");
+    let function = "void part(df11_model *model, df11_tensor tensor, void *memory, void *output, \
+                    void *stream, void *x, void *y, void *workspace) {";
+    std::fs::write(place.path("page.c"), format!("{first}{function}{}}}", parts.concat())).unwrap();
+    let Some(program) = place.compile_file(&place.path("page.c")) else { return };
+    let text = run(Command::new(program).arg(place.path("tile.df11")));
+    assert!(text.contains(&format!("{MATRIX} BF16 524288\n")), "{text}");
+}
+
 #[test]
 fn a_program_in_c_leaves_no_memory() {
-    let Some(program) = compile("list.c") else { return };
-    let path = container("tile.df11");
+    let place = Place::new();
+    let Some(program) = place.compile("list.c") else { return };
+    let path = place.path("tile.df11");
     if let Some(text) = run_checked(&program, &[&path]) {
         assert_eq!(text, listed(&path));
     }
@@ -158,33 +174,36 @@ fn a_program_in_c_leaves_no_memory() {
 
 #[test]
 fn a_program_in_cpp_decodes_rows_on_threads() {
-    let Some(program) = compile("rows.cpp") else { return };
+    let place = Place::new();
+    let Some(program) = place.compile("rows.cpp") else { return };
     for name in ["tile.df11", "gap.df11"] {
-        run(Command::new(&program).arg(container(name)).arg(MATRIX));
+        run(Command::new(&program).arg(place.path(name)).arg(MATRIX));
     }
 }
 
 #[test]
 fn hostile_calls_and_damaged_files_are_refused() {
-    let Some(program) = compile("hostile.c") else { return };
+    let place = Place::new();
+    let Some(program) = place.compile("hostile.c") else { return };
     // A driver that cannot be loaded, even if the machine has one.
     let none = stand_in::folder();
     for name in stand_in::LIBRARY_NAMES {
         std::fs::write(none.path().join(name), "no library").unwrap();
     }
-    let scratch = folder().join("damaged");
+    let scratch = place.path("damaged");
     let mut command = Command::new(&program);
-    command.arg(container("tile.df11")).args([MATRIX]).arg(&scratch);
+    command.arg(place.path("tile.df11")).args([MATRIX]).arg(&scratch);
     run(command.env("LD_LIBRARY_PATH", none.path()));
-    let path = container("gap.df11");
+    let path = place.path("gap.df11");
     run_checked(&program, &[&path, Path::new(MATRIX), &scratch.with_extension("checked")]);
 }
 
 #[test]
 fn hostile_calls_of_the_gpu_are_refused() {
-    let (Some(program), Some(driver)) = (compile("hostile.c"), stand_in::compile(&[])) else { return };
+    let place = Place::new();
+    let (Some(program), Some(driver)) = (place.compile("hostile.c"), stand_in::compile(&[])) else { return };
     let mut command = Command::new(program);
-    command.arg(container("tile.df11")).arg(MATRIX).arg(folder().join("damaged.gpu")).arg("gpu");
+    command.arg(place.path("tile.df11")).arg(MATRIX).arg(place.path("damaged")).arg("gpu");
     command.env("LD_LIBRARY_PATH", driver.path()).env_remove("CUDA_VISIBLE_DEVICES");
     for (name, answer) in stand_in::CONSTANTS.iter().chain([&stand_in::LINEAR_CONSTANTS]) {
         command.env(format!("DRIVER_{name}"), answer);
@@ -195,13 +214,14 @@ fn hostile_calls_of_the_gpu_are_refused() {
 /// Compiled everywhere, run where there is a GPU.
 #[test]
 fn a_program_in_c_loads_decodes_and_multiplies_on_the_gpu() {
-    let Some(program) = compile("gpu.c") else { return };
+    let place = Place::new();
+    let Some(program) = place.compile("gpu.c") else { return };
     if !df11::gpu::has_driver() {
         return skip("DF11_REQUIRE_GPU", "no GPU");
     }
-    for (name, part) in [("tile.df11", " 29 of them multiplied by"), ("gap.df11", " 0 of them multiplied by")]
+    for (name, part) in [("tile.df11", " 12 of them multiplied by"), ("gap.df11", " 0 of them multiplied by")]
     {
-        let text = run(Command::new(&program).arg(container(name)));
+        let text = run(Command::new(&program).arg(place.path(name)));
         assert!(text.contains(part), "{text}");
     }
 }

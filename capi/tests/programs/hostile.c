@@ -193,6 +193,6 @@ int main(int count, char **arguments) {
     decoding(model, arguments[2]);
     gpu(model, arguments[2], count > 4);
     df11_close(model);
-    damaged(arguments[1], arguments[3]);
+    if (count == 4) damaged(arguments[1], arguments[3]);
     return 0;
 }
