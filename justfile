@@ -49,9 +49,9 @@ candle-gpu:
 c-library:
     cargo build --release -p df11-capi
 
-# A wheel of the Python package for this platform, in target/wheels.
-wheel:
-    target/py-venv/bin/maturin build --release -m python/Cargo.toml
+# Wheels and source distribution of the Python package, with checksums, in target/wheels.
+wheels *PLATFORMS:
+    bash python/wheels {{PLATFORMS}}
 
 # Compiles the kernels to the committed PTX (`just ptx --check` only compares); needs no GPU.
 ptx *ARGS:

@@ -34,7 +34,7 @@ pub use write::{
     convert_all, decompress, decompress_all, estimate, estimate_all, estimate_headers,
 };
 
-/// The examples of the README are tests too.
+/// The examples of the documentation are tests too.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+#[doc = include_str!("../docs/rust.md")]
+struct Documentation;

@@ -41,11 +41,16 @@ from ._native import (
 )
 from ._register import register as _register
 from ._report import Placement, Plan, Report, Verification
+from ._safe import safe_open
 
 Mapping.register(Model)
 # The names that users see, in messages and pickles.
 for _value in list(globals().values()):
-    if isinstance(_value, type) and _value.__module__ in ("df11._errors", "df11._report"):
+    if isinstance(_value, type) and _value.__module__ in (
+        "df11._errors",
+        "df11._report",
+        "df11._safe",
+    ):
         _value.__module__ = "df11"
 
 __all__ = [
@@ -76,6 +81,7 @@ __all__ = [
     "inspect",
     "open",
     "plan",
+    "safe_open",
     "verify",
 ]
 
@@ -94,17 +100,19 @@ _WITH_TORCH = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "torch":
+        return import_module(".torch", __name__)
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_WITH_TORCH[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WITH_TORCH])
+    return sorted([*globals(), *_WITH_TORCH, "torch"])
 
 
 _register()

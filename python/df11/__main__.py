@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ._native import run_command
@@ -9,6 +10,8 @@ from ._native import run_command
 
 def main() -> int:
     """Run the command with the arguments of this process; `df11 --help` tells them."""
+    # Of which `df11 doctor` tells.
+    os.environ["DF11_PYTHON"] = sys.executable
     return run_command(["df11", *sys.argv[1:]])
 
 

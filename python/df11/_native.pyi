@@ -228,6 +228,10 @@ class Model(Mapping[str, Tensor]):
     @property
     def side_files(self) -> list[str]:
         """Paths of the other original files in the containers."""
+    def weights_header(self, path: str) -> str:
+        """The JSON header of one of `weights_files`, as it was: the tensors where they lay in the
+        file, and its `__metadata__`. Raises `ParameterError` where there is no such file.
+        """
     @property
     def blocks(self) -> list[Block]:
         """The blocks, in the order in which the model runs them."""
@@ -270,6 +274,7 @@ class Model(Mapping[str, Tensor]):
     def values(self) -> ValuesView[Tensor]: ...
     def items(self) -> ItemsView[str, Tensor]: ...
     def get(self, name: str, default: Any = None) -> Any: ...
+    def _repr_html_(self) -> str: ...
 
 @final
 class Tensor:

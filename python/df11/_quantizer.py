@@ -295,7 +295,7 @@ class Df11Quantizer(HfQuantizer):
 
 
 def _unfit(lacking: str) -> ImportError:
-    return ImportError(mismatch(__version__, lacking))
+    return ImportError(mismatch("transformers", __version__, lacking))
 
 
 def _take_quantized_mark(model: Any) -> None:

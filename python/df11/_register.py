@@ -41,9 +41,10 @@ def _register_now() -> None:
     except Exception as error:  # transformers itself must stay importable
         from ._versions import TESTED
 
+        oldest, newest = TESTED["transformers"]
         warnings.warn(
-            f"df11 could not register with transformers: {error}; it is tested with {TESTED[0]} to "
-            f"{TESTED[1]}",
+            f"df11 could not register with transformers: {error}; it is tested with {oldest} to "
+            f"{newest}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -22,6 +22,12 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
     }
     let exception = || -> PyResult<Bound<'_, PyAny>> {
         let class = py.import(intern!(py, "df11._errors"))?.getattr(class(error))?;
+        if let Error::Parameter { problem, remedy } = error {
+            let remedy = remedy.replace(df11::write::REPLACES, "overwrite=True");
+            let exception = class.call1((format!("{problem}; {remedy}"),))?;
+            exception.setattr("remedy", remedy)?;
+            return Ok(exception);
+        }
         let exception = class.call1((error.to_string(),))?;
         match error {
             Error::Io { source, .. } => exception.setattr("errno", source.raw_os_error())?,
@@ -29,9 +35,9 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
                 exception.setattr("place", place)?;
                 exception.setattr("offset", offset)?;
             }
-            Error::Unsupported { remedy, .. }
-            | Error::Parameter { remedy, .. }
-            | Error::Gpu { remedy, .. } => exception.setattr("remedy", remedy)?,
+            Error::Unsupported { remedy, .. } | Error::Gpu { remedy, .. } => {
+                exception.setattr("remedy", remedy)?
+            }
             _ => {}
         }
         Ok(exception)

@@ -200,6 +200,11 @@ impl Model {
         self.inner.blocks().map(|block| Block::new(&self.inner, &block)).collect()
     }
 
+    fn weights_header(&self, py: Python<'_>, path: &str) -> PyResult<String> {
+        let header = work::briefly(py, || self.inner.weights_header(path))?;
+        Ok(String::from_utf8(header)?)
+    }
+
     fn block(&self, name: &str) -> PyResult<Block> {
         let block = self.inner.block(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
         Ok(Block::new(&self.inner, &block))
@@ -275,6 +280,12 @@ impl Model {
     ) -> PyResult<DeviceModel> {
         let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
         gpu::load(py, &self.inner, devices, &wanted, progress)
+    }
+
+    /// What a notebook shows.
+    fn _repr_html_(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        let py = slf.py();
+        py.import(intern!(py, "df11._html"))?.call_method1(intern!(py, "model"), (slf,))
     }
 
     fn __repr__(&self) -> String {

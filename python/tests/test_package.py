@@ -1,5 +1,7 @@
 """The package itself: what it needs, what it is typed as, what it is linked with."""
 
+import json
+import os
 import re
 import shutil
 import signal
@@ -156,3 +158,42 @@ def test_without_a_driver_the_layer_of_tensors_says_so() -> None:
             call()
     _native.unpin(4096)
     assert not _native.fits(0)
+
+
+def test_extras_are_the_releases_that_are_tested() -> None:
+    from df11 import _versions
+
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((LIBRARY.parents[1] / "pyproject.toml").read_text())["project"]
+    named = {}
+    for requirement in [one for some in project["optional-dependencies"].values() for one in some]:
+        name = re.match(r"\w+", requirement)
+        assert name
+        named[name[0]] = requirement[len(name[0]) :]
+    known = _versions.TESTED | _versions.OTHERS
+    assert {"torch", "transformers", "diffusers", "vllm"} <= named.keys() & known.keys()
+    for library in named.keys() & known.keys():
+        assert named[library] == _versions.within(library), library
+
+
+def test_the_doctor_tells_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    from df11 import _doctor
+
+    line = [sys.executable, "-m", "df11", "doctor", "--json"]
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path, "PATH": ""},
+    )
+    check = json.loads(done.stdout)["checks"]["python"]
+    assert check["value"]["df11"] == df11.__version__ and check["value"]["python"]
+    releases = {"torch": "2.99.0", "transformers": "5.20.1"}
+    monkeypatch.setattr(_doctor, "_release", releases.get)
+    told = _doctor.told()
+    assert "torch 2.99.0 is not one of the tested releases, 2.11 to 2.13" in str(told["text"])
+    assert told["remedy"] == "it may work; what is tested: pip install 'torch>=2.11,<2.14'"
+    releases["torch"] = "2.12.1+cpu"
+    assert _doctor.told()["remedy"] == ""

@@ -84,6 +84,9 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
         // Some problems name their remedy themselves.
         Error::Corrupt { problem, .. } if !problem.contains("; ") => format!("{error}; {damaged}"),
         Error::Limit { .. } => format!("{error}; see section 1 of the format's specification"),
+        Error::Parameter { problem, remedy } => {
+            format!("{problem}; {}", remedy.replace(df11::write::REPLACES, "--force"))
+        }
         Error::Cancelled => "interrupted; nothing is left half-written".to_owned(),
         _ => error.to_string(),
     }

@@ -5,9 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Block, Shard, Tensor, card::is_card};
+use super::{Block, Shard, Tensor, card::is_card, original::check_header};
 use crate::{
     Error, Result,
+    format::records::{FILE_WEIGHTS, FileRecord},
     paths::PathTree,
     source::{Found, LeftOut},
 };
@@ -135,6 +136,25 @@ impl Model {
     /// The hash by which the shards of the model know each other.
     pub fn identity(&self) -> blake3::Hash {
         blake3::Hash::from_bytes(self.shards[0].directory().shard.identity)
+    }
+
+    /// The header of an original weights file, as JSON: the tensors where they lay in it, and its
+    /// own metadata. The cost is that of its length.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if no open shard has a weights file of this path; [`Error::Corrupt`] if
+    /// the header is damaged; [`Error::Io`].
+    pub fn weights_header(&self, path: &str) -> Result<Vec<u8>> {
+        for shard in &self.shards {
+            let directory = shard.directory();
+            let is_it = |file: &FileRecord| file.kind == FILE_WEIGHTS && directory.file_path(file) == path;
+            if let Some(file) = directory.files.iter().position(is_it) {
+                // Its length comes first.
+                return Ok(check_header(shard, file)?.split_off(size_of::<u64>()));
+            }
+        }
+        let problem = format!("the model has no weights file {path:?}");
+        Err(Error::parameter(problem, "name one that it was compressed from"))
     }
 
     /// All blocks, in the order in which the model runs them.

@@ -3,6 +3,7 @@
 #[cfg(feature = "cudarc")]
 mod gpu_rates;
 mod machine;
+mod python;
 mod speeds;
 
 use std::path::{Path, PathBuf};
@@ -69,6 +70,7 @@ impl Doctor {
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let mut findings = vec![version(), build()];
         findings.extend(machine::findings(&folder));
+        findings.push(python::finding());
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
         findings.extend(self.folder.as_deref().and_then(models));
         session.check()?;

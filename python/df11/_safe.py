@@ -1,0 +1,154 @@
+"""`df11.safe_open`: containers by the interface of `safetensors.safe_open`."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from types import TracebackType
+from typing import Any
+
+from ._errors import ParameterError
+from ._native import Model, Tensor, open
+
+#: What safetensors calls the frameworks that there are here.
+_FRAMEWORKS = {
+    "pt": "torch",
+    "torch": "torch",
+    "pytorch": "torch",
+    "np": "numpy",
+    "numpy": "numpy",
+}
+
+
+class safe_open:
+    """Open a container, or a folder of them, as `safetensors.safe_open` opens a file.
+
+    `framework` is `"pt"` (PyTorch) or `"np"` (NumPy); `device` is where PyTorch's tensors go, a
+    name or a GPU's number. Opening reads directories only. Each tensor is decoded when it is asked
+    for, on all cores, and is the caller's own.
+
+    Raises `ParameterError` for another framework, and what `df11.open` raises.
+    """
+
+    def __init__(
+        self, filename: str | PathLike[str], framework: str, device: str | int = "cpu"
+    ) -> None:
+        if framework not in _FRAMEWORKS:
+            raise unfit(f"framework {framework!r} is not known", 'choose "pt" or "np"')
+        self._framework = _FRAMEWORKS[framework]
+        if self._framework == "numpy" and device != "cpu":
+            raise unfit("NumPy has no devices", 'leave device out, or choose framework="pt"')
+        self._device = device
+        self._model: Model | None = open(filename)
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._model = None
+
+    def keys(self) -> list[str]:
+        """The names of all tensors, ascending."""
+        return sorted(self._open())
+
+    def offset_keys(self) -> list[str]:
+        """The names in the order in which the tensors lay in the original files."""
+        names: list[str] = []
+        for header in self._headers():
+            header.pop("__metadata__", None)
+            names += sorted(header, key=lambda name: header[name]["data_offsets"])
+        return names
+
+    def metadata(self) -> dict[str, str] | None:
+        """The `__metadata__` of the original file; None if it has none. Of several files the
+        entries of all.
+
+        Raises `ParameterError` where files give one key different values.
+        """
+        found: dict[str, str] | None = None
+        for header in self._headers():
+            for key, value in header.get("__metadata__", {}).items():
+                found = {} if found is None else found
+                if found.setdefault(key, value) != value:
+                    raise unfit(
+                        f"the original files give the key {key!r} different values",
+                        "Model.weights_header gives that of each file",
+                    )
+        return found
+
+    def get_tensor(self, name: str) -> Any:
+        """A decoded tensor of the framework, on the device. Raises `KeyError`."""
+        return self._made(self._tensor(name))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by name, decoded one after the other."""
+        return {name: self.get_tensor(name) for name in self.keys()}
+
+    def get_slice(self, name: str) -> Sliced:
+        """A tensor of which indexing decodes what it needs. Raises `KeyError`."""
+        return Sliced(self, self._tensor(name))
+
+    def _open(self) -> Model:
+        if self._model is None:
+            raise unfit("the container is closed", "open it again, or stay within the with")
+        return self._model
+
+    def _tensor(self, name: str) -> Tensor:
+        return self._open()[name]
+
+    def _headers(self) -> list[dict[str, Any]]:
+        model = self._open()
+        return [json.loads(model.weights_header(path)) for path in model.weights_files]
+
+    def _made(self, part: Any) -> Any:
+        """What the framework makes of a tensor or a slice."""
+        if self._framework == "numpy":
+            return part.numpy()
+        made = part.torch()
+        return made if self._device == "cpu" else made.to(self._device)
+
+
+class Sliced:
+    """A tensor that is decoded by indexing. From `safe_open.get_slice`."""
+
+    def __init__(self, file: safe_open, tensor: Tensor) -> None:
+        self._file = file
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """Its dimensions, outermost first."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """Its dtype as safetensors names it, such as `BF16`."""
+        return self._tensor.dtype
+
+    def __getitem__(self, key: Any) -> Any:
+        """Decode what numbers and slices with steps of 1 name, by the tiles that hold it. For any
+        other index the whole tensor is decoded, and indexed by the framework.
+
+        Raises `IndexError` as the framework does.
+        """
+        self._file._open()
+        parts = key if isinstance(key, tuple) else (key,)
+        if not self._tensor.shape or not all(_is_plain(part) for part in parts):
+            return self._file._made(self._tensor)[key]
+        return self._file._made(self._tensor[key])
+
+
+def _is_plain(part: Any) -> bool:
+    if isinstance(part, slice):
+        return part.step in (None, 1)
+    return isinstance(part, int) and not isinstance(part, bool)
+
+
+def unfit(problem: str, remedy: str) -> ParameterError:
+    """The error of a request, with what to ask for instead."""
+    error = ParameterError(f"{problem}; {remedy}")
+    error.remedy = remedy
+    return error

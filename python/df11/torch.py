@@ -1,0 +1,59 @@
+"""Containers as dictionaries of PyTorch tensors, by the names of `safetensors.torch`.
+
+from df11.torch import load_file, save_file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from ._native import compress
+from ._report import Report
+from ._safe import safe_open, unfit
+
+__all__ = ["load_file", "save_file"]
+
+
+def load_file(filename: str | PathLike[str], device: str | int = "cpu") -> dict[str, torch.Tensor]:
+    """All tensors of a container, or of a folder of them, decoded, by name.
+
+    They take the memory of the BF16 model: to keep weights compressed use `from_pretrained` or
+    `df11.attach`. Raises what `df11.open` raises, and `CorruptError` if the container is damaged.
+    """
+    with safe_open(filename, framework="pt", device=device) as file:
+        tensors: dict[str, torch.Tensor] = file.get_tensors()
+        return tensors
+
+
+def save_file(
+    tensors: dict[str, torch.Tensor],
+    filename: str | PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Report:
+    """Compress tensors into one container, whose name ends in `.df11`.
+
+    They are first written as safetensors beside it, which takes their size on the disk for a
+    while, and are decoded and compared at the end. `metadata` is that of the safetensors file,
+    which `df11 decompress` gives back. Needs the package `safetensors`, and raises what its
+    `save_file` raises: `RuntimeError` for tensors that share memory, `ValueError` for those that
+    are not contiguous. `ParameterError` if the name ends otherwise, or exists and `overwrite` is
+    not given.
+    """
+    from safetensors.torch import save_file as save
+
+    out = Path(filename)
+    if out.suffix != ".df11":
+        raise unfit(f"{out} does not end in .df11", "end its name in .df11")
+    if out.exists() and not overwrite:
+        raise unfit(f"{out} exists", "choose another output, or replace it with overwrite=True")
+    with TemporaryDirectory(prefix=".df11-save.", dir=out.parent) as folder:
+        source = Path(folder) / f"{out.stem}.safetensors"
+        save(tensors, source, metadata=None if metadata is None else dict(metadata))
+        return compress(source, out, overwrite=overwrite, progress=False)

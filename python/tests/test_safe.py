@@ -1,0 +1,199 @@
+"""`safe_open`, `load_file` and `save_file` beside those of safetensors, on the same tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+import df11  # noqa: E402
+import df11.torch  # noqa: E402
+
+
+def tensors() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    normal = torch.randn(96, 520, generator=generator)
+    return {
+        "b.weight": (0.02 * normal).bfloat16(),
+        "a.bias": torch.arange(7),
+        "c.cube": (0.02 * normal).reshape(4, 24, 520).bfloat16(),
+        "scale": torch.tensor(3.5),
+    }
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A file and its container."""
+    folder = tmp_path_factory.mktemp("safe")
+    file, container = folder / "x.safetensors", folder / "x.df11"
+    save_file(tensors(), file, metadata={"format": "pt", "made": "here"})
+    df11.compress(file, container, progress=False)
+    return file, container
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
+
+
+def test_all_that_it_answers_is_what_safetensors_answers(both: tuple[Path, Path]) -> None:
+    with (
+        safetensors.safe_open(both[0], framework="pt", device="cpu") as theirs,
+        df11.safe_open(both[1], framework="pt", device="cpu") as ours,
+    ):
+        assert ours.keys() == list(theirs.keys())
+        assert ours.offset_keys() == theirs.offset_keys()
+        assert ours.metadata() == theirs.metadata() == {"format": "pt", "made": "here"}
+        for name in theirs.keys():  # noqa: SIM118 (no mapping)
+            assert same(ours.get_tensor(name), theirs.get_tensor(name))
+            mine, yours = ours.get_slice(name), theirs.get_slice(name)
+            assert (mine.get_shape(), mine.get_dtype()) == (yours.get_shape(), yours.get_dtype())
+        assert ours.get_tensors().keys() == theirs.get_tensors().keys()
+        assert isinstance(ours, df11.safe_open)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        -1,
+        slice(1, 3),
+        slice(-3, None),
+        slice(3, 1),
+        slice(0, 100_000),
+        slice(0, 8, 2),
+        (slice(None), slice(256, 300)),
+        (slice(None), 5),
+        (0, 0),
+        ...,
+        (..., slice(0, 2)),
+        None,
+        [0, 2],
+        (slice(None), [1, 3]),
+        (slice(5, 33), slice(17, 517)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["b.weight", "c.cube"])
+def test_slices_are_those_of_safetensors(both: tuple[Path, Path], name: str, index: Any) -> None:
+    theirs = safetensors.safe_open(both[0], framework="pt").get_slice(name)
+    ours = df11.safe_open(both[1], framework="pt").get_slice(name)
+    assert same(ours[index], theirs[index])
+
+
+@pytest.mark.parametrize("index", [5000, (0, 0, 0, 0), (slice(None), 5000)], ids=str)
+def test_indices_that_there_are_not(both: tuple[Path, Path], index: Any) -> None:
+    for opened in (
+        safetensors.safe_open(both[0], framework="pt"),
+        df11.safe_open(both[1], framework="pt"),
+    ):
+        with pytest.raises(IndexError):
+            opened.get_slice("b.weight")[index]
+
+
+def test_what_is_refused(both: tuple[Path, Path]) -> None:
+    with pytest.raises(df11.ParameterError, match=r'"tf" is not known|\'tf\' is not known; choose'):
+        df11.safe_open(both[1], framework="tf")
+    with pytest.raises(df11.ParameterError, match="NumPy has no devices"):
+        df11.safe_open(both[1], framework="np", device="cuda")
+    opened = df11.safe_open(both[1], framework="pt")
+    for call in (opened.get_tensor, opened.get_slice):
+        with pytest.raises(KeyError, match="nothing"):
+            call("nothing")
+    kept = opened.get_slice("b.weight")
+    with opened:
+        pass
+    for use in (opened.keys, opened.metadata, lambda: kept[0]):
+        with pytest.raises(df11.ParameterError, match="closed; open it again"):
+            use()
+
+
+def test_arrays_of_numpy(both: tuple[Path, Path]) -> None:
+    numpy = pytest.importorskip("numpy")
+    theirs = safetensors.safe_open(both[0], framework="np")
+    ours = df11.safe_open(both[1], framework="np")
+    found = ours.get_tensor("a.bias")
+    assert isinstance(found, numpy.ndarray) and same(found, theirs.get_tensor("a.bias"))
+    assert same(ours.get_slice("a.bias")[2:4], theirs.get_slice("a.bias")[2:4])
+
+
+def test_metadata_of_several_files(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    weights = tensors()["b.weight"]
+    index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        file = tmp_path / "model" / name
+        metadata = {"format": "pt", "part": str(number)}
+        save_file({f"layers.{number}.weight": weights + number}, file, metadata=metadata)
+        index["weight_map"][f"layers.{number}.weight"] = name
+    df11.compress(tmp_path / "model", tmp_path / "out", progress=False)
+    opened = df11.safe_open(tmp_path / "out", framework="pt")
+    assert opened.offset_keys() == ["layers.1.weight", "layers.2.weight"]
+    with pytest.raises(df11.ParameterError, match=r"'part' different values; Model.weights_header"):
+        opened.metadata()
+    model = df11.open(tmp_path / "out")
+    assert all('"part"' in model.weights_header(path) for path in model.weights_files)
+    with pytest.raises(df11.ParameterError, match="no weights file"):
+        model.weights_header("other")
+
+
+def test_dictionaries_of_tensors(both: tuple[Path, Path], tmp_path: Path) -> None:
+    ours, theirs = df11.torch.load_file(both[1]), load_file(both[0])
+    assert list(ours) == sorted(theirs) and all(same(ours[name], theirs[name]) for name in theirs)
+    out = tmp_path / "saved.df11"
+    report = df11.torch.save_file(tensors(), out, metadata={"by": "me"})
+    assert (report.coded_tensors, report.raw_tensors) == (2, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved.df11"]
+    back = df11.torch.load_file(out)
+    assert all(same(back[name], value) for name, value in tensors().items())
+    df11.decompress(out, tmp_path / "back.safetensors", progress=False)
+    save_file(tensors(), tmp_path / "plain.safetensors", metadata={"by": "me"})
+    plain = (tmp_path / "plain.safetensors").read_bytes()
+    assert (tmp_path / "back.safetensors").read_bytes() == plain
+
+
+def test_what_saving_refuses(tmp_path: Path) -> None:
+    out = tmp_path / "saved.df11"
+    with pytest.raises(df11.ParameterError, match=r"does not end in .df11; end its name"):
+        df11.torch.save_file(tensors(), tmp_path / "saved.safetensors")
+    shared = tensors()["b.weight"]
+    for bad, error in (
+        ({"a": shared, "b": shared}, RuntimeError),
+        ({"a": shared.T}, ValueError),
+    ):
+        with pytest.raises(error):
+            save_file(bad, tmp_path / "theirs.safetensors")
+        with pytest.raises(error):
+            df11.torch.save_file(bad, out)
+    assert not out.exists()
+    df11.torch.save_file(tensors(), out)
+    with pytest.raises(df11.ParameterError, match="overwrite=True"):
+        df11.torch.save_file(tensors(), out)
+    df11.torch.save_file({"only": shared}, out, overwrite=True)
+    assert list(df11.open(out)) == ["only"]
+
+
+def test_messages_name_arguments_of_python(both: tuple[Path, Path]) -> None:
+    """Not options of the command."""
+    with pytest.raises(df11.ParameterError, match=r"exists; .* overwrite=True$") as error:
+        df11.compress(both[0], both[1], progress=False)
+    assert "--" not in str(error.value) and error.value.remedy.endswith("overwrite=True")
+
+
+def test_a_notebook_shows_the_blocks(both: tuple[Path, Path], tmp_path: Path) -> None:
+    model = df11.open(both[1])
+    shown = model._repr_html_()
+    told = df11.inspect(model)
+    for block in told["blocks"]:
+        assert f"<td>{block['name']}</td><td>{block['tensor_count']:,}</td>" in shown
+    assert f"{told['total']['bits_per_weight']:.2f}" in shown
+    save_file({f"<b>.{i}.weight": torch.zeros(2) for i in range(90)}, tmp_path / "y.safetensors")
+    df11.compress(tmp_path / "y.safetensors", tmp_path / "<y>.df11", progress=False)
+    shown = df11.open(tmp_path / "<y>.df11")._repr_html_()
+    assert "&lt;y&gt;" in shown and "<b>." not in shown
