@@ -248,7 +248,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
             for (u32 i = 0; i < 4; i++) {
                 const u32 window =
                     __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
-                e[i] = entry_at(window << 2);
+                e[i] = entry_at(0, window << 2);
                 if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
                 if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                 position += e[i] & LENGTH_MASK;
@@ -309,7 +309,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                 for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
             begun = false;
             Window bits;
-            bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
+            bits.begin(0, slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
 #pragma unroll 1
             for (u32 band = 0; band < TILE_BANDS; band++) {
@@ -332,13 +332,12 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
 #pragma unroll
                 for (u32 pair = 0; pair < PAIRS; pair++) {
                     uint4& p = ahead[pair % AHEAD];
-                    u32 e[4];
+                    u32 a[4], b[4];
                     const u32 is_empty = pair % ATOMS ? 0 : stage.is_empty();
-                    decode_unit(bits, e, problems);
+                    decode_units(bits, a, b, problems);
                     const u32 to = stage.begin(pair, is_empty);
-                    store_shared_16(to, merge_words(e, p.x, p.y));
-                    decode_unit(bits, e, problems);
-                    store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
+                    store_shared_16(to, merge_words(a, p.x, p.y));
+                    store_shared_16(to ^ 64, merge_words(b, p.z, p.w));
                     if (pair + AHEAD < PAIRS)
                         load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR, true);
                     else

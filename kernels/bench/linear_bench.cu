@@ -10,9 +10,10 @@
 //                                      and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
-//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (32 and 64
-//                                      rows of x): the same of tiles as stored; profile X_ROWS: some
-//                                      launches. Of other codes than
+//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to 64
+//                                      rows of x): the same of tiles as stored; several ROUNDS: of
+//                                      matrices in one launch; profile X_ROWS: some launches. Of
+//                                      other codes than
 //                                      the encoder's: CODE_BITS=N of the longest one at most,
 //                                      ESCAPE_COST=N bits that an escape counts more than it takes
 //   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
@@ -837,6 +838,7 @@ int main(int argc, char** argv) {
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
         if (of == "bench") return bench_stored(c, atoi(argv[3]));
         if (of == "sums") return sums_stored(c, atoi(argv[3]));
+        if (of == "several") return several_stored(c, atoi(argv[3]));
     }
     if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));

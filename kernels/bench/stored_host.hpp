@@ -200,11 +200,15 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
-    // Sums of two items if a block has as many, and there is room for the largest tile.
-    copy.tile_sets = 1 + (l.items > u32(sm_count()) &&
-                          tile_shared_bytes(v.warps, l.x_rows, staged, 2) <= room);
-    const u32 shared =
-        std::min(tile_shared_bytes(v.warps, l.x_rows, staged, copy.tile_sets), room);
+    auto bytes = [&](u32 tables, u32 sets) {
+        return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets);
+    };
+    // Sums of two items if a block has as many, and tables of two matrices likewise, if there is
+    // room for the largest tile.
+    copy.tile_sets = 1 + (l.items > u32(sm_count()) && bytes(1, 2) <= room);
+    copy.tile_tables = 1 + (l.matrix_count > 1 && l.items > u32(sm_count()) &&
+                            bytes(2, copy.tile_sets) <= room && !getenv("ONE_TABLE"));
+    const u32 shared = std::min(bytes(copy.tile_tables, copy.tile_sets), room);
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     void* arguments[] = {&copy};
     cudaLaunchConfig_t config = {};
