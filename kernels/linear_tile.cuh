@@ -266,35 +266,12 @@ struct Window {
     __device__ void refill() {
         w0 = w1, w1 = w2, w2 = load_shared(next), next = min(next + 4, last);
     }
-    // After four codes that are pairs: `sum` has the bit of the word after if the position is there.
-    __device__ __forceinline__ void move_to(u32 sum) {
-        position = sum;
-        asm volatile(
-            "{ .reg .pred p; .reg .b32 t; and.b32 t, %3, 32; setp.ne.b32 p, t, 0;\n"
-            "@p mov.b32 %0, %1; @p mov.b32 %1, %2; @p ld.shared.b32 %2, [%4]; }"
-            : "+r"(w0), "+r"(w1), "+r"(w2)
-            : "r"(sum), "r"(next));
-        if (sum & 32) next = min(next + 4, last);
-    }
-    // From where it was moved to by a sum to where it was before the four codes, which have so
-    // many bits.
-    __device__ void move_back(u32 sum, u32 bits) {
-        if (sum & 32) next -= 4;
-        w0 = load_shared(next - 12), w1 = load_shared(next - 8), w2 = load_shared(next - 4);
-        position = sum - bits;
-    }
     // Counted as LaneBits; none where the end of the slot was met.
     __device__ u32 place(u32 bits) const {
         return next == last ? ~0u : (next - 12 - (bits - 4)) * 8 + (position & 31);
     }
 };
 
-#ifndef V_ODD
-#define V_ODD 1
-#endif
-#ifndef V_LOADX
-#define V_LOADX 8
-#endif
 // Four pairs one by one, however many bits they take.
 __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
 #pragma unroll 1
@@ -308,114 +285,40 @@ __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
     }
 }
 
-// Looks four pairs up, of 48 bits at most, except with escapes: the sum of their entries and of
-// where they begin in the first word. It has one of SUM_ODD if they need more than move_to.
-constexpr u32 SUM_ODD = SUM_RARE | 64;
-__device__ __forceinline__ u32 look_up(const Window& bits, u32 (&e)[4]) {
-    const u32 low = __funnelshift_r(bits.w0, bits.w1, bits.position),
-              high = __funnelshift_r(bits.w1, bits.w2, bits.position);
-#ifdef V_CHAIN
-    e[0] = entry_at(bits.table, low);
-    e[1] = entry_at(bits.table, __funnelshift_r(low, 0, e[0]));
-    const u32 two = e[0] + e[1], later = __funnelshift_r(low, high, two);
-    e[2] = entry_at(bits.table, later);
-    e[3] = entry_at(bits.table, __funnelshift_r(later, 0, e[2]));
-    return two + (bits.position & 31) + e[2] + e[3];
-#else
-    e[0] = entry_at(bits.table, low);
-    const u32 low1 = __funnelshift_r(low, high, e[0]), high1 = __funnelshift_r(high, 0, e[0]);
-    e[1] = entry_at(bits.table, low1);
-    const u32 low2 = __funnelshift_r(low1, high1, e[1]);
-    e[2] = entry_at(bits.table, low2);
-    e[3] = entry_at(bits.table, __funnelshift_r(low2, 0, e[2]));
-    return e[0] + e[1] + (bits.position & 31) + e[2] + e[3];
-#endif
-}
-// What is left to do after look_up if its sum is odd. Moves on.
-__device__ __forceinline__ void decode_odd_unit(Window& bits, u32 (&e)[4], u32 sum, u32& problems) {
-    const u32 before = bits.position & 31, total = (sum - before) & 127;
-    if (V_ODD == 2 || total > WINDOW_BITS) {
-        decode_long_unit(bits, e);
-        if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
-        return;
-    }
-    u32 low = __funnelshift_r(bits.w0, bits.w1, bits.position),
-        high = __funnelshift_r(bits.w1, bits.w2, bits.position);
-#if V_ODD == 0
+// Four pairs: 48 bits at most, except with escapes.
+__device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
+    const u32 before = bits.position & 31;
+    u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
+    low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        const u32 entry = e[i];
-        if (int(entry) < 0) {
-            const u32 raw = __funnelshift_r(low, 0, entry >> 15);  // less two bits
-            if (entry >> 15 == NO_CODE_HIGH) problems |= STATUS_NO_CODE;
-            e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
+        e[i] = entry_at(bits.table, low[i]);
+        if (i == 3) break;
+        low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
+    }
+    // Right in seven bits, unless there are several escapes.
+    u32 position = e[0] + e[1] + before + e[2] + e[3];
+    // Rarely: an escape, or more bits than one word more makes up for.
+    if (int(e[0] | e[1] | e[2] | e[3] | position << 25) < 0) {
+        const u32 total = (position - before) & 127;
+        if (total > WINDOW_BITS) {
+            decode_long_unit(bits, e);
+            position = bits.position & 31;
+            if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (int(e[i]) >= 0) continue;
+                const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15);  // less two bits
+                if (e[i] >> 15 == (0x10000 | NO_CODE)) problems |= STATUS_NO_CODE;
+                e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
+            }
+            position = before + total;
+            if (position >= 64) position -= 32, bits.refill();
         }
-        low = __funnelshift_r(low, high, entry), high = __funnelshift_r(high, 0, entry);
     }
-#else
-#pragma unroll 1
-    for (u32 i = 0; i < 4; i++) {
-        const u32 entry = e[0], raw = __funnelshift_r(low, 0, entry >> 15);  // less two bits
-        u32 fixed = entry;
-        if (int(entry) < 0) fixed = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
-        if (entry >> 15 == NO_CODE_HIGH) problems |= STATUS_NO_CODE;
-        low = __funnelshift_r(low, high, entry), high = __funnelshift_r(high, 0, entry);
-        e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = fixed;
-    }
-#endif
-    u32 position = before + total;
-    if (position >= 64) position -= 32, bits.refill();
     bits.position = position;
     if (position & 32) bits.refill();
-}
-#ifdef V_CALL
-struct OddUnits {
-    Window bits;
-    u32 a[4], b[4];
-    u32 sum, after, problems;
-};
-__device__ __noinline__ OddUnits decode_odd_units(OddUnits u) {
-    if (u.sum & SUM_ODD) {
-        u.bits.move_back(u.sum, u.a[0] + u.a[1] + u.a[2] + u.a[3]);
-        decode_odd_unit(u.bits, u.a, u.sum, u.problems);
-        u.after = look_up(u.bits, u.b);
-    }
-    if (u.after & SUM_ODD) {
-        decode_odd_unit(u.bits, u.b, u.after, u.problems);
-        u.after = u.bits.position & 31;
-    }
-    return u;
-}
-#endif
-// Two units. What is rare is looked for once, after both, and is far from what is not.
-__device__ __forceinline__ void decode_units(Window& bits, u32 (&a)[4], u32 (&b)[4],
-                                             u32& problems) {
-    const u32 sum = look_up(bits, a);
-    bits.move_to(sum);
-    u32 after = look_up(bits, b);
-#ifdef V_VOTE
-    if (__builtin_expect(__any_sync(ALL_LANES, ((sum | after) & SUM_ODD) != 0), 0)) {
-#else
-    if (__builtin_expect(((sum | after) & SUM_ODD) != 0, 0)) {
-#endif
-#ifdef V_CALL
-        OddUnits u = {bits, {a[0], a[1], a[2], a[3]}, {b[0], b[1], b[2], b[3]}, sum, after, problems};
-        u = decode_odd_units(u);
-        bits = u.bits, after = u.after, problems = u.problems;
-        for (u32 i = 0; i < 4; i++) a[i] = u.a[i], b[i] = u.b[i];
-#else
-        if (sum & SUM_ODD) {
-            bits.move_back(sum, a[0] + a[1] + a[2] + a[3]);
-            decode_odd_unit(bits, a, sum, problems);
-            after = look_up(bits, b);
-        }
-        if (after & SUM_ODD) {
-            decode_odd_unit(bits, b, after, problems);
-            after = bits.position & 31;
-        }
-#endif
-    }
-    bits.move_to(after);
 }
 
 // A unit of x as A fragments. Of eight rows the lane's 16 bytes are a whole one as they are: one
@@ -908,34 +811,27 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
     for (u32 i = 0; i < EIGHTS; i++)
         from[i] = reinterpret_cast<u64>(work.launch.x + (lane / 4 + 8 * i) * work.launch.x_pitch +
                                         tile * TILE_WIDTH + lane % 4 * 8);
-    // So many units at once: each time is waited for.
-    constexpr u32 AT_ONCE = HELD == BAND_UNITS ? 1 : V_LOADX;
 #pragma unroll
-    for (u32 first = 0; first < BAND_UNITS; first += AT_ONCE) {
-        uint4 all[AT_ONCE][EIGHTS];
+    for (u32 unit = 0; unit < BAND_UNITS; unit++) {
+        uint4 one[EIGHTS];
 #pragma unroll
-        for (u32 j = 0; j < AT_ONCE * EIGHTS; j++) {
-            uint4& one = all[j / EIGHTS][j % EIGHTS];
-            one = make_uint4(0, 0, 0, 0);
-            load_x_where(one, from[j % EIGHTS] + (first + j / EIGHTS) * STEP_COLUMNS * 2,
-                         lane / 4 + 8 * (j % EIGHTS) < work.launch.x_rows);
+        for (u32 i = 0; i < EIGHTS; i++) {
+            one[i] = make_uint4(0, 0, 0, 0);
+            load_x_where(one[i], from[i] + unit * STEP_COLUMNS * 2,
+                         lane / 4 + 8 * i < work.launch.x_rows);
         }
+        make_fragments(one);
 #pragma unroll
-        for (u32 j = 0; j < AT_ONCE; j++) {
-            const u32 unit = first + j;
-            make_fragments(all[j]);
-#pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++) {
-                if (HELD == BAND_UNITS) {
-                    x[unit][i] = all[j][i];
-                    continue;
-                }
-                // Those held go by shared memory too: each fragment is then one load. Words of two
-                // would be moved together for each product, which costs eight instructions a unit.
-                const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
-                store_shared_16(at, all[j][i]);
-                if (unit < HELD) x[unit][i] = load_stored(at);
+        for (u32 i = 0; i < EIGHTS; i++) {
+            if (HELD == BAND_UNITS) {
+                x[unit][i] = one[i];
+                continue;
             }
+            // Those held go by shared memory too: each fragment is then one load. Words of two
+            // would be moved together for each product, which costs eight instructions a unit.
+            const u32 at = rest_place<EIGHTS>(rest, max(unit, HELD), i);
+            store_shared_16(at, one[i]);
+            if (unit < HELD) x[unit][i] = load_stored(at);
         }
     }
 }
@@ -1015,14 +911,15 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                 for (u32 unit = 0; unit < BAND_UNITS; unit += 2) {
                     const u32 pair = unit / 2;
                     uint4& p = ahead[pair % AHEAD];
-                    u32 a[4], b[4];
+                    u32 e[4];
                     uint4 of_unit[EIGHTS];
-                    decode_units(bits, a, b, problems);
-                    // Not before: it would take registers while the units are decoded.
+                    decode_unit(bits, e, problems);
+                    // Not before: it would take registers while the unit is decoded.
                     take_x<EIGHTS>(of_unit, x, rest, unit);
-                    sums.add(merge_words(a, p.x, p.y), of_unit);
+                    sums.add(merge_words(e, p.x, p.y), of_unit);
+                    decode_unit(bits, e, problems);
                     take_x<EIGHTS>(of_unit, x, rest, unit + 1);
-                    const uint4 w = merge_words(b, p.z, p.w);
+                    const uint4 w = merge_words(e, p.z, p.w);
                     // Of the band after, if there is one.
                     load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
                                      pair + AHEAD < PAIRS || more);

@@ -332,12 +332,13 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
 #pragma unroll
                 for (u32 pair = 0; pair < PAIRS; pair++) {
                     uint4& p = ahead[pair % AHEAD];
-                    u32 a[4], b[4];
+                    u32 e[4];
                     const u32 is_empty = pair % ATOMS ? 0 : stage.is_empty();
-                    decode_units(bits, a, b, problems);
+                    decode_unit(bits, e, problems);
                     const u32 to = stage.begin(pair, is_empty);
-                    store_shared_16(to, merge_words(a, p.x, p.y));
-                    store_shared_16(to ^ 64, merge_words(b, p.z, p.w));
+                    store_shared_16(to, merge_words(e, p.x, p.y));
+                    decode_unit(bits, e, problems);
+                    store_shared_16(to ^ 64, merge_words(e, p.z, p.w));
                     if (pair + AHEAD < PAIRS)
                         load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR, true);
                     else

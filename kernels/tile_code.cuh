@@ -7,15 +7,10 @@ constexpr u32 POSITION_OF_BIT_0 = 30, WINDOW_BITS = 62;
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 // Of an entry.
 constexpr u32 EXPONENTS = 0x7F807F80u, LENGTH_MASK = 63, NO_CODE = 31, FLAG = 0x80000000u;
-// What is no pair has this bit too: a sum of four entries has one of SUM_RARE if one of them is none. (Four lengths or exponents
-// of pairs do not reach there; four of what is none count no further than to the third bit.)
-constexpr u32 RARE = 1u << 20, SUM_RARE = 7 * RARE;
-// An entry's bits from 15 on where no code begins.
-constexpr u32 NO_CODE_HIGH = (FLAG | RARE | NO_CODE << 15) >> 15;
 
 // The entry of an escape, from the bits after its code; still flagged where the bits are no code.
 __device__ inline u32 escaped(u32 entry, u32 raw) {
-    const u32 kept = entry >> 15 == NO_CODE_HIGH ? FLAG | LENGTH_MASK : LENGTH_MASK;
+    const u32 kept = entry >> 15 == (0x10000 | NO_CODE) ? FLAG | LENGTH_MASK : LENGTH_MASK;
     return (entry & kept) | (raw & 255) << 7 | (raw << 15 & 0x7F800000u);
 }
 

@@ -15,7 +15,8 @@
 //                                      matrices in one launch; profile X_ROWS: some launches. Of
 //                                      other codes than
 //                                      the encoder's: CODE_BITS=N of the longest one at most,
-//                                      ESCAPE_COST=N bits that an escape counts more than it takes
+//                                      ESCAPE_COST=N bits that an escape counts more than it takes.
+//                                      TABLES=1: of a launch one table at once
 //   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
@@ -828,6 +829,7 @@ int main(int argc, char** argv) {
         const std::string of = argc > 2 ? argv[2] : "";
         if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
         if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
+        if (const char* tables = getenv("TABLES")) most_tables = atoi(tables);
         if (of == "profile") return profile_stored(c, atoi(argv[3]));
         if (of == "check") {
             const bool good = check_stored(c);

@@ -160,6 +160,8 @@ static StoredVariant stored(u32 x_rows) {
     // The kernels of the PTX have 12.
     return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? 12 : LINEAR_TILE_WARPS};
 }
+// Of a launch of several matrices.
+static u32 most_tables = MOST_TABLES;
 static u32 most_shared(const void* kernel) {
     int n;
     CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
@@ -207,7 +209,7 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     // room for the largest tile.
     copy.tile_sets = 1 + (l.items > u32(sm_count()) && bytes(1, 2) <= room);
     copy.tile_tables = 1 + (l.matrix_count > 1 && l.items > u32(sm_count()) &&
-                            bytes(2, copy.tile_sets) <= room && !getenv("ONE_TABLE"));
+                            bytes(2, copy.tile_sets) <= room && most_tables > 1);
     const u32 shared = std::min(bytes(copy.tile_tables, copy.tile_sets), room);
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     void* arguments[] = {&copy};
