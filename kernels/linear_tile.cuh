@@ -73,8 +73,8 @@ constexpr bool SHARES_X = false;
 // Items whose sums are on their way at once, at most: the launch tells how many.
 constexpr u32 MOST_RUN_SETS = 2;
 // Tables at once, at most, so that the one of the next matrix is there before it is needed: the
-// launch tells how many, one or two.
-constexpr u32 MOST_TABLES = 2;
+// launch tells how many, one, two or four.
+constexpr u32 MOST_TABLES = SHARES_X ? 4 : 1;
 // Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
 // those that decode are groups: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
@@ -521,9 +521,9 @@ __device__ inline void wait_until(u32* count, u32 least, u64* barrier, u32 phase
     __syncwarp();
     wait_parity(shared_address(barrier), phase % 2);
 }
-// Of one or two places taken in turns: which one the n-th has, and how many had it before.
+// Of one, two or four places taken in turns: which one the n-th has, and how many had it before.
 __device__ inline u32 place_of(u32 n, u32 places) { return n & (places - 1); }
-__device__ inline u32 turns_of(u32 n, u32 places) { return n >> (places - 1); }
+__device__ inline u32 turns_of(u32 n, u32 places) { return n >> places / 2; }
 // The table of the block's n-th matrix: bytes before it, of entry_at.
 __device__ inline u32 table_of(u32 fill, u32 tables) {
     return place_of(fill, tables) * u32(sizeof(TileTable));
@@ -713,7 +713,7 @@ struct MatrixWalk {
 __device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& block,
                                            TileShared& common, MatrixWalk& last, u32& fills,
                                            u32 lane) {
-    last.next(work);
+    if (last.exists(work)) last.next(work);
     if (!last.exists(work)) return;
     fills++;
     ask_for_table(work.launch.matrices[last.matrix].table,
@@ -731,7 +731,8 @@ __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& bl
     MatrixWalk filled;
     filled.start(work);
     u32 matrix = filled.matrix;
-    if (block.table_count > 1) fill_table(work, block, common, filled, fills, lane);
+    for (u32 i = 1; i < block.table_count; i++)
+        fill_table(work, block, common, filled, fills, lane);
     wait_for_launch_before();
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
@@ -970,7 +971,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 tables = work.launch.tile_tables, sets = work.launch.tile_sets,
+    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
               fixed = xs + warps * x_bytes_of_warp(EIGHTS);
     block.table = shared_address(linear_shared), block.table_count = tables,

@@ -95,6 +95,9 @@ static bool check_stored(Context& c) {
     for (u32 x_rows : {1u, 9u, ring ? 8u : 40u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
     small_stages = false;
     good &= check_all_parts<Tiles>(c);
+    // Many items and matrices a block.
+    for (u32 blocks : {1u, 5u}) few_blocks = blocks, good &= check_all_parts<Tiles>(c);
+    few_blocks = 0;
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
     good &= check_gather<Tiles>(c, 77, 1000, 3);
     good &= check_gather<Tiles>(c, 77, 248, 2);
@@ -126,10 +129,13 @@ static int hostile_stored(Context& c, int count, u64 seed) {
         }
         t.make_table();
         u16 *x = make_weights(x_rows, columns, 3, 4), *y, *out;
-        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 4));
+        const u32 matrices = 2 + next() % 5;
+        few_blocks = next() % 2 ? 1 + next() % 3 : 0;
+        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2 * matrices));
         CUDA(cudaMalloc(&out, 8 * u64(columns) * 2));
         LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-        for (u32 k = 0; k < 2; k++) add_matrix(l, t, y + u64(k) * x_rows * rows, rows, nullptr);
+        for (u32 k = 0; k < matrices; k++)
+            add_matrix(l, t, y + u64(k) * x_rows * rows, rows, nullptr);
         small_stages = next() % 2;
         launch_form(t, l, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
@@ -140,7 +146,7 @@ static int hostile_stored(Context& c, int count, u64 seed) {
         t.free();
         for (void* p : {(void*)w, (void*)x, (void*)y, (void*)out, (void*)index}) CUDA(cudaFree(p));
     }
-    small_stages = false;
+    small_stages = false, few_blocks = 0;
     printf("hostile: %d streams, %llu with a status\n", count, (unsigned long long)refused);
     return 0;
 }
