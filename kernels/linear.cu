@@ -237,9 +237,9 @@ __constant__ u32 linear_constants[] = {
     LARGE_STAGES,
     LARGE_PARTIAL_BYTES,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
-    // shared memory (tile_shared_bytes) the bytes of the table, for each row of x and each of
+    // shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the
-    // most tile_sets; in _16 what each warp needs besides.
+    // most tile_sets; in _16 what each warp needs besides; the most tile_tables.
     TILE_HELPERS,
     LINEAR_TILE_WARPS,
     sizeof(TileTable),
@@ -248,6 +248,7 @@ __constant__ u32 linear_constants[] = {
     TILE_SLOTS,
     MOST_RUN_SETS,
     x_bytes_of_warp(2),
+    MOST_TABLES,
     // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
     // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of 64
     // rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes of

@@ -105,7 +105,7 @@ struct alignas(64) LinearLaunch {
     u32 wide_strips;                 // likewise
     u32 tile_sets;  // of df11_linear_tile_{8,16}: items whose sums are on their way at once, 1 or 2
     u32 x_mapped;   // for 17 rows of x and more: 1 if x_map is set
-    u32 reserved;
+    u32 tile_tables;  // of df11_linear_tile_{8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];
     XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
                  // of WIDE_COLUMNS columns and all rows, 128-byte swizzle, zeros for columns that do

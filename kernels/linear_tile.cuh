@@ -72,6 +72,9 @@ constexpr bool SHARES_X = false;
 #endif
 // Items whose sums are on their way at once, at most: the launch tells how many.
 constexpr u32 MOST_RUN_SETS = 2;
+// Tables at once, at most, so that the one of the next matrix is there before it is needed: the
+// launch tells how many, one, two or four.
+constexpr u32 MOST_TABLES = SHARES_X ? 4 : 1;
 // Warps besides those that decode: one adds sums, the others bring tiles. A group of warps, as
 // those that decode are groups: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
@@ -97,19 +100,19 @@ constexpr u32 TICKET_BYTES = 48, SLOT_HEAD = TICKET_BYTES + LANES * 8, BITS_AFTE
 __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
     return MOST_RUNS * x_rows * RUN_PITCH * 4;
 }
-// The table, and the sums of runs.
-__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 sets) {
-    return u32(sizeof(TileTable)) + sets * run_set_bytes(x_rows);
+// Tables, and the sums of runs.
+__host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 tables, u32 sets) {
+    return tables * u32(sizeof(TileTable)) + sets * run_set_bytes(x_rows);
 }
 // Dynamic shared memory of a block with this many warps that decode. `staged_bytes`: the most bytes
 // that a tile takes of its bitstream, from the 16 bytes with its first bit to those with its last
-// one. With less memory tiles with more bits are slow, and as exact; at least for 0. `sets`: the
-// launch's tile_sets.
+// one. With less memory tiles with more bits are slow, and as exact; at least for 0. `tables`,
+// `sets`: the launch's tile_tables and tile_sets.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes,
-                                                    u32 sets) {
+                                                    u32 tables, u32 sets) {
     const u32 eights = (x_rows + 7) / 8,
               slots = TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
-    return tile_fixed_bytes(x_rows, sets) + warps * (x_bytes_of_warp(eights) + slots);
+    return tile_fixed_bytes(x_rows, tables, sets) + warps * (x_bytes_of_warp(eights) + slots);
 }
 
 // How a range of tiles is shared out among warps: by its length alone, as sums are added run by
@@ -241,9 +244,10 @@ __device__ inline TileBits find_bits(const Record& r, u64 bits_bytes, u32 lane, 
     return at;
 }
 
-// The entry of the code with which a window begins, two bits above its end.
-__device__ __forceinline__ u32 entry_at(u32 window) {
-    return *reinterpret_cast<const u32*>(linear_shared + (window & INDEX_MASK));
+// The entry of the code with which a window begins, two bits above its end. `table`: bytes before
+// its table.
+__device__ __forceinline__ u32 entry_at(u32 table, u32 window) {
+    return *reinterpret_cast<const u32*>(linear_shared + ((window & INDEX_MASK) | table));
 }
 
 // A lane's next bits, 96 of them from the word with `position` on: it is read in order.
@@ -251,8 +255,10 @@ struct Window {
     u32 w0, w1, w2;
     u32 position;    // its low five bits, a shift's: the others may be anything
     u32 next, last;  // shared addresses: of the word after, and of the last one there is
+    u32 table;       // of entry_at
     // `bits`: the shared address of the first staged bits.
-    __device__ void begin(u32 bits, u32 bytes, u32 from) {
+    __device__ void begin(u32 of_table, u32 bits, u32 bytes, u32 from) {
+        table = of_table;
         const u32 at = bits - 4 + min(from >> 5, (bytes - 16) / 4) * 4;
         w0 = load_shared(at), w1 = load_shared(at + 4), w2 = load_shared(at + 8);
         next = at + 12, last = bits + bytes - 4, position = from;
@@ -271,7 +277,7 @@ __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
 #pragma unroll 1
     for (u32 i = 0; i < 4; i++) {
         const u32 low = __funnelshift_r(bits.w0, bits.w1, bits.position);
-        u32 entry = entry_at(low), length = entry & LENGTH_MASK;
+        u32 entry = entry_at(bits.table, low), length = entry & LENGTH_MASK;
         if (int(entry) < 0) entry = escaped(entry, low >> ((entry >> 15 & 31) + 2));
         length += bits.position & 31, bits.position = length;
         if (length >= 32) bits.refill();
@@ -286,7 +292,7 @@ __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& prob
     low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        e[i] = entry_at(low[i]);
+        e[i] = entry_at(bits.table, low[i]);
         if (i == 3) break;
         low[i + 1] = __funnelshift_r(low[i], high, e[i]), high = __funnelshift_r(high, 0, e[i]);
     }
@@ -420,7 +426,7 @@ __device__ inline uint2 load_unit_plane(const u8* plane, u32 width, u32 rows, u3
 // A tile at an edge, or of an x that is not aligned, or with more bits than the slot takes, which
 // are then read where they are stored. Problems.
 template <u32 EIGHTS>
-__device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 bits,
+__device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 table, u32 bits,
                                           u32 bits_bytes, u32 to, bool first, u32 lane) {
     const LinearMatrix& m = work.launch.matrices[at.matrix];
     const u32 height = rows_left(work, at), width = columns_left(work, at), g = lane / 4,
@@ -463,7 +469,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 b
                 for (u32 i = 0; i < 4; i++) {
                     const u32 window =
                         __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
-                    e[i] = entry_at(window << 2);
+                    e[i] = entry_at(table, window << 2);
                     if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
                     if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                     position += e[i] & LENGTH_MASK;
@@ -498,9 +504,9 @@ __device__ inline void wait_parity(u32 barrier, u32 parity) {
 struct TileShared {
     u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // sums of an item: there; added
     u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
-    u64 filled;  // the table, again
-    u32 added;   // items whose sums have been added
-    u32 fills;   // how often the table has been filled again
+    u64 filled[MOST_TABLES];  // a table, again
+    u32 added;                // items whose sums have been added
+    u32 fills;                // how many tables have been filled, besides the first
 };
 // Of which parity a phase of a barrier is does not tell how far it is, and a warp may be several
 // items or tables before others: a count tells first. One warp counts.
@@ -515,18 +521,22 @@ __device__ inline void wait_until(u32* count, u32 least, u64* barrier, u32 phase
     __syncwarp();
     wait_parity(shared_address(barrier), phase % 2);
 }
-// Until the table has been filled again so often.
-__device__ inline void wait_for_table(TileShared& common, u32 fill, u32 lane) {
-    wait_until(&common.fills, fill, &common.filled, fill - 1, lane);
+// Of one, two or four places taken in turns: which one the n-th has, and how many had it before.
+__device__ inline u32 place_of(u32 n, u32 places) { return n & (places - 1); }
+__device__ inline u32 turns_of(u32 n, u32 places) { return n >> places / 2; }
+// The table of the block's n-th matrix: bytes before it, of entry_at.
+__device__ inline u32 table_of(u32 fill, u32 tables) {
+    return place_of(fill, tables) * u32(sizeof(TileTable));
 }
-// Of `sets` places for the sums of an item, one or two: which one an item has, and how many items
-// had it before.
-__device__ inline u32 set_of(u32 number, u32 sets) { return number & (sets - 1); }
-__device__ inline u32 turns_of(u32 number, u32 sets) { return number >> (sets - 1); }
+// Until it is there. The first one is, and is not counted.
+__device__ inline void wait_for_table(TileShared& common, u32 fill, u32 tables, u32 lane) {
+    wait_until(&common.fills, fill, common.filled + place_of(fill, tables),
+               turns_of(fill - 1, tables), lane);
+}
 // Until the sums of the item may be written.
 __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u32 lane) {
     if (number < sets) return;
-    wait_until(&common.added, number + 1 - sets, common.set_empty + set_of(number, sets),
+    wait_until(&common.added, number + 1 - sets, common.set_empty + place_of(number, sets),
                turns_of(number, sets) - 1, lane);
 }
 
@@ -555,11 +565,11 @@ __device__ inline void arrive_with_bits(u32 full, u32) { arrive(full); }
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
-    u32 table, sets, set_count, xs, slots, slot_bytes;
+    u32 table, table_count, sets, set_count, xs, slots, slot_bytes;
     u32 set_full, slot_full, slot_empty;
     __device__ u32 bits_bytes() const { return slot_bytes - SLOT_HEAD; }
     __device__ u32 sums(const TileWalk& walk, u32 x_rows) const {
-        return sets + set_of(walk.number, set_count) * run_set_bytes(x_rows) +
+        return sets + place_of(walk.number, set_count) * run_set_bytes(x_rows) +
                walk.run * x_rows * RUN_PITCH * 4;
     }
 };
@@ -682,26 +692,58 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
     if (problems) atomicOr(work.status(), problems);
 }
 
-// Adds the runs' sums of item after item, in order, and fills the table again for another matrix.
+// The block's matrices, one after the other.
+struct MatrixWalk {
+    u32 item, matrix;  // of the launch; an item of the matrix, if there is one
+    __device__ void start(const Shared& work) {
+        item = blockIdx.x, matrix = ~0u;
+        next(work);
+    }
+    __device__ bool exists(const Shared& work) const { return item < work.items(); }
+    __device__ void next(const Shared& work) {
+        for (; item < work.items(); item += gridDim.x) {
+            const Range range = work.range(item);
+            if (!range.exists || range.matrix == matrix) continue;
+            matrix = range.matrix;
+            return;
+        }
+    }
+};
+// Fills the place of the table after the last one, if the block has another matrix.
+__device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& block,
+                                           TileShared& common, MatrixWalk& last, u32& fills,
+                                           u32 lane) {
+    if (last.exists(work)) last.next(work);
+    if (!last.exists(work)) return;
+    fills++;
+    ask_for_table(work.launch.matrices[last.matrix].table,
+                  block.table + table_of(fills, block.table_count), lane, LANES);
+    wait_for_copies();
+    tell(&common.fills, fills, common.filled + place_of(fills, block.table_count), lane);
+}
+
+// Adds the runs' sums of item after item, in order, and fills tables as their places become free.
 // One warp, the first.
 __device__ __forceinline__ void add_runs(const Shared& work, const TileBlock& block,
                                          const float* sums, TileShared& common) {
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows, sets = block.set_count;
+    u32 number = 0, fills = 0;
+    MatrixWalk filled;
+    filled.start(work);
+    u32 matrix = filled.matrix;
+    for (u32 i = 1; i < block.table_count; i++)
+        fill_table(work, block, common, filled, fills, lane);
     wait_for_launch_before();
-    u32 number = 0, fills = 0,
-        matrix = blockIdx.x < work.items() ? work.range(blockIdx.x).matrix : 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
         if (!at.exists) continue;
         if (at.matrix != matrix) {
-            // All runs with the table so far have been added.
+            // All runs of the matrix before have been added.
             matrix = at.matrix;
-            ask_for_table(work.launch.matrices[matrix].table, block.table, lane, LANES);
-            wait_for_copies();
-            tell(&common.fills, ++fills, &common.filled, lane);
+            fill_table(work, block, common, filled, fills, lane);
         }
         const Runs runs((at.end + TILE_STEPS - 1) / TILE_STEPS - at.begin / TILE_STEPS);
-        const u32 place = set_of(number, sets);
+        const u32 place = place_of(number, sets);
         wait_parity(block.set_full + 8 * place, turns_of(number, sets) % 2);
         const float* const set = sums + place * (run_set_bytes(x_rows) / 4);
         // Four rows of x at once: each adds in order, and waits.
@@ -843,11 +885,12 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         if (two.w & TICKET_WHOLE)
 #pragma unroll
             for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
-        if (two.y != fill) fill = two.y, wait_for_table(common, fill, lane);
+        if (two.y != fill) fill = two.y, wait_for_table(common, fill, block.table_count, lane);
         if (!(two.w & TICKET_WHOLE)) {
             if (first) wait_for_set(common, one.w, block.set_count, lane);
             const uint4 three = load_shared_16(slot + 32);
-            problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z}, slot + SLOT_HEAD,
+            problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z},
+                                              table_of(fill, block.table_count), slot + SLOT_HEAD,
                                               block.bits_bytes(), two.x, first, lane);
             // Not kept over the call.
             held = ~0u;
@@ -858,7 +901,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         } else {
             if (one.z != held) held = one.z, load_x_tile(work, held, lane, rest, x);
             Window bits;
-            bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
+            bits.begin(table_of(fill, block.table_count), slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
 #pragma unroll 1
             for (u32 band = 0; band < TILE_BANDS; band++) {
@@ -894,7 +937,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
             problems |= check_end({ends.x, ends.y}, bits.place(slot + SLOT_HEAD));
         }
         const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24),
-                  set = block.set_full + 8 * set_of(number, block.set_count);
+                  set = block.set_full + 8 * place_of(number, block.set_count);
         __syncwarp();
         if (lane == 0) arrive(block.slot_empty + place * 8);
         for (u32 i = 0; i < arrivals; i++) arrive(set);
@@ -918,8 +961,8 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
         if (lane < MOST_RUN_SETS)
             init_barrier(block.set_full + 8 * lane, MOST_RUNS * LANES),
                 init_barrier(shared_address(common.set_empty + lane), LANES);
-        if (lane == 0)
-            init_barrier(shared_address(&common.filled), LANES), common.added = common.fills = 0;
+        if (lane < MOST_TABLES) init_barrier(shared_address(common.filled + lane), LANES);
+        if (lane == 0) common.added = common.fills = 0;
         show_barriers();
     }
     __syncthreads();
@@ -928,13 +971,15 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #endif
     u32 room;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
-    const u32 sets = work.launch.tile_sets, xs = tile_fixed_bytes(work.launch.x_rows, sets),
+    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
+              xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
               fixed = xs + warps * x_bytes_of_warp(EIGHTS);
-    block.table = shared_address(linear_shared), block.sets = block.table + u32(sizeof(TileTable)),
-    block.set_count = sets, block.xs = block.table + xs,
+    block.table = shared_address(linear_shared), block.table_count = tables,
+    block.sets = block.table + tables * u32(sizeof(TileTable)), block.set_count = sets,
+    block.xs = block.table + xs,
     block.slots = block.table + fixed,
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
-    const float* const sums = reinterpret_cast<float*>(linear_shared + sizeof(TileTable));
+    const float* const sums = reinterpret_cast<float*>(linear_shared + tables * sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
     if (warp < TILE_HELPERS) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

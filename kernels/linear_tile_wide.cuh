@@ -248,7 +248,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
             for (u32 i = 0; i < 4; i++) {
                 const u32 window =
                     __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
-                e[i] = entry_at(window << 2);
+                e[i] = entry_at(0, window << 2);
                 if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
                 if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                 position += e[i] & LENGTH_MASK;
@@ -309,7 +309,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                 for (u32 i = 0; i < AHEAD; i++) ahead[i] = load_plane(plane + i * PLANE_PAIR);
             begun = false;
             Window bits;
-            bits.begin(slot + SLOT_HEAD, block.bits_bytes(),
+            bits.begin(0, slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
 #pragma unroll 1
             for (u32 band = 0; band < TILE_BANDS; band++) {

@@ -10,11 +10,13 @@
 //                                      and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
-//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (32 and 64
-//                                      rows of x): the same of tiles as stored; profile X_ROWS: some
-//                                      launches. Of other codes than
+//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to 64
+//                                      rows of x): the same of tiles as stored; several ROUNDS: of
+//                                      matrices in one launch; profile X_ROWS: some launches. Of
+//                                      other codes than
 //                                      the encoder's: CODE_BITS=N of the longest one at most,
-//                                      ESCAPE_COST=N bits that an escape counts more than it takes
+//                                      ESCAPE_COST=N bits that an escape counts more than it takes.
+//                                      TABLES=1: of a launch one table at once
 //   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
@@ -827,6 +829,7 @@ int main(int argc, char** argv) {
         const std::string of = argc > 2 ? argv[2] : "";
         if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
         if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
+        if (const char* tables = getenv("TABLES")) most_tables = atoi(tables);
         if (of == "profile") return profile_stored(c, atoi(argv[3]));
         if (of == "check") {
             const bool good = check_stored(c);
@@ -837,6 +840,7 @@ int main(int argc, char** argv) {
             return hostile_stored(c, atoi(argv[3]), strtoull(argv[4], nullptr, 10));
         if (of == "bench") return bench_stored(c, atoi(argv[3]));
         if (of == "sums") return sums_stored(c, atoi(argv[3]));
+        if (of == "several") return several_stored(c, atoi(argv[3]));
     }
     if (mode == "ways") return ways(c, atoi(argv[2]), early);
     if (mode == "one") return one(c, atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));

@@ -95,6 +95,9 @@ static bool check_stored(Context& c) {
     for (u32 x_rows : {1u, 9u, ring ? 8u : 40u}) good &= check_one<Tiles>(c, 256, 2048, 0, x_rows, seed++);
     small_stages = false;
     good &= check_all_parts<Tiles>(c);
+    // Many items and matrices a block.
+    for (u32 blocks : {1u, 5u}) few_blocks = blocks, good &= check_all_parts<Tiles>(c);
+    few_blocks = 0;
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
     good &= check_gather<Tiles>(c, 77, 1000, 3);
     good &= check_gather<Tiles>(c, 77, 248, 2);
@@ -126,10 +129,13 @@ static int hostile_stored(Context& c, int count, u64 seed) {
         }
         t.make_table();
         u16 *x = make_weights(x_rows, columns, 3, 4), *y, *out;
-        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 4));
+        const u32 matrices = 2 + next() % 5;
+        few_blocks = next() % 2 ? 1 + next() % 3 : 0;
+        CUDA(cudaMalloc(&y, u64(x_rows) * rows * 2 * matrices));
         CUDA(cudaMalloc(&out, 8 * u64(columns) * 2));
         LinearLaunch l = launch_of(c, x, columns, x_rows, columns);
-        for (u32 k = 0; k < 2; k++) add_matrix(l, t, y + u64(k) * x_rows * rows, rows, nullptr);
+        for (u32 k = 0; k < matrices; k++)
+            add_matrix(l, t, y + u64(k) * x_rows * rows, rows, nullptr);
         small_stages = next() % 2;
         launch_form(t, l, c.stream);
         CUDA(cudaStreamSynchronize(c.stream));
@@ -140,7 +146,7 @@ static int hostile_stored(Context& c, int count, u64 seed) {
         t.free();
         for (void* p : {(void*)w, (void*)x, (void*)y, (void*)out, (void*)index}) CUDA(cudaFree(p));
     }
-    small_stages = false;
+    small_stages = false, few_blocks = 0;
     printf("hostile: %d streams, %llu with a status\n", count, (unsigned long long)refused);
     return 0;
 }
@@ -185,13 +191,13 @@ static int profile_stored(Context& c, u32 x_rows) {
     return 0;
 }
 
-// Times of 32 and 64 rows of x without cuBLASLt, to compare kernels of files: each matrix, and the
-// first four.
+// Times of 1 to 64 rows of x without cuBLASLt, to compare kernels of files: each matrix, and the sum
+// of the first four.
 static int sums_stored(Context& c, int rounds) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};
-    const u32 counts[] = {32, 64};
-    double sums[2] = {}, times[2][5];
+    const u32 counts[] = {1, 8, 16, 32, 64};
+    double sums[5] = {}, times[5][5];
     for (u32 s = 0; s < 5; s++) {
         const u32 rows = shapes[s][0], columns = shapes[s][1];
         const int copies = std::max<int>(4, int(500e6 / (u64(rows) * columns * 1.3)));
@@ -205,19 +211,58 @@ static int sums_stored(Context& c, int rounds) {
             all.push_back({"", 0, [&, count](int k) {
                                LinearLaunch l = launch_of(c, x, columns, count, columns);
                                add_matrix(l, ts[k], y, rows, nullptr);
-                               launch_decoded(l, ts[k].staged, true, c.stream);
+                               launch_stored(stored(count), l, ts[k].staged, true, c.stream);
                            }});
         measure(c, all, copies, rounds);
-        for (u32 i = 0; i < 2; i++) {
+        for (u32 i = 0; i < 5; i++) {
             times[i][s] = median_of(all[i].seconds) * 1e6;
             if (s < 4) sums[i] += times[i][s];
         }
         for (auto& t : ts) t.free();
         for (auto p : {w, x, y}) CUDA(cudaFree(p));
     }
-    for (u32 i = 0; i < 2; i++)
+    for (u32 i = 0; i < 5; i++)
         printf("x %2u %7.2f %7.2f %7.2f %7.2f %7.2f sum %.1f us\n", counts[i], times[i][0],
                times[i][1], times[i][2], times[i][3], times[i][4], sums[i]);
+    return 0;
+}
+
+// Times of matrices with tables of their own in one launch: q, k, v and gate, up of the first and
+// third of the matrices above, which a merged one would be.
+static int several_stored(Context& c, int rounds) {
+    const std::vector<std::vector<u32>> launches = {{4096, 1024, 1024}, {14336, 14336}};
+    const u32 columns = 4096, counts[] = {1, 8, 16};
+    for (auto& rows : launches) {
+        u32 all_rows = 0, staged = 0;
+        for (u32 n : rows) all_rows += n;
+        const int copies = std::max<int>(4, int(500e6 / (u64(all_rows) * columns * 1.3)));
+        std::vector<std::vector<Tiles>> ts(copies);
+        for (size_t i = 0; i < rows.size(); i++) {
+            u16* w = make_weights(rows[i], columns, 3 + i, 0);
+            ts[0].push_back(store_tiles(w, rows[i], columns));
+            staged = std::max(staged, ts[0][i].staged);
+            for (int k = 1; k < copies; k++) ts[k].push_back(ts[0][i].copy());
+            CUDA(cudaFree(w));
+        }
+        u16 *x = make_weights(16, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(16) * all_rows * 2));
+        std::vector<Contender> all;
+        for (u32 count : counts)
+            all.push_back({"", 0, [&, count](int k) {
+                               LinearLaunch l = launch_of(c, x, columns, count, columns);
+                               u32 row = 0;
+                               for (auto& t : ts[k])
+                                   add_matrix(l, t, y + row, all_rows, nullptr), row += t.rows;
+                               launch_stored(stored(count), l, staged, true, c.stream);
+                           }});
+        measure(c, all, copies, rounds);
+        printf("%zu matrices, %u rows: x 1 %.2f, x 8 %.2f, x 16 %.2f us\n", rows.size(), all_rows,
+               median_of(all[0].seconds) * 1e6, median_of(all[1].seconds) * 1e6,
+               median_of(all[2].seconds) * 1e6);
+        for (auto& of : ts)
+            for (auto& t : of) t.free();
+        for (auto p : {x, y}) CUDA(cudaFree(p));
+    }
     return 0;
 }
 

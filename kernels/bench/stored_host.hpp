@@ -160,6 +160,12 @@ static StoredVariant stored(u32 x_rows) {
     // The kernels of the PTX have 12.
     return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? 12 : LINEAR_TILE_WARPS};
 }
+// Of a launch of several matrices.
+static u32 most_tables = MOST_TABLES;
+// Blocks of a launch up to 16 rows of x, at most: of the GPU's multiprocessors, unless a check wants
+// that blocks have many items.
+static u32 few_blocks = 0;
+static const bool sets_first = getenv("SETS_FIRST");
 static u32 most_shared(const void* kernel) {
     int n;
     CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
@@ -200,18 +206,27 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
-    // Sums of two items if a block has as many, and there is room for the largest tile.
-    copy.tile_sets = 1 + (l.items > u32(sm_count()) &&
-                          tile_shared_bytes(v.warps, l.x_rows, staged, 2) <= room);
-    const u32 shared =
-        std::min(tile_shared_bytes(v.warps, l.x_rows, staged, copy.tile_sets), room);
+    auto bytes = [&](u32 tables, u32 sets) {
+        return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets);
+    };
+    // Tables of the launch's matrices if a block has several items, and sums of two likewise, if
+    // there is room for the largest tile.
+    const u32 blocks = few_blocks ? few_blocks : u32(sm_count());
+    const bool several = l.items > blocks;
+    copy.tile_tables = 1;
+    while (several && copy.tile_tables < std::min(l.matrix_count, ring ? 1 : most_tables) &&
+           bytes(copy.tile_tables * 2, 1) <= room)
+        copy.tile_tables *= 2;
+    if (sets_first && bytes(copy.tile_tables, 2) > room) copy.tile_tables = 1;
+    copy.tile_sets = 1 + (several && bytes(copy.tile_tables, 2) <= room);
+    const u32 shared = std::min(bytes(copy.tile_tables, copy.tile_sets), room);
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     void* arguments[] = {&copy};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization,
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = std::min<u32>(l.items, sm_count()),
+    config.gridDim = std::min(l.items, blocks),
     config.blockDim = (v.warps + TILE_HELPERS) * LANES, config.dynamicSmemBytes = shared,
     config.stream = stream;
     config.attrs = &attribute, config.numAttrs = !ring && begins_early;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How many of the kernels' constants are theirs.
-pub(super) const TILE_CONSTANTS: usize = 8;
+pub(super) const TILE_CONSTANTS: usize = 9;
 /// Warps that decode come in groups, which exchange registers with the others. With fewer than one
 /// memory is idle: rather they stage less than some tiles have.
 const WARP_GROUP: u32 = 4;
@@ -45,6 +45,15 @@ struct Needs {
     most_sets: u32,
     /// Of each warp besides, with more than [`FEW_ROWS`] rows of x.
     most_warp: u32,
+    /// Decode tables at once, at most.
+    most_tables: u32,
+}
+
+/// What a block of a launch is to do, at most.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    items: u32,
+    matrices: u32,
 }
 
 /// A block.
@@ -52,6 +61,8 @@ struct Needs {
 struct Shape {
     /// Warps that decode.
     warps: u32,
+    /// Decode tables at once.
+    tables: u32,
     /// Items whose sums are on their way at once.
     sets: u32,
     /// Dynamic shared memory.
@@ -60,42 +71,53 @@ struct Shape {
 
 impl Needs {
     fn new(constants: &[u32]) -> Self {
-        let [helpers, most_warps, table, row, warp, stages, most_sets, most_warp] =
+        let [helpers, most_warps, table, row, warp, stages, most_sets, most_warp, most_tables] =
             *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        Self { helpers, most_warps, table, row, warp, stages, most_sets, most_warp }
+        Self { helpers, most_warps, table, row, warp, stages, most_sets, most_warp, most_tables }
     }
 
-    /// For a launch whose blocks have this many items at most. Sums of several items are on their
-    /// way at once, so that warps need not wait for each other, unless warps or stages would have
-    /// less room. None if common tiles do not fit.
-    fn shape(self, x_rows: u32, staged: Staged, items: u32, room: u32) -> Option<Shape> {
-        let one = self.shape_of(1, x_rows, staged, room)?;
-        let several = self.shape_of(self.most_sets.min(items), x_rows, staged, room);
+    /// Sums of several items are on their way at once, so that warps need not wait for each other,
+    /// and the table of the next matrix is there before it is needed, unless warps or stages would
+    /// have less room. None if common tiles do not fit.
+    fn shape(self, x_rows: u32, staged: Staged, work: Work, room: u32) -> Option<Shape> {
+        let one = self.shape_of((1, 1), x_rows, staged, room)?;
         let as_good = |shape: &Shape| shape.warps == one.warps && self.holds(*shape, x_rows, staged);
-        Some(several.filter(as_good).unwrap_or(one))
+        let or = |most: (u32, u32), other: Shape| {
+            self.shape_of(most, x_rows, staged, room).filter(as_good).unwrap_or(other)
+        };
+        let sets = self.most_sets.min(work.items);
+        let tables = self.most_tables.min(work.matrices).min(work.items);
+        let several = or((1, sets), one);
+        Some(or((tables, several.sets), several))
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
     /// not hold is read from where it lies, slowly. None if stages would be too small for common
     /// tiles as well.
-    fn shape_of(self, sets: u32, x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
-        let fixed = self.fixed(sets, x_rows);
+    fn shape_of(
+        self,
+        (tables, sets): (u32, u32),
+        x_rows: u32,
+        staged: Staged,
+        room: u32,
+    ) -> Option<Shape> {
+        let fixed = self.fixed(tables, sets, x_rows);
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
         let each = self.of_warp(x_rows, staged.0);
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let shared = fixed + free.min(warps * each);
         let least = self.of_warp(x_rows, staged.0.min(LEAST_STAGE));
-        (free >= warps * least).then_some(Shape { warps, sets, shared })
+        (free >= warps * least).then_some(Shape { warps, tables, sets, shared })
     }
 
     /// Whether stages hold the largest tile.
     fn holds(self, shape: Shape, x_rows: u32, staged: Staged) -> bool {
-        let Shape { warps, sets, shared } = shape;
-        shared == self.fixed(sets, x_rows) + warps * self.of_warp(x_rows, staged.0)
+        let Shape { warps, tables, sets, shared } = shape;
+        shared == self.fixed(tables, sets, x_rows) + warps * self.of_warp(x_rows, staged.0)
     }
 
-    fn fixed(self, sets: u32, x_rows: u32) -> u32 {
-        self.table + sets * self.row * x_rows
+    fn fixed(self, tables: u32, sets: u32, x_rows: u32) -> u32 {
+        tables * self.table + sets * self.row * x_rows
     }
 
     /// With stages of this many bytes.
@@ -145,7 +167,8 @@ impl TileKernels {
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, and
     /// none if they have too little.
     pub(super) fn most_rows(&self, staged: Staged) -> u64 {
-        let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, 1, self.room).is_some();
+        let one = Work { items: 1, matrices: 1 };
+        let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, one, self.room).is_some();
         (1..=ROWS).take_while(fits).last().unwrap_or(0)
     }
 
@@ -163,9 +186,10 @@ impl TileKernels {
         launch: &LinearLaunch,
     ) -> Result<()> {
         let items = launch.items.div_ceil(self.processors);
-        let shape = self.needs.shape(launch.x_rows, staged, items, self.room);
+        let work = Work { items, matrices: launch.matrix_count };
+        let shape = self.needs.shape(launch.x_rows, staged, work, self.room);
         let shape = shape.expect("most_rows says how many rows fit");
-        let launch = &LinearLaunch { tile_sets: shape.sets, ..*launch };
+        let launch = &LinearLaunch { tile_tables: shape.tables, tile_sets: shape.sets, ..*launch };
         let config = LaunchConfig {
             grid_dim: (launch.items.min(self.processors), 1, 1),
             block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
@@ -186,7 +210,7 @@ impl TileKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::{Needs, Shape, Staged};
+    use super::{Needs, Shape, Staged, Work};
 
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
@@ -199,10 +223,12 @@ mod tests {
             stages: 2,
             most_sets: 2,
             most_warp: 3072,
+            most_tables: 2,
         };
         let shape_of = |needs: Needs, x_rows, bytes, items, room| {
-            let shape = needs.shape(x_rows, Staged(bytes), items, room);
-            shape.map(|Shape { warps, sets, shared }| (warps, sets, shared))
+            let shape = needs.shape(x_rows, Staged(bytes), Work { items, matrices: 1 }, room)?;
+            assert_eq!(shape.tables, 1);
+            Some((shape.warps, shape.sets, shape.shared))
         };
         let shape = |x_rows, bytes, items| shape_of(needs, x_rows, bytes, items, 226 << 10);
         // Common weights, compute capability 9.0.
@@ -213,6 +239,15 @@ mod tests {
         assert_eq!(shape(16, 2704, 1), Some((16, 1, table + 32_768 + 16 * (3072 + warp))));
         assert_eq!(shape(16, 3840, 7), Some((16, 1, table + 32_768 + 16 * (3712 + 2 * 3840))));
         assert_eq!(shape(16, 4096, 7), Some((12, 2, table + 65_536 + 12 * (3712 + 2 * 4096))));
+        // Several matrices: two tables, if blocks have several items and there is room.
+        let tables = |x_rows, bytes, items| {
+            let work = Work { items, matrices: 3 };
+            let shape = needs.shape(x_rows, Staged(bytes), work, 226 << 10).expect("there is room");
+            (shape.warps, shape.tables, shape.sets, shape.shared)
+        };
+        assert_eq!(tables(8, 2704, 7), (16, 2, 2, 2 * table + 32_768 + 16 * warp));
+        assert_eq!(tables(8, 2704, 1), (16, 1, 1, table + 16_384 + 16 * warp));
+        assert_eq!(tables(16, 2704, 7), (16, 1, 2, table + 65_536 + 16 * (3072 + warp)));
         // Less shared memory, as compute capability 8.6 has it.
         let (needs, room) = (Needs { most_warps: 12, most_warp: 0, ..needs }, 98 << 10);
         let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 7, room);
