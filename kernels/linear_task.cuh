@@ -207,21 +207,35 @@ __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
 //   counters    LINEAR_BLOCKS for each matrix, 0 before and after
 //   partials    LARGE_PARTIAL_BYTES for each item, aligned to 16
 // Bits of y depend on the matrix and on the row of x; no other row, no other matrix changes them.
-constexpr u32 LARGE_ROWS = 256;      // of x, at most
+constexpr u32 LARGE_ROWS = 256;      // of a band, at most
+constexpr u32 LARGE_BANDS = 8;       // of x, at most
 constexpr u32 LARGE_STRIPS = 4;      // of a group
 constexpr u32 LARGE_STAGES = 8;      // a share has a multiple of these
 constexpr u32 LARGE_PARTIAL_BYTES = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
 __host__ __device__ constexpr u32 large_groups(u32 rows) {
     return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
 }
-// Stages of a share, but for the last one: by shape alone, for LINEAR_BLOCKS multiprocessors.
-__host__ __device__ constexpr u32 large_length(u32 rows, u32 columns) {
-    const u32 all = large_groups(rows) * wide_stage_count(columns),
-              each = (all + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS;
+__host__ __device__ constexpr u32 large_bands(u32 x_rows) {
+    return (x_rows + LARGE_ROWS - 1) / LARGE_ROWS;
+}
+// Rows of x in a band; the last one may have fewer.
+__host__ __device__ constexpr u32 large_band_rows(u32 x_rows) {
+    const u32 bands = large_bands(x_rows);
+    return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
+}
+// Which of the kernels.
+__host__ __device__ constexpr u32 large_class(u32 x_rows) {
+    return large_band_rows(x_rows) <= 192 ? 192 : 256;
+}
+// Stages of a share, except of the last one: by shape and bands alone, for LINEAR_BLOCKS
+// multiprocessors.
+__host__ __device__ constexpr u32 large_length(u32 rows, u32 columns, u32 bands) {
+    const u32 all = large_groups(rows) * wide_stage_count(columns), teams = LINEAR_BLOCKS / bands,
+              each = (all + teams - 1) / teams;
     return (each + LARGE_STAGES - 1) / LARGE_STAGES * LARGE_STAGES;
 }
-__host__ __device__ constexpr u32 large_shares(u32 rows, u32 columns) {
-    const u32 length = large_length(rows, columns);
+__host__ __device__ constexpr u32 large_shares(u32 rows, u32 columns, u32 bands) {
+    const u32 length = large_length(rows, columns, bands);
     return (large_groups(rows) * wide_stage_count(columns) + length - 1) / length;
 }
 
