@@ -1,11 +1,14 @@
-// Products of 129 to 256 rows of x, for compute capability 9.0: as linear_wide.cuh, of which they
-// take stages, decoding and stores, but each weight is decoded once for 256 rows.
+// Products of 129 rows of x and more, for compute capability 9.0: as linear_wide.cuh, of which they
+// take stages, decoding and stores, but each weight is decoded once for 192 or 256 rows.
 //
 //   group     four strips by all columns; its stages lie after those of the group before
-//   share     as many stages as others have (linear_task.cuh), by shape alone: pieces of one group or
-//             several. A persistent block takes one share or several
-//   block     eight warps that multiply, 16 rows of a strip each, with 128 sums a thread, and four
-//             that ask; two warpgroups' products of 128 clocks hide what each of them decodes
+//   band      up to 256 rows of x, those of a block; all bands but the last have as many
+//   share     as many stages as others have (linear_task.cuh), by shape and number of bands alone:
+//             pieces of one group or several. A persistent block takes one band of a share or
+//             several; blocks side by side have the bands of one share, so that weights come from
+//             DRAM once
+//   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums a thread, and
+//             four that ask; two warpgroups' products hide what each of them decodes
 //
 //      group 0                 | group 1                 | ...      28672 x 4096: groups of 64 stages
 //      share 0        | share 1        | share 2         | ...                    shares of 112
@@ -13,20 +16,22 @@
 //
 //   sums      of a group's pieces meet in memory, at a counter: see LargeMeeting
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-large.md): 168
-// registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
-// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB. Sum of 6144 x 4096, 4096 x 4096,
-// 28672 x 4096, 4096 x 14336 in microseconds, cuBLASLt's best divided by ours:
-//   rows of x                      192              256
-//   H100                           193.6, 0.977     207.6, 0.962
-//   H200, nvcc's build                              199.1, 0.89
-//   H200, two launches of 128 rows                  275.5, 0.64
-// What limits it. A stage, 0.69 us, of which products take 0.58 at 1.755 GHz, and about 11 us at the
-// ends of a launch whose columns are shared out: sums go to L2 and come back.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-bands.md):
+// 168 registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
+// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB, or 6 of 36. Sum of 6144 x 4096,
+// 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds, nvcc's build:
+//   rows of x                   192     256     384     512     1024
+//   this                        174.3   206.6   285.9   364.5   674.8
+//   cuBLASLt's best             159.7   178.6   237.2   302.8   607.8
+//   launches of up to 256 rows  190.1   199.6   334     401     802
+// What limits it. A stage of 256 rows takes 0.70 to 0.77 us, of which products take 0.58 at 1.755
+// GHz. About 12 us are the ends of a launch whose columns are shared out: sums go to L2 and come
+// back.
 //
-// Rejected, in the record with their figures:
-//   x by cp.async of 16 bytes; a slice kept in registers while others are loaded (four times the
-//   instructions, which come from L2 at every launch); the last block that comes adds all
+// Rejected, in the records with their figures:
+//   groups of six strips for 192 rows; x by cp.async of 16 bytes; a slice kept in registers while
+//   others are loaded (four times the instructions, which come from L2 at every launch); the last
+//   block that comes adds all
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
 #pragma once

@@ -76,8 +76,8 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at least
 // 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
-// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,256} take it too:
-// see below.
+// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,192,256} take it
+// too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -108,9 +108,9 @@ struct alignas(64) LinearLaunch {
     u32 reserved;
     LinearMatrix matrices[LINEAR_MATRICES];
     XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
-                 // of WIDE_COLUMNS columns and all rows, 128-byte swizzle, zeros for columns that do
-                 // not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
-                 // slowly
+                 // of WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle,
+                 // zeros for columns that do not exist. Without it, as if x or pitch is not a
+                 // multiple of 16 bytes, x is read slowly
 };
 static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
@@ -197,16 +197,20 @@ __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
     return best;
 }
 
-// 129 to 256 rows of x: df11_linear_fast_256, of the same machine code: any number of blocks of
-// LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the attribute as
-// above. Matrices have LARGE_STRIPS strips by all columns as groups; their stages, group after
-// group, are shared out evenly. What blocks have of a group's sums meets in memory and is added in
-// order. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not read,
-// nor are wide_parts and wide_strips. What differs from above:
-//   items       the sum of large_shares(..)
+// 129 rows of x and more: df11_linear_fast_{192,256}, of the same machine code: any number of
+// blocks of LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the
+// attribute as above. Rows of x, at most LARGE_BANDS times LARGE_ROWS, come in bands; large_class
+// tells which of the two. Matrices have LARGE_STRIPS strips by all columns as groups; their stages, group after
+// group, are shared out evenly. Each share is an item for each band, one after the other, so that
+// blocks side by side read the same weights. What blocks have of a group's sums meets in memory and
+// is added in order. Of a matrix whole_strips, slices, first_item, first_strip and first_partial
+// are not read, nor are wide_parts and wide_strips. What differs from above:
+//   items       the sum of large_shares(..) times large_bands(x_rows)
 //   counters    LINEAR_BLOCKS for each matrix, 0 before and after
 //   partials    LARGE_PARTIAL_BYTES for each item, aligned to 16
-// Bits of y depend on the matrix and on the row of x; no other row, no other matrix changes them.
+//   x_map       boxes of large_band_rows(x_rows) rows
+// Bits of y depend on the matrix, on the row of x, on how many bands there are and on which of the
+// kernels it is; no other row, no other matrix changes them.
 constexpr u32 LARGE_ROWS = 256;      // of a band, at most
 constexpr u32 LARGE_BANDS = 8;       // of x, at most
 constexpr u32 LARGE_STRIPS = 4;      // of a group
