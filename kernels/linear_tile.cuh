@@ -51,7 +51,7 @@
 // that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
 // of code for all units; x loaded for each unit, or brought with each tile, and more warps; other
 // splits of the registers; tiles brought by the warp that decodes them; one branch for two units,
-// and a tenth fewer instructions a unit for it
+// for which the loop has an eighth fewer instructions
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile
