@@ -16,11 +16,12 @@
 //      item 0  | run 0  | run 1  | ...  | run 15 |    each of 16 warps that decode has a column
 //      item 1  | run 0  | run 1  | ...  | run 15 |    of tiles of 4096 columns, and keeps its x
 //
-//      shared memory   | table | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
-//                      | table | sums of one or two | x: warp 4, warp 5, ... | slots |    9-16 rows
+//      shared memory   | tables | sums of two items | warp 4: slot, slot | warp 5: slot, slot | ...
+//                      | tables | sums of one or two | x: warp 4, warp 5, ... | slots |   9-16 rows
 //      slot            | ticket | 32 lanes: where their bits begin and end | bits |
 //
-//   table     of the matrix in use; for another one warp 0 fills it again
+//   tables    of the matrices of a block, one after another, in as many places as the launch says;
+//             warp 0 fills a place again when all sums by its table have been added
 //   plane     from global memory to registers one or two pairs of units ahead; to L2 a band ahead
 //   x         of a tile in registers, until a tile of other columns comes; of 9 to 16 rows on 9.0
 //             three of the tile's eight units of columns in shared memory instead
@@ -31,10 +32,10 @@
 //             unit by unit, with the same bits of y
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin): 20 warps, which begin with 96 registers; the 16 that
-// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 64
-// bytes, with 16 rows of x 72. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
+// decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 60
+// bytes, with 16 rows of x 68. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
 // one row of x, 143 KiB at 8, 223 KiB at 16, or 191 KiB with sums of one item, where it suffices
-// for tiles of 3840 bytes. PTX for compute capability 8.0: 12 warps that decode, 128 registers.
+// for tiles of 3840 bytes; 16 KiB more for each further table. PTX for compute capability 8.0: 12 warps that decode, 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336, nvcc 13.5 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16
@@ -49,7 +50,8 @@
 // fragments of it out of two loads, which are moved together for each product; tables in copies, so
 // that lanes do not meet in a bank; escapes fixed without a branch, in a function, or by one piece
 // of code for all units; x loaded for each unit, or brought with each tile, and more warps; other
-// splits of the registers; tiles brought by the warp that decodes them
+// splits of the registers; tiles brought by the warp that decodes them; one branch for two units,
+// for which the loop has an eighth fewer instructions
 //
 // Safety on any content: tiles are those of the launch; copies are bounded by the bitstream and by
 // the slot, windows by the slot, an edge's words by the tile's bytes, look-ups by the table. A tile

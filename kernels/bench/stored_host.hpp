@@ -165,7 +165,6 @@ static u32 most_tables = MOST_TABLES;
 // Blocks of a launch up to 16 rows of x, at most: of the GPU's multiprocessors, unless a check wants
 // that blocks have many items.
 static u32 few_blocks = 0;
-static const bool sets_first = getenv("SETS_FIRST");
 static u32 most_shared(const void* kernel) {
     int n;
     CUDA(cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
@@ -209,16 +208,18 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     auto bytes = [&](u32 tables, u32 sets) {
         return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets);
     };
-    // Tables of the launch's matrices if a block has several items, and sums of two likewise, if
-    // there is room for the largest tile.
-    const u32 blocks = few_blocks ? few_blocks : u32(sm_count());
-    const bool several = l.items > blocks;
-    copy.tile_tables = 1;
-    while (several && copy.tile_tables < std::min(l.matrix_count, ring ? 1 : most_tables) &&
-           bytes(copy.tile_tables * 2, 1) <= room)
+    // Sums of two items if a block has as many, and tables of its matrices, if there is room for the
+    // largest tile: sums first, unless each item has another matrix (src/gpu/linear/tiles.rs).
+    const u32 each = (l.items + blocks - 1) / blocks,
+              wanted = std::min({l.matrix_count, ring ? 1 : most_tables, each});
+    copy.tile_tables = copy.tile_sets = 1;
+    auto more_sets = [&] {
+        if (each > 1 && bytes(copy.tile_tables, 2) <= room) copy.tile_sets = 2;
+    };
+    if (each > l.matrix_count) more_sets();
+    while (copy.tile_tables < wanted && bytes(copy.tile_tables * 2, copy.tile_sets) <= room)
         copy.tile_tables *= 2;
-    if (sets_first && bytes(copy.tile_tables, 2) > room) copy.tile_tables = 1;
-    copy.tile_sets = 1 + (several && bytes(copy.tile_tables, 2) <= room);
+    more_sets();
     const u32 shared = std::min(bytes(copy.tile_tables, copy.tile_sets), room);
     CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     void* arguments[] = {&copy};

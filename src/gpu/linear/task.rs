@@ -110,7 +110,7 @@ pub(super) struct LinearLaunch {
     pub(super) tile_sets: u32,
     /// For more than [`ROWS`] rows: 1 if `x_map` is set.
     pub(super) x_mapped: u32,
-    /// Of matrices as stored: decode tables a block has at once, 1 or 2.
+    /// Of matrices as stored: decode tables that a block has at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
     pub(super) matrices: [LinearMatrix; MATRICES],
     pub(super) x_map: XMap,

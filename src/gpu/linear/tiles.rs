@@ -77,18 +77,27 @@ impl Needs {
     }
 
     /// Sums of several items are on their way at once, so that warps need not wait for each other,
-    /// and the table of the next matrix is there before it is needed, unless warps or stages would
-    /// have less room. None if common tiles do not fit.
+    /// and tables of several matrices are there, so that none is waited for, unless warps or stages
+    /// would have less room. None if common tiles do not fit.
     fn shape(self, x_rows: u32, staged: Staged, work: Work, room: u32) -> Option<Shape> {
         let one = self.shape_of((1, 1), x_rows, staged, room)?;
-        let as_good = |shape: &Shape| shape.warps == one.warps && self.holds(*shape, x_rows, staged);
-        let or = |most: (u32, u32), other: Shape| {
-            self.shape_of(most, x_rows, staged, room).filter(as_good).unwrap_or(other)
+        let or = |other: Shape, tables, sets| {
+            let shape = self.shape_of((tables, sets), x_rows, staged, room);
+            let as_good =
+                |shape: &Shape| shape.warps == one.warps && self.holds(*shape, x_rows, staged);
+            shape.filter(as_good).unwrap_or(other)
         };
-        let sets = self.most_sets.min(work.items);
-        let tables = self.most_tables.min(work.matrices).min(work.items);
-        let several = or((1, sets), one);
-        Some(or((tables, several.sets), several))
+        let with_sets = |shape: Shape| or(shape, shape.tables, self.most_sets.min(work.items));
+        let with_tables = |shape: Shape| {
+            // A power of two, as kernels ask.
+            let wanted = self.most_tables.min(work.matrices).min(work.items).next_power_of_two();
+            let two = or(shape, wanted.min(2), shape.sets);
+            or(two, wanted, shape.sets)
+        };
+        // With one table an item waits for the item before if that has another matrix: if each has,
+        // more sums are of no use.
+        let several_tables_first = work.items <= work.matrices;
+        Some(if several_tables_first { with_sets(with_tables(one)) } else { with_tables(with_sets(one)) })
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
@@ -223,7 +232,7 @@ mod tests {
             stages: 2,
             most_sets: 2,
             most_warp: 3072,
-            most_tables: 2,
+            most_tables: 4,
         };
         let shape_of = |needs: Needs, x_rows, bytes, items, room| {
             let shape = needs.shape(x_rows, Staged(bytes), Work { items, matrices: 1 }, room)?;
@@ -239,15 +248,18 @@ mod tests {
         assert_eq!(shape(16, 2704, 1), Some((16, 1, table + 32_768 + 16 * (3072 + warp))));
         assert_eq!(shape(16, 3840, 7), Some((16, 1, table + 32_768 + 16 * (3712 + 2 * 3840))));
         assert_eq!(shape(16, 4096, 7), Some((12, 2, table + 65_536 + 12 * (3712 + 2 * 4096))));
-        // Several matrices: two tables, if blocks have several items and there is room.
-        let tables = |x_rows, bytes, items| {
-            let work = Work { items, matrices: 3 };
-            let shape = needs.shape(x_rows, Staged(bytes), work, 226 << 10).expect("there is room");
-            (shape.warps, shape.tables, shape.sets, shape.shared)
+        // Several matrices: as many tables as fit, if blocks have several items.
+        let tables = |x_rows, items, matrices| {
+            let work = Work { items, matrices };
+            let shape = needs.shape(x_rows, Staged(2704), work, 226 << 10).expect("there is room");
+            (shape.tables, shape.sets, shape.shared)
         };
-        assert_eq!(tables(8, 2704, 7), (16, 2, 2, 2 * table + 32_768 + 16 * warp));
-        assert_eq!(tables(8, 2704, 1), (16, 1, 1, table + 16_384 + 16 * warp));
-        assert_eq!(tables(16, 2704, 7), (16, 1, 2, table + 65_536 + 16 * (3072 + warp)));
+        assert_eq!(tables(8, 7, 3), (4, 2, 4 * table + 32_768 + 16 * warp));
+        assert_eq!(tables(8, 7, 2), (2, 2, 2 * table + 32_768 + 16 * warp));
+        assert_eq!(tables(8, 1, 3), (1, 1, table + 16_384 + 16 * warp));
+        // Room for either: sums, unless each item has another matrix.
+        assert_eq!(tables(16, 7, 2), (1, 2, table + 65_536 + 16 * (3072 + warp)));
+        assert_eq!(tables(16, 3, 3), (2, 1, 2 * table + 32_768 + 16 * (3072 + warp)));
         // Less shared memory, as compute capability 8.6 has it.
         let (needs, room) = (Needs { most_warps: 12, most_warp: 0, ..needs }, 98 << 10);
         let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 7, room);
