@@ -59,8 +59,8 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// decoding and cuBLASLt.
 ///
 /// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
-/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100, where this was not
-/// measured, launches of 256 rows are: three take 642 and decoding 725, and with four it is faster.
+/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100, where no launch of
+/// more than 256 rows was measured, three of them take 642 and decoding 725; four were slower.
 const KNOWN: [(Gpu, Crossover); 2] =
     [(H100, Crossover { stored: 129, fast: 769 }), (H200, Crossover { stored: 65, fast: 2049 })];
 
