@@ -8,7 +8,8 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `update_device_map` | where the model shall be |
 | `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
 | `update_dtype` | remembers what is asked for |
-| `preprocess_model` | opens the containers, and names a file that stands for their tensors |
+| `preprocess_model` | opens the containers, and names a file that stands for their tensors; of a \
+BF16 folder it makes them first (`_online`) |
 | `adjust_max_memory`, `validate_environment` | `device_map="auto"`: GPUs, and what each may hold |
 | `param_needs_quantization`, `get_quantize_ops` | take what the loader has made of the tensors |
 | `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
@@ -41,10 +42,12 @@ from ._container import Tensors
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_options, load
 from ._names import join
+from ._online import Made, check_taken
+from ._online import folder_of as bf16_folder
 from ._parallel import gathered, is_first, local, prepare
 from ._place import Placement, default_device, resolve
 from ._pretrained import Taker, checkpoint_dtype
-from ._source import KEY, Ref, copy_containers
+from ._source import KEY, Ref, Source, copy_containers
 from ._tensor import CompressedTensor
 from ._versions import mismatch
 
@@ -122,6 +125,7 @@ class Df11Quantizer(HfQuantizer):
         self.max_memory: dict[Any, Any] | None = None
         self.model: Any = None
         self.container: Any = None
+        self.made: Made | None = None
         self.taker: Taker | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
@@ -139,14 +143,8 @@ class Df11Quantizer(HfQuantizer):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise _unfit(lacking[0])
-        if self.model is not None:
-            if isinstance(device_map, dict):
-                self._settle(device_map)
-        elif not self.pre_quantized:
-            raise ValueError(
-                "df11 compresses checkpoints, not models that are being loaded; run "
-                "`df11 compress MODEL -o FOLDER` and load FOLDER"
-            )
+        if self.model is not None and isinstance(device_map, dict):
+            self._settle(device_map)
 
     def update_device_map(self, device_map: Any) -> Any:
         """The GPU, where there is one and nothing is said."""
@@ -161,6 +159,8 @@ class Df11Quantizer(HfQuantizer):
 
     def _expect_containers(self, config: Any) -> Any:
         """Has the loader look for containers, and not for weights files that are not there."""
+        if not self.pre_quantized:
+            return config
         source = Path(getattr(config, "_name_or_path", None) or "")
         config.transformers_weights = WEIGHTS
         if source.is_dir() and getattr(config, "dtype", None) is not None:
@@ -199,23 +199,34 @@ class Df11Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
-        if not checkpoint_files:
-            raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
-        if self.container is None:
-            self._open(folder_of(Path(checkpoint_files[0]).parent))
+        beside = self._prepare(checkpoint_files)
         whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
         self._ratio = self.container.stored_bytes / max(1, whole)
         prepare(model)
         self.model = model
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
-        self._handed = Handed(self.taker.slices(), Path(checkpoint_files[0]))
+        self._handed = Handed(self.taker.slices(), beside)
+        assert checkpoint_files is not None
         checkpoint_files[:] = [os.fspath(self._handed.file)]
         # Of tensors that belong to no parameter `df11.report` tells.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
         # To the loader these weights are not quantized, but made so as it goes.
         self.pre_quantized = False
+
+    def _prepare(self, files: list[str] | None) -> Path | None:
+        """Opens the containers, or makes them; where a file beside them would be."""
+        if not self.pre_quantized:
+            self.made = Made(bf16_folder(files))
+            self.container = self.made.container
+            check_taken(self.container, files or ())
+            return None
+        if not files:
+            raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
+        if self.container is None:
+            self._open(folder_of(Path(files[0]).parent))
+        return Path(files[0])
 
     # ---- the loader is at work ----
 
@@ -262,8 +273,12 @@ class Df11Quantizer(HfQuantizer):
         form = "streamed" if said.streamed else said.residence
         load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
         model.save_pretrained = _Save(model)
+        source = model.__dict__[KEY]
+        source.made = self.made
+        if self.made is not None and not _is_on_host(source):
+            source.close()
         # What is left of the quantizer goes with copies of the model.
-        self.model = self.container = None
+        self.model = self.container = self.made = None
         return model
 
     # ---- afterwards ----
@@ -279,7 +294,7 @@ class Df11Quantizer(HfQuantizer):
         if self.saving_to is not None:
             others = _others(model)
             if is_first():
-                copy_containers(model.__dict__[KEY].container, self.saving_to)
+                copy_containers(model.__dict__[KEY], self.saving_to)
                 _save_others(others, self.saving_to / WEIGHTS)
             return {}, {}
         if not getattr(model, "_hf_peft_config_loaded", False):
@@ -320,12 +335,13 @@ class Handed:
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
 
-    def __init__(self, tensors: dict[str, Any], beside: Path) -> None:
+    def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
         from safetensors.torch import load_file
 
         self._folder = tempfile.TemporaryDirectory(prefix="df11-")
         self.file = Path(self._folder.name, "tensors.bin")
-        self._all[self._folder.name] = {**tensors, **(load_file(beside) if beside.exists() else {})}
+        others = load_file(beside) if beside is not None and beside.exists() else {}
+        self._all[self._folder.name] = {**tensors, **others}
         torch.save(self, self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -367,6 +383,13 @@ class _Save(Ref):
             model.hf_quantizer.saving_to = None
         if not adapters and is_first():
             mark_config(folder / "config.json")
+
+
+def _is_on_host(source: Source) -> bool:
+    """Whether weights are read where the container lies."""
+    values = (local(value) for _, value in source.found())
+    compressed = [value for value in values if isinstance(value, CompressedTensor)]
+    return any(value.is_streamed or value.device.type == "cpu" for value in compressed)
 
 
 def _changed(model: Any) -> list[str]:

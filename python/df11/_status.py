@@ -169,7 +169,7 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
 
 
 def _add(out: ModelReport, source: Source) -> None:
-    out.paths.append(str(source.container.path))
+    out.paths.append(str(source.place))
     out.unused_tensors += source.unused
     counted: set[tuple[int, int]] = set()
     for weight, whole in source.found():
@@ -205,10 +205,12 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
 
 
 def _verify(source: Source) -> int:
+    container = source.container
     # Each by itself: of a repository on the Hub not all side files beside the containers are
-    # fetched.
-    for shard in source.container.shards:
-        _native.open(shard["path"]).verify("full", progress=False)
+    # fetched. What was made while loading has no files any longer, and all is open.
+    shards = [_native.open(each["path"]) for each in container.shards] if not source.made else []
+    for each in shards or [container]:
+        each.verify("full", progress=False)
     found = list(source.found())
     with torch.no_grad():
         for weight, whole in found:
