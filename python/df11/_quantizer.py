@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,13 +46,22 @@ from ._names import join
 from ._online import Made, check_taken
 from ._online import folder_of as bf16_folder
 from ._parallel import gathered, is_first, local, prepare
+from ._parameters import tell_conversions
 from ._place import Placement, default_device, resolve
 from ._pretrained import Taker, checkpoint_dtype
-from ._source import KEY, Ref, Source, copy_containers
+from ._source import KEY, Ref, copy_containers, keep
 from ._tensor import CompressedTensor
 from ._versions import mismatch
 
 METHOD = "df11"
+
+
+class Method(str, Enum):
+    """The method's name, as configs of transformers and diffusers have theirs."""
+
+    DF11 = METHOD
+
+
 #: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
 #: (src/write/config.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
@@ -86,7 +96,7 @@ class Config(QuantizationConfigMixin):
         if unknown := [name for name in others if name != "quant_method"]:
             known = "mode, residence, memory, streamed"
             raise ValueError(f"df11.Config has no {', '.join(unknown)}; its options are {known}")
-        self.quant_method = METHOD  # type: ignore[assignment]
+        self.quant_method = Method.DF11  # type: ignore[assignment]
         self.mode = mode
         self.residence = residence
         self.memory = memory
@@ -268,15 +278,12 @@ class Df11Quantizer(HfQuantizer):
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         items = taker.finish()
-        taker.tell_conversions()
+        tell_conversions(items, taker.tensors.container, self.dtype)
         said = self.quantization_config
         form = "streamed" if said.streamed else said.residence
         load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
         model.save_pretrained = _Save(model)
-        source = model.__dict__[KEY]
-        source.made = self.made
-        if self.made is not None and not _is_on_host(source):
-            source.close()
+        keep(model.__dict__[KEY], self.made)
         # What is left of the quantizer goes with copies of the model.
         self.model = self.container = self.made = None
         return model
@@ -292,10 +299,10 @@ class Df11Quantizer(HfQuantizer):
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
-            others = _others(model)
+            left = others(model)
             if is_first():
                 copy_containers(model.__dict__[KEY], self.saving_to)
-                _save_others(others, self.saving_to / WEIGHTS)
+                _save_others(left, self.saving_to / WEIGHTS)
             return {}, {}
         if not getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(
@@ -310,7 +317,7 @@ class Df11Quantizer(HfQuantizer):
 
 
 def _unfit(lacking: str) -> ImportError:
-    return ImportError(mismatch(__version__, lacking))
+    return ImportError(mismatch("transformers", __version__, lacking))
 
 
 def _take_quantized_mark(model: Any) -> None:
@@ -371,9 +378,9 @@ class _Save(Ref):
             raise ValueError("a compressed model is saved as it is, without variant or state_dict")
         folder = Path(save_directory)
         adapters = getattr(model, "_hf_peft_config_loaded", False)
-        if not adapters and (changed := _changed(model)):
+        if not adapters and (found := changed(model)):
             raise RuntimeError(
-                f"{changed[0]} is an ordinary weight now, and the containers have what it was; "
+                f"{found[0]} is an ordinary weight now, and the containers have what it was; "
                 "load df11.state_dict(model) into a BF16 model, save that, and compress it"
             )
         model.hf_quantizer.saving_to = None if adapters else folder
@@ -385,14 +392,7 @@ class _Save(Ref):
             mark_config(folder / "config.json")
 
 
-def _is_on_host(source: Source) -> bool:
-    """Whether weights are read where the container lies."""
-    values = (local(value) for _, value in source.found())
-    compressed = [value for value in values if isinstance(value, CompressedTensor)]
-    return any(value.is_streamed or value.device.type == "cpu" for value in compressed)
-
-
-def _changed(model: Any) -> list[str]:
+def changed(model: Any) -> list[str]:
     """Weights that were compressed, and in whose places are others."""
     return [
         weight.name
@@ -401,7 +401,7 @@ def _changed(model: Any) -> list[str]:
     ]
 
 
-def _others(model: Any) -> dict[str, torch.Tensor]:
+def others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
     held = {spot.key for weight in model.__dict__[KEY].weights for spot in weight.spots}
     return {

@@ -17,6 +17,8 @@ from . import _native
 from ._container import Tensors
 from ._names import Place
 from ._online import Made, again
+from ._parallel import local
+from ._tensor import CompressedTensor
 
 #: Under which a module keeps its `Source`.
 KEY = "_df11"
@@ -190,6 +192,17 @@ def sources(model: Any) -> list[tuple[str, Source]]:
     ]
     found = ((path, module.__dict__.get(KEY)) for path, module in modules)
     return [(path, source) for path, source in found if source is not None]
+
+
+def keep(source: Source, made: Made | None) -> None:
+    """Has a source keep what its containers are made by, as long as weights are read there."""
+    if made is None:
+        return
+    source.made = made
+    values = (local(value) for _, value in source.found())
+    compressed = [value for value in values if isinstance(value, CompressedTensor)]
+    if not any(value.is_streamed or value.device.type == "cpu" for value in compressed):
+        source.close()
 
 
 def copy_containers(source: Source, folder: Path) -> None:

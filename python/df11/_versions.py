@@ -1,20 +1,21 @@
-"""The releases of transformers that df11 is tested with, and what to say about others."""
+"""The releases of libraries that df11 is tested with, and what to say about others."""
 
 from __future__ import annotations
 
 #: The oldest and the newest release that `python/check` runs the tests with.
-TESTED = ("5.17", "5.23")
+TESTED = {"transformers": ("5.17", "5.23"), "diffusers": ("0.40", "0.42")}
 
 
-def mismatch(version: str, lacking: str) -> str:
+def mismatch(library: str, version: str, lacking: str) -> str:
     """What to say where a release lacks something: too old, too new, or neither. `lacking`: what it
     lacks.
     """
-    oldest, newest = (_numbers(one) for one in TESTED)
+    first, last = TESTED[library]
+    oldest, newest = _numbers(first), _numbers(last)
     found = _numbers(version)
-    said = f"transformers {version}"
-    tested = f"df11 is tested with {TESTED[0]} to {TESTED[1]}"
-    within = f"pip install 'transformers>={TESTED[0]},<{newest[0]}.{newest[1] + 1}'"
+    said = f"{library} {version}"
+    tested = f"df11 is tested with {first} to {last}"
+    within = f"pip install '{library}>={first},<{newest[0]}.{newest[1] + 1}'"
     if found < oldest:
         return f"{said} is too old for df11: it lacks {lacking}; {tested}: {within}"
     if found > newest:

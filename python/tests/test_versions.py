@@ -130,7 +130,7 @@ def test_no_other_model_asks_whether_it_is_quantized() -> None:
 
 def test_this_release_is_the_one_that_is_named() -> None:
     """`python/check` runs the tests with the oldest release, and with the newest."""
-    oldest, newest = (_versions._numbers(one) for one in _versions.TESTED)
+    oldest, newest = (_versions._numbers(one) for one in _versions.TESTED["transformers"])
     found = _versions._numbers(transformers.__version__)
     wanted = {"oldest": [oldest], "newest": [newest]}.get(os.environ.get("DF11_TRANSFORMERS", ""))
     assert found in wanted if wanted else oldest <= found <= newest
@@ -151,8 +151,8 @@ def test_this_release_is_the_one_that_is_named() -> None:
             r".*pip install -U df11, or pip install",
         ),
         ("6.0.0rc1", "too new"),
-        (f"{_versions.TESTED[0]}.3", "not as it was released"),
-        (f"{_versions.TESTED[1]}.9", "not as it was released"),
+        (f"{_versions.TESTED['transformers'][0]}.3", "not as it was released"),
+        (f"{_versions.TESTED['transformers'][1]}.9", "not as it was released"),
     ],
 )
 def test_a_release_that_lacks_something_is_told(

@@ -1,0 +1,74 @@
+"""Small pipelines of diffusers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+#: What the pipelines here lack.
+WITHOUT: dict[str, Any] = {"tokenizer": None, "tokenizer_2": None}
+#: Dtypes of the components as they are saved.
+DTYPES = {"default": torch.bfloat16, "vae": torch.float32}
+
+
+def save(folder: Path) -> None:
+    """A small FLUX.1 in BF16, except its VAE in F32; without tokenizers."""
+    torch.manual_seed(0)
+    transformer = diffusers.FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=16,
+        joint_attention_dim=128,
+        pooled_projection_dim=32,
+        axes_dims_rope=[4, 4, 8],
+    )
+    clip = transformers.CLIPTextConfig(
+        bos_token_id=0,
+        eos_token_id=2,
+        hidden_size=32,
+        intermediate_size=37,
+        num_attention_heads=4,
+        num_hidden_layers=5,
+        projection_dim=32,
+        vocab_size=1000,
+    )
+    t5 = transformers.T5Config(
+        vocab_size=1000, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4
+    )
+    vae = diffusers.AutoencoderKL(
+        sample_size=32, block_out_channels=(4,), latent_channels=1, norm_num_groups=1
+    )
+    diffusers.FluxPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        text_encoder=transformers.CLIPTextModel(clip).to(torch.bfloat16),
+        tokenizer=None,
+        text_encoder_2=transformers.T5EncoderModel(t5).to(torch.bfloat16),
+        tokenizer_2=None,
+        transformer=transformer.to(torch.bfloat16),
+        vae=vae,
+    ).save_pretrained(folder)
+
+
+def answers(pipeline: Any) -> list[Any]:
+    """What the text encoders say, and an image of it before the VAE."""
+    with torch.no_grad():
+        ids = torch.tensor([[0, 5, 6, 2]])
+        pooled = pipeline.text_encoder(ids).pooler_output
+        hidden = pipeline.text_encoder_2(ids).last_hidden_state
+        latent = pipeline(
+            prompt_embeds=hidden,
+            pooled_prompt_embeds=pooled,
+            num_inference_steps=2,
+            height=16,
+            width=16,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(3),
+        ).images
+    return [pooled, hidden, latent]
