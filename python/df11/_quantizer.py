@@ -157,10 +157,10 @@ class Df11Quantizer(HfQuantizer):
             self._settle(device_map)
 
     def update_device_map(self, device_map: Any) -> Any:
-        """The GPU, where there is one and nothing is said."""
-        if device_map is None:
-            device_map = {"": default_device()}
+        """What is said; if nothing is, the model decides (`_home`)."""
         self.wanted = device_map
+        if device_map is None:
+            return None
         if isinstance(device_map, dict):
             self.placement = resolve(device_map, self.quantization_config.memory)
             return {"": self.placement.rest}
@@ -209,11 +209,13 @@ class Df11Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
-        beside = self._prepare(checkpoint_files)
+        beside, files = self._prepare(checkpoint_files), list(checkpoint_files or ())
         whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
         self._ratio = self.container.stored_bytes / max(1, whole)
         prepare(model)
         self.model = model
+        if self.wanted is None:
+            self.placement = resolve({"": _home(files[0])}, self.quantization_config.memory)
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._handed = Handed(self.taker.slices(), beside)
@@ -314,6 +316,14 @@ class Df11Quantizer(HfQuantizer):
         raise NotImplementedError(
             "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
         )
+
+
+def _home(file: str) -> torch.device:
+    """Where a model goes of which nothing is said: to the GPU, if there is one. To the CPU as the
+    component of a pipeline, which moves its components as it needs them.
+    """
+    is_component = Path(file).parents[1].joinpath("model_index.json").is_file()
+    return torch.device("cpu") if is_component else default_device()
 
 
 def _unfit(lacking: str) -> ImportError:

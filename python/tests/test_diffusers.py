@@ -65,6 +65,29 @@ def test_a_pipeline_is_loaded_as_any_other(folders: tuple[Path, Path], device: s
     assert {value.dtype for value in pipeline.vae.parameters()} == {torch.float32}
 
 
+def test_components_wait_on_the_cpu(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As diffusers' own do, for `to` and the ways of offloading; other models go to the GPU."""
+    asked: list[str] = []
+
+    def gpu() -> Any:
+        asked.append("the GPU")
+        return torch.device("cpu")
+
+    monkeypatch.setattr("df11._quantizer.default_device", gpu)
+    load(folders[1])
+    assert not asked
+    transformers.T5EncoderModel.from_pretrained(folders[1] / "text_encoder_2")
+    assert not asked
+    folders[1].joinpath("text_encoder_2").rename(folders[1].parent / "t5")
+    try:
+        transformers.T5EncoderModel.from_pretrained(folders[1].parent / "t5")
+    finally:
+        folders[1].parent.joinpath("t5").rename(folders[1] / "text_encoder_2")
+    assert asked
+
+
 def test_without_a_dtype_all_is_as_it_is_stored(folders: tuple[Path, Path]) -> None:
     """Where diffusers would make F32 of everything, which would decode all weights."""
     pipeline = load(folders[1], torch_dtype=None)
