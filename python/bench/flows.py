@@ -135,6 +135,8 @@ def online(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 26):
                 pass
+    # The code of the model and the context of the GPU are there before.
+    getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
     if options.device.startswith("cuda"):
         torch.zeros(1, device=options.device)
     how = {"stored": {}, "fast": {"mode": "fused", "residence": "fast"}}.get(kind)
