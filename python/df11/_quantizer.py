@@ -78,10 +78,19 @@ _NEEDED = (
 
 @register_quantization_config(METHOD)
 class Config(QuantizationConfigMixin):
-    """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
+    """How weights are held: `quantization_config` of `from_pretrained`.
 
-    `mode`, `residence`, `memory` and `streamed` are those of `df11.attach`. Raises ValueError for
-    options and words that it does not know.
+    Of a compressed folder it says how the model is loaded; a BF16 folder is compressed while it is
+    loaded. A dict serves too, `{"quant_method": "df11", "mode": "fused"}`.
+
+    `mode`: "exact", the default, multiplies decoded weights as PyTorch does, for the BF16 model's
+    bits; "fused" multiplies while it decodes, which is faster and rounds otherwise.
+    `residence`: how weights lie on a GPU: "stored", the default, "fast" in a layout that is larger
+    and faster, or "auto", fast as far as memory goes.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does
+    not fit stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+
+    Raises ValueError for options and words that it does not know.
     """
 
     def __init__(

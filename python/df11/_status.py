@@ -12,6 +12,7 @@ from . import _native
 from ._errors import CorruptError
 from ._load import check_gpus
 from ._parallel import local
+from ._report import html_table
 from ._source import Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
 from ._torch import bytes_of, show_bytes
@@ -125,7 +126,13 @@ class ModelReport:
             )
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        caption, *lines = str(self).splitlines()
+        return html_table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
 
+
+#: Columns of the text before what a line says.
+_LABEL = 11
 #: Ordinary weights from this size on are named.
 _LARGE = 1 << 20
 #: The text names no more than this many.
