@@ -215,6 +215,16 @@ def test_other_adapters_train(folders: tuple[Path, Path], options: Any) -> None:
     assert all(torch.equal(grads[1][name], grad) for name, grad in grads[0].items())
 
 
+def test_preparing_for_few_bits_decodes_all(folders: tuple[Path, Path]) -> None:
+    """PEFT makes F32 of all weights that it does not know as quantized, which a warning says."""
+    model, original = load(folders[1]), load(folders[0])
+    with pytest.warns(UserWarning, match="all of its memory"):
+        peft.prepare_model_for_kbit_training(model)
+    peft.prepare_model_for_kbit_training(original)
+    assert model.get_parameter(WEIGHT).dtype == torch.float32
+    assert torch.equal(model.get_parameter(WEIGHT), original.get_parameter(WEIGHT))
+
+
 def test_merging_in_place_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     model = peft.PeftModel.from_pretrained(
         load(folders[1]), adapter(folders[1], tmp_path / "adapter")

@@ -25,7 +25,8 @@ fn mark(config: &[u8]) -> Option<Vec<u8>> {
     let place = place(config)?;
     if !config[place..].starts_with(MARK.as_bytes()) {
         let json: serde_json::Map<String, Value> = serde_json::from_slice(config).ok()?;
-        let names_a_model = ["model_type", "_class_name"].iter().any(|key| json.get(*key).is_some_and(Value::is_string));
+        let names_a_model =
+            ["model_type", "_class_name"].iter().any(|key| json.get(*key).is_some_and(Value::is_string));
         if !names_a_model || json.contains_key("quantization_config") {
             return None;
         }

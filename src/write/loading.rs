@@ -129,7 +129,11 @@ fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     let mut given = String::new();
     for (name, path) in components(folder) {
         if matches!(Config::read(&path), Config::Other) {
-            let _ = writeln!(python, "{name} = df11.attach(module, {})  # its own class", quoted(&out.join(&name)));
+            let _ = writeln!(
+                python,
+                "{name} = df11.attach(module, {})  # its own class",
+                quoted(&out.join(&name))
+            );
             let _ = write!(given, ", {name}={name}");
         }
     }
