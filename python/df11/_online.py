@@ -54,14 +54,27 @@ class Made:
         return f"/proc/self/fd/{self._files[path].fileno()}"
 
 
-def again(folder: Path, identity: str) -> Made:
+#: Names, sizes and times of the files of a folder.
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def stamp(folder: Path) -> Stamp:
+    """By which it is seen that weights files of a folder were changed."""
+    found = sorted(folder.rglob(f"*{_SUFFIX}"))
+    stats = ((path, path.stat()) for path in found)
+    return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+
+
+def again(folder: Path, identity: str | Stamp) -> Made:
     """Makes containers once more.
 
     # Errors
-    `ValueError` if their identity is another one.
+    `ValueError` if the folder, or the containers' identity, is not what it was.
     """
-    made = Made(folder)
-    if made.container.identity != identity:
+    made = None
+    if isinstance(identity, str) or stamp(folder) == identity:
+        made = Made(folder)
+    if made is None or identity not in (made.container.identity, stamp(folder)):
         raise ValueError(
             f"{folder} holds other weights than when the model was loaded; load the model again"
         )

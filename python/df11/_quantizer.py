@@ -41,10 +41,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _native
 from ._container import Tensors
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_options, load
+from ._load import check_gpus, check_options, load
 from ._names import join
 from ._online import Made, check_taken
 from ._online import folder_of as bf16_folder
+from ._packing import PACKED, Packer
 from ._parallel import gathered, is_first, local, prepare
 from ._parameters import tell_conversions
 from ._place import Placement, default_device, resolve
@@ -145,6 +146,7 @@ class Df11Quantizer(HfQuantizer):
         self.model: Any = None
         self.container: Any = None
         self.made: Made | None = None
+        self.packer: Packer | None = None
         self.taker: Taker | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
@@ -218,13 +220,20 @@ class Df11Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
-        beside, files = self._prepare(checkpoint_files), list(checkpoint_files or ())
-        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
-        self._ratio = self.container.stored_bytes / max(1, whole)
+        files = list(checkpoint_files or ())
         prepare(model)
         self.model = model
-        if self.wanted is None:
+        if self.wanted is None and files:
             self.placement = resolve({"": _home(files[0])}, self.quantization_config.memory)
+        if self._packs():
+            assert self.placement is not None
+            exact = self.quantization_config.mode == "exact"
+            self.packer = Packer(bf16_folder(files), self.placement.devices[0], self.dtype, exact)
+            self._ratio = PACKED
+            return
+        beside = self._prepare(files)
+        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
+        self._ratio = self.container.stored_bytes / max(1, whole)
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
         self._handed = Handed(self.taker.slices(), beside)
@@ -235,6 +244,13 @@ class Df11Quantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = {""}
         # To the loader these weights are not quantized, but made so as it goes.
         self.pre_quantized = False
+
+    def _packs(self) -> bool:
+        """Whether a GPU packs BF16 weights by itself, without containers."""
+        said, place = self.quantization_config, self.placement
+        if self.pre_quantized or place is None or said.residence != "fast" or said.streamed:
+            return False
+        return place.memory is None and [each.type for each in place.devices] == ["cuda"]
 
     def _prepare(self, files: list[str] | None) -> Path | None:
         """Opens the containers, or makes them; where a file beside them would be."""
@@ -253,13 +269,15 @@ class Df11Quantizer(HfQuantizer):
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """Whether the loader gives what it has made of a parameter."""
-        assert self.taker is not None
-        return self.taker.param_needs_quantization(model, param_name)
+        taker = self.packer or self.taker
+        assert taker is not None
+        return taker.param_needs_quantization(model, param_name)
 
     def get_quantize_ops(self) -> Any:
         """What it gives it to."""
-        assert self.taker is not None
-        return self.taker.get_quantize_ops()
+        taker = self.packer or self.taker
+        assert taker is not None
+        return taker.get_quantize_ops()
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes that an element takes while it is compressed, about."""
@@ -281,23 +299,31 @@ class Df11Quantizer(HfQuantizer):
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        assert self.taker is not None and self.placement is not None
         self.pre_quantized = True
-        model._keys_to_ignore_on_load_unexpected = self._ignored
-        taker, self.taker, self._handed = self.taker, None, None
         _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
+        if self.packer is not None:
+            model.__dict__[KEY] = self.packer.finish(model)
+            check_gpus([self.packer.device])
+        else:
+            self._load(model)
+        model.save_pretrained = _Save(model)
+        # What is left of the quantizer goes with copies of the model.
+        self.model = self.container = self.made = self.packer = None
+        return model
+
+    def _load(self, model: Any) -> None:
+        """Puts what was taken into the model."""
+        assert self.taker is not None and self.placement is not None
+        model._keys_to_ignore_on_load_unexpected = self._ignored
+        taker, self.taker, self._handed = self.taker, None, None
         items = taker.finish()
         tell_conversions(items, taker.tensors.container, self.dtype)
         said = self.quantization_config
         form = "streamed" if said.streamed else said.residence
         load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
-        model.save_pretrained = _Save(model)
         keep(model.__dict__[KEY], self.made)
-        # What is left of the quantizer goes with copies of the model.
-        self.model = self.container = self.made = None
-        return model
 
     # ---- afterwards ----
 

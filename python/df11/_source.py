@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import _native
 from ._container import Tensors
 from ._names import Place
-from ._online import Made, again
+from ._online import Made, Stamp, again
 from ._parallel import local
 from ._tensor import CompressedTensor
 
@@ -123,8 +123,15 @@ class Source:
     made: Made | None = None
     #: While the container is not open: where it is, or what it was made of.
     path: str | Path = ""
-    #: The identity of a container that has to be made again.
-    identity: str | None = None
+    #: The identity of a container that has to be made again, or of its files.
+    identity: str | Stamp | None = None
+
+    @classmethod
+    def of_files(cls, folder: Path, files: Stamp, weights: list[Weight]) -> Source:
+        """Of weights whose container has not been made, and is if it is asked for."""
+        source = object.__new__(cls)
+        source.__dict__.update(weights=weights, unused=[], made=None, path=folder, identity=files)
+        return source
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:
         copy = self._copy()
@@ -150,9 +157,14 @@ class Source:
         self.__dict__.pop("tensors", None)
 
     @property
+    def is_open(self) -> bool:
+        """Whether the container is open."""
+        return "tensors" in self.__dict__
+
+    @property
     def place(self) -> str | Path:
         """Where the weights came from."""
-        if "tensors" not in self.__dict__:
+        if not self.is_open:
             return self.path
         return self.container.path if self.made is None else self.made.folder
 
@@ -207,6 +219,13 @@ def keep(source: Source, made: Made | None) -> None:
 
 def copy_containers(source: Source, folder: Path) -> None:
     """Puts copies of all containers of a model into a folder."""
+    was_open = source.is_open
+    _copy(source, folder)
+    if source.made is not None and not was_open:
+        source.close()
+
+
+def _copy(source: Source, folder: Path) -> None:
     for shard in source.container.shards:
         path, made = Path(shard["path"]), source.made
         target = folder / path.name

@@ -59,6 +59,8 @@ class ModelReport:
     unused_tensors: list[str] = field(default_factory=list)
     #: Weights that were compared with the original's hashes; None if that was not asked for.
     verified: int | None = None
+    #: What of them was compared: their hashes, or sums of the bits that were loaded.
+    verified_by: str = "hashes"
 
     def __bool__(self) -> bool:
         return self.active
@@ -122,7 +124,8 @@ class ModelReport:
             lines.append(f"unused     {len(self.unused_tensors)} tensors: {some}")
         if self.verified is not None:
             lines.append(
-                f"verified   {self.verified} weights are those of the original, by their hashes"
+                f"verified   {self.verified} weights are those of the original, by their "
+                f"{self.verified_by}"
             )
         return "\n".join(lines)
 
@@ -163,6 +166,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
             _add_ordinary(out, name, value, _OTHER)
     if verify:
         out.verified = sum(_verify(source) for source in found)
+        if not all(_has_container(source) for source in found):
+            out.verified_by = "sums of bits"
     return out
 
 
@@ -211,13 +216,20 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
     out._on(value.device).ordinary += value.nbytes
 
 
+def _has_container(source: Source) -> bool:
+    """Whether weights came from a container, and were not packed from BF16."""
+    return any(weight.told is not None for weight in source.weights)
+
+
 def _verify(source: Source) -> int:
-    container = source.container
     # Each by itself: of a repository on the Hub not all side files beside the containers are
-    # fetched. What was made while loading has no files any longer, and all is open.
-    shards = [_native.open(each["path"]) for each in container.shards] if not source.made else []
-    for each in shards or [container]:
-        each.verify("full", progress=False)
+    # fetched. What was made while loading has no files any longer, and all is open; of what was
+    # packed then there is none.
+    if _has_container(source):
+        container = source.container
+        shards = [_native.open(each["path"]) for each in container.shards if not source.made]
+        for each in shards or [container]:
+            each.verify("full", progress=False)
     found = list(source.found())
     with torch.no_grad():
         for weight, whole in found:
@@ -225,7 +237,7 @@ def _verify(source: Source) -> int:
             value = value.decode() if isinstance(value, CompressedTensor) else value
             if not _is_same(source, weight, value):
                 raise CorruptError(
-                    f"{weight.name} is not what {source.container.path} holds; it was changed, or "
+                    f"{weight.name} is not what {source.place} holds; it was changed, or "
                     "memory fails: load the model again"
                 )
     check_gpus(value.device for _, value in found)

@@ -190,3 +190,29 @@ def test_what_is_refused(
     monkeypatch.setattr(_online, "_free", lambda place: 1000)
     with pytest.raises(OSError, match="TMPDIR"):
         online(folders[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"device_map": "cuda"}, {}])
+def test_a_gpu_packs_into_the_fast_layout(
+    folders: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without containers, which are made when they are asked for."""
+    config = df11.Config(residence="fast")
+    kind = transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(folders[0], quantization_config=config, **options)
+    assert not model.__dict__["_df11"].is_open
+    original = load(folders[0], "cuda")
+    expected, found = greedy(original, PROMPT, 4), greedy(model, PROMPT, 4)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    report = df11.report(model, verify=True)
+    assert report.verified and report.verified_by == "sums of bits"
+    assert report.residences["model.layers.0.mlp.up_proj.weight"] == "fast"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {"cuda"}
+    assert not any(value.requires_grad for value in model.parameters())
+    state = df11.state_dict(model)
+    assert all(torch.equal(state[name], v.cpu()) for name, v in original.state_dict().items())
+    for each in (model, pickle.loads(pickle.dumps(model))):
+        each.save_pretrained(tmp_path / "saved")
+        assert containers(tmp_path / "saved") == containers(folders[1])
