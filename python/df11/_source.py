@@ -125,12 +125,16 @@ class Source:
     path: str | Path = ""
     #: The identity of a container that has to be made again, or of its files.
     identity: str | Stamp | None = None
+    #: Whether weights were packed from BF16, and no container was there.
+    is_packed: bool = False
 
     @classmethod
     def of_files(cls, folder: Path, files: Stamp, weights: list[Weight]) -> Source:
         """Of weights whose container has not been made, and is if it is asked for."""
         source = object.__new__(cls)
-        source.__dict__.update(weights=weights, unused=[], made=None, path=folder, identity=files)
+        source.__dict__.update(
+            weights=weights, unused=[], made=None, path=folder, identity=files, is_packed=True
+        )
         return source
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:

@@ -166,7 +166,7 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
             _add_ordinary(out, name, value, _OTHER)
     if verify:
         out.verified = sum(_verify(source) for source in found)
-        if not all(_has_container(source) for source in found):
+        if any(source.is_packed for source in found):
             out.verified_by = "sums of bits"
     return out
 
@@ -216,16 +216,11 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
     out._on(value.device).ordinary += value.nbytes
 
 
-def _has_container(source: Source) -> bool:
-    """Whether weights came from a container, and were not packed from BF16."""
-    return any(weight.told is not None for weight in source.weights)
-
-
 def _verify(source: Source) -> int:
     # Each by itself: of a repository on the Hub not all side files beside the containers are
     # fetched. What was made while loading has no files any longer, and all is open; of what was
     # packed then there is none.
-    if _has_container(source):
+    if not source.is_packed:
         container = source.container
         shards = [_native.open(each["path"]) for each in container.shards if not source.made]
         for each in shards or [container]:
