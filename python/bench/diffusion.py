@@ -91,28 +91,22 @@ class Bench:
     @torch.no_grad()
     def run(self) -> int:
         original = self.original()
-        with init_empty_weights():
-            compressed = diffusers.FluxTransformer2DModel.from_config(self.config)
-        df11.attach(
-            compressed,
+        start = time.perf_counter()
+        compressed = diffusers.FluxTransformer2DModel.from_pretrained(
             self.folder,
-            device=self.options.device,
-            mode=self.options.mode,
-            residence=self.options.residence,
+            torch_dtype=torch.bfloat16,
+            device_map=self.options.device,
+            quantization_config=df11.Config(
+                mode=self.options.mode, residence=self.options.residence
+            ),
         )
+        self.row(from_pretrained_seconds=time.perf_counter() - start)
         report = df11.report(compressed)
         print("   " + str(report).replace("\n", "\n   "))
         bf16 = sum(p.nbytes for p in original.parameters())
         self.row(bf16=bf16, df11=report.device_bytes, ratio=report.device_bytes / bf16)
         inputs = self.inputs()
-        with sdpa_kernel(
-            SDPBackend.FLASH_ATTENTION if self.device.type == "cuda" else SDPBackend.MATH
-        ):
-            outputs = [
-                model(**inputs, return_dict=False)[0].view(torch.int16)
-                for model in (original, compressed)
-            ]
-        identical = torch.equal(*outputs)
+        identical = self.same((original, compressed), inputs)
         times: dict[str, list[float]] = {"bf16": [], "df11": []}
         peaks = {}
         for step in range(self.options.steps + 2):
@@ -132,7 +126,37 @@ class Bench:
         )
         self.row(time=medians["df11"] / medians["bf16"] - 1, activations=activations)
         self.row(memory=(report.device_bytes + activations) / (bf16 + activations) - 1)
-        return 0 if identical else 1
+        pipelines = [self.with_lora(model) for model in (original, compressed)]
+        lora_identical = self.same((original, compressed), inputs)
+        adapters = {name for pipeline in pipelines for name in pipeline.get_active_adapters()}
+        self.row(lora_identical=lora_identical, adapters=sorted(adapters))
+        return 0 if identical and lora_identical else 1
+
+    def same(self, models: Any, inputs: dict[str, torch.Tensor]) -> bool:
+        """Whether models have the same output, bit for bit."""
+        on_gpu = self.device.type == "cuda"
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if on_gpu else SDPBackend.MATH):
+            outputs = [model(**inputs, return_dict=False)[0].view(torch.int16) for model in models]
+        return torch.equal(*outputs)
+
+    def with_lora(self, transformer: Any) -> Any:
+        """A pipeline of a transformer alone, into which a LoRA is loaded, written where it is not
+        yet.
+        """
+        parts = ("scheduler", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+        pipeline = diffusers.FluxPipeline(transformer=transformer, **dict.fromkeys(parts))
+        place = self.folder.with_name(self.folder.name + "-lora")
+        if not place.exists():
+            torch.manual_seed(8)
+            layers = {}
+            for name, module in transformer.named_modules():
+                if name.endswith((".to_q", ".to_v")):
+                    rows, columns = module.weight.shape
+                    layers[f"{name}.lora_A.weight"] = 0.02 * torch.randn(16, columns)
+                    layers[f"{name}.lora_B.weight"] = 0.02 * torch.randn(rows, 16)
+            diffusers.FluxPipeline.save_lora_weights(place, transformer_lora_layers=layers)
+        pipeline.load_lora_weights(place, adapter_name="style")
+        return pipeline
 
     def original(self) -> Any:
         """The BF16 transformer; its weights are compressed where they are not yet."""

@@ -10,6 +10,7 @@
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ._errors import (
     CorruptError,
@@ -42,6 +43,16 @@ from ._native import (
 from ._register import register as _register
 from ._report import Placement, Plan, Report, Verification
 from ._safe import safe_open
+
+if TYPE_CHECKING:
+    from ._adapter import merge_adapter as merge_adapter
+    from ._attach import attach as attach
+    from ._attach import save as save
+    from ._attach import state_dict as state_dict
+    from ._parameters import MissingError as MissingError
+    from ._quantizer import Config as Config
+    from ._status import ModelReport as ModelReport
+    from ._status import report as report
 
 Mapping.register(Model)
 # The names that users see, in messages and pickles.

@@ -112,7 +112,7 @@ def save(model: Any, folder: str | Path) -> None:
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
     for source in found:
-        copy_containers(source.container, Path(folder))
+        copy_containers(source, Path(folder))
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from torch import nn
 from ._container import Tensors, with_dtype
 from ._names import Place, inside
 from ._plan import Item
+from ._torch import dtype_of
 
 
 class Entry(NamedTuple):
@@ -210,3 +213,35 @@ def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
 
     pattern, groups, _ = build_glob_alternation(list(globs))
     return pattern, groups
+
+
+# ---- what is said of other dtypes ----
+
+
+def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:
+    """Warns of weights that are rounded, and of compressed ones that become wider.
+
+    `dtype`: what parameters have unless they say otherwise; None: as it is stored.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        found = item.value.dtype
+        stored = [container[name] for name in item.sources]
+        for kind in {kind for one in stored if (kind := dtype_of(one)) is not None} - {found}:
+            words = f"stored as {kind} and used as {found}".replace("torch.", "")
+            if torch.promote_types(kind, found) != found:
+                counts[words, _ROUNDED] += 1
+            elif found == dtype and {one.encoding for one in stored} != {"raw"}:
+                counts[words, _WIDENED] += 1
+    for (words, what), count in counts.items():
+        warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
+
+
+_ROUNDED = (
+    "which rounds them, as with safetensors: the dtype argument of from_pretrained, or else the "
+    "config, asks for it; name the stored dtype to keep every bit"
+)
+_WIDENED = (
+    "because the dtype argument of from_pretrained, or else the config, asks for it; these are "
+    "decoded once and take their full size; name the stored dtype to keep them compressed"
+)

@@ -7,8 +7,6 @@ memory until everything is known.
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from typing import Any, cast
 
 import torch
@@ -87,14 +85,12 @@ class Taker:
                 f"{name} has shape {tuple(local(room).shape)}, and {tuple(value.shape)} in "
                 f"{self.tensors.container.path}; use the config that belongs to the container"
             )
-        is_gap = value.dim() > 1 and "gap" in self._encodings(sources)
+        kinds = {self.tensors.container[name].encoding for name in sources}
+        is_gap = value.dim() > 1 and "gap" in kinds
         if not isinstance(value, CompressedTensor) and not is_gap:
             value = value.to(self.rest)
         self._items.append(Item(name, value, sources))
         return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
-
-    def _encodings(self, names: list[str]) -> set[str]:
-        return {self.tensors.container[name].encoding for name in names}
 
     # ---- afterwards ----
 
@@ -136,31 +132,6 @@ class Taker:
         if isinstance(one, CompressedTensor) and isinstance(other, CompressedTensor):
             return self.tensors.told(one) == self.tensors.told(other)
         return torch.equal(one, other)
-
-    def tell_conversions(self) -> None:
-        """Warns of weights that are rounded, and of compressed ones that become wider."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for item in self._items:
-            dtype = item.value.dtype
-            stored = [self.tensors.container[name] for name in item.sources]
-            for kind in {kind for one in stored if (kind := dtype_of(one)) is not None} - {dtype}:
-                words = f"stored as {kind} and used as {dtype}".replace("torch.", "")
-                if torch.promote_types(kind, dtype) != dtype:
-                    counts[words, _ROUNDED] += 1
-                elif dtype == self.dtype and self._encodings(item.sources) != {"raw"}:
-                    counts[words, _WIDENED] += 1
-        for (words, what), count in counts.items():
-            warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
-
-
-_ROUNDED = (
-    "which rounds them, as transformers does with safetensors: the dtype argument of "
-    "from_pretrained, or else the config, asks for it; name the stored dtype to keep every bit"
-)
-_WIDENED = (
-    "because the dtype argument of from_pretrained, or else the config, asks for it; these are "
-    "decoded once and take their full size; name the stored dtype to keep them compressed"
-)
 
 
 class _Take(ConversionOps):

@@ -8,7 +8,8 @@ What each of them is used for, in the order in which `from_pretrained` calls the
 | `update_device_map` | where the model shall be |
 | `_expect_containers` | `update_tp_plan` to 5.20, `update_attn_implementation` from 5.18 |
 | `update_dtype` | remembers what is asked for |
-| `preprocess_model` | opens the containers, and names a file that stands for their tensors |
+| `preprocess_model` | opens the containers, and names a file that stands for their tensors; of a \
+BF16 folder it makes them first (`_online`) |
 | `adjust_max_memory`, `validate_environment` | `device_map="auto"`: GPUs, and what each may hold |
 | `param_needs_quantization`, `get_quantize_ops` | take what the loader has made of the tensors |
 | `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
@@ -25,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,16 +41,28 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from . import _native
 from ._container import Tensors
 from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
-from ._load import check_options, load
+from ._load import check_gpus, check_options, load
 from ._names import join
+from ._online import Made, check_taken
+from ._online import folder_of as bf16_folder
+from ._packing import PACKED, Packer
 from ._parallel import gathered, is_first, local, prepare
+from ._parameters import tell_conversions
 from ._place import Placement, default_device, resolve
 from ._pretrained import Taker, checkpoint_dtype
-from ._source import KEY, Ref, copy_containers
+from ._source import KEY, Ref, copy_containers, keep
 from ._tensor import CompressedTensor
 from ._versions import mismatch
 
 METHOD = "df11"
+
+
+class Method(str, Enum):
+    """The method's name, as configs of transformers and diffusers have theirs."""
+
+    DF11 = METHOD
+
+
 #: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
 #: (src/write/config.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
@@ -65,10 +79,19 @@ _NEEDED = (
 
 @register_quantization_config(METHOD)
 class Config(QuantizationConfigMixin):
-    """What `quantization_config` may say, beside `{"quant_method": "df11"}`.
+    """How weights are held: `quantization_config` of `from_pretrained`.
 
-    `mode`, `residence`, `memory` and `streamed` are those of `df11.attach`. Raises ValueError for
-    options and words that it does not know.
+    Of a compressed folder it says how the model is loaded; a BF16 folder is compressed while it is
+    loaded. A dict serves too, `{"quant_method": "df11", "mode": "fused"}`.
+
+    `mode`: "exact", the default, multiplies decoded weights as PyTorch does, for the BF16 model's
+    bits; "fused" multiplies while it decodes, which is faster and rounds otherwise.
+    `residence`: how weights lie on a GPU: "stored", the default, "fast" in a layout that is larger
+    and faster, or "auto", fast as far as memory goes.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs); what does
+    not fit stays in pinned host memory, from where the GPU reads it, and all of it with `streamed`.
+
+    Raises ValueError for options and words that it does not know.
     """
 
     def __init__(
@@ -83,7 +106,7 @@ class Config(QuantizationConfigMixin):
         if unknown := [name for name in others if name != "quant_method"]:
             known = "mode, residence, memory, streamed"
             raise ValueError(f"df11.Config has no {', '.join(unknown)}; its options are {known}")
-        self.quant_method = METHOD  # type: ignore[assignment]
+        self.quant_method = Method.DF11  # type: ignore[assignment]
         self.mode = mode
         self.residence = residence
         self.memory = memory
@@ -122,6 +145,8 @@ class Df11Quantizer(HfQuantizer):
         self.max_memory: dict[Any, Any] | None = None
         self.model: Any = None
         self.container: Any = None
+        self.made: Made | None = None
+        self.packer: Packer | None = None
         self.taker: Taker | None = None
         self.placement: Placement | None = None
         self.dtype: torch.dtype | None = None
@@ -139,20 +164,14 @@ class Df11Quantizer(HfQuantizer):
             lacking.append(" and ".join(_WITH_CONFIG))
         if lacking:
             raise _unfit(lacking[0])
-        if self.model is not None:
-            if isinstance(device_map, dict):
-                self._settle(device_map)
-        elif not self.pre_quantized:
-            raise ValueError(
-                "df11 compresses checkpoints, not models that are being loaded; run "
-                "`df11 compress MODEL -o FOLDER` and load FOLDER"
-            )
+        if self.model is not None and isinstance(device_map, dict):
+            self._settle(device_map)
 
     def update_device_map(self, device_map: Any) -> Any:
-        """The GPU, where there is one and nothing is said."""
-        if device_map is None:
-            device_map = {"": default_device()}
+        """What is said; if nothing is, the model decides (`_home`)."""
         self.wanted = device_map
+        if device_map is None:
+            return None
         if isinstance(device_map, dict):
             self.placement = resolve(device_map, self.quantization_config.memory)
             return {"": self.placement.rest}
@@ -161,6 +180,8 @@ class Df11Quantizer(HfQuantizer):
 
     def _expect_containers(self, config: Any) -> Any:
         """Has the loader look for containers, and not for weights files that are not there."""
+        if not self.pre_quantized:
+            return config
         source = Path(getattr(config, "_name_or_path", None) or "")
         config.transformers_weights = WEIGHTS
         if source.is_dir() and getattr(config, "dtype", None) is not None:
@@ -199,17 +220,24 @@ class Df11Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
-        if not checkpoint_files:
-            raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
-        if self.container is None:
-            self._open(folder_of(Path(checkpoint_files[0]).parent))
-        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
-        self._ratio = self.container.stored_bytes / max(1, whole)
+        files = list(checkpoint_files or ())
         prepare(model)
         self.model = model
+        if self.wanted is None and files:
+            self.placement = resolve({"": _home(files[0])}, self.quantization_config.memory)
+        if self._packs():
+            assert self.placement is not None
+            exact = self.quantization_config.mode == "exact"
+            self.packer = Packer(bf16_folder(files), self.placement.devices[0], self.dtype, exact)
+            self._ratio = PACKED
+            return
+        beside = self._prepare(files)
+        whole = sum(tensor.nbytes for tensor in self.container.tensors.values())
+        self._ratio = self.container.stored_bytes / max(1, whole)
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = Taker(model, Tensors(self.container), self.dtype, rest)
-        self._handed = Handed(self.taker.slices(), Path(checkpoint_files[0]))
+        self._handed = Handed(self.taker.slices(), beside)
+        assert checkpoint_files is not None
         checkpoint_files[:] = [os.fspath(self._handed.file)]
         # Of tensors that belong to no parameter `df11.report` tells.
         self._ignored = model._keys_to_ignore_on_load_unexpected
@@ -217,17 +245,39 @@ class Df11Quantizer(HfQuantizer):
         # To the loader these weights are not quantized, but made so as it goes.
         self.pre_quantized = False
 
+    def _packs(self) -> bool:
+        """Whether a GPU packs BF16 weights by itself, without containers."""
+        said, place = self.quantization_config, self.placement
+        if self.pre_quantized or place is None or said.residence != "fast" or said.streamed:
+            return False
+        return place.memory is None and [each.type for each in place.devices] == ["cuda"]
+
+    def _prepare(self, files: list[str] | None) -> Path | None:
+        """Opens the containers, or makes them; where a file beside them would be."""
+        if not self.pre_quantized:
+            self.made = Made(bf16_folder(files))
+            self.container = self.made.container
+            check_taken(self.container, files or ())
+            return None
+        if not files:
+            raise ValueError("df11 loads from a folder of containers; name one in from_pretrained")
+        if self.container is None:
+            self._open(folder_of(Path(files[0]).parent))
+        return Path(files[0])
+
     # ---- the loader is at work ----
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """Whether the loader gives what it has made of a parameter."""
-        assert self.taker is not None
-        return self.taker.param_needs_quantization(model, param_name)
+        taker = self.packer or self.taker
+        assert taker is not None
+        return taker.param_needs_quantization(model, param_name)
 
     def get_quantize_ops(self) -> Any:
         """What it gives it to."""
-        assert self.taker is not None
-        return self.taker.get_quantize_ops()
+        taker = self.packer or self.taker
+        assert taker is not None
+        return taker.get_quantize_ops()
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes that an element takes while it is compressed, about."""
@@ -249,22 +299,31 @@ class Df11Quantizer(HfQuantizer):
     # ---- the loader is done ----
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        assert self.taker is not None and self.placement is not None
         self.pre_quantized = True
-        model._keys_to_ignore_on_load_unexpected = self._ignored
-        taker, self.taker, self._handed = self.taker, None, None
         _take_quantized_mark(model)
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
+        if self.packer is not None:
+            model.__dict__[KEY] = self.packer.finish(model)
+            check_gpus([self.packer.device])
+        else:
+            self._load(model)
+        model.save_pretrained = _Save(model)
+        # What is left of the quantizer goes with copies of the model.
+        self.model = self.container = self.made = self.packer = None
+        return model
+
+    def _load(self, model: Any) -> None:
+        """Puts what was taken into the model."""
+        assert self.taker is not None and self.placement is not None
+        model._keys_to_ignore_on_load_unexpected = self._ignored
+        taker, self.taker, self._handed = self.taker, None, None
         items = taker.finish()
-        taker.tell_conversions()
+        tell_conversions(items, taker.tensors.container, self.dtype)
         said = self.quantization_config
         form = "streamed" if said.streamed else said.residence
         load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
-        model.save_pretrained = _Save(model)
-        # What is left of the quantizer goes with copies of the model.
-        self.model = self.container = None
-        return model
+        keep(model.__dict__[KEY], self.made)
 
     # ---- afterwards ----
 
@@ -277,10 +336,10 @@ class Df11Quantizer(HfQuantizer):
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """No weights are saved as safetensors; the containers are copied."""
         if self.saving_to is not None:
-            others = _others(model)
+            left = others(model)
             if is_first():
-                copy_containers(model.__dict__[KEY].container, self.saving_to)
-                _save_others(others, self.saving_to / WEIGHTS)
+                copy_containers(model.__dict__[KEY], self.saving_to)
+                _save_others(left, self.saving_to / WEIGHTS)
             return {}, {}
         if not getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(
@@ -292,6 +351,14 @@ class Df11Quantizer(HfQuantizer):
         raise NotImplementedError(
             "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
         )
+
+
+def _home(file: str) -> torch.device:
+    """Where a model goes of which nothing is said: to the GPU, if there is one. To the CPU as the
+    component of a pipeline, which moves its components as it needs them.
+    """
+    is_component = Path(file).parents[1].joinpath("model_index.json").is_file()
+    return torch.device("cpu") if is_component else default_device()
 
 
 def _unfit(lacking: str) -> ImportError:
@@ -320,12 +387,13 @@ class Handed:
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
 
-    def __init__(self, tensors: dict[str, Any], beside: Path) -> None:
+    def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
         from safetensors.torch import load_file
 
         self._folder = tempfile.TemporaryDirectory(prefix="df11-")
         self.file = Path(self._folder.name, "tensors.bin")
-        self._all[self._folder.name] = {**tensors, **(load_file(beside) if beside.exists() else {})}
+        others = load_file(beside) if beside is not None and beside.exists() else {}
+        self._all[self._folder.name] = {**tensors, **others}
         torch.save(self, self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -355,9 +423,9 @@ class _Save(Ref):
             raise ValueError("a compressed model is saved as it is, without variant or state_dict")
         folder = Path(save_directory)
         adapters = getattr(model, "_hf_peft_config_loaded", False)
-        if not adapters and (changed := _changed(model)):
+        if not adapters and (found := changed(model)):
             raise RuntimeError(
-                f"{changed[0]} is an ordinary weight now, and the containers have what it was; "
+                f"{found[0]} is an ordinary weight now, and the containers have what it was; "
                 "load df11.state_dict(model) into a BF16 model, save that, and compress it"
             )
         model.hf_quantizer.saving_to = None if adapters else folder
@@ -369,7 +437,7 @@ class _Save(Ref):
             mark_config(folder / "config.json")
 
 
-def _changed(model: Any) -> list[str]:
+def changed(model: Any) -> list[str]:
     """Weights that were compressed, and in whose places are others."""
     return [
         weight.name
@@ -378,7 +446,7 @@ def _changed(model: Any) -> list[str]:
     ]
 
 
-def _others(model: Any) -> dict[str, torch.Tensor]:
+def others(model: Any) -> dict[str, torch.Tensor]:
     """Parameters that the containers lack, such as a new head."""
     held = {spot.key for weight in model.__dict__[KEY].weights for spot in weight.spots}
     return {

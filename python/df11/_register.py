@@ -1,7 +1,10 @@
-"""Tells transformers of df11 as soon as it is imported, before or after; never imports it."""
+"""Tells transformers and diffusers of df11 as soon as they are imported, before or after; never
+imports them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -10,16 +13,23 @@ import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
-_QUANTIZERS = "transformers.quantizers.auto"
+#: The modules that keep a library's list of quantizers, and what puts df11 there.
+_QUANTIZERS = {
+    "transformers.quantizers.auto": "_quantizer",
+    "diffusers.quantizers.auto": "_diffusers",
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the module that keeps transformers' list of quantizers."""
+    """Waits for a module that keeps a list of quantizers."""
+
+    def __init__(self, awaited: str) -> None:
+        self.awaited = awaited
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != _QUANTIZERS:
+        if name != self.awaited:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -29,21 +39,22 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def run_and_register(module: ModuleType) -> None:
             run(module)
-            _register_now()
+            _register_now(name)
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
 
 
-def _register_now() -> None:
+def _register_now(name: str) -> None:
+    library = name.partition(".")[0]
     try:
-        from . import _quantizer  # noqa: F401
-    except Exception as error:  # transformers itself must stay importable
+        importlib.import_module(f".{_QUANTIZERS[name]}", __package__)
+    except Exception as error:  # the library itself must stay importable
         from ._versions import TESTED
 
-        oldest, newest = TESTED["transformers"]
+        oldest, newest = TESTED[library]
         warnings.warn(
-            f"df11 could not register with transformers: {error}; it is tested with {oldest} to "
+            f"df11 could not register with {library}: {error}; it is tested with {oldest} to "
             f"{newest}",
             RuntimeWarning,
             stacklevel=2,
@@ -52,7 +63,9 @@ def _register_now() -> None:
 
 def register() -> None:
     """Once for each process; importing twice changes nothing."""
-    if _QUANTIZERS in sys.modules:
-        _register_now()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    waiting = {finder.awaited for finder in sys.meta_path if isinstance(finder, _Finder)}
+    for name in _QUANTIZERS:
+        if name in sys.modules:
+            _register_now(name)
+        elif name not in waiting:
+            sys.meta_path.insert(0, _Finder(name))

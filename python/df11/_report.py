@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
+
+
+def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and values, as notebooks show it."""
+    lines = (
+        f"<tr><th style='text-align:left'>{escape(name)}</th>"
+        f"<td style='text-align:left'>{escape(value)}</td></tr>"
+        for name, value in rows
+    )
+    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,18 @@ class Report:
     def entropy(self) -> float:
         """Exponent entropy in bits a weight: over coded tensors, each with its distribution."""
         return self.entropy_bits / max(self.coded_weights, 1)
+
+    def _repr_html_(self) -> str:
+        tensors = (self.coded_tensors, self.raw_tensors, self.alias_tensors)
+        rows = {
+            "before": f"{self.source_bytes + self.stored_side_bytes:,} bytes",
+            "after": f"{self.stored_bytes:,} bytes ({self.ratio:.1%})",
+            "a weight": f"{self.bits_per_weight:.2f} of 16 bits; exponents {self.entropy:.2f} of 8",
+            "tensors": "{} coded, {} as they are, {} tied".format(*tensors),
+            **{f"left out: {name}": why for name, why in self.left_out},
+            **{f"note {at}": note for at, note in enumerate(self.notes, start=1)},
+        }
+        return html_table("df11: compressed", rows.items())
 
 
 @dataclass(frozen=True)

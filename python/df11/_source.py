@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from . import _native
 from ._container import Tensors
 from ._names import Place
+from ._online import Made, Stamp, again
+from ._parallel import local
+from ._tensor import CompressedTensor
 
 #: Under which a module keeps its `Source`.
 KEY = "_df11"
@@ -116,20 +119,66 @@ class Source:
     weights: list[Weight] = field(default_factory=list)
     #: Tensors of the container that belong to no parameter.
     unused: list[str] = field(default_factory=list)
+    #: What made the container while the model was loaded.
+    made: Made | None = None
+    #: While the container is not open: where it is, or what it was made of.
+    path: str | Path = ""
+    #: The identity of a container that has to be made again, or of its files.
+    identity: str | Stamp | None = None
+    #: Whether weights were packed from BF16, and no container was there.
+    is_packed: bool = False
+
+    @classmethod
+    def of_files(cls, folder: Path, files: Stamp, weights: list[Weight]) -> Source:
+        """Of weights whose container has not been made, and is if it is asked for."""
+        source = object.__new__(cls)
+        source.__dict__.update(
+            weights=weights, unused=[], made=None, path=folder, identity=files, is_packed=True
+        )
+        return source
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:
-        return Source(self.tensors, deepcopy(self.weights, memo), self.unused)
+        copy = self._copy()
+        copy.weights = deepcopy(self.weights, memo)
+        return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "path": self.tensors.container.path}
-        del state["tensors"]
-        return state
+        copy = self._copy()
+        copy.close()
+        return copy.__dict__
+
+    def _copy(self) -> Source:
+        copy = object.__new__(Source)
+        copy.__dict__.update(self.__dict__)
+        return copy
+
+    def close(self) -> None:
+        """Lets go of the container, which is opened or made again if it is asked for."""
+        if self.made is not None:
+            self.identity = self.container.identity
+        self.path = self.place
+        self.made = None
+        self.__dict__.pop("tensors", None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the container is open."""
+        return "tensors" in self.__dict__
+
+    @property
+    def place(self) -> str | Path:
+        """Where the weights came from."""
+        if not self.is_open:
+            return self.path
+        return self.container.path if self.made is None else self.made.folder
 
     def __getattr__(self, name: str) -> Any:
-        # A pickled model has its weights with it; the container is opened if it is asked for.
         if name != "tensors":
             raise AttributeError(name)
-        self.tensors = Tensors(_native.open(self.path))
+        if self.identity is not None:
+            self.made = again(Path(self.path), self.identity)
+        container = _native.open(self.path) if self.made is None else self.made.container
+        self.tensors = Tensors(container)
         return self.tensors
 
     @property
@@ -161,17 +210,35 @@ def sources(model: Any) -> list[tuple[str, Source]]:
     return [(path, source) for path, source in found if source is not None]
 
 
-def copy_containers(container: Any, folder: Path) -> None:
+def keep(source: Source, made: Made | None) -> None:
+    """Has a source keep what its containers are made by, as long as weights are read there."""
+    if made is None:
+        return
+    source.made = made
+    values = (local(value) for _, value in source.found())
+    compressed = [value for value in values if isinstance(value, CompressedTensor)]
+    if not any(value.is_streamed or value.device.type == "cpu" for value in compressed):
+        source.close()
+
+
+def copy_containers(source: Source, folder: Path) -> None:
     """Puts copies of all containers of a model into a folder."""
-    for shard in container.shards:
-        source = Path(shard["path"])
-        target = folder / source.name
-        if target.exists() and target.samefile(source):
+    was_open = source.is_open
+    _copy(source, folder)
+    if source.made is not None and not was_open:
+        source.close()
+
+
+def _copy(source: Source, folder: Path) -> None:
+    for shard in source.container.shards:
+        path, made = Path(shard["path"]), source.made
+        target = folder / path.name
+        if made is None and target.exists() and target.samefile(path):
             continue
         # Under its name only when it is whole.
         part = target.with_name(f".{target.name}.part")
         try:
-            shutil.copyfile(source, part)
+            shutil.copyfile(path if made is None else made.file(shard["path"]), part)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from . import _native
 from ._errors import CorruptError
 from ._load import check_gpus
 from ._parallel import local
+from ._report import html_table
 from ._source import Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
 from ._torch import bytes_of, show_bytes
@@ -58,6 +59,8 @@ class ModelReport:
     unused_tensors: list[str] = field(default_factory=list)
     #: Weights that were compared with the original's hashes; None if that was not asked for.
     verified: int | None = None
+    #: What of them was compared: their hashes, or sums of the bits that were loaded.
+    verified_by: str = "hashes"
 
     def __bool__(self) -> bool:
         return self.active
@@ -121,11 +124,18 @@ class ModelReport:
             lines.append(f"unused     {len(self.unused_tensors)} tensors: {some}")
         if self.verified is not None:
             lines.append(
-                f"verified   {self.verified} weights are those of the original, by their hashes"
+                f"verified   {self.verified} weights are those of the original, by their "
+                f"{self.verified_by}"
             )
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        caption, *lines = str(self).splitlines()
+        return html_table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
 
+
+#: Columns of the text before what a line says.
+_LABEL = 11
 #: Ordinary weights from this size on are named.
 _LARGE = 1 << 20
 #: The text names no more than this many.
@@ -156,6 +166,8 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
             _add_ordinary(out, name, value, _OTHER)
     if verify:
         out.verified = sum(_verify(source) for source in found)
+        if any(source.is_packed for source in found):
+            out.verified_by = "sums of bits"
     return out
 
 
@@ -169,7 +181,7 @@ def _parameters(model: Any, found: list[Source]) -> list[tuple[str, torch.Tensor
 
 
 def _add(out: ModelReport, source: Source) -> None:
-    out.paths.append(str(source.container.path))
+    out.paths.append(str(source.place))
     out.unused_tensors += source.unused
     counted: set[tuple[int, int]] = set()
     for weight, whole in source.found():
@@ -206,9 +218,13 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
 
 def _verify(source: Source) -> int:
     # Each by itself: of a repository on the Hub not all side files beside the containers are
-    # fetched.
-    for shard in source.container.shards:
-        _native.open(shard["path"]).verify("full", progress=False)
+    # fetched. What was made while loading has no files any longer, and all is open; of what was
+    # packed then there is none.
+    if not source.is_packed:
+        container = source.container
+        shards = [_native.open(each["path"]) for each in container.shards if not source.made]
+        for each in shards or [container]:
+            each.verify("full", progress=False)
     found = list(source.found())
     with torch.no_grad():
         for weight, whole in found:
@@ -216,7 +232,7 @@ def _verify(source: Source) -> int:
             value = value.decode() if isinstance(value, CompressedTensor) else value
             if not _is_same(source, weight, value):
                 raise CorruptError(
-                    f"{weight.name} is not what {source.container.path} holds; it was changed, or "
+                    f"{weight.name} is not what {source.place} holds; it was changed, or "
                     "memory fails: load the model again"
                 )
     check_gpus(value.device for _, value in found)

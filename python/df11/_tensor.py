@@ -23,7 +23,10 @@ from torch.nn import functional
 from . import _shared
 from ._matrices import ARRAYS, FAST, Part, lay_out, shape_of
 
-REMEDY = "load the model in BF16 to change its weights, or take a decoded copy with .decode()"
+REMEDY = (
+    "load the model in BF16 to change its weights, take a decoded copy with .decode(), or merge an "
+    "adapter by df11.merge_adapter"
+)
 _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62

@@ -154,8 +154,9 @@ def test_a_pickled_model_needs_no_container(folders: Folders, tmp_path: Path) ->
     shutil.rmtree(tmp_path / "df11")
     saved = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(saved(prompt()).logits, expected)
+    assert df11.report(saved).paths == [str(tmp_path / "df11")]
     with pytest.raises(df11.IoError, match="df11"):
-        df11.report(saved)
+        df11.report(saved, verify=True)
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
@@ -419,11 +420,6 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     assert model.eval() is model
     with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
         load(folders.compressed("llama"), {"model": "cpu", "lm_head": "disk"})
-    with pytest.raises(ValueError, match="df11 compress"):
-        load(
-            folders.bf16("llama"),
-            quantization_config=__import__("df11._quantizer")._quantizer.Config(),
-        )
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_bytes((folders.compressed("llama") / "config.json").read_bytes())

@@ -129,11 +129,16 @@ def test_no_other_model_asks_whether_it_is_quantized() -> None:
 
 
 def test_this_release_is_the_one_that_is_named() -> None:
-    """`python/check` runs the tests with the oldest release, and with the newest."""
-    oldest, newest = (_versions._numbers(one) for one in _versions.TESTED["transformers"])
-    found = _versions._numbers(transformers.__version__)
-    wanted = {"oldest": [oldest], "newest": [newest]}.get(os.environ.get("DF11_TRANSFORMERS", ""))
-    assert found in wanted if wanted else oldest <= found <= newest
+    """`python/check` runs the tests with the oldest release, and with the newest; with diffusers
+    the other way round.
+    """
+    diffusers = pytest.importorskip("diffusers")
+    said = os.environ.get("DF11_TRANSFORMERS", "")
+    for library, ends in ((transformers, ("oldest", "newest")), (diffusers, ("newest", "oldest"))):
+        oldest, newest = map(_versions._numbers, _versions.TESTED[library.__name__])
+        found = _versions._numbers(library.__version__)
+        wanted = dict(zip(ends, (oldest, newest), strict=True)).get(said)
+        assert found == wanted if wanted else oldest <= found <= newest
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-//! The line in config.json by which transformers knows that a folder's weights are compressed.
+//! The line in config.json by which transformers and diffusers know that a folder's weights are compressed.
 //!
 //! A folder of containers has it ([`MARK`]), and nothing else: restoring and converting read the original, which has
 //! the recorded hash. So that every original comes back, one that begins with the mark itself gets another, which
 //! JSON reads as one.
+
+use serde_json::Value;
 
 use super::{folder::Part, input::Input};
 use crate::{
@@ -17,12 +19,15 @@ fn is_config<'a>(path: &str, mut weights: impl Iterator<Item = &'a str>) -> bool
         && weights.any(|weights| folder_of(weights) == folder_of(path))
 }
 
-/// A configuration of transformers that names no quantization, or one that begins with a mark, with one more.
+/// A configuration of transformers or diffusers that names no quantization, or one that begins with a mark, with
+/// one more.
 fn mark(config: &[u8]) -> Option<Vec<u8>> {
     let place = place(config)?;
     if !config[place..].starts_with(MARK.as_bytes()) {
-        let json: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(config).ok()?;
-        if !json.get("model_type")?.is_string() || json.contains_key("quantization_config") {
+        let json: serde_json::Map<String, Value> = serde_json::from_slice(config).ok()?;
+        let names_a_model =
+            ["model_type", "_class_name"].iter().any(|key| json.get(*key).is_some_and(Value::is_string));
+        if !names_a_model || json.contains_key("quantization_config") {
             return None;
         }
     }
@@ -59,14 +64,15 @@ mod tests {
             "\r\n { \"model_type\" : \"llama\" } ",
             &format!("{{{MARK}\"model_type\": \"llama\"}}"),
             &format!("{{{MARK}{MARK}\"model_type\": \"llama\"}}"),
+            "{\"_class_name\": \"UNet2DConditionModel\", \"_name_or_path\": \"model_type\"}",
             // Nonsense that begins as if it were marked.
             &format!("{{{MARK}"),
         ] {
             let marked = marked(config).unwrap();
             assert_eq!(unmark(marked.as_bytes()).unwrap(), config.as_bytes());
-            if let Ok(json) = serde_json::from_str::<serde_json::Value>(&marked) {
+            if let Ok(json) = serde_json::from_str::<Value>(&marked) {
                 assert_eq!(json["quantization_config"]["quant_method"], "df11");
-                assert_eq!(json["model_type"], "llama");
+                assert!(json.get("model_type").or(json.get("_class_name")).is_some());
             }
         }
     }
@@ -78,6 +84,7 @@ mod tests {
             "{}",
             "[{\"model_type\": \"llama\"}]",
             "{\"model_type\": 1}",
+            "{\"_class_name\": [\"llama\"]}",
             "{\"text_config\": {\"model_type\": \"llama\"}}",
             "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"fp8\"}}",
             "{\"model_type\": \"llama\", \"quantization_config\": null}",

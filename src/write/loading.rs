@@ -56,9 +56,7 @@ impl Loading {
             Config::Diffusers(class) => Self {
                 library: Some("diffusers"),
                 python: format!(
-                    "import accelerate, df11, diffusers\nwith accelerate.init_empty_weights():\n    \
-                     model = diffusers.{class}.from_config(diffusers.{class}.load_config({0}))\n\
-                     df11.attach(model, {0})",
+                    "import df11, diffusers\nmodel = diffusers.{class}.from_pretrained({})",
                     quoted(out)
                 ),
                 is_served: false,
@@ -99,8 +97,9 @@ impl Class {
 enum Config {
     /// A model of transformers, with the mark of this compression.
     Transformers(Class),
-    /// A class of diffusers.
+    /// A class of diffusers, with the same mark.
     Diffusers(String),
+    /// A model that neither of them loads by itself.
     Other,
 }
 
@@ -108,46 +107,37 @@ impl Config {
     fn read(folder: &Path) -> Self {
         let Ok(bytes) = fs::read(folder.join(MARKED_NAME)) else { return Self::Other };
         let Ok(json) = serde_json::from_slice::<Value>(&bytes) else { return Self::Other };
-        if unmark(&bytes).is_some() {
-            return Self::Transformers(Class {
-                architecture: json["architectures"][0]
-                    .as_str()
-                    .filter(|name| is_name(name))
-                    .map(str::to_owned),
-                is_custom: json.get("auto_map").is_some(),
-            });
+        if unmark(&bytes).is_none() {
+            return Self::Other;
         }
-        match json["_class_name"].as_str().filter(|name| is_name(name)) {
-            Some(name) => Self::Diffusers(name.to_owned()),
-            None => Self::Other,
+        if let Some(name) = json["_class_name"].as_str().filter(|name| is_name(name)) {
+            return Self::Diffusers(name.to_owned());
         }
+        Self::Transformers(Class {
+            architecture: json["architectures"][0].as_str().filter(|name| is_name(name)).map(str::to_owned),
+            is_custom: json.get("auto_map").is_some(),
+        })
     }
 }
 
-/// Code that gives each component to the pipeline's own loader, which then loads the rest.
+/// Code by which the pipeline's own loader loads all components, except those that no library knows.
 fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     let index = fs::read(folder.join(MODEL_INDEX)).unwrap_or_default();
     let index: Value = serde_json::from_slice(&index).unwrap_or_default();
     let class = index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
-    let mut python = "import accelerate, df11, diffusers, transformers\n\
-                      def component(kind, folder):\n    with accelerate.init_empty_weights():\n        \
-                      module = kind.from_config(kind.load_config(folder))\n    \
-                      return df11.attach(module, folder)\n"
-        .to_owned();
-    let _ = writeln!(python, "pipeline = diffusers.{class}.from_pretrained(\n    {},", quoted(out));
+    let mut python = "import df11, diffusers\n".to_owned();
+    let mut given = String::new();
     for (name, path) in components(folder) {
-        let place = quoted(&out.join(&name));
-        let _ = match Config::read(&path) {
-            Config::Transformers(class) => {
-                writeln!(python, "    {name}=transformers.{}.from_pretrained({place}),", class.name())
-            }
-            Config::Diffusers(class) => {
-                writeln!(python, "    {name}=component(diffusers.{class}, {place}),")
-            }
-            Config::Other => writeln!(python, "    # {name}: df11.attach(module, {place})"),
-        };
+        if matches!(Config::read(&path), Config::Other) {
+            let _ = writeln!(
+                python,
+                "{name} = df11.attach(module, {})  # its own class",
+                quoted(&out.join(&name))
+            );
+            let _ = write!(given, ", {name}={name}");
+        }
     }
-    python.push(')');
+    let _ = write!(python, "pipeline = diffusers.{class}.from_pretrained({}{given})", quoted(out));
     Loading { library: Some("diffusers"), python, is_served: false }
 }
 

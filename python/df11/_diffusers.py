@@ -1,0 +1,293 @@
+"""diffusers: `from_pretrained` of compressed models and pipelines.
+
+diffusers keeps its quantizers in two tables, without a way to register, and finds the files of a
+checkpoint by two functions that know no others than its own. So the tables get an entry when they
+are imported, and the functions are wrapped when the first compressed model is loaded; everything
+else is done by the methods that a quantizer has:
+
+| call | use |
+|---|---|
+| `validate_environment` | is this a diffusers that has all of them |
+| `update_device_map` | where the model shall be |
+| `maybe_update_loaded_keys`, `maybe_update_state_dict` | compress files that are in BF16 |
+| `preprocess_model` | without a dtype, parameters have that of the container |
+| `create_quantized_param` | takes what the loader has made of a tensor |
+| `postprocess_model` | brings all of them to their devices |
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import __version__
+from diffusers.quantizers import auto
+from diffusers.quantizers.base import DiffusersQuantizer
+
+from . import _native
+from ._container import Tensors
+from ._hub import folder_of
+from ._load import load
+from ._online import Made, check_taken
+from ._online import folder_of as bf16_folder
+from ._parameters import tell_conversions, wanted_by
+from ._place import default_device, device_of, resolve
+from ._plan import Item
+from ._quantizer import METHOD, Config, Handed, changed, mark_config, others
+from ._source import KEY, Ref, copy_containers, keep
+from ._tensor import CompressedTensor
+from ._torch import dtype_of
+from ._versions import mismatch
+
+#: What is wrapped of the module that loads models.
+_INDEX, _FILE = "_fetch_index_file", "_get_model_file"
+#: What it is told of a checkpoint on the Hub.
+_ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
+#: By thread: the quantizer whose model is about to be loaded, and the one whose file is asked for.
+_loading = threading.local()
+
+
+class Df11DiffusersQuantizer(DiffusersQuantizer):
+    """Loads compressed weights into models of diffusers."""
+
+    is_serializable = True
+    #: Adapters can be trained: gradients go through compressed weights.
+    is_trainable = True
+    is_compileable = True
+    #: What diffusers keeps in F32 beside weights of 16 bits is F32 here too.
+    use_keep_in_fp32_modules = True
+    quantization_config: Any
+
+    def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.made: Made | None = None
+        self.tensors: Tensors | None = None
+        self.dtype: torch.dtype | None = None
+        self.placement: Any = None
+        self._handed: Handed | None = None
+        self._items: list[Item] = []
+        #: By the identity of what the loader was given, its name in the container.
+        self._names: dict[int, str] = {}
+
+    # ---- before the model is made ----
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        """Checks diffusers, and has it ask this quantizer for files. Called again later."""
+        if self.tensors is None:
+            _wrap()
+            _loading.quantizer = weakref.ref(self)
+
+    def update_torch_dtype(self, torch_dtype: Any) -> Any:
+        """What is asked for; without it weights are as they are stored."""
+        self.dtype = torch_dtype
+        return torch_dtype
+
+    def update_device_map(self, device_map: Any) -> None:
+        """The CPU unless something else is said, as for any model of diffusers."""
+        said = self.quantization_config
+        if isinstance(device_map, str) or (device_map and len({*device_map.values()}) > 1):
+            raise ValueError(
+                f"device_map={device_map!r} is not there for compressed models of diffusers; name "
+                "one device, or give df11.Config(memory=...) for a GPU that is too small"
+            )
+        is_of_gpu = said.streamed or said.memory is not None or said.residence != "stored"
+        device = default_device() if is_of_gpu else torch.device("cpu")
+        if device_map:
+            device = device_of(next(iter(device_map.values())))
+        self.placement = resolve({"": device}, said.memory)
+
+    def open(self, folder: Path) -> None:
+        """Opens the containers of a folder."""
+        self.tensors = Tensors(_native.open(folder))
+
+    def hand(self) -> str:
+        """A file that stands for their tensors."""
+        assert self.tensors is not None
+        self._handed = Handed(self._values(list(self.tensors)), None)
+        return os.fspath(self._handed.file)
+
+    def _values(self, names: list[str]) -> dict[str, torch.Tensor]:
+        """Tensors of the container, decoded if they are to have another dtype."""
+        assert self.tensors is not None
+        values = {name: self.tensors[name] for name in names}
+        for name, value in values.items():
+            if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
+                values[name] = value.decode()
+        self._names.update({id(value): name for name, value in values.items()})
+        return values
+
+    # ---- the loader is at work ----
+
+    def maybe_update_loaded_keys(
+        self, loaded_keys: list[str], checkpoint_files: list[str]
+    ) -> list[str]:
+        """Compresses files that are not."""
+        if not self.pre_quantized:
+            self.made = Made(bf16_folder(checkpoint_files))
+            check_taken(self.made.container, checkpoint_files)
+            self.tensors = Tensors(self.made.container)
+        return loaded_keys
+
+    def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Gives compressed tensors for those of a BF16 file."""
+        if self.made is None:
+            return state_dict
+        assert self.tensors is not None
+        if other := [name for name in state_dict if name not in self.tensors]:
+            raise ValueError(
+                f"diffusers calls a tensor {other[0]}, and the checkpoint does not; load it in "
+                "BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+            )
+        return self._values(list(state_dict))
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if self.tensors is None:
+            raise ValueError(
+                "df11 compresses folders that save_pretrained wrote, and no single files; load the "
+                "file in BF16, save it with save_pretrained(FOLDER), and load FOLDER"
+            )
+        if self.dtype is not None:
+            return
+        wanted = wanted_by(model)
+        for name, parameter in model.named_parameters():
+            if name in self.tensors:
+                kind = wanted(name, dtype_of(self.tensors.container[name]))
+                parameter.data = parameter.data.to(kind)
+
+    def check_if_quantized_param(self, *args: Any, **kwargs: Any) -> bool:
+        """All of them are taken."""
+        return True
+
+    def check_quantized_param_shape(self, param_name: str, wanted: Any, found: Any) -> None:
+        """Refuses another shape."""
+        assert self.tensors is not None
+        raise ValueError(
+            f"{param_name} has shape {tuple(wanted.shape)}, and {tuple(found.shape)} in "
+            f"{self.tensors.container.path}; use the config that belongs to the container"
+        )
+
+    def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
+        """Keeps what was made of a tensor."""
+        _, value, name, _, state_dict, *_ = args
+        source = self._names[id(state_dict[name])]
+        self._items.append(Item(name, value, [source]))
+
+    # ---- the loader is done ----
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        assert self.tensors is not None
+        said = self.quantization_config
+        form = "streamed" if said.streamed else said.residence
+        tell_conversions(self._items, self.tensors.container, self.dtype)
+        load(model, self.tensors, self._items, self.placement, mode=said.mode, residence=form)
+        keep(model.__dict__[KEY], self.made)
+        model.save_pretrained = _Save(model)
+        # Weights are what they were, and may be moved and converted as those of any model.
+        model.is_quantized = False
+        self.tensors = self.made = self._handed = None
+        self._items, self._names = [], {}
+
+    def _dequantize(self, model: Any) -> Any:
+        raise NotImplementedError(
+            "run `df11 decompress FOLDER -o MODEL` and load MODEL to have BF16 weights in memory"
+        )
+
+
+class _Save(Ref):
+    """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
+
+    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes containers and config, as `df11 compress` made them."""
+        model = self.module
+        if model is None:
+            raise ReferenceError("the model is gone; keep it in a variable while it is saved")
+        if kwargs.get("variant") or kwargs.get("push_to_hub"):
+            raise ValueError(
+                "a compressed model is saved as it is, without variant and push_to_hub; "
+                "`hf upload REPOSITORY FOLDER` brings the folder to the Hub"
+            )
+        if found := [*changed(model), *others(model)]:
+            raise ValueError(
+                f"{found[0]} is not in the containers; unload_lora_weights() first, and save "
+                "adapters by themselves, with save_lora_weights()"
+            )
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save_config(folder)
+        copy_containers(model.__dict__[KEY], folder)
+        mark_config(folder / "config.json")
+
+
+# ---- registration ----
+
+
+def _wrap() -> None:
+    """Has diffusers find containers where it looks for the files of a compressed model.
+
+    # Errors
+    `ImportError` if this release has other functions.
+    """
+    from diffusers.models import modeling_utils
+
+    for name in (_INDEX, _FILE):
+        if not hasattr(modeling_utils, name):
+            raise ImportError(mismatch("diffusers", __version__, name))
+    found = getattr(modeling_utils, _INDEX)
+    if hasattr(found, "_df11"):
+        return
+    signature = inspect.signature(found)
+
+    @functools.wraps(found)
+    def index_file(*args: Any, **kwargs: Any) -> Any:
+        quantizer = _taken("quantizer")
+        if quantizer is None or not quantizer.pre_quantized:
+            return found(*args, **kwargs)
+        asked = signature.bind(*args, **kwargs).arguments
+        folder = folder_of(
+            asked["pretrained_model_name_or_path"], **{name: asked.get(name) for name in _ASKED}
+        )
+        quantizer.open(folder)
+        _loading.opened = weakref.ref(quantizer)
+        return None
+
+    file = getattr(modeling_utils, _FILE)
+
+    @functools.wraps(file)
+    def model_file(*args: Any, **kwargs: Any) -> Any:
+        quantizer = _taken("opened")
+        return file(*args, **kwargs) if quantizer is None else quantizer.hand()
+
+    index_file._df11 = True  # type: ignore[attr-defined]
+    setattr(modeling_utils, _INDEX, index_file)
+    setattr(modeling_utils, _FILE, model_file)
+
+
+def _taken(name: str) -> Any:
+    """The quantizer of the model that this thread loads, once."""
+    found, _loading.__dict__[name] = _loading.__dict__.get(name), None
+    return None if found is None else found()
+
+
+def _register() -> None:
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
+    chooser: Any = auto.DiffusersAutoQuantizer
+    merge = chooser.merge_quantization_configs.__func__
+
+    @functools.wraps(merge)
+    def merge_options(cls: Any, config: Any, options: Any) -> Any:
+        method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
+        if method == METHOD and isinstance(options, Config):
+            return options
+        return merge(cls, config, options)
+
+    chooser.merge_quantization_configs = classmethod(merge_options)
+
+
+_register()

@@ -1,0 +1,92 @@
+"""Compressed models without `import df11`, by the file that Python reads at its start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run
+
+import df11
+
+START = ROOT / "python/data/purelib"
+#: As the interpreter does with site-packages.
+AS_INSTALLED = f"import site; site.addsitedir({str(START)!r})\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    from models import causal
+
+    root = tmp_path_factory.mktemp("start")
+    df11.compress(causal("llama", root / "bf16"), root / "df11", progress=False)
+    return root / "df11"
+
+
+def test_transformers_alone(folder: Path) -> None:
+    out = run(
+        AS_INSTALLED
+        + """
+import sys
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cpu")
+print(type(model.lm_head.weight).__name__)
+""",
+        folder,
+    )
+    assert out.splitlines()[-1] == "CompressedTensor"
+
+
+def test_diffusers_alone(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    from pipelines import save
+
+    save(tmp_path / "bf16")
+    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    out = run(
+        AS_INSTALLED
+        + """
+import sys
+from diffusers import FluxTransformer2DModel
+model = FluxTransformer2DModel.from_pretrained(sys.argv[1], subfolder="transformer")
+print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
+""",
+        tmp_path / "df11",
+    )
+    assert out.splitlines()[-1] == "CompressedTensor"
+
+
+def test_it_imports_nothing_by_itself() -> None:
+    script = "import sys; before = set(sys.modules)\n" + AS_INSTALLED
+    out = run(script + "print(*sorted(set(sys.modules) - before))")
+    assert "_df11_start" in out and "df11" not in out.split()
+    assert not {"importlib.util", "warnings", "transformers"} & set(out.split())
+
+
+def test_a_start_without_df11_goes_on() -> None:
+    """As after a removal that left the file."""
+    pytest.importorskip("transformers")
+    script = AS_INSTALLED + "import sys; sys.modules['df11'] = None\n"
+    script += "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as known\n"
+    script += "print('bitsandbytes_8bit' in known)"
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "True" and "df11 could not be imported" in done.stderr
+
+
+def test_the_wheel_has_it() -> None:
+    """Of an installed package; a checkout that is used as it is has none."""
+    from importlib.metadata import PackageNotFoundError, files
+
+    try:
+        names = {Path(str(file)).name for file in files("df11") or ()}
+    except PackageNotFoundError:
+        pytest.skip("df11 is not installed")
+    if "__init__.py" not in names:
+        pytest.skip("df11 is installed as a link to its sources")
+    assert {"df11.pth", "_df11_start.py"} <= names

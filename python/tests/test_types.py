@@ -1,0 +1,70 @@
+"""Types of the package, as its users' type checkers see them: in the code of the documents."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+pytest.importorskip("mypy")
+
+#: Those with Python code.
+DOCUMENTS = ["README.md", "python/README.md"]
+#: What code takes as given.
+GIVEN = """
+from typing import Any
+import df11, torch
+from diffusers import FluxTransformer2DModel
+from sentence_transformers import SentenceTransformer
+config: Any
+module: torch.nn.Module
+"""
+#: Of other libraries nothing is looked at, which would take minutes.
+SETTINGS = """
+[mypy]
+warn_unused_ignores = true
+allow_redefinition = true
+
+
+[mypy-torch.*,transformers.*,diffusers.*,sentence_transformers.*,accelerate.*,numpy.*]
+follow_imports = skip
+ignore_missing_imports = true
+"""
+
+
+def checked(folder: Path, code: str) -> str:
+    """What mypy says of some code."""
+    (folder / "mypy.ini").write_text(SETTINGS)
+    (folder / "code.py").write_text(GIVEN + code)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "code.py"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "python")}
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, check=False
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_code_of_documents(name: str, tmp_path: Path) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    assert checked(tmp_path, "\n".join(blocks)) == ""
+
+
+def test_wrong_calls_are_found(tmp_path: Path) -> None:
+    for wrong in (
+        "df11.Config(mode=1)",
+        "df11.attach(module)",
+        "df11.report(module, verify='yes')",
+        "df11.report(module).ratio.upper()",
+        "df11.compress('a', 'b', overwrite=1.5)",
+        "df11.merge_adapter('a', 'b')",
+    ):
+        said = checked(tmp_path, f"module = torch.nn.Module()\n{wrong}\n")
+        assert said.count("error:") == 1 and "not callable" not in said, (wrong, said)
