@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, convert_and_load_state_dict_in_model
 
 from . import _native
-from ._container import AsStored, Slice, Tensors, with_dtype
+from ._container import Kept, Slice, Tensors, with_dtype
 from ._parallel import is_sharded, local
 from ._parameters import wanted_by
 from ._plan import Item
@@ -197,7 +197,7 @@ def by_loader(model: Any, tensors: Tensors) -> list[Item]:
     taker = Taker(model, tensors, None, "cpu")
     mapping: Any = get_model_conversion_mapping(model)
     config = LoadStateDictConfig(hf_quantizer=cast(Any, taker), weight_mapping=mapping)
-    state = {name: AsStored(tensors, name) for name in tensors}
+    state = {name: Slice(tensors, name, Kept) for name in tensors}
     convert_and_load_state_dict_in_model(model, state, config)
     wanted, items = wanted_by(model), taker.finish()
     for item in items:

@@ -90,10 +90,9 @@ class Weight:
     nbytes: int
     #: Why it is an ordinary parameter and does not stay compressed.
     reason: str | None
-    #: What it is of the container (`Tensors.told`) if it is compressed.
+    #: What it is of the container (`Tensors.told`), or else `sum_of` its bits when it was loaded.
     told: Any = None
-    #: Of an ordinary one `sum_of` its bits when it was loaded.
-    total: int | None = None
+    total: Any = None
 
     @property
     def value(self) -> Tensor | None:
@@ -101,11 +100,11 @@ class Weight:
         return next((value for spot in self.spots if (value := spot.value) is not None), None)
 
 
-def sum_of(value: Tensor) -> int:
-    """The sum of a tensor's bits as numbers. Reads it once, and waits for its device."""
+def sum_of(value: Tensor) -> Tensor:
+    """The sum of a tensor's bits as numbers, where the tensor is. Reads it once."""
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(value.element_size(), torch.int64)
     bits = torch.view_as_real(value) if value.is_complex() else value
-    return int(bits.detach().contiguous().view(words).sum(dtype=torch.int64))
+    return bits.detach().contiguous().view(words).sum(dtype=torch.int64)
 
 
 @dataclass

@@ -154,6 +154,7 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
         if id(value) not in seen:
             seen.add(id(value))
             _add_ordinary(out, name, value, _OTHER)
+    check_gpus(value.device for source in found for _, value in source.found())
     if verify:
         out.verified = sum(_verify(source) for source in found)
     return out
@@ -225,6 +226,6 @@ def _verify(source: Source) -> int:
 
 def _is_same(source: Source, weight: Weight, value: torch.Tensor) -> bool:
     if weight.told is None:
-        return sum_of(value) == weight.total
+        return int(sum_of(value)) == weight.total
     expected = source.tensors.again(weight.told).decode()
     return torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(expected.contiguous()))

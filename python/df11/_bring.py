@@ -1,21 +1,25 @@
-"""Brings compressed weights to a GPU: as they are stored, in the fast layout, or to be streamed.
+"""Brings weights of a container to a device: in its mapping, as stored, fast, or to be streamed.
 
 ```text
+ CPU        the container's own mapping
  stored     container ──pinned ring──▶ one slab: codebooks, records, bits, planes, tables
  fast       container ──▶ a slab for a while ──▶ up to 64 MB of BF16 ──▶ strips, entries
  streamed   the mapping, registered with the driver (or a pinned copy); tables on the GPU
 ```
 Slabs are tensors of PyTorch's allocator, and arrays are views of them: memory is given back when
 the last weight of a group is gone. No more memory is taken at any moment than the result,
-`BATCH_BYTES` (or one tensor, if that is larger) and `SLICE_BYTES`.
+`BATCH_BYTES` (or one tensor, if that is larger) and `SLICE_BYTES`. A thread brings what is next
+while weights are made of what is there.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby, islice, tee
 from typing import Any
 
 import torch
@@ -25,12 +29,12 @@ from . import _native
 from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
-from ._plan import Item, Residence, aligned, matrix_of
+from ._plan import Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import raw_stream
 
-#: Stored bytes that are brought to the GPU at once to be changed into the fast layout.
+#: Stored bytes that are on the GPU at once to be changed into the fast layout.
 BATCH_BYTES = 256 << 20
 #: Bytes of BF16 that are decoded at once.
 SLICE_BYTES = 64 << 20
@@ -41,35 +45,63 @@ _Packed = tuple[Arrays, list[Part]]
 _Window = tuple[Tiles, Part]
 
 
-def upload(
-    tensors: Tensors,
-    items: Iterable[Item],
-    device: torch.device,
-    residence: Residence,
-    exact: bool,
-    bar: Bar,
-) -> Iterator[tuple[Item, CompressedTensor | None]]:
-    """Compressed weights on a GPU; None for one that has no form there.
+def bring(
+    tensors: Tensors, groups: Iterable[Group], exact: bool, bar: Bar
+) -> Iterator[tuple[Item, Tensor]]:
+    """The weights of some groups on their devices and in their forms; then the ordinary ones.
 
-    Each byte of them is read once.
+    Those are decoded, where the item has them. An item that cannot lie as it should becomes one of
+    them, and gets the reason. Each byte is read and checked once.
+
+    # Errors
+    `CorruptError` if a tensor is damaged.
     """
-    gpu = _Gpu(tensors, device, bar)
-    by_form: dict[str, list[Item]] = {"fast": [], "stored": [], "streamed": [], "ordinary": []}
-    for item in items:
-        by_form[item.form(residence)].append(item)
-    for item, packed in gpu.fast(by_form["fast"]):
+    left: list[Item] = []
+    for (device, residence), some in groupby(groups, lambda each: (each.device, each.residence)):
+        of_groups = [each.items for each in some]
+        left += [item for items in of_groups for item in items if item.reason is not None]
+        for item, value in _compressed(_Device(tensors, device, bar), of_groups, residence, exact):
+            if value is None:
+                item.reason = "too many exceptions for the fast layout"
+                left.append(item)
+            else:
+                yield item, value
+    for item in left:
+        value = item.value
+        if isinstance(value, CompressedTensor):
+            tensors.check(item.sources)
+            value = value.decode()
+        yield item, value
+
+
+def _compressed(
+    to: _Device, of_groups: list[list[Item]], residence: Residence, exact: bool
+) -> Iterator[tuple[Item, CompressedTensor | None]]:
+    """The compressed weights of groups; None for one that has no form there."""
+    fast: list[tuple[Item, list[Item]]] = []
+    others: list[list[Item]] = []
+    for items in of_groups:
+        others.append([])
+        for item in items:
+            form = item.form(residence)
+            if form == "fast":
+                fast.append((item, others[-1]))
+            elif form != "ordinary":
+                others[-1].append(item)
+    for (item, mine), packed in zip(fast, to.fast([item for item, _ in fast]), strict=True):
         if packed is not None:
             yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
-        elif isinstance(item.value, CompressedTensor):
-            by_form["stored"].append(item)
+        elif item.is_compressed:
+            mine.append(item)
         else:
             yield item, None
-    for form, bring in (("stored", gpu.stored), ("streamed", gpu.streamed)):
-        values = _values(by_form[form])
-        windows, tiles = tensors.around(values)
-        arrays = bring(tiles)
-        for item, value, mine in zip(by_form[form], values, windows, strict=True):
-            yield item, of_windows(value, mine, arrays, exact=exact, device=device)
+    others = [items for items in others if items]
+    windows = [to.tensors.around(_values(items)) for items in others]
+    arrays_of = to.arrays([tiles for _, tiles in windows], residence)
+    for items, (of_items, _), arrays in zip(others, windows, arrays_of, strict=True):
+        for item, mine in zip(items, of_items, strict=True):
+            value: Any = item.value
+            yield item, of_windows(value, mine, arrays, exact=exact, device=to.device)
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
@@ -118,19 +150,35 @@ def pack_rows(
     return packing.finish()
 
 
-class _Gpu:
-    """A container's tensors on one GPU."""
+class _Device:
+    """A container's tensors on one device."""
 
     def __init__(self, tensors: Tensors, device: torch.device, bar: Bar) -> None:
         self.tensors, self.device, self.bar = tensors, device, bar
 
+    def arrays(
+        self, batches: Iterable[Sequence[Tiles]], residence: Residence
+    ) -> Iterator[dict[Tiles, Arrays]]:
+        """The five arrays of each tensor, batch by batch."""
+        if self.device.type == "cpu":
+            return map(self._mapped, batches)
+        return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
+
     # ---- as stored ----
 
-    def stored(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
-        """Five arrays of each tensor, in one slab. Done when it returns."""
-        if not some:
-            return {}
-        own = self.tensors.cut(some)
+    def _stored(self, batches: Iterable[Sequence[Tiles]]) -> Iterator[dict[Tiles, Arrays]]:
+        """In one slab for each batch. The next batch is brought while one is used."""
+        ahead: deque[Future[dict[Tiles, Arrays]]] = deque()
+        with ThreadPoolExecutor(1) as thread:
+            for some in batches:
+                own = self.tensors.cut(some)
+                ahead.append(thread.submit(self._fill, self._room(some, own), own))
+                if len(ahead) > 1:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _room(self, some: Sequence[Tiles], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
         lengths = {
             tiles: [array.numel() for array in own[tiles]]
             if tiles in own
@@ -142,23 +190,24 @@ class _Gpu:
         )
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
-        items = [
-            (
-                tiles.name,
-                (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()),
-            )
-            for tiles, (codebook, records, bits, plane, _) in arrays.items()
+        return arrays
+
+    def _fill(self, arrays: dict[Tiles, Arrays], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+        """Reads arrays of whole tensors, and copies the others. Done when it returns."""
+        index = self.device.index
+        whole = [
+            (tiles.name, tuple(array.data_ptr() for array in mine[:4]))
+            for tiles, mine in arrays.items()
             if tiles not in own
         ]
-        if items:
-            container = self.tensors.container
-            _native.upload(container, self.device.index, items, self.bar.part)
+        if whole:
+            _native.upload(self.tensors.container, index, whole, self.bar.part)
         for tiles, mine in own.items():
             for view, array in zip(arrays[tiles], mine, strict=False):
                 view.copy_(array)
         torch.cuda.current_stream(self.device).synchronize()
         self._build_tables(arrays)
-        self.bar.add(sum(map(sum, lengths.values())))
+        self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine[:4]))
         return arrays
 
     def _build_tables(self, arrays: dict[Tiles, Arrays]) -> None:
@@ -181,8 +230,11 @@ class _Gpu:
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
         """For each window its decoded rows, some at a time; its tiles are there only meanwhile."""
-        for batch in self._batches(windows):
-            arrays = self.stored(list(dict.fromkeys(tiles for tiles, _ in batch)))
+        batches, same = tee(self._batches(windows))
+        some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
+        brought = self._stored(some)
+        for batch in batches:
+            arrays = next(brought)
             for tiles, part in batch:
                 yield self._decoded(arrays[tiles], part)
             del arrays  # before the next ones are there
@@ -199,7 +251,7 @@ class _Gpu:
         for run in runs:
             rows = sum(part.height for _, part in run)
             packing = _Packing(self.device, rows, run[0][1].width)
-            for window in itertools.islice(slices, len(run)):
+            for window in islice(slices, len(run)):
                 for some in window:
                     packing.add(some)
             results.append(packing.finish())
@@ -216,33 +268,36 @@ class _Gpu:
         return None if result is None else (result[0], [result[1]])
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
+        """Windows whose tiles are there together; none while two batches would be too much."""
         batch: list[_Window] = []
         known: set[Tiles] = set()
-        size = 0
+        before = size = 0
         for tiles, part in windows:
             more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
-            if batch and size + more > BATCH_BYTES:
-                yield batch
-                batch, size, known = [], 0, set()
+            if batch and size + more > BATCH_BYTES // 2:
+                yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
+                batch, known, before, size = [], set(), size, 0
             batch.append((tiles, part))
             known.add(tiles)
             size += more
-        if batch:
-            yield batch
+        yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
 
     # ---- in host memory ----
 
-    def streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
-        """Four arrays of each tensor in pinned host memory, and its table on the GPU."""
-        if not some:
-            return {}
-        found = self.tensors.on_host(some)
-        self.bar.add(sum(array.numel() for mine in found.values() for array in mine))
+    def _mapped(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+        """In the mapping, or in memory of their own; tables are empty."""
+        arrays = self.tensors.on_host(some)
+        self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine))
+        empty = torch.empty(0, dtype=torch.uint8)
+        return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
+
+    def _streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+        """In pinned host memory, and tables on the GPU."""
+        found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
         arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
         torch.cuda.current_stream(self.device).synchronize()
-        for tiles, mine in arrays.items():
-            mine += tables[tiles]
+        arrays = {tiles: mine + tables[tiles] for tiles, mine in arrays.items()}
         self._build_tables(arrays)
         return arrays
 
