@@ -67,11 +67,11 @@ def bring(
             else:
                 yield item, value
     for item in left:
-        value = item.value
-        if isinstance(value, CompressedTensor):
+        if isinstance(item.value, CompressedTensor):
             tensors.check(item.sources)
-            value = value.decode()
-        yield item, value
+            yield item, item.value.decode()
+        else:
+            yield item, item.value
 
 
 def _compressed(
@@ -96,12 +96,12 @@ def _compressed(
         else:
             yield item, None
     others = [items for items in others if items]
-    windows = [to.tensors.around(_values(items)) for items in others]
-    arrays_of = to.arrays([tiles for _, tiles in windows], residence)
-    for items, (of_items, _), arrays in zip(others, windows, arrays_of, strict=True):
-        for item, mine in zip(items, of_items, strict=True):
+    found = [to.tensors.around(_values(items)) for items in others]
+    arrays_of = to.arrays([tiles for _, tiles in found], residence)
+    for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
+        for item, some in zip(items, windows, strict=True):
             value: Any = item.value
-            yield item, of_windows(value, mine, arrays, exact=exact, device=to.device)
+            yield item, of_windows(value, some, arrays, exact=exact, device=to.device)
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
@@ -196,8 +196,8 @@ class _Device:
         """Reads arrays of whole tensors, and copies the others. Done when it returns."""
         index = self.device.index
         whole = [
-            (tiles.name, tuple(array.data_ptr() for array in mine[:4]))
-            for tiles, mine in arrays.items()
+            (tiles.name, (book.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
+            for tiles, (book, records, bits, plane, _) in arrays.items()
             if tiles not in own
         ]
         if whole:
@@ -219,14 +219,14 @@ class _Device:
 
     # ---- in the fast layout ----
 
-    def fast(self, items: list[Item]) -> Iterator[tuple[Item, _Packed | None]]:
+    def fast(self, items: list[Item]) -> Iterator[_Packed | None]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
         windows = iter(self.tensors.around(_values(items))[0])
         is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
         all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
         slices = self._slices(window for runs in all_runs for run in runs for window in run)
         for item, runs in zip(items, all_runs, strict=True):
-            yield item, self._pack(runs, slices) if runs else self._pack_dense(item)
+            yield self._pack(runs, slices) if runs else self._pack_dense(item)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
         """For each window its decoded rows, some at a time; its tiles are there only meanwhile."""

@@ -121,9 +121,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def check(self, names: Iterable[str]) -> None:
         """Checks the arrays of tensors in tiles, once. Raises CorruptError."""
-        for name in set(names):
-            if (tiles := self.container[name].tiles) is not None:
-                tiles.check()
+        self.container.check_tiles(list(names))
 
     def around(
         self, values: Sequence[CompressedTensor]
@@ -159,12 +157,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def on_host(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
         """The four arrays of tiles in the mapping, or cut out. Checks them."""
-        found = self.cut(some)
-        for tiles in some:
-            if tiles not in found:
-                self.container[tiles.name].tiles.check()
-                found[tiles] = self._found[tiles.name].arrays[:4]
-        return found
+        self.check(tiles.name for tiles in some if tiles.is_whole)
+        whole = {tiles: self._found[tiles.name].arrays[:4] for tiles in some if tiles.is_whole}
+        return {**self.cut(some), **whole}
 
     def lengths(self, tiles: Tiles) -> list[int]:
         """Bytes of the four arrays of a whole tensor."""

@@ -303,7 +303,8 @@ def _stack(tensors: Any, dim: int = 0) -> Any:
     dim %= first.dim() + 1
     if dim == first.dim() or any(one.shape != first.shape for one in tensors):
         return NotImplemented
-    return torch.cat(tensors, dim).unflatten(dim, (len(tensors), -1))
+    shape = (*first.shape[:dim], len(tensors), *first.shape[dim:])
+    return torch.cat(tensors, dim).view(shape)
 
 
 @_handles(aten.cat.default)

@@ -175,10 +175,9 @@ def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtyp
 
     def wanted(name: str, stored: torch.dtype | None) -> torch.dtype | None:
         *_, path = "", *(path for path in outer(name) if path in said)
-        is_kept = stored in _HALVES and path in said
-        if is_kept and said[path](name[len(path) :].lstrip("."), stored):
-            return torch.float32
-        return stored
+        if stored is None or stored not in _HALVES or path not in said:
+            return stored
+        return torch.float32 if said[path](name[len(path) :].lstrip("."), stored) else stored
 
     return wanted
 

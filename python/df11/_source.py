@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from . import _native
 from ._container import Tensors
 from ._names import Place
+from ._torch import bytes_of
 
 #: Under which a module keeps its `Source`.
 KEY = "_df11"
@@ -102,9 +103,10 @@ class Weight:
 
 def sum_of(value: Tensor) -> Tensor:
     """The sum of a tensor's bits as numbers, where the tensor is. Reads it once."""
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(value.element_size(), torch.int64)
-    bits = torch.view_as_real(value) if value.is_complex() else value
-    return bits.detach().contiguous().view(words).sum(dtype=torch.int64)
+    flat = bytes_of(value.detach())
+    if flat.numel() % 8 or flat.storage_offset() % 8:
+        flat = nn.functional.pad(flat, (0, -flat.numel() % 8))
+    return flat.view(torch.int64).sum()
 
 
 @dataclass
