@@ -19,7 +19,7 @@ import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, islice, tee
+from itertools import chain, groupby, islice, tee
 from typing import Any
 
 import torch
@@ -108,46 +108,35 @@ def _values(items: Iterable[Item]) -> list[CompressedTensor]:
     return [item.value for item in items if isinstance(item.value, CompressedTensor)]
 
 
-class _Packing:
-    """Packs rows, in order, into strips."""
+def pack(
+    device: torch.device, rows: int, columns: int, some: Iterable[Tensor]
+) -> tuple[Arrays, Part] | None:
+    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
 
-    def __init__(self, device: torch.device, rows: int, columns: int) -> None:
-        self.device, self.rows, self.columns = device, rows, columns
-        bytes_ = _native.strips_bytes(rows, columns)
-        self.strips = torch.empty(bytes_, dtype=torch.uint8, device=device)
-        self.stream = raw_stream(device.index)
-        place = self.strips.data_ptr()
-        self.packer = _native.Packer(device.index, rows, columns, place, self.stream)
-        self.done = 0
-
-    def add(self, weights: Tensor) -> None:
-        """Whole strips of dense BF16 on the GPU, or the last rows."""
-        self.packer.pack(self.done, weights.shape[0], weights.data_ptr(), self.stream)
-        self.done += weights.shape[0]
-
-    def finish(self) -> tuple[Arrays, Part] | None:
-        """Strips and entries, and the part that they are; None if exceptions are too many."""
-        count = self.packer.finish(self.stream)
-        if count is None:
-            return None
-        entries = torch.empty(4 * count, dtype=torch.uint8, device=self.device)
-        if count:
-            self.packer.take(entries.data_ptr(), self.stream)
-        return [self.strips, entries], Part.whole(FAST, self.rows, self.columns)
+    `some` are its rows in turn, dense on that GPU: whole strips at a time, or the last rows. None
+    if exceptions are too many for that layout.
+    """
+    size, stream = _native.strips_bytes(rows, columns), raw_stream(device.index)
+    strips = torch.empty(size, dtype=torch.uint8, device=device)
+    packer = _native.Packer(device.index, rows, columns, strips.data_ptr(), stream)
+    done = 0
+    for weights in some:
+        packer.pack(done, weights.shape[0], weights.data_ptr(), stream)
+        done += weights.shape[0]
+    if (count := packer.finish(stream)) is None:
+        return None
+    entries = torch.empty(4 * count, dtype=torch.uint8, device=device)
+    if count:
+        packer.take(entries.data_ptr(), stream)
+    return [strips, entries], Part.whole(FAST, rows, columns)
 
 
 def pack_rows(
     device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
 ) -> tuple[Arrays, Part] | None:
-    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
-
-    `values` gives its rows from one to before another, on any device. None if exceptions are too
-    many for that layout.
-    """
-    packing = _Packing(device, rows, columns)
-    for first, last in _steps(0, rows, columns):
-        packing.add(values(first, last).to(device))
-    return packing.finish()
+    """As `pack`, of rows that `values` gives from one to before another, on any device."""
+    steps = _steps(0, rows, columns)
+    return pack(device, rows, columns, (values(*step).to(device) for step in steps))
 
 
 class _Device:
@@ -247,16 +236,13 @@ class _Device:
     def _pack(
         self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]
     ) -> _Packed | None:
-        results = []
+        packed = []
         for run in runs:
             rows = sum(part.height for _, part in run)
-            packing = _Packing(self.device, rows, run[0][1].width)
-            for window in islice(slices, len(run)):
-                for some in window:
-                    packing.add(some)
-            results.append(packing.finish())
-        found = [result for result in results if result is not None]
-        if len(found) < len(results):
+            some = chain.from_iterable(islice(slices, len(run)))
+            packed.append(pack(self.device, rows, run[0][1].width, some))
+        found = [each for each in packed if each is not None]
+        if len(found) < len(packed):
             return None
         return [array for arrays, _ in found for array in arrays], [part for _, part in found]
 

@@ -57,6 +57,7 @@ class Taker:
         #: Where ordinary values go at once.
         self.rest = rest
         self._items: list[Item] = []
+        self._dtypes: dict[str, torch.dtype] = {}
         self._wrong: str | None = None
 
     def slices(self) -> dict[str, Any]:
@@ -67,7 +68,11 @@ class Taker:
 
     def param_needs_quantization(self, model: Any, name: str, **_: Any) -> bool:
         """All that have the model's dtype. The loader itself loads the others, of other dtypes."""
-        return self.dtype in (None, model.get_parameter_or_buffer(name).dtype)
+        if self.dtype is None:
+            return True
+        if name not in self._dtypes:  # experts are stored apart, many for one parameter
+            self._dtypes[name] = model.get_parameter_or_buffer(name).dtype
+        return self._dtypes[name] == self.dtype
 
     def get_quantize_ops(self) -> ConversionOps:
         """The last of the loader's conversions of each parameter."""
