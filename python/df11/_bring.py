@@ -14,7 +14,6 @@ while weights are made of what is there.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from . import _native
 from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
+from ._memory import readable
 from ._plan import Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
@@ -46,7 +46,7 @@ _Window = tuple[Tiles, Part]
 
 
 def bring(
-    tensors: Tensors, groups: Iterable[Group], exact: bool, bar: Bar
+    tensors: Tensors, groups: Sequence[Group], exact: bool, bar: Bar
 ) -> Iterator[tuple[Item, Tensor]]:
     """The weights of some groups on their devices and in their forms; then the ordinary ones.
 
@@ -56,17 +56,10 @@ def bring(
     # Errors
     `CorruptError` if a tensor is damaged.
     """
-    left: list[Item] = []
     for (device, residence), some in groupby(groups, lambda each: (each.device, each.residence)):
-        of_groups = [each.items for each in some]
-        left += [item for items in of_groups for item in items if item.reason is not None]
-        for item, value in _compressed(_Device(tensors, device, bar), of_groups, residence, exact):
-            if value is None:
-                item.reason = "too many exceptions for the fast layout"
-                left.append(item)
-            else:
-                yield item, value
-    for item in left:
+        to = _Device(tensors, device, bar)
+        yield from _compressed(to, [each.items for each in some], residence, exact)
+    for item in (item for each in groups for item in each.items if item.reason is not None):
         if isinstance(item.value, CompressedTensor):
             tensors.check(item.sources)
             yield item, item.value.decode()
@@ -76,8 +69,8 @@ def bring(
 
 def _compressed(
     to: _Device, of_groups: list[list[Item]], residence: Residence, exact: bool
-) -> Iterator[tuple[Item, CompressedTensor | None]]:
-    """The compressed weights of groups; None for one that has no form there."""
+) -> Iterator[tuple[Item, CompressedTensor]]:
+    """The compressed weights of groups, except for those that get a reason."""
     fast: list[tuple[Item, list[Item]]] = []
     others: list[list[Item]] = []
     for items in of_groups:
@@ -94,7 +87,7 @@ def _compressed(
         elif item.is_compressed:
             mine.append(item)
         else:
-            yield item, None
+            item.reason = "too many exceptions for the fast layout"
     others = [items for items in others if items]
     found = [to.tensors.around(_values(items)) for items in others]
     arrays_of = to.arrays([tiles for _, tiles in found], residence)
@@ -354,8 +347,7 @@ def _keeping(array: Tensor, registered: _Registered) -> Tensor:
     """The same memory, with what it needs to stay where it is."""
     if not array.numel():
         return array
-    memory = (ctypes.c_ubyte * array.numel()).from_address(array.data_ptr())
-    memory.keep = (array, registered)  # type: ignore[attr-defined]
+    memory = readable(array.data_ptr(), array.numel(), (array, registered))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -370,16 +362,7 @@ def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
 
 def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles, Arrays]:
     """Arrays of these lengths, all in one slab."""
-    slab = torch.empty(
-        sum(aligned(length) for mine in lengths.values() for length in mine),
-        dtype=torch.uint8,
-        **where,
-    )
-    arrays: dict[Tiles, Arrays] = {}
-    at = 0
-    for name, mine in lengths.items():
-        arrays[name] = []
-        for length in mine:
-            arrays[name].append(slab[at : at + length])
-            at += aligned(length)
-    return arrays
+    sizes = [aligned(length) for mine in lengths.values() for length in mine]
+    slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
+    pieces = iter(slab.split(sizes))
+    return {name: [next(pieces)[:length] for length in mine] for name, mine in lengths.items()}

@@ -121,9 +121,10 @@ def _put(item: Item, value: Tensor, spots: list[Spot], tensors: Tensors) -> Weig
     else:
         weight.total = sum_of(item.value if isinstance(value, CompressedTensor) else value)
     value = like(value, spots[0].value)
-    parameter = value if spots[0].is_buffer else nn.Parameter(value, requires_grad=False)
+    if not spots[0].is_buffer:
+        value = nn.Parameter(value, requires_grad=False)
     for spot in spots:
-        spot.value = parameter
+        spot.value = value
     item.value = _NOTHING
     return weight
 

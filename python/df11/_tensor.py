@@ -215,8 +215,9 @@ class CompressedTensor(Tensor):
     @property
     def _told(self) -> dict[str, Any]:
         """What it is beside its arrays, in numbers."""
-        told = {"parts": [list(part) for part in self.parts], "shape": list(self.shape)}
-        return {**told, **{name: self._options[name] for name in _TOLD}, "fast": FAST_VERSION}
+        told = {name: getattr(self, name) for name in _TOLD}
+        parts, shape = [list(part) for part in self.parts], list(self.shape)
+        return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
 
     @classmethod
     def __torch_function__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from weights import container_of, same, seeded_weights
 
 import df11
+from df11 import _bring
 from df11._container import Slice, Tensors, Tiles
+from df11._progress import Bar
 from df11._tensor import CompressedTensor
 
 WEIGHTS = seeded_weights()
@@ -34,6 +37,7 @@ def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
 JOINED = {
     "stack": lambda w: torch.stack([w["q"], w["q"]]),
     "stack of experts": lambda w: torch.stack([w["experts"][at] for at in (4, 1, 1)]),
+    "stack within": lambda w: torch.stack([w["q"], w["q"]], 1),
     "cat within": lambda w: torch.cat([w["experts"], w["experts_apart"]], 1),
     "cat of stacks": lambda w: torch.cat(
         [torch.stack([w["q"], w["q"]]), torch.stack([w["k"], w["v"]])], 1
@@ -50,6 +54,29 @@ def test_what_loaders_make_stays_compressed(tensors: Tensors, name: str) -> None
     assert isinstance(found, CompressedTensor)
     assert same(found, JOINED[name](WEIGHTS))
     assert same(tensors.again(tensors.told(found)), JOINED[name](WEIGHTS))
+
+
+def test_other_shapes_are_no_stack(tensors: Tensors) -> None:
+    with pytest.raises(RuntimeError, match="equal size"):
+        torch.stack([tensors["q"], tensors["q"][:32]])
+
+
+@pytest.mark.parametrize("most", [1, 100_000, 1 << 20, 1 << 30])
+def test_no_two_batches_are_too_much_for_a_gpu(
+    tensors: Tensors, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """What is used and what is brought meanwhile; except for a tensor that is larger alone."""
+    monkeypatch.setattr(_bring, "BATCH_BYTES", most)
+    values: Any = [tensors[name] for name in ("experts", "q", "k", "experts_apart", "q", "wide")]
+    wanted = [window for mine in tensors.around(values)[0] for window in mine]
+    device = _bring._Device(tensors, torch.device("cuda", 0), Bar(0))
+    batches = list(device._batches(wanted))
+    assert [window for batch in batches for window in batch] == wanted
+    sizes = [sum(sum(tensors.lengths(one)) for one in {t for t, _ in batch}) for batch in batches]
+    for batch, size in zip(batches, sizes, strict=True):
+        assert size <= most // 2 or len({tiles for tiles, _ in batch}) == 1
+    for one, other in pairwise(sizes):
+        assert not one or not other or one + other <= most
 
 
 def test_what_is_no_stack_of_rows_is_decoded(tensors: Tensors) -> None:
