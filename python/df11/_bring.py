@@ -364,5 +364,5 @@ def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles,
     """Arrays of these lengths, all in one slab."""
     sizes = [aligned(length) for mine in lengths.values() for length in mine]
     slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
-    pieces = iter(slab.split(sizes))
+    pieces = iter(torch.split(slab, sizes))
     return {name: [next(pieces)[:length] for length in mine] for name, mine in lengths.items()}

@@ -79,6 +79,29 @@ def test_no_two_batches_are_too_much_for_a_gpu(
         assert not one or not other or one + other <= most
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("residence", ["stored", "fast"])
+def test_weights_are_brought_while_others_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, residence: str
+) -> None:
+    """Many small batches, on streams with work that still uses memory which has been freed."""
+    monkeypatch.setattr(_bring, "BATCH_BYTES", 4 << 20)
+    monkeypatch.setattr(_bring, "SLICE_BYTES", 1 << 20)
+    net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(24)))
+    weights = {name: value.detach().bfloat16() for name, value in net.named_parameters()}
+    container_of(weights, tmp_path)
+    for at in range(12):
+        with torch.cuda.stream(torch.cuda.Stream() if at % 2 else torch.cuda.default_stream()):
+            for _ in range(20):
+                busy = torch.randn(2048, 2048, device="cuda")
+                busy = busy @ busy @ busy
+            del busy
+            module = df11.attach(net, tmp_path / "weights.df11", device="cuda", residence=residence)
+            for name, value in module.named_parameters():
+                assert same(value, weights[name].cuda()), (at, name)
+        net.__dict__.pop("_df11")
+
+
 def test_what_is_no_stack_of_rows_is_decoded(tensors: Tensors) -> None:
     for join in (
         lambda w: torch.cat([w["q"], w["q"]], 1),
