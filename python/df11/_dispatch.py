@@ -300,11 +300,10 @@ _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
 @_handles(aten.stack.default)
 def _stack(tensors: Any, dim: int = 0) -> Any:
     first = tensors[0]
-    dim %= first.dim() + 1
-    if dim == first.dim() or any(one.shape != first.shape for one in tensors):
-        return NotImplemented
-    shape = (*first.shape[:dim], len(tensors), *first.shape[dim:])
-    return torch.cat(tensors, dim).view(shape)
+    if dim or any(one.shape != first.shape for one in tensors):
+        return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+    # As experts are: no view of each.
+    return torch.cat(tensors).view(len(tensors), *first.shape)
 
 
 @_handles(aten.cat.default)
