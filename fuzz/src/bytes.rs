@@ -56,6 +56,30 @@ impl<'a> Bytes<'a> {
     }
 }
 
+/// Changes a subject until the fuzzer's bytes end, 32 times at most; returns how often.
+pub fn change<'a>(bytes: &mut Bytes<'a>, mut once: impl FnMut(&mut Bytes<'a>)) -> usize {
+    let mut changes = 0;
+    while !bytes.is_empty() && changes < 32 {
+        once(bytes);
+        changes += 1;
+    }
+    changes
+}
+
+/// Changes bits of one byte of an array.
+pub fn flip(array: &mut [u8], bytes: &mut Bytes<'_>) {
+    if !array.is_empty() {
+        let at = bytes.u32() as usize % array.len();
+        array[at] ^= bytes.u8();
+    }
+}
+
+/// Makes an array up to 128 bytes shorter or 127 longer.
+pub fn resize(array: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
+    let length = (array.len() + usize::from(bytes.u8())).saturating_sub(128);
+    array.resize(length, 0);
+}
+
 /// xorshift64* (Vigna 2016): numbers that look random, from a seed.
 pub struct Random(pub u64);
 

@@ -114,7 +114,7 @@ pub struct Draft {
     tensors: Vec<Owner<TensorRecord>>,
     /// Keys and values.
     metadata: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Bytes behind the last array of the sections of this kind.
+    /// Bytes after the last array of the sections of this kind.
     trailing: Option<(u32, u8)>,
 }
 
@@ -506,7 +506,7 @@ fn change_field(record: &mut [u8], (offset, size): (usize, usize), bytes: &mut B
     field.copy_from_slice(&value[..size]);
 }
 
-/// What becomes of a container behind its directory's records.
+/// What becomes of a container after its directory's records.
 struct Frame {
     /// Head and sections.
     contents: Vec<u8>,

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 const LANES: u64 = 32;
-/// The value of the escape, behind those of all pairs.
+/// The value of the escape, after those of all pairs.
 const ESCAPE: u32 = 1 << 16;
 
 /// Records, bitstream and plane.
@@ -70,7 +70,7 @@ fn codes(codebook: &[u8]) -> HashMap<u32, (u32, u32)> {
     codes
 }
 
-/// Neighbouring weights of one row: band, `j`, the first element and the one behind the last.
+/// Neighbouring weights of one row: band, `j`, the first element and the one after the last.
 type Unit = (u64, u64, u64, u64);
 
 /// Weights, and how they are cut into tiles.
@@ -182,7 +182,7 @@ pub fn encode(
     Coded { records: records.bytes, bitstream: bitstream.bytes, plane, bit_count }
 }
 
-/// Puts the record of a tile and the bits of its lanes behind those of the tiles before it.
+/// Puts the record of a tile and the bits of its lanes after those of the tiles before it.
 fn put_tile(lanes: &[Bits], records: &mut Bits, bitstream: &mut Bits) {
     let least = lanes.iter().map(|lane| lane.count).min().expect("32 lanes");
     let excess = |lane: &Bits, shift: u32| (lane.count - least).div_ceil(1 << shift);

@@ -47,7 +47,7 @@ pub fn verify_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result {
 }
 
 /// Checks the arrays of a `tile` tensor (section 6.4): all that the reference decoder checks and, by coding its weights again, what is left to
-/// verification: zeros behind lanes, tiles and `bit_count`, no pair escaped that has a code, `least` and `shift`.
+/// verification: zeros after lanes, tiles and `bit_count`, no pair escaped that has a code, `least` and `shift`.
 ///
 /// # Errors
 /// [`Failure::Corrupt`] at the first broken rule.
@@ -62,7 +62,7 @@ pub fn verify_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result {
     require(records == again.records, "records")?;
     require(
         bitstream == again.bitstream,
-        "zeros behind lanes, tiles and bit_count, or an escaped pair with a code",
+        "zeros after lanes, tiles and bit_count, or an escaped pair with a code",
     )
 }
 

@@ -19,42 +19,25 @@ fn replay(name: &str, least: usize, run: fn(&[u8])) {
     }
 }
 
-#[test]
-fn decode_vs_reference() {
-    replay("decode_vs_reference", 124, targets::decode_vs_reference::run);
+/// A test for each target, and how many inputs it has at least.
+macro_rules! replay {
+    ($($target:ident: $least:literal,)*) => {
+        $(
+            #[test]
+            fn $target() {
+                replay(stringify!($target), $least, targets::$target::run);
+            }
+        )*
+    };
 }
 
-#[test]
-fn import_raw() {
-    replay("import_raw", 263, targets::import_raw::run);
-}
-
-#[test]
-fn import_structured() {
-    replay("import_structured", 440, targets::import_structured::run);
-}
-
-#[test]
-fn open_raw() {
-    replay("open_raw", 56, targets::open_raw::run);
-}
-
-#[test]
-fn open_structured() {
-    replay("open_structured", 646, targets::open_structured::run);
-}
-
-#[test]
-fn roundtrip() {
-    replay("roundtrip", 284, targets::roundtrip::run);
-}
-
-#[test]
-fn safetensors_in() {
-    replay("safetensors_in", 576, targets::safetensors_in::run);
-}
-
-#[test]
-fn tiles_vs_reference() {
-    replay("tiles_vs_reference", 287, targets::tiles_vs_reference::run);
+replay! {
+    decode_vs_reference: 124,
+    import_raw: 263,
+    import_structured: 440,
+    open_raw: 56,
+    open_structured: 646,
+    roundtrip: 284,
+    safetensors_in: 576,
+    tiles_vs_reference: 287,
 }

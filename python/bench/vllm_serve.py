@@ -21,8 +21,11 @@ GiB. Either way one alone is measured while others wait.
 | tokens | of BF16 and exact: greedy tokens of 128 prompts, one request at a time |
 | profile | microseconds of each kernel, with 64 requests, at saturation, and for prompts alone |
 
-What fails or runs out of time says so; what was measured before counts. Tokens are vLLM's own
-again in another engine only with VLLM_BATCH_INVARIANT=1 in the environment.
+What fails or runs out of time says so; what was measured before counts.
+
+Tokens are the same in two engines only if both add in the same order. By default inductor compiles
+the norms, and chooses how they add (the whole row at once, or in steps) by timing them, for each
+compiled graph anew. `--norms vllm` takes vLLM's own kernels of norms instead.
 """
 
 from __future__ import annotations
@@ -102,6 +105,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--norms", choices=["inductor", "vllm"], default="inductor")
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
     parser.add_argument("--limit", type=int, default=170, help="seconds that a phase may take")
     parser.add_argument("--total", type=int, default=3600, help="seconds that all may take")
@@ -165,7 +169,7 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What rows have in common."""
-    told = "geometry layers gpus memory together length chunk graphs requests"
+    told = "geometry layers gpus memory together length chunk graphs norms requests"
     found = {name: getattr(options, name) for name in told.split()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -357,7 +361,7 @@ def serve(options: argparse.Namespace) -> None:
         max_model_len=options.length,
         tensor_parallel_size=options.gpus,
         enforce_eager=options.eager,
-        kernel_config={"moe_backend": "triton"} if options.geometry in MIXTURES else {},
+        kernel_config=kernel_config(options),
         **extra,
     )
     engine = Engine(llm, GEOMETRIES[options.geometry]["vocab_size"], traces)
@@ -372,6 +376,16 @@ def serve(options: argparse.Namespace) -> None:
         except Exception as error:
             tell({"error": f"{part}: {type(error).__name__}: {error}"[:300]})
     stage("measured")
+
+
+def kernel_config(options: argparse.Namespace) -> dict[str, Any]:
+    """Which kernels vLLM takes, instead of its own choice."""
+    config: dict[str, Any] = {}
+    if options.geometry in MIXTURES:
+        config["moe_backend"] = "triton"
+    if options.norms == "vllm":
+        config["ir_op_priority"] = {"rms_norm": "vllm_c", "fused_add_rms_norm": "vllm_c"}
+    return config
 
 
 def tell(result: dict[str, Any]) -> None:

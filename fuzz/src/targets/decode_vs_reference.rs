@@ -1,22 +1,23 @@
 //! The fast decoder against the reference, on the arrays of a valid tensor that were changed in any way.
 //!
-//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others both report
-//! an error):
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others
+//! both report an error):
 //!
-//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as many LUTs as
-//!    its code lengths need, and all bits from `bit_count` on are zero; the bytes are the same. (The reference
-//!    leaves the last two to verification, and the format leaves it to a decoder when to look.) Otherwise it
-//!    reports Corrupt.
-//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it, but for
-//!    a wrong number of LUTs, and but for bits behind `bit_count` that are not zero, if it reads the last thread
-//!    block. Where the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
-//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if and only if
-//!    `witness::verify_gap` does.
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as
+//!    many LUTs as its code lengths need, and all bits from `bit_count` on are zero; the bytes are the
+//!    same. (The reference leaves the last two to verification, and the format leaves it to a decoder
+//!    when to look.) Otherwise it reports Corrupt.
+//! 2. If the reference gives the whole tensor, the fast decoder gives the same bytes for any range of
+//!    it, except with a wrong number of LUTs, or if it reads the last thread block and bits after
+//!    `bit_count` are not zero. If the reference gives nothing, a range gives bytes or is Corrupt: what
+//!    is wrong may lie outside it.
+//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if and
+//!    only if `witness::verify_gap` does.
 
 use std::ops::Range;
 
 use crate::{
-    bytes::Bytes,
+    bytes::{self, Bytes},
     tensors,
     witness::{self, Failure},
 };
@@ -38,11 +39,7 @@ pub fn run(data: &[u8]) {
     let weights = tensors::weights(&mut bytes, 1 << 16);
     let encoded = encode_tensor(&weights, geometry, weights.len()).expect("weights encode");
     let mut subject = Subject::new(encoded);
-    let mut changes = 0;
-    while !bytes.is_empty() && changes < 32 {
-        subject.change(&mut bytes);
-        changes += 1;
-    }
+    let changes = bytes::change(&mut bytes, |bytes| subject.change(bytes));
     subject.check(cuts, changes == 0);
 }
 
@@ -75,13 +72,7 @@ impl Subject {
     fn change(&mut self, bytes: &mut Bytes<'_>) {
         let operation = bytes.u8() % 14;
         match operation {
-            0..=4 => {
-                let array = &mut self.arrays[usize::from(operation)];
-                if !array.is_empty() {
-                    let at = bytes.u32() as usize % array.len();
-                    array[at] ^= bytes.u8();
-                }
-            }
+            0..=4 => bytes::flip(&mut self.arrays[usize::from(operation)], bytes),
             5 => {
                 // Two exponents exchange their code lengths: another complete code.
                 let (a, b) = (bytes.u8().into(), bytes.u8().into());
@@ -99,11 +90,7 @@ impl Subject {
                 let parameter = bytes.index(3);
                 self.parameters[parameter] = bytes.pick(&[0, 8, 16, 32, 64, 128, 256, 512, 1024, u64::MAX]);
             }
-            10 => {
-                let array = bytes.index(5);
-                let length = (self.arrays[array].len() + usize::from(bytes.u8())).saturating_sub(128);
-                self.arrays[array].resize(length, 0);
-            }
+            10 => bytes::resize(&mut self.arrays[bytes.index(5)], bytes),
             11 => self.refresh_luts(),
             12 => self.end_at_thread_block(bytes.index(64)),
             _ => self.drop_elements_of(bytes.index(64)),
@@ -153,8 +140,8 @@ impl Subject {
         self.arrays[OUTPUT_OFFSETS] = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
     }
 
-    /// Ends the tensor behind the code that reaches into a thread block: what is left is valid, and its last thread block holds no
-    /// element.
+    /// Ends the tensor after the code that reaches into a thread block: what is left is valid, and its
+    /// last thread block holds no element.
     fn end_at_thread_block(&mut self, block: usize) {
         let [bytes_per_thread, threads_per_block, _] = self.parameters;
         let mut entries = self.entries();

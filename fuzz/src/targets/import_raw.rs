@@ -12,7 +12,8 @@ use crate::{
 ///
 /// If the property does not hold.
 pub fn run(data: &[u8]) {
-    // 32 bytes that choose ranges; config.json and the first file, each behind its length; the second file, if there is more.
+    // 32 bytes that choose ranges; config.json and the first file, each after its length; the
+    // second file, if there is more.
     let mut bytes = Bytes(data);
     let ranges = bytes.take::<32>();
     let config = usize::from(bytes.u16());

@@ -6,7 +6,7 @@
 //! 1. One opens the container if and only if the other does; else both say Unsupported, or both say Corrupt or Limit. (Where a
 //!    sum overflows the format lets a reader choose between these two.)
 //! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report Corrupt where only
-//!    verification must: it looks at the number of LUTs and at the zeros behind the last code whenever it decodes.
+//!    verification must: it looks at the number of LUTs and at the zeros after the last code whenever it decodes.
 //! 3. Where the witness of verification finds a broken rule, df11's verification does. (The reverse does not hold: the witness
 //!    knows neither hashes nor JSON.) Where it finds none, but something Unsupported, df11's names what it could not
 //!    check, or finds something broken.

@@ -1,15 +1,21 @@
-//! The fast decoder of tiles against the reference, on the arrays of a valid tensor that were changed in any way.
+//! The fast decoder of tiles against the reference, on the arrays of a valid tensor that were changed.
 //!
-//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others both report
-//! an error):
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others
+//! both report an error):
 //!
-//! 1. The fast decoder gives the whole tensor if and only if the reference does, and the bytes are the same. Otherwise it reports
-//!    Corrupt. (The format lets a decoder report what only verification must; this one does not.)
-//! 2. Where the reference gives the whole tensor, the fast decoder gives the same bytes for any range of it. Where the reference gives
-//!    nothing, a range gives bytes or is Corrupt: what is wrong may lie outside it.
-//! 3. Verification, of all strips at once or of some at a time, passes if and only if `witness::verify_tile` does.
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, and the bytes are the
+//!    same. Otherwise it reports Corrupt. (The format lets a decoder report what only verification must;
+//!    this one does not.)
+//! 2. If the reference gives the whole tensor, the fast decoder gives the same bytes for any range of
+//!    it. If the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may lie
+//!    outside it.
+//! 3. Verification, of all strips at once or of some at a time, passes if and only if
+//!    `witness::verify_tile` does.
 
-use crate::{bytes::Bytes, tensors, tile, witness};
+use crate::{
+    bytes::{self, Bytes},
+    tensors, tile, witness,
+};
 use df11::{
     Error, Result,
     encoding::tile::{EncodedTensor, Geometry, Sizes, encode_tensor},
@@ -27,11 +33,7 @@ pub fn run(data: &[u8]) {
     let mut weights = tensors::weights(&mut bytes, 1 << 16);
     let Some(geometry) = tensors::tile_geometry(choice, &mut weights) else { return };
     let mut subject = Subject::new(encode_tensor(&weights, geometry).expect("weights encode"));
-    let mut changes = 0;
-    while !bytes.is_empty() && changes < 32 {
-        subject.change(&mut bytes);
-        changes += 1;
-    }
+    let changes = bytes::change(&mut bytes, |bytes| subject.change(bytes));
     subject.check(cuts, changes == 0);
 }
 
@@ -90,13 +92,7 @@ impl Subject {
     fn change(&mut self, bytes: &mut Bytes<'_>) {
         let operation = bytes.u8() % 14;
         match operation {
-            0..=3 => {
-                let array = &mut self.arrays[usize::from(operation)];
-                if !array.is_empty() {
-                    let at = bytes.u32() as usize % array.len();
-                    array[at] ^= bytes.u8();
-                }
-            }
+            0..=3 => bytes::flip(&mut self.arrays[usize::from(operation)], bytes),
             4 => {
                 let by = u64::from(bytes.u8());
                 self.parameters[BIT_COUNT] =
@@ -107,11 +103,7 @@ impl Subject {
                 self.parameters[parameter] =
                     bytes.pick(&[0, 8, 16, 24, 64, 256, 264, 8192, 1 << 48, u64::MAX]);
             }
-            6 => {
-                let array = bytes.index(4);
-                let length = (self.arrays[array].len() + usize::from(bytes.u8())).saturating_sub(128);
-                self.arrays[array].resize(length, 0);
-            }
+            6 => bytes::resize(&mut self.arrays[bytes.index(4)], bytes),
             7 => self.change_code(bytes),
             8 => self.change_record(bytes.u16(), |record| {
                 record.0 = match bytes.u8() % 3 {
@@ -187,7 +179,7 @@ impl Subject {
         let Some(record) = self.record(tile) else { return };
         let lengths: u64 = (0..=u32::from(lane) % LANES).map(|lane| record.length(lane)).sum();
         let end = (record.0 % (1 << 48)).saturating_add(lengths);
-        // Behind the last lane of a tile up to 7 bits follow.
+        // After the last lane of a tile up to 7 bits follow.
         let bit = end.saturating_add(7).saturating_sub((back % 72).into());
         if let Some(byte) = self.arrays[BITSTREAM].get_mut((bit / 8) as usize) {
             *byte |= 1 << (bit % 8);
