@@ -220,9 +220,8 @@ impl Model {
         let tensor = |name: &String| self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
         work::briefly(py, || {
-            tensors.par_iter().try_for_each(|tensor| match tensor.tile_shape()? {
-                Some(_) => tensor.check_tiles(),
-                None => Ok(()),
+            tensors.par_iter().try_for_each(|tensor| {
+                if tensor.tile_shape()?.is_some() { tensor.check_tiles() } else { Ok(()) }
             })
         })
     }
