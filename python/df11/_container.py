@@ -6,7 +6,6 @@ windows of the same arrays. Nothing is read before a tensor is decoded or brough
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,9 +121,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def check(self, names: Iterable[str]) -> None:
         """Checks the arrays of tensors in tiles, once. Raises CorruptError."""
-        for name in set(names):
-            if (tiles := self.container[name].tiles) is not None:
-                tiles.check()
+        self.container.check_tiles(list(names))
 
     def around(
         self, values: Sequence[CompressedTensor]
@@ -160,12 +157,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def on_host(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
         """The four arrays of tiles in the mapping, or cut out. Checks them."""
-        found = self.cut(some)
-        for tiles in some:
-            if tiles not in found:
-                self.container[tiles.name].tiles.check()
-                found[tiles] = self._found[tiles.name].arrays[:4]
-        return found
+        self.check(tiles.name for tiles in some if tiles.is_whole)
+        whole = {tiles: self._found[tiles.name].arrays[:4] for tiles in some if tiles.is_whole}
+        return {**self.cut(some), **whole}
 
     def lengths(self, tiles: Tiles) -> list[int]:
         """Bytes of the four arrays of a whole tensor."""
@@ -179,10 +173,7 @@ def _first(pair: tuple[int, Any]) -> int:
 def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
     if not (count if count >= 0 else len(buffer)):
         return torch.empty(0, dtype=torch.uint8)
-    with warnings.catch_warnings():
-        # PyTorch has no read-only tensors. Nothing here writes to these.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)
 
 
 # ---- windows ----
@@ -228,25 +219,6 @@ def share(part: Part) -> float:
 # ---- what loaders take ----
 
 
-class Slice:
-    """A tensor of a container for loaders that take slices of safetensors files."""
-
-    def __init__(self, tensors: Tensors, name: str) -> None:
-        self.tensors, self.name = tensors, name
-
-    def get_shape(self) -> list[int]:
-        """Its shape."""
-        self.tensors.used.add(self.name)
-        return list(self.tensors.container[self.name].shape)
-
-    def get_dtype(self) -> str:
-        """Its dtype, as safetensors calls it."""
-        return str(self.tensors.container[self.name].dtype)
-
-    def __getitem__(self, key: Any) -> Unplaced:
-        return Unplaced(self.tensors[self.name][key])
-
-
 class Unplaced:
     """A tensor that a loader would move to its device: it stays where it is until all are known."""
 
@@ -267,17 +239,32 @@ class Unplaced:
         return cls(func(*tree_map(value, args), **tree_map(value, kwargs or {})))
 
 
-class AsStored(Slice):
-    """A tensor that also keeps its dtype, whatever the loader makes it."""
+class Kept(Unplaced):
+    """One that also keeps its dtype, whatever the loader makes it."""
 
-    def __getitem__(self, key: Any) -> Unplaced:
-        return _Kept(self.tensors[self.name][key])
-
-
-class _Kept(Unplaced):
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor as it is."""
         return self.value
+
+
+class Slice:
+    """A tensor of a container for loaders that take slices of safetensors files."""
+
+    def __init__(self, tensors: Tensors, name: str, kind: type[Unplaced] = Unplaced) -> None:
+        self.tensors, self.name, self.kind = tensors, name, kind
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        self.tensors.used.add(self.name)
+        return list(self.tensors.container[self.name].shape)
+
+    def get_dtype(self) -> str:
+        """Its dtype, as safetensors calls it."""
+        return str(self.tensors.container[self.name].dtype)
+
+    def __getitem__(self, key: Any) -> Unplaced:
+        value = self.tensors[self.name]
+        return self.kind(value if key is ... else value[key])
 
 
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -87,6 +87,11 @@ def _clone(self: Any, *, memory_format: Any = None) -> Any:
     return self.like() if memory_format in (None, torch.preserve_format) else NotImplemented
 
 
+@_handles(aten.detach.default, aten.alias.default)
+def _alias(self: Any) -> Any:
+    return self.like()
+
+
 @_handles(aten._to_copy.default)
 def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
     if dtype not in (None, torch.bfloat16):
@@ -294,7 +299,11 @@ _HANDLERS[aten._unsafe_view.default] = partial(_viewed, aten.view.default)
 
 @_handles(aten.stack.default)
 def _stack(tensors: Any, dim: int = 0) -> Any:
-    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+    first = tensors[0]
+    if dim or any(one.shape != first.shape for one in tensors):
+        return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+    # As experts are: no view of each.
+    return torch.cat(tensors).view(len(tensors), *first.shape)
 
 
 @_handles(aten.cat.default)

@@ -1,13 +1,12 @@
 """What plugins for engines (`df11.vllm`) use of this package, all of it."""
 
 from . import _ops
+from ._bring import bring, pack_rows
 from ._container import Tensors
 from ._dispatch import view_of
-from ._gpu import pack_rows, upload
-from ._load import on_cpu
 from ._matrices import FAST, TILE_COLUMNS, TILE_ROWS
 from ._ops import decode, embedding, grouped_linear, linear, products
-from ._plan import SMALL, Item, Residence, why_ordinary
+from ._plan import SMALL, Group, Item, Residence, why_ordinary
 from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
@@ -31,19 +30,19 @@ __all__ = [
     "TILE_ROWS",
     "Bar",
     "CompressedTensor",
+    "Group",
     "Item",
     "Residence",
     "Tensors",
+    "bring",
     "decode",
     "dtype_of",
     "embedding",
     "grouped_linear",
     "linear",
-    "on_cpu",
     "pack_rows",
     "products",
     "serve",
-    "upload",
     "view_of",
     "why_ordinary",
 ]

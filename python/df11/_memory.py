@@ -41,10 +41,14 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
 
 
 def readable(address: int, length: int, owner: Any) -> memoryview:
-    """The bytes at an address, for reading, which keep their owner while they are used."""
+    """The bytes at an address, for reading, which keep their owner while they are used.
+
+    The view itself would let them be written to: PyTorch, which has no read-only tensors, warns of
+    others.
+    """
     memory = (ctypes.c_ubyte * length).from_address(address)
     memory._owner = owner  # type: ignore[attr-defined]
-    return memoryview(memory).cast("B").toreadonly()
+    return memoryview(memory).cast("B")
 
 
 def _refused(problem: str, remedy: str) -> ParameterError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 Value = TypeVar("Value")
@@ -25,18 +25,17 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def inside(path: str, outer: str) -> bool:
-    """Whether a module is another one, or lies in it."""
-    return outer == "" or path == outer or path.startswith(outer + ".")
+def outer(name: str) -> Iterator[str]:
+    """A name and those of the modules around it, from the innermost to the root, which is ""."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
 
 
 def look_up(where: Mapping[str, Value], name: str) -> Value | None:
     """What is said of a module or parameter: by the innermost name around it."""
-    while name not in where:
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
-    return where[name]
+    return next((where[around] for around in outer(name) if around in where), None)
 
 
 def common(paths: list[str]) -> str:

@@ -219,6 +219,10 @@ class Model(Mapping[str, Tensor]):
 
         For reading alone; nothing is checked.
         """
+    def check_tiles(self, names: Sequence[str]) -> None:
+        """Check checksums, codebooks and offsets of those of these tensors that have
+        `Tensor.tiles`, each byte once in the life of the model. Raises `KeyError`, `CorruptError`.
+        """
     @property
     def shards(self) -> list[dict[str, Any]]:
         """The open containers: `path`, `index`, `count` and `bytes` of each."""
@@ -603,8 +607,6 @@ class Tiles:
         """One of these arrays, for reading, where the container is mapped. Checks its checksums.
         Raises `IndexError`, `CorruptError`.
         """
-    def check(self) -> None:
-        """Check checksums, codebook and offsets. Raises `CorruptError`."""
     def cut(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[int, tuple[bytearray, bytearray, bytearray, bytearray]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
 from . import _native
-from ._gpu import pack_rows
+from ._bring import pack_rows
 from ._names import Place
 from ._online import stamp
 from ._parameters import entries
@@ -38,7 +38,7 @@ class Packer(ConversionOps):
         self.folder, self.device, self.dtype, self.exact = folder, device, dtype, exact
         self.stamp = stamp(folder)
         #: By name, why a parameter is ordinary, if it is, and the sum of its bits.
-        self._known: dict[str, tuple[str | None, int]] = {}
+        self._known: dict[str, tuple[str | None, Tensor]] = {}
 
     # ---- what the loader calls ----
 
@@ -98,7 +98,7 @@ class Packer(ConversionOps):
                 reason, total = self._known[places[0].name]
                 spots = [Spot(model.get_submodule(place.path), place) for place in entry.places]
                 nbytes = entry.value.numel() * entry.value.element_size()
-                weights.append(Weight(places[0].name, spots, nbytes, reason, None, total))
+                weights.append(Weight(places[0].name, spots, nbytes, reason, None, int(total)))
             elif not entry.value.is_meta:
                 self._move(model, entry.places, entry.value, entry.is_buffer)
         return Source.of_files(self.folder, self.stamp, weights)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ._container import Tensors, with_dtype
-from ._names import Place, inside
+from ._names import Place, outer
 from ._plan import Item
 from ._torch import dtype_of
 
@@ -170,19 +170,17 @@ def wanted_by(root: nn.Module) -> Callable[[str, torch.dtype | None], torch.dtyp
     for each dtype. The outermost module that says something counts, for it is what is loaded.
     Everything else is as it is stored.
     """
-    said = [
-        (path, keeps)
+    said = {
+        path: keeps
         for path, module in root.named_modules()
         if (keeps := _keeps(module)) is not None
-    ]
+    }
 
     def wanted(name: str, stored: torch.dtype | None) -> torch.dtype | None:
-        if stored not in _HALVES:
+        *_, path = "", *(path for path in outer(name) if path in said)
+        if stored is None or stored not in _HALVES or path not in said:
             return stored
-        for path, keeps in said:
-            if inside(name, path):
-                return torch.float32 if keeps(name[len(path) :].lstrip("."), stored) else stored
-        return stored
+        return torch.float32 if said[path](name[len(path) :].lstrip("."), stored) else stored
 
     return wanted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,8 @@ from . import _native
 from ._container import share
 from ._matrices import TABLE_BYTES, Part
 from ._matrices import each as pieces
-from ._names import Place, common, inside
+from ._names import Place, common, look_up, outer
+from ._place import SHARE, Placement
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
 
@@ -60,14 +62,15 @@ class Item:
     def nbytes(self, form: Residence) -> int:
         """Bytes of a GPU."""
         if form == "ordinary":
-            return 2 * self.value.numel() if self._is_compressed else self.value.nbytes
+            return 2 * self.value.numel() if self.is_compressed else self.value.nbytes
         if form == "fast":
             rows, columns = matrix_of(self.value)
             return int(_native.strips_bytes(rows, columns) * (1 + EXCEPTIONS))
         return self.table_bytes + (self.stored_bytes if form == "stored" else 0)
 
     @property
-    def _is_compressed(self) -> bool:
+    def is_compressed(self) -> bool:
+        """Whether it is a window of tensors in the container."""
         return isinstance(self.value, CompressedTensor)
 
     @cached_property
@@ -147,6 +150,74 @@ def group(items: list[Item], container: Any) -> list[Group]:
     return [each for each in groups.values() if each.items]
 
 
+def place(groups: list[Group], placement: Placement, wanted: str) -> None:
+    """Gives each group its device and residence.
+
+    # Errors
+    `ValueError` if a GPU is too small, or a `device_map` says several things of one group.
+    """
+    devices, memory = placement.devices, placement.memory
+    if devices[0].type != "cuda":
+        return
+    if placement.where is not None:
+        _place_by_modules(groups, placement.where, devices[0])
+    elif len(devices) > 1:
+        _spread(groups, placement, wanted)
+    else:
+        for each in groups:
+            each.device = devices[0]
+    for at, device in enumerate(devices):
+        mine = [each for each in groups if each.device == device and each.residence != "streamed"]
+        budget = None if memory is None else memory[at]
+        if budget is None and wanted == "auto":
+            budget = int(SHARE * torch.cuda.mem_get_info(device)[0])
+        forms: list[Residence] = ["streamed", "stored", "fast"]
+        table = [{form: each.nbytes(form) for form in forms} for each in mine]
+        for each, form in zip(mine, settle(table, budget, wanted), strict=True):
+            each.residence = form
+
+
+def _spread(groups: list[Group], placement: Placement, wanted: str) -> None:
+    """Gives each group its device, as far as possible in the form that is wanted."""
+    if wanted == "streamed":
+        raise ValueError("streamed puts all weights on one GPU; name one device")
+    assert placement.memory is not None
+    forms: list[Residence] = ["stored"] if wanted == "stored" else ["fast", "stored"]
+    sizes = [[each.nbytes(form) for each in groups] for form in forms]
+    fits = lambda caps: spread(sizes[0], caps) is not None  # noqa: E731
+    memory = balance(placement.memory, placement.order, fits)
+    found = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
+    # What is too much for all is for the last one to stream.
+    found = found or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
+    assert found is not None
+    for each, at in zip(groups, found, strict=True):
+        each.device = placement.devices[at]
+
+
+def _place_by_modules(
+    groups: list[Group], where: dict[str, torch.device], main: torch.device
+) -> None:
+    for each in groups:
+        said: dict[torch.device, str] = {}
+        for item in each.items:
+            for place in item.places if item.reason is None else ():
+                device = look_up(where, place.name)
+                if device is None:
+                    raise ValueError(
+                        f'device_map names no device for {place.name}; name one, or one for "", '
+                        "which is all that it does not name"
+                    )
+                said.setdefault(device, place.name)
+        (first, one), *others = said.items() or [(main, "")]
+        for second, other in others:
+            raise ValueError(
+                f"device_map puts {one} on {first} and {other} on {second}, which are weights of "
+                "one block, or tied; give both the same device"
+            )
+        each.device = main if first.type == "cpu" else first
+        each.residence = "streamed" if first.type == "cpu" else "stored"
+
+
 def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
     """For each of some sizes, in turn, the first place with room; None if there is too little."""
     at, used, result = 0, 0, []
@@ -212,13 +283,14 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
 
 def homes(groups: list[Group], is_callable: Callable[[str], bool]) -> dict[str, torch.device]:
     """For modules that run on one device, that device: around a group if no other is in there."""
-    outer = [common(each.paths) for each in groups]
+    paths = [each.paths for each in groups]
+    #: For each module, how many groups have weights in it.
+    held = Counter(around for mine in paths for around in {a for p in mine for a in outer(p)})
     result: dict[str, torch.device] = {}
-    for at, each in enumerate(groups):
-        path = outer[at]
+    for each, mine in zip(groups, paths, strict=True):
+        path = common(mine)
         while path and not is_callable(path):
             path = path.rpartition(".")[0]
-        others = (p for other in groups if other is not each for p in other.paths)
-        alone = path and not any(inside(other, path) for other in others)
-        result.update(dict.fromkeys([path] if alone else each.paths, each.device))
+        alone = path and held[path] == 1
+        result.update(dict.fromkeys([path] if alone else mine, each.device))
     return result

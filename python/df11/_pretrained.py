@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, convert_and_load_state_dict_in_model
 
 from . import _native
-from ._container import AsStored, Slice, Tensors, with_dtype
+from ._container import Kept, Slice, Tensors, with_dtype
 from ._parallel import is_sharded, local
 from ._parameters import wanted_by
 from ._plan import Item
@@ -55,6 +55,7 @@ class Taker:
         #: Where ordinary values go at once.
         self.rest = rest
         self._items: list[Item] = []
+        self._dtypes: dict[str, torch.dtype] = {}
         self._wrong: str | None = None
 
     def slices(self) -> dict[str, Any]:
@@ -65,7 +66,11 @@ class Taker:
 
     def param_needs_quantization(self, model: Any, name: str, **_: Any) -> bool:
         """All that have the model's dtype. The loader itself loads the others, of other dtypes."""
-        return self.dtype in (None, model.get_parameter_or_buffer(name).dtype)
+        if self.dtype is None:
+            return True
+        if name not in self._dtypes:  # experts are stored apart, many for one parameter
+            self._dtypes[name] = model.get_parameter_or_buffer(name).dtype
+        return self._dtypes[name] == self.dtype
 
     def get_quantize_ops(self) -> ConversionOps:
         """The last of the loader's conversions of each parameter."""
@@ -168,7 +173,7 @@ def by_loader(model: Any, tensors: Tensors) -> list[Item]:
     taker = Taker(model, tensors, None, "cpu")
     mapping: Any = get_model_conversion_mapping(model)
     config = LoadStateDictConfig(hf_quantizer=cast(Any, taker), weight_mapping=mapping)
-    state = {name: AsStored(tensors, name) for name in tensors}
+    state = {name: Slice(tensors, name, Kept) for name in tensors}
     convert_and_load_state_dict_in_model(model, state, config)
     wanted, items = wanted_by(model), taker.finish()
     for item in items:

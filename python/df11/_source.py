@@ -19,6 +19,7 @@ from ._names import Place
 from ._online import Made, Stamp, again
 from ._parallel import local
 from ._tensor import CompressedTensor
+from ._torch import bytes_of
 
 #: Under which a module keeps its `Source`.
 KEY = "_df11"
@@ -93,10 +94,9 @@ class Weight:
     nbytes: int
     #: Why it is an ordinary parameter and does not stay compressed.
     reason: str | None
-    #: What it is of the container (`Tensors.told`) if it is compressed.
+    #: What it is of the container (`Tensors.told`), or else `sum_of` its bits when it was loaded.
     told: Any = None
-    #: Of an ordinary one `sum_of` its bits when it was loaded.
-    total: int | None = None
+    total: Any = None
 
     @property
     def value(self) -> Tensor | None:
@@ -104,11 +104,12 @@ class Weight:
         return next((value for spot in self.spots if (value := spot.value) is not None), None)
 
 
-def sum_of(value: Tensor) -> int:
-    """The sum of a tensor's bits as numbers. Reads it once, and waits for its device."""
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(value.element_size(), torch.int64)
-    bits = torch.view_as_real(value) if value.is_complex() else value
-    return int(bits.detach().contiguous().view(words).sum(dtype=torch.int64))
+def sum_of(value: Tensor) -> Tensor:
+    """The sum of a tensor's bits as numbers, where the tensor is. Reads it once."""
+    flat = bytes_of(value.detach())
+    if flat.numel() % 8 or flat.storage_offset() % 8:
+        flat = nn.functional.pad(flat, (0, -flat.numel() % 8))
+    return flat.view(torch.int64).sum()
 
 
 @dataclass

@@ -150,8 +150,11 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
     With `verify` every compressed weight is decoded on its device and compared with the container
     decoded by the CPU, and that with the hashes of the original tensors; takes about as long as
     reading the model twice. Ordinary weights are compared with what they were when they were
-    loaded, by a sum of their bits. Raises CorruptError if something differs. Of a model that is
-    distributed over several processes each tells what it holds itself.
+    loaded, by a sum of their bits. Of a model that is distributed over several processes each tells
+    what it holds itself.
+
+    Waits for the GPUs. Raises CorruptError if something differs, or if a kernel met damaged weights
+    since it was asked last.
     """
     found = [source for _, source in sources(model)]
     if not found:
@@ -164,6 +167,7 @@ def report(model: Any, *, verify: bool = False) -> ModelReport:
         if id(value) not in seen:
             seen.add(id(value))
             _add_ordinary(out, name, value, _OTHER)
+    check_gpus(value.device for source in found for _, value in source.found())
     if verify:
         out.verified = sum(_verify(source) for source in found)
         if any(source.is_packed for source in found):
@@ -241,6 +245,6 @@ def _verify(source: Source) -> int:
 
 def _is_same(source: Source, weight: Weight, value: torch.Tensor) -> bool:
     if weight.told is None:
-        return sum_of(value) == weight.total
+        return bool(sum_of(value) == weight.total)
     expected = source.tensors.again(weight.told).decode()
     return torch.equal(bytes_of(value.cpu().contiguous()), bytes_of(expected.contiguous()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from math import prod
 from typing import Any
@@ -62,8 +62,6 @@ class CompressedTensor(Tensor):
     _names: tuple[str, ...]
     #: Its device, which PyTorch takes some microseconds to tell of a subclass.
     _place: torch.device
-    #: What products need of it.
-    operand: _shared.Operand
     #: `parts` as operators take them.
     flat_parts: tuple[int, ...]
 
@@ -100,21 +98,18 @@ class CompressedTensor(Tensor):
         self.flat_parts = tuple(chain.from_iterable(self.parts))
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
         self._names = _names(tuple(part.form for part in self.parts))
-        for name, array in zip(self._names, arrays, strict=True):
-            setattr(self, name, array)
+        self.__dict__.update(zip(self._names, arrays, strict=True))
         self._place = device or arrays[0].device
         self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
         self.matrix_shape = rows, columns = shape_of(self.flat_parts)
         if prod(shape) != rows * columns:
             raise ValueError(f"parts of {rows} x {columns} weights for a tensor of shape {shape}")
-        self._ready()
-        return self
+        return self._ready(shape)
 
-    def _ready(self) -> None:
+    def _ready(self, shape: Sequence[int]) -> CompressedTensor:
         is_plain = not (self.transposed or self.flipped)
-        self.is_matrix = is_plain and tuple(self.shape) == self.matrix_shape
-        arrays = [getattr(self, name) for name in self._names]
-        self.operand = _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
+        self.is_matrix = is_plain and tuple(shape) == self.matrix_shape
+        return self
 
     def _take(self, other: CompressedTensor, **changes: Any) -> CompressedTensor:
         """Becomes an alias of another one on its device, except for these changes."""
@@ -122,10 +117,16 @@ class CompressedTensor(Tensor):
             delattr(self, name)
         is_parameter = getattr(self, "_is_param", False)
         self.__dict__.update({**other.__dict__, "_is_param": is_parameter, **changes})
-        self._ready()
-        return self
+        self.__dict__.pop("operand", None)
+        return self._ready(self.shape)
 
     # ---- what it holds ----
+
+    @cached_property
+    def operand(self) -> _shared.Operand:
+        """What products need of it."""
+        arrays = [getattr(self, name) for name in self._names]
+        return _shared.Operand(arrays, self.flat_parts, self.exact, self._place)
 
     @property
     def arrays(self) -> list[Tensor]:
@@ -217,8 +218,9 @@ class CompressedTensor(Tensor):
     @property
     def _told(self) -> dict[str, Any]:
         """What it is beside its arrays, in numbers."""
-        told = {"parts": [list(part) for part in self.parts], "shape": list(self.shape)}
-        return {**told, **{name: self._options[name] for name in _TOLD}, "fast": FAST_VERSION}
+        told = {name: getattr(self, name) for name in _TOLD}
+        parts, shape = [list(part) for part in self.parts], list(self.shape)
+        return {"parts": parts, "shape": shape, **told, "fast": FAST_VERSION}
 
     @classmethod
     def __torch_function__(
@@ -258,7 +260,7 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
     made: CompressedTensor = Tensor._make_wrapper_subclass(
         CompressedTensor,
         tuple(shape),
-        strides=contiguous_strides(shape, flipped),
+        strides=contiguous_strides(shape, flipped) if flipped else None,
         dtype=torch.bfloat16,
         device=device,
         requires_grad=False,

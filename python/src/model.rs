@@ -18,6 +18,7 @@ use pyo3::{
     sync::PyOnceLock,
     types::{PyDict, PyMappingProxy},
 };
+use rayon::prelude::*;
 
 use crate::{
     block::Block,
@@ -218,6 +219,16 @@ impl Model {
     fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
         let tensor = self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
         Ok(Tensor::new(&self.inner, &tensor))
+    }
+
+    fn check_tiles(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
+        let tensor = |name: &String| self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.clone()));
+        let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
+        work::briefly(py, || {
+            tensors.par_iter().try_for_each(|tensor| {
+                if tensor.tile_shape()?.is_some() { tensor.check_tiles() } else { Ok(()) }
+            })
+        })
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {

@@ -144,7 +144,8 @@ impl Tensor {
 
     #[getter]
     fn tiles(&self, py: Python<'_>) -> PyResult<Option<Tiles>> {
-        work::briefly(py, || Tiles::new(&self.model, &self.view()))
+        // Here, without the pool: to wake it takes longer.
+        py.detach(|| Tiles::new(&self.model, &self.view())).or_raise(py)
     }
 
     #[getter]

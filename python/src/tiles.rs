@@ -87,10 +87,6 @@ impl Tiles {
         helper.call_method1(intern!(py, "readable"), (address, length, owner))
     }
 
-    fn check(&self, py: Python<'_>) -> PyResult<()> {
-        work::briefly(py, || self.tensor().check_tiles())
-    }
-
     fn cut<'py>(
         &self,
         py: Python<'py>,

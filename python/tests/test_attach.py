@@ -404,6 +404,16 @@ def test_what_is_written_in_place_is_refused(tmp_path: Path, write: Any, inferen
             df11.report(module, verify=True)
 
 
+@pytest.mark.gpu
+def test_a_report_tells_what_kernels_met(tmp_path: Path) -> None:
+    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cuda")
+    assert df11.report(module)
+    module.embed(torch.tensor([1 << 20], device="cuda"))
+    with pytest.raises(df11.CorruptError):
+        df11.report(module)
+    assert df11.report(module)
+
+
 def test_parts_are_saved_by_themselves(tmp_path: Path) -> None:
     for part in ("one", "two"):
         (tmp_path / part).mkdir()

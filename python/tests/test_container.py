@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from weights import container_of, same, seeded_weights
 
 import df11
+from df11 import _bring
 from df11._container import Slice, Tensors, Tiles
+from df11._progress import Bar
 from df11._tensor import CompressedTensor
 
 WEIGHTS = seeded_weights()
@@ -34,6 +37,7 @@ def test_a_container_is_a_dictionary(tensors: Tensors) -> None:
 JOINED = {
     "stack": lambda w: torch.stack([w["q"], w["q"]]),
     "stack of experts": lambda w: torch.stack([w["experts"][at] for at in (4, 1, 1)]),
+    "stack within": lambda w: torch.stack([w["q"], w["q"]], 1),
     "cat within": lambda w: torch.cat([w["experts"], w["experts_apart"]], 1),
     "cat of stacks": lambda w: torch.cat(
         [torch.stack([w["q"], w["q"]]), torch.stack([w["k"], w["v"]])], 1
@@ -50,6 +54,52 @@ def test_what_loaders_make_stays_compressed(tensors: Tensors, name: str) -> None
     assert isinstance(found, CompressedTensor)
     assert same(found, JOINED[name](WEIGHTS))
     assert same(tensors.again(tensors.told(found)), JOINED[name](WEIGHTS))
+
+
+def test_other_shapes_are_no_stack(tensors: Tensors) -> None:
+    with pytest.raises(RuntimeError, match="match"):
+        torch.stack([tensors["q"], tensors["q"][:32]])
+
+
+@pytest.mark.parametrize("most", [1, 100_000, 1 << 20, 1 << 30])
+def test_no_two_batches_are_too_much_for_a_gpu(
+    tensors: Tensors, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """What is used and what is brought meanwhile; except for a tensor that is larger alone."""
+    monkeypatch.setattr(_bring, "BATCH_BYTES", most)
+    values: Any = [tensors[name] for name in ("experts", "q", "k", "experts_apart", "q", "wide")]
+    wanted = [window for mine in tensors.around(values)[0] for window in mine]
+    device = _bring._Device(tensors, torch.device("cuda", 0), Bar(0))
+    batches = list(device._batches(wanted))
+    assert [window for batch in batches for window in batch] == wanted
+    sizes = [sum(sum(tensors.lengths(one)) for one in {t for t, _ in batch}) for batch in batches]
+    for batch, size in zip(batches, sizes, strict=True):
+        assert size <= most // 2 or len({tiles for tiles, _ in batch}) == 1
+    for one, other in pairwise(sizes):
+        assert not one or not other or one + other <= most
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residence", ["stored", "fast"])
+def test_weights_are_brought_while_others_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, residence: str
+) -> None:
+    """Many small batches, on streams with work that still uses memory which has been freed."""
+    monkeypatch.setattr(_bring, "BATCH_BYTES", 4 << 20)
+    monkeypatch.setattr(_bring, "SLICE_BYTES", 1 << 20)
+    net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(24)))
+    weights = {name: value.detach().bfloat16() for name, value in net.named_parameters()}
+    container_of(weights, tmp_path)
+    for at in range(12):
+        with torch.cuda.stream(torch.cuda.Stream() if at % 2 else torch.cuda.default_stream()):
+            for _ in range(20):
+                busy = torch.randn(2048, 2048, device="cuda")
+                busy = busy @ busy @ busy
+            del busy
+            module = df11.attach(net, tmp_path / "weights.df11", device="cuda", residence=residence)
+            for name, value in module.named_parameters():
+                assert same(value, weights[name].cuda()), (at, name)
+        net.__dict__.pop("_df11")
 
 
 def test_what_is_no_stack_of_rows_is_decoded(tensors: Tensors) -> None:

@@ -35,10 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def groups(made: dict[str, Any], name: str) -> list[_plan.Group]:
     module, container = made[name]
-    items = _load._known(module, by_name(module, Tensors(container)))
-    for item in items:
-        is_buffer = _load._spot(module, item.places[0]).is_buffer
-        item.reason = _plan.why_ordinary(item, container, is_buffer, on_gpu=True)
+    items = _load.known(module, by_name(module, Tensors(container)), container, on_gpu=True)
     return _plan.group(items, container)
 
 
@@ -71,7 +68,7 @@ def placed(made: dict[str, Any], name: str, where: dict[str, Any]) -> dict[str, 
     """The device and residence of each weight that stays compressed."""
     found = groups(made, name)
     gpus = [device for device in dict.fromkeys(where.values()) if device.type == "cuda"]
-    _load._place(found, Placement(gpus, None, where), "stored")
+    _plan.place(found, Placement(gpus, None, where), "stored")
     return {
         item.name: (each.device, item.form(each.residence))
         for each in found
@@ -113,7 +110,7 @@ def test_weights_share_gpus(made: dict[str, Any]) -> None:
     ]:
         found = groups(made, "free")
         cap = int(share * whole[form])
-        _load._place(found, Placement([ONE, TWO], [cap, cap]), wanted)
+        _plan.place(found, Placement([ONE, TWO], [cap, cap]), wanted)
         devices = [each.device.index for each in found]
         assert devices == sorted(devices) and set(devices) == {0, 1}
         # What is left of a GPU that is nearly full is used, too.
@@ -124,7 +121,7 @@ def test_weights_share_gpus(made: dict[str, Any]) -> None:
             mine = [each for each in found if each.device == device]
             assert sum(each.nbytes(each.residence) for each in mine) <= cap
     with pytest.raises(ValueError, match='residence="auto"'):
-        _load._place(groups(made, "free"), Placement([ONE, TWO], [cap // 2, cap // 2]), "fast")
+        _plan.place(groups(made, "free"), Placement([ONE, TWO], [cap // 2, cap // 2]), "fast")
 
 
 def test_conflicts_in_a_dict_are_told(made: dict[str, Any]) -> None:
@@ -245,7 +242,7 @@ def test_modules_that_run_on_one_device(made: dict[str, Any]) -> None:
     for at, each in enumerate(found):
         each.device = torch.device("cuda", at)
     module, _ = made["free"]
-    homes = _plan.homes(found, lambda path: _load._is_callable(module.get_submodule(path)))
+    homes = _plan.homes(found, lambda path: _load.is_callable(module.get_submodule(path)))
     assert {f"layers.{at}" for at in range(LAYERS)} <= homes.keys()
     assert not any(name.count(".") > 1 for name in homes)
     assert {"embed", "head", "norm"} <= homes.keys()

@@ -54,7 +54,6 @@ def of_tiles(
     """What containers hold, stacked row after row, on the CPU."""
     arrays: list[torch.Tensor] = []
     for each in tiles:
-        each.check()
         arrays += [torch.frombuffer(each.array(at), dtype=torch.uint8) for at in range(4)]
         arrays.append(torch.empty(0, dtype=torch.uint8))
     parts = [Part.whole(STORED, each.rows, each.columns, each.staged_bytes) for each in tiles]

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -23,12 +22,12 @@ from .._engine import (
     TILE_ROWS,
     Bar,
     CompressedTensor,
+    Group,
     Item,
     Residence,
     Tensors,
-    on_cpu,
+    bring,
     pack_rows,
-    upload,
     why_ordinary,
 )
 from ._config import Df11Config
@@ -59,6 +58,7 @@ class _Entry:
 class _Groups:
     """Entries of a block of a container; those that must be packed by themselves."""
 
+    tensors: Tensors
     stored: list[_Entry] = field(default_factory=list)
     repacked: list[_Entry] = field(default_factory=list)
 
@@ -80,9 +80,7 @@ def fill(model: nn.Module, config: Df11Config, device: torch.device, memory: int
     residences = _residences(groups, config, device, memory)
     read = sum(e.item.stored_bytes for e in entries if e.item is not None)
     with (bar := Bar(read)):
-        for group, residence in zip(groups, residences, strict=True):
-            _load(group.stored, config, device, residence, bar)
-            _load(group.repacked, config, device, "fast", bar)
+        _load(groups, residences, config, device, bar)
     _tell(groups, residences, read)
 
 
@@ -157,7 +155,7 @@ def _grouped(entries: list[_Entry], on_gpu: bool, exact: bool) -> list[_Groups]:
     for entry in entries:
         assert entry.item is not None and entry.tensors is not None
         block = entry.tensors.container[entry.item.sources[0]].block
-        group = groups.setdefault((id(entry.tensors), block), _Groups())
+        group = groups.setdefault((id(entry.tensors), block), _Groups(entry.tensors))
         # What is decoded can be any window, and experts as they are stored.
         is_decoded = not on_gpu or (exact and len(entry.target.shape) > 2)
         repacked = entry.repacked_because is not None and not is_decoded
@@ -190,49 +188,36 @@ def _nbytes(group: _Groups) -> int:
 
 
 def _load(
-    entries: list[_Entry],
+    groups: list[_Groups],
+    residences: list[Residence],
     config: Df11Config,
     device: torch.device,
-    residence: Residence,
     bar: Bar,
 ) -> None:
-    if not entries:
-        return
-    by_item = {id(entry.item): entry for entry in entries}
-    for each, value in _values(entries, config, device, residence, bar):
-        entry = by_item[id(each)]
-        for layer, name in entry.layers:
-            give(layer, name, value, entry.target)
-        entry.target.pieces.clear()
+    """Gives layers their weights, container by container and form by form."""
+    entries: dict[int, _Entry] = {}
+    jobs: dict[tuple[int, Residence], tuple[Tensors, list[Group]]] = {}
+    for group, residence in zip(groups, residences, strict=True):
+        forms: list[tuple[list[_Entry], Residence]]
+        forms = [(group.stored, residence), (group.repacked, "fast")]
+        for some, form in forms:
+            entries |= {id(entry.item): entry for entry in some}
+            items = [entry.item for entry in some if entry.item is not None]
+            _, mine = jobs.setdefault((id(group.tensors), form), (group.tensors, []))
+            mine.append(Group(items, device, form))
+    for tensors, mine in jobs.values():
+        for item, value in bring(tensors, mine, config.exact, bar):
+            entry = entries[id(item)]
+            if item.reason is not None:
+                value = _padded(value, entry.target).to(device)
+            for layer, name in entry.layers:
+                give(layer, name, value, entry.target)
+            entry.target.pieces.clear()
 
 
-def _values(
-    entries: list[_Entry], config: Df11Config, device: torch.device, residence: Residence, bar: Bar
-) -> Iterator[tuple[Item, Tensor]]:
-    items = [entry.item for entry in entries if entry.item is not None]
-    tensors = entries[0].tensors
-    assert tensors is not None
-    some = [each for each in items if each.reason is None]
-    left = [each for each in items if each.reason is not None]
-    if device.type == "cuda":
-        for each, value in upload(tensors, some, device, residence, config.exact, bar):
-            if value is None:
-                each.reason = "too many exceptions for the fast layout"
-                left.append(each)
-            else:
-                yield each, value
-    else:
-        yield from on_cpu(tensors, some, config.exact, bar)
-    for each in left:
-        tensors.check(each.sources)
-        yield each, _padded(each, entries).to(device)
-
-
-def _padded(each: Item, entries: list[_Entry]) -> Tensor:
+def _padded(dense: Tensor, target: Target) -> Tensor:
     """The values of a weight that is to be ordinary, with the shape of its target."""
-    target = next(entry.target for entry in entries if entry.item is each)
-    assert isinstance(each.value, CompressedTensor)
-    dense = each.value.decode().view(-1, target.columns)
+    dense = dense.view(-1, target.columns)
     padding = target.rows - dense.shape[0]
     return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
 

@@ -1,21 +1,24 @@
-"""Brings compressed weights to a GPU: as they are stored, in the fast layout, or to be streamed.
+"""Brings weights of a container to a device: in its mapping, as stored, fast, or to be streamed.
 
 ```text
+ CPU        the container's own mapping
  stored     container ──pinned ring──▶ one slab: codebooks, records, bits, planes, tables
  fast       container ──▶ a slab for a while ──▶ up to 64 MB of BF16 ──▶ strips, entries
  streamed   the mapping, registered with the driver (or a pinned copy); tables on the GPU
 ```
 Slabs are tensors of PyTorch's allocator, and arrays are views of them: memory is given back when
 the last weight of a group is gone. No more memory is taken at any moment than the result,
-`BATCH_BYTES` (or one tensor, if that is larger) and `SLICE_BYTES`.
+`BATCH_BYTES` (or one tensor, if that is larger) and `SLICE_BYTES`. A thread brings what is next
+while weights are made of what is there.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, groupby, islice, tee
 from typing import Any
 
 import torch
@@ -25,12 +28,13 @@ from . import _native
 from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
-from ._plan import Item, Residence, aligned, matrix_of
+from ._memory import readable
+from ._plan import Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
 from ._torch import raw_stream
 
-#: Stored bytes that are brought to the GPU at once to be changed into the fast layout.
+#: Stored bytes that are on the GPU at once to be changed into the fast layout.
 BATCH_BYTES = 256 << 20
 #: Bytes of BF16 that are decoded at once.
 SLICE_BYTES = 64 << 20
@@ -41,96 +45,122 @@ _Packed = tuple[Arrays, list[Part]]
 _Window = tuple[Tiles, Part]
 
 
-def upload(
-    tensors: Tensors,
-    items: Iterable[Item],
-    device: torch.device,
-    residence: Residence,
-    exact: bool,
-    bar: Bar,
-) -> Iterator[tuple[Item, CompressedTensor | None]]:
-    """Compressed weights on a GPU; None for one that has no form there.
+def bring(
+    tensors: Tensors, groups: Sequence[Group], exact: bool, bar: Bar
+) -> Iterator[tuple[Item, Tensor]]:
+    """The weights of some groups on their devices and in their forms; then the ordinary ones.
 
-    Each byte of them is read once.
+    Those are decoded, where the item has them. An item that cannot lie as it should becomes one of
+    them, and gets the reason. Each byte is read and checked once.
+
+    # Errors
+    `CorruptError` if a tensor is damaged.
     """
-    gpu = _Gpu(tensors, device, bar)
-    by_form: dict[str, list[Item]] = {"fast": [], "stored": [], "streamed": [], "ordinary": []}
-    for item in items:
-        by_form[item.form(residence)].append(item)
-    for item, packed in gpu.fast(by_form["fast"]):
+    for (device, residence), some in groupby(groups, lambda each: (each.device, each.residence)):
+        to = _Device(tensors, device, bar)
+        yield from _compressed(to, [each.items for each in some], residence, exact)
+    for item in (item for each in groups for item in each.items if item.reason is not None):
+        if isinstance(item.value, CompressedTensor):
+            tensors.check(item.sources)
+            yield item, item.value.decode()
+        else:
+            yield item, item.value
+
+
+def _compressed(
+    to: _Device, of_groups: list[list[Item]], residence: Residence, exact: bool
+) -> Iterator[tuple[Item, CompressedTensor]]:
+    """The compressed weights of groups, except for those that get a reason."""
+    fast: list[tuple[Item, list[Item]]] = []
+    others: list[list[Item]] = []
+    for items in of_groups:
+        others.append([])
+        for item in items:
+            form = item.form(residence)
+            if form == "fast":
+                fast.append((item, others[-1]))
+            elif form != "ordinary":
+                others[-1].append(item)
+    for (item, mine), packed in zip(fast, to.fast([item for item, _ in fast]), strict=True):
         if packed is not None:
             yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
-        elif isinstance(item.value, CompressedTensor):
-            by_form["stored"].append(item)
+        elif item.is_compressed:
+            mine.append(item)
         else:
-            yield item, None
-    for form, bring in (("stored", gpu.stored), ("streamed", gpu.streamed)):
-        values = _values(by_form[form])
-        windows, tiles = tensors.around(values)
-        arrays = bring(tiles)
-        for item, value, mine in zip(by_form[form], values, windows, strict=True):
-            yield item, of_windows(value, mine, arrays, exact=exact, device=device)
+            item.reason = "too many exceptions for the fast layout"
+    others = [items for items in others if items]
+    found = [to.tensors.around(_values(items)) for items in others]
+    arrays_of = to.arrays([tiles for _, tiles in found], residence)
+    for items, (windows, _), arrays in zip(others, found, arrays_of, strict=True):
+        for item, some in zip(items, windows, strict=True):
+            value: Any = item.value
+            yield item, of_windows(value, some, arrays, exact=exact, device=to.device)
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
     return [item.value for item in items if isinstance(item.value, CompressedTensor)]
 
 
-class _Packing:
-    """Packs rows, in order, into strips."""
+def pack(
+    device: torch.device, rows: int, columns: int, some: Iterable[Tensor]
+) -> tuple[Arrays, Part] | None:
+    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
 
-    def __init__(self, device: torch.device, rows: int, columns: int) -> None:
-        self.device, self.rows, self.columns = device, rows, columns
-        bytes_ = _native.strips_bytes(rows, columns)
-        self.strips = torch.empty(bytes_, dtype=torch.uint8, device=device)
-        self.stream = raw_stream(device.index)
-        place = self.strips.data_ptr()
-        self.packer = _native.Packer(device.index, rows, columns, place, self.stream)
-        self.done = 0
-
-    def add(self, weights: Tensor) -> None:
-        """Whole strips of dense BF16 on the GPU, or the last rows."""
-        self.packer.pack(self.done, weights.shape[0], weights.data_ptr(), self.stream)
-        self.done += weights.shape[0]
-
-    def finish(self) -> tuple[Arrays, Part] | None:
-        """Strips and entries, and the part that they are; None if exceptions are too many."""
-        count = self.packer.finish(self.stream)
-        if count is None:
-            return None
-        entries = torch.empty(4 * count, dtype=torch.uint8, device=self.device)
-        if count:
-            self.packer.take(entries.data_ptr(), self.stream)
-        return [self.strips, entries], Part.whole(FAST, self.rows, self.columns)
+    `some` are its rows in turn, dense on that GPU: whole strips at a time, or the last rows. None
+    if exceptions are too many for that layout.
+    """
+    size, stream = _native.strips_bytes(rows, columns), raw_stream(device.index)
+    strips = torch.empty(size, dtype=torch.uint8, device=device)
+    packer = _native.Packer(device.index, rows, columns, strips.data_ptr(), stream)
+    done = 0
+    for weights in some:
+        packer.pack(done, weights.shape[0], weights.data_ptr(), stream)
+        done += weights.shape[0]
+    if (count := packer.finish(stream)) is None:
+        return None
+    entries = torch.empty(4 * count, dtype=torch.uint8, device=device)
+    if count:
+        packer.take(entries.data_ptr(), stream)
+    return [strips, entries], Part.whole(FAST, rows, columns)
 
 
 def pack_rows(
     device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
 ) -> tuple[Arrays, Part] | None:
-    """A BF16 matrix in the fast layout on a GPU: arrays, and the part that they are.
-
-    `values` gives its rows from one to before another, on any device. None if exceptions are too
-    many for that layout.
-    """
-    packing = _Packing(device, rows, columns)
-    for first, last in _steps(0, rows, columns):
-        packing.add(values(first, last).to(device))
-    return packing.finish()
+    """As `pack`, of rows that `values` gives from one to before another, on any device."""
+    steps = _steps(0, rows, columns)
+    return pack(device, rows, columns, (values(*step).to(device) for step in steps))
 
 
-class _Gpu:
-    """A container's tensors on one GPU."""
+class _Device:
+    """A container's tensors on one device."""
 
     def __init__(self, tensors: Tensors, device: torch.device, bar: Bar) -> None:
         self.tensors, self.device, self.bar = tensors, device, bar
 
+    def arrays(
+        self, batches: Iterable[Sequence[Tiles]], residence: Residence
+    ) -> Iterator[dict[Tiles, Arrays]]:
+        """The five arrays of each tensor, batch by batch."""
+        if self.device.type == "cpu":
+            return map(self._mapped, batches)
+        return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
+
     # ---- as stored ----
 
-    def stored(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
-        """Five arrays of each tensor, in one slab. Done when it returns."""
-        if not some:
-            return {}
-        own = self.tensors.cut(some)
+    def _stored(self, batches: Iterable[Sequence[Tiles]]) -> Iterator[dict[Tiles, Arrays]]:
+        """In one slab for each batch. The next batch is brought while one is used."""
+        ahead: deque[Future[dict[Tiles, Arrays]]] = deque()
+        with ThreadPoolExecutor(1) as thread:
+            for some in batches:
+                own = self.tensors.cut(some)
+                ahead.append(thread.submit(self._fill, self._room(some, own), own))
+                if len(ahead) > 1:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _room(self, some: Sequence[Tiles], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
         lengths = {
             tiles: [array.numel() for array in own[tiles]]
             if tiles in own
@@ -142,23 +172,24 @@ class _Gpu:
         )
         # The allocator gives memory that earlier work on the current stream may still use.
         torch.cuda.current_stream(self.device).synchronize()
-        items = [
-            (
-                tiles.name,
-                (codebook.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()),
-            )
-            for tiles, (codebook, records, bits, plane, _) in arrays.items()
+        return arrays
+
+    def _fill(self, arrays: dict[Tiles, Arrays], own: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
+        """Reads arrays of whole tensors, and copies the others. Done when it returns."""
+        index = self.device.index
+        whole = [
+            (tiles.name, (book.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
+            for tiles, (book, records, bits, plane, _) in arrays.items()
             if tiles not in own
         ]
-        if items:
-            container = self.tensors.container
-            _native.upload(container, self.device.index, items, self.bar.part)
+        if whole:
+            _native.upload(self.tensors.container, index, whole, self.bar.part)
         for tiles, mine in own.items():
             for view, array in zip(arrays[tiles], mine, strict=False):
                 view.copy_(array)
         torch.cuda.current_stream(self.device).synchronize()
         self._build_tables(arrays)
-        self.bar.add(sum(map(sum, lengths.values())))
+        self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine[:4]))
         return arrays
 
     def _build_tables(self, arrays: dict[Tiles, Arrays]) -> None:
@@ -170,19 +201,22 @@ class _Gpu:
 
     # ---- in the fast layout ----
 
-    def fast(self, items: list[Item]) -> Iterator[tuple[Item, _Packed | None]]:
+    def fast(self, items: list[Item]) -> Iterator[_Packed | None]:
         """Arrays and parts of each weight; None for one with too many exceptions."""
         windows = iter(self.tensors.around(_values(items))[0])
         is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
         all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
         slices = self._slices(window for runs in all_runs for run in runs for window in run)
         for item, runs in zip(items, all_runs, strict=True):
-            yield item, self._pack(runs, slices) if runs else self._pack_dense(item)
+            yield self._pack(runs, slices) if runs else self._pack_dense(item)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
         """For each window its decoded rows, some at a time; its tiles are there only meanwhile."""
-        for batch in self._batches(windows):
-            arrays = self.stored(list(dict.fromkeys(tiles for tiles, _ in batch)))
+        batches, same = tee(self._batches(windows))
+        some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
+        brought = self._stored(some)
+        for batch in batches:
+            arrays = next(brought)
             for tiles, part in batch:
                 yield self._decoded(arrays[tiles], part)
             del arrays  # before the next ones are there
@@ -195,16 +229,13 @@ class _Gpu:
     def _pack(
         self, runs: list[list[_Window]], slices: Iterator[Iterator[Tensor]]
     ) -> _Packed | None:
-        results = []
+        packed = []
         for run in runs:
             rows = sum(part.height for _, part in run)
-            packing = _Packing(self.device, rows, run[0][1].width)
-            for window in itertools.islice(slices, len(run)):
-                for some in window:
-                    packing.add(some)
-            results.append(packing.finish())
-        found = [result for result in results if result is not None]
-        if len(found) < len(results):
+            some = chain.from_iterable(islice(slices, len(run)))
+            packed.append(pack(self.device, rows, run[0][1].width, some))
+        found = [each for each in packed if each is not None]
+        if len(found) < len(packed):
             return None
         return [array for arrays, _ in found for array in arrays], [part for _, part in found]
 
@@ -216,33 +247,36 @@ class _Gpu:
         return None if result is None else (result[0], [result[1]])
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
+        """Windows whose tiles are there together; none while two batches would be too much."""
         batch: list[_Window] = []
         known: set[Tiles] = set()
-        size = 0
+        before = size = 0
         for tiles, part in windows:
             more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
-            if batch and size + more > BATCH_BYTES:
-                yield batch
-                batch, size, known = [], 0, set()
+            if batch and size + more > BATCH_BYTES // 2:
+                yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
+                batch, known, before, size = [], set(), size, 0
             batch.append((tiles, part))
             known.add(tiles)
             size += more
-        if batch:
-            yield batch
+        yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
 
     # ---- in host memory ----
 
-    def streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
-        """Four arrays of each tensor in pinned host memory, and its table on the GPU."""
-        if not some:
-            return {}
-        found = self.tensors.on_host(some)
-        self.bar.add(sum(array.numel() for mine in found.values() for array in mine))
+    def _mapped(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+        """In the mapping, or in memory of their own; tables are empty."""
+        arrays = self.tensors.on_host(some)
+        self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine))
+        empty = torch.empty(0, dtype=torch.uint8)
+        return {tiles: [*mine, empty] for tiles, mine in arrays.items()}
+
+    def _streamed(self, some: Sequence[Tiles]) -> dict[Tiles, Arrays]:
+        """In pinned host memory, and tables on the GPU."""
+        found = {tiles: mine[:4] for tiles, mine in self._mapped(some).items()}
         arrays = _pinned(found) if all(tiles.is_whole for tiles in some) else _copied(found)
         tables = _carved(dict.fromkeys(some, (TABLE_BYTES,)), device=self.device)
         torch.cuda.current_stream(self.device).synchronize()
-        for tiles, mine in arrays.items():
-            mine += tables[tiles]
+        arrays = {tiles: mine + tables[tiles] for tiles, mine in arrays.items()}
         self._build_tables(arrays)
         return arrays
 
@@ -313,8 +347,7 @@ def _keeping(array: Tensor, registered: _Registered) -> Tensor:
     """The same memory, with what it needs to stay where it is."""
     if not array.numel():
         return array
-    memory = (ctypes.c_ubyte * array.numel()).from_address(array.data_ptr())
-    memory.keep = (array, registered)  # type: ignore[attr-defined]
+    memory = readable(array.data_ptr(), array.numel(), (array, registered))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -329,16 +362,7 @@ def _copied(mapped: dict[Tiles, Arrays]) -> dict[Tiles, Arrays]:
 
 def _carved(lengths: Mapping[Tiles, Sequence[int]], **where: Any) -> dict[Tiles, Arrays]:
     """Arrays of these lengths, all in one slab."""
-    slab = torch.empty(
-        sum(aligned(length) for mine in lengths.values() for length in mine),
-        dtype=torch.uint8,
-        **where,
-    )
-    arrays: dict[Tiles, Arrays] = {}
-    at = 0
-    for name, mine in lengths.items():
-        arrays[name] = []
-        for length in mine:
-            arrays[name].append(slab[at : at + length])
-            at += aligned(length)
-    return arrays
+    sizes = [aligned(length) for mine in lengths.values() for length in mine]
+    slab = torch.empty(sum(sizes), dtype=torch.uint8, **where)
+    pieces = iter(torch.split(slab, sizes))
+    return {name: [next(pieces)[:length] for length in mine] for name, mine in lengths.items()}
