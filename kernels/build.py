@@ -94,7 +94,8 @@ LEAST_REGISTERS = {
     # linear_tile_wide.cuh: three sorts of warps.
     ("df11_linear_tile_32", "sm_90a"): (104 * 128 + 80 * 512 + 56 * 128) // 768,
     ("df11_linear_tile_64", "sm_90a"): (168 * 128 + 64 * 512 + 56 * 128) // 768,
-    ("df11_linear_fast_256", "sm_90a"): (216 * 256 + 72 * 128) // 384,
+} | {
+    (f"df11_linear_fast_{rows}", "sm_90a"): (216 * 256 + 72 * 128) // 384 for rows in (192, 256)
 }
 
 

@@ -1,5 +1,5 @@
 // Multiplies by matrices in the fast layout (linear_task.cuh), which it also makes of BF16:
-// y = x W^T (+ bias), up to 256 rows of x. Nothing is decoded to memory: 12.02 bits are read for
+// y = x W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: 12.02 bits are read for
 // each weight where a BF16 product reads 16. Here are those up to 16 rows; linear_wide.cuh and
 // linear_large.cuh have the others, linear_tile.cuh those by matrices in tiles as stored; all have
 // heads of their own.
@@ -109,7 +109,11 @@ extern "C" __global__ void WIDE_CLUSTERED
     df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
     linear_wide<128>(launch);
 }
-// 129 to 256 (linear_large.cuh).
+// 129 rows and more (linear_large.cuh).
+extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
+    df11_linear_fast_192(const __grid_constant__ LinearLaunch launch) {
+    linear_large<192>(launch);
+}
 extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
     df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
     linear_large<256>(launch);
@@ -236,6 +240,8 @@ __constant__ u32 linear_constants[] = {
     LARGE_STRIPS,
     LARGE_STAGES,
     LARGE_PARTIAL_BYTES,
+    LARGE_ROWS,
+    LARGE_BANDS,
     // df11_linear_tile_{8,16}: warps of a block that do not decode, and the most that do; of dynamic
     // shared memory (tile_shared_bytes) the bytes of a table, for each row of x and each of
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the

@@ -1,11 +1,14 @@
-// Products of 129 to 256 rows of x, for compute capability 9.0: as linear_wide.cuh, of which they
-// take stages, decoding and stores, but each weight is decoded once for 256 rows.
+// Products of 129 rows of x and more, for compute capability 9.0: as linear_wide.cuh, of which they
+// take stages, decoding and stores, but each weight is decoded once for 192 or 256 rows.
 //
 //   group     four strips by all columns; its stages lie after those of the group before
-//   share     as many stages as others have (linear_task.cuh), by shape alone: pieces of one group or
-//             several. A persistent block takes one share or several
-//   block     eight warps that multiply, 16 rows of a strip each, with 128 sums a thread, and four
-//             that ask; two warpgroups' products of 128 clocks hide what each of them decodes
+//   band      up to 256 rows of x, those of a block; all bands but the last have as many
+//   share     as many stages as others have (linear_task.cuh), by shape and number of bands alone:
+//             pieces of one group or several. A persistent block takes one band of a share or
+//             several; blocks side by side have the bands of one share, so that weights come from
+//             DRAM once
+//   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums a thread, and
+//             four that ask; two warpgroups' products hide what each of them decodes
 //
 //      group 0                 | group 1                 | ...      28672 x 4096: groups of 64 stages
 //      share 0        | share 1        | share 2         | ...                    shares of 112
@@ -13,20 +16,22 @@
 //
 //   sums      of a group's pieces meet in memory, at a counter: see LargeMeeting
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-large.md): 168
-// registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
-// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB. Sum of 6144 x 4096, 4096 x 4096,
-// 28672 x 4096, 4096 x 14336 in microseconds, cuBLASLt's best divided by ours:
-//   rows of x                      192              256
-//   H100                           193.6, 0.977     207.6, 0.962
-//   H200, nvcc's build                              199.1, 0.89
-//   H200, two launches of 128 rows                  275.5, 0.64
-// What limits it. A stage, 0.69 us, of which products take 0.58 at 1.755 GHz, and about 11 us at the
-// ends of a launch whose columns are shared out: sums go to L2 and come back.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills; benches/record/2026-11-23-linear-bands.md):
+// 168 registers (216 for those that multiply, 72 for those that ask), 12 warps, a block a
+// multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB, or 6 of 36. Sum of 6144 x 4096,
+// 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds, nvcc's build:
+//   rows of x                   192     256     384     512     1024
+//   this                        174.3   206.6   285.9   364.5   674.8
+//   cuBLASLt's best             159.7   178.6   237.2   302.8   607.8
+//   launches of up to 256 rows  190.1   199.6   334     401     802
+// What limits it. A stage of 256 rows takes 0.70 to 0.77 us, of which products take 0.58 at 1.755
+// GHz. About 12 us are the ends of a launch whose columns are shared out: sums go to L2 and come
+// back.
 //
-// Rejected, in the record with their figures:
-//   x by cp.async of 16 bytes; a slice kept in registers while others are loaded (four times the
-//   instructions, which come from L2 at every launch); the last block that comes adds all
+// Rejected, in the records with their figures:
+//   groups of six strips for 192 rows; x by cp.async of 16 bytes; a slice kept in registers while
+//   others are loaded (four times the instructions, which come from L2 at every launch); the last
+//   block that comes adds all
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
 #pragma once
@@ -37,21 +42,25 @@ constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS,
 // Most stages of a ring, and the slices of a group's sums.
 constexpr u32 LARGE_RING = 8, LARGE_SLICES = 8;
 // A warp's sums of eight rows of x by 16 rows of a strip are a fragment; a slice is some of them.
-constexpr u32 LARGE_FRAGMENTS = LARGE_ROWS / 8, SLICE_FRAGMENTS = LARGE_FRAGMENTS / LARGE_SLICES;
+__host__ __device__ constexpr u32 slice_fragments(u32 n) { return n / 8 / LARGE_SLICES; }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What a block has to do, piece by piece.
 struct LargeCursor {
     u32 item, matrix, share;
+    u32 bands, band;
     u32 at, end;  // stages of the matrix, group after group
 
-    __device__ explicit LargeCursor(const LinearLaunch& launch) : item(blockIdx.x) { enter(launch); }
+    __device__ explicit LargeCursor(const LinearLaunch& launch)
+        : item(blockIdx.x), bands(large_bands(launch.x_rows)) {
+        enter(launch);
+    }
     __device__ void enter(const LinearLaunch& launch) {
-        share = item, at = end = 0;
+        share = item / bands, band = item % bands, at = end = 0;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
             const u32 rows = launch.matrices[matrix].rows,
-                      length = large_length(rows, launch.columns),
-                      shares = large_shares(rows, launch.columns);
+                      length = large_length(rows, launch.columns, bands),
+                      shares = large_shares(rows, launch.columns, bands);
             if (share >= shares) {
                 share -= shares;
                 continue;
@@ -68,6 +77,8 @@ struct LargeCursor {
         p.matrix = matrix, p.first_strip = group * LARGE_STRIPS;
         p.strips = min(strips_of(launch.matrices[matrix].rows) - p.first_strip, LARGE_STRIPS);
         p.begin = at % stages, p.end = min(stages, p.begin + (end - at));
+        p.x_box = large_band_rows(launch.x_rows), p.x_first = band * p.x_box;
+        p.x_rows = min(launch.x_rows - p.x_first, p.x_box);
         return p;
     }
     __device__ void next(const LinearLaunch& launch, const WidePiece& p) {
@@ -106,14 +117,14 @@ struct LargeMeeting {
     const float* first;  // of the first piece, this thread's place
     const float* others; // of the second piece; the others come one after the other
     float* mine;
-    u32 pieces, number, slices;
+    u32 pieces, number, slices, stride;  // stride: from a piece to the next, in floats
     bool owns;
 
     __device__ LargeMeeting(const LinearLaunch& launch, const LargeCursor& cursor,
                             const WidePiece& piece) {
         const LinearMatrix& m = launch.matrices[piece.matrix];
         const u32 stages = wide_stage_count(launch.columns),
-                  length = large_length(m.rows, launch.columns),
+                  length = large_length(m.rows, launch.columns, cursor.bands),
                   all = large_groups(m.rows) * stages, begin = cursor.at - piece.begin,
                   end = begin + stages, first_share = begin / length,
                   last_share = (end - 1) / length;
@@ -121,21 +132,21 @@ struct LargeMeeting {
         // A share that has more after the last piece comes early: it owns nothing.
         const u32 owners = pieces - (end < min((last_share + 1) * length, all));
         slices = max(min(owners, LARGE_SLICES), 1), owns = number < slices;
-        const u32 item = cursor.item - number;  // of the first piece
+        const u32 item = cursor.item - number * cursor.bands;  // of the first piece
         counter = launch.counters + item;
         constexpr u64 PARTIAL = LARGE_PARTIAL_BYTES / 8;
         float* const partials = launch.partials + threadIdx.x * 4;
         first = partials + (2 * u64(item) + 1) * PARTIAL;
-        others = partials + 2 * (u64(item) + 1) * PARTIAL;
+        stride = 2 * cursor.bands * PARTIAL, others = partials + 2 * u64(item) * PARTIAL + stride;
         mine = partials + (2 * u64(cursor.item) + (number == 0)) * PARTIAL;
     }
     __device__ const float* partial(u32 piece) const {
-        return piece ? others + u64(piece - 1) * (LARGE_PARTIAL_BYTES / 4) : first;
+        return piece ? others + u64(piece - 1) * stride : first;
     }
     __device__ u32 own_slice() const { return owns ? 1u << number : 0; }
-    // The first fragment of a slice.
-    __device__ u32 fragment(u32 slice) const {
-        return slice * LARGE_SLICES / slices * SLICE_FRAGMENTS;
+    // The first fragment of a slice, with `n` rows of x.
+    __device__ u32 fragment(u32 slice, u32 n) const {
+        return slice * LARGE_SLICES / slices * slice_fragments(n);
     }
 };
 constexpr u32 LARGE_FRAGMENT_FLOATS = LARGE_WARPS * LANES * 4;
@@ -152,12 +163,13 @@ __device__ inline void load_partial(float (&to)[4], const float* from) {
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
 // The sums of a slice by all pieces, in order.
+template <u32 N>
 __device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice,
                                           const WideOutput& output) {
-    constexpr u32 FRAGMENTS = SLICE_FRAGMENTS, OTHERS = 3;
-    const u32 end = min(meeting.fragment(slice + 1), (output.x_rows + 7) / 8);
+    constexpr u32 FRAGMENTS = slice_fragments(N), OTHERS = 3;
+    const u32 end = min(meeting.fragment(slice + 1, N), (output.x_rows + 7) / 8);
 #pragma unroll 1
-    for (u32 i = meeting.fragment(slice); i < end; i += FRAGMENTS) {
+    for (u32 i = meeting.fragment(slice, N); i < end; i += FRAGMENTS) {
         float sums[FRAGMENTS][4];
         auto load = [&](float (&to)[FRAGMENTS][4], u32 piece) {
             const float* const from = meeting.partial(piece) + i * LARGE_FRAGMENT_FLOATS;
@@ -221,7 +233,7 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
     };
     auto store = [&] {
 #pragma unroll
-        for (u32 i = 0; i < LARGE_FRAGMENTS; i++)
+        for (u32 i = 0; i < N / 8; i++)
             if (8 * i < output.x_rows)
                 store_partial(meeting.mine + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
         __threadfence();
@@ -242,7 +254,7 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
     if (adds) {
         const float* const other = meeting.partial(1);
 #pragma unroll
-        for (u32 first = 0; first < LARGE_FRAGMENTS; first += 8) {
+        for (u32 first = 0; first < N / 8; first += 8) {
             if (8 * first >= output.x_rows) break;
             float more[8][4];
 #pragma unroll
@@ -253,12 +265,12 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
         }
     }
     if (adds || meeting.pieces == 1) {
-        output.store<LARGE_FRAGMENTS>(0, sums);
+        output.store<N / 8>(0, sums);
         if (meeting.pieces == 1) return;
     } else {
 #pragma unroll 1
         for (u32 slice = 0; slice < LARGE_SLICES; slice++)
-            if (todo >> slice & 1) add_slice(meeting, slice, output);
+            if (todo >> slice & 1) add_slice<N>(meeting, slice, output);
     }
     barrier_of_large();
     if (threadIdx.x == 0) {

@@ -76,8 +76,8 @@ static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
 // A launch of df11_linear_fast_{8,16}: one argument, by value. At most this many rows of x, at least
 // 1. Any multiple of LINEAR_GROUP
 // blocks, persistent; good is what fits the GPU at once, no more than `items`. Threads and dynamic
-// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,256} take it too:
-// see below.
+// shared memory: df11_linear_constants tells them. df11_linear_fast_{32,64,128,192,256} take it
+// too: see below.
 //
 // Up to 16 rows, bits of y depend on the matrix and on the row of x, and on nothing else: no other
 // row, no other matrix, no grid.
@@ -108,9 +108,9 @@ struct alignas(64) LinearLaunch {
     u32 tile_tables;  // of df11_linear_tile_{8,16}: tables at once: 1, 2 or 4
     LinearMatrix matrices[LINEAR_MATRICES];
     XMap x_map;  // a CUtensorMap of x, BF16 and row-major, as cuTensorMapEncodeTiled makes it: boxes
-                 // of WIDE_COLUMNS columns and all rows, 128-byte swizzle, zeros for columns that do
-                 // not exist. Without it, as if x or pitch is not a multiple of 16 bytes, x is read
-                 // slowly
+                 // of WIDE_COLUMNS columns and all rows, or those of a band, 128-byte swizzle,
+                 // zeros for columns that do not exist. Without it, as if x or pitch is not a
+                 // multiple of 16 bytes, x is read slowly
 };
 static_assert(sizeof(LinearLaunch) == 1024, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
@@ -197,31 +197,49 @@ __host__ __device__ constexpr u32 wide_parts(u32 rows, u32 columns) {
     return best;
 }
 
-// 129 to 256 rows of x: df11_linear_fast_256, of the same machine code: any number of blocks of
-// LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the attribute as
-// above. Matrices have LARGE_STRIPS strips by all columns as groups; their stages, group after
-// group, are shared out evenly. What blocks have of a group's sums meets in memory and is added in
-// order. Of a matrix whole_strips, slices, first_item, first_strip and first_partial are not read,
-// nor are wide_parts and wide_strips. What differs from above:
-//   items       the sum of large_shares(..)
+// 129 rows of x and more: df11_linear_fast_{192,256}, of the same machine code: any number of
+// blocks of LARGE_THREADS, persistent; good is one a multiprocessor, no more than `items`; the
+// attribute as above. Rows of x, at most LARGE_BANDS times LARGE_ROWS, come in bands; large_class
+// tells which of the two. Matrices have LARGE_STRIPS strips by all columns as groups; their stages, group after
+// group, are shared out evenly. Each share is an item for each band, one after the other, so that
+// blocks side by side read the same weights. What blocks have of a group's sums meets in memory and
+// is added in order. Of a matrix whole_strips, slices, first_item, first_strip and first_partial
+// are not read, nor are wide_parts and wide_strips. What differs from above:
+//   items       the sum of large_shares(..) times large_bands(x_rows)
 //   counters    LINEAR_BLOCKS for each matrix, 0 before and after
 //   partials    LARGE_PARTIAL_BYTES for each item, aligned to 16
-// Bits of y depend on the matrix and on the row of x; no other row, no other matrix changes them.
-constexpr u32 LARGE_ROWS = 256;      // of x, at most
+//   x_map       boxes of large_band_rows(x_rows) rows
+// Bits of y depend on the matrix, on the row of x, on how many bands there are and on which of the
+// kernels it is; no other row, no other matrix changes them.
+constexpr u32 LARGE_ROWS = 256;      // of a band, at most
+constexpr u32 LARGE_BANDS = 8;       // of x, at most
 constexpr u32 LARGE_STRIPS = 4;      // of a group
 constexpr u32 LARGE_STAGES = 8;      // a share has a multiple of these
 constexpr u32 LARGE_PARTIAL_BYTES = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
 __host__ __device__ constexpr u32 large_groups(u32 rows) {
     return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
 }
-// Stages of a share, but for the last one: by shape alone, for LINEAR_BLOCKS multiprocessors.
-__host__ __device__ constexpr u32 large_length(u32 rows, u32 columns) {
-    const u32 all = large_groups(rows) * wide_stage_count(columns),
-              each = (all + LINEAR_BLOCKS - 1) / LINEAR_BLOCKS;
+__host__ __device__ constexpr u32 large_bands(u32 x_rows) {
+    return (x_rows + LARGE_ROWS - 1) / LARGE_ROWS;
+}
+// Rows of x in a band; the last one may have fewer.
+__host__ __device__ constexpr u32 large_band_rows(u32 x_rows) {
+    const u32 bands = large_bands(x_rows);
+    return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
+}
+// Which of the kernels.
+__host__ __device__ constexpr u32 large_class(u32 x_rows) {
+    return large_band_rows(x_rows) <= 192 ? 192 : 256;
+}
+// Stages of a share, except of the last one: by shape and bands alone, for LINEAR_BLOCKS
+// multiprocessors.
+__host__ __device__ constexpr u32 large_length(u32 rows, u32 columns, u32 bands) {
+    const u32 all = large_groups(rows) * wide_stage_count(columns), teams = LINEAR_BLOCKS / bands,
+              each = (all + teams - 1) / teams;
     return (each + LARGE_STAGES - 1) / LARGE_STAGES * LARGE_STAGES;
 }
-__host__ __device__ constexpr u32 large_shares(u32 rows, u32 columns) {
-    const u32 length = large_length(rows, columns);
+__host__ __device__ constexpr u32 large_shares(u32 rows, u32 columns, u32 bands) {
+    const u32 length = large_length(rows, columns, bands);
     return (large_groups(rows) * wide_stage_count(columns) + length - 1) / length;
 }
 

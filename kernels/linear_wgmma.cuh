@@ -30,6 +30,9 @@ __device__ inline u32 describe_x(u32 address) { return address >> 4 | 1 << 16; }
 #define PLACES_64                                                                                 \
     PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
               " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PLACES_96                                                                                \
+    PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
+              " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define PLACES_128                                                                              \
     PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79," \
               " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95," \
@@ -56,6 +59,11 @@ __device__ inline void multiply_wide(float (&d)[32], u32 a0, u32 a1, u32 a2, u32
 __device__ inline void multiply_wide(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
     asm volatile(PRODUCT("128", PLACES_64, "%64, %65, %66, %67", "%68")
                  : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
+                 : WEIGHTS_AND_X);
+}
+__device__ inline void multiply_wide(float (&d)[96], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {
+    asm volatile(PRODUCT("192", PLACES_96, "%96, %97, %98, %99", "%100")
+                 : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80)
                  : WEIGHTS_AND_X);
 }
 __device__ inline void multiply_wide(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u32 x) {

@@ -71,11 +71,22 @@ __host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
 }
 constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 
+// Lanes of a warp that arrive at a barrier for what all of them have read or written: one, after
+// __syncwarp. That orders what the others did, too: bar.warp.sync synchronizes them with the lane
+// that arrives (release), that with those that wait (acquire), and causality is transitive (PTX ISA,
+// memory consistency model). Racecheck does not follow it; for it each lane arrives.
+#ifdef EVERY_LANE_ARRIVES
+constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
+#else
+constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
+#endif
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Strips and columns that a block multiplies at once.
 struct WidePiece {
     u32 matrix, first_strip, strips;  // strips: none if the group is after the last
     u32 begin, end;                   // stages
+    u32 x_first, x_rows, x_box;       // rows of x, and how many a copy of them has
 };
 // A block's part of an item.
 struct WideItem : WidePiece {
@@ -96,6 +107,7 @@ struct WideItem : WidePiece {
         strips = min(max(all, first_strip) - first_strip, most);
         const u32 stages = wide_stage_count(launch.columns);
         begin = stages * part / parts, end = stages * (part + 1) / parts;
+        x_first = 0, x_rows = x_box = launch.x_rows;
     }
 };
 
@@ -117,11 +129,11 @@ struct StageRing {
         place += bytes, full += 8;
         if (full == barriers + 8 * count) place = first, full = barriers, phase ^= 1;
     }
-    // Those that fill a stage arrive once each, two of them, and those that multiply once a warp.
+    // Those that fill a stage arrive twice, for weights and x, and those that multiply once a warp.
     __device__ void init_barriers(u32 warps) const {
         for (u32 i = 0; i < count; i++) {
-            init_barrier(barriers + 8 * i, 2);
-            init_barrier(empty() + 8 * i, warps);
+            init_barrier(barriers + 8 * i, WIDE_FILLING);
+            init_barrier(empty() + 8 * i, warps * WIDE_ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -180,20 +192,20 @@ __device__ __noinline__ void copy_words_slowly(const u16* from, u64 pitch, u32 r
 }
 // The 64 columns of x of a stage, by a warp, word by word; pieces of 16 bytes are swizzled
 // (linear_wgmma.cuh).
-__device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, u32 stage, u32 place,
-                                              u32 lane) {
+__device__ __forceinline__ void copy_x_slowly(const LinearLaunch& launch, const WidePiece& piece,
+                                              u32 stage, u32 place, u32 lane) {
     const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
-    copy_words_slowly(launch.x + mine, launch.x_pitch, launch.x_rows,
-                      max(launch.columns, mine) - mine, place + lane * 4);
+    copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
+                      piece.x_rows, max(launch.columns, mine) - mine, place + lane * 4);
     fence_shared();
 }
-// All rows of x, 64 columns, zeros where there are none, by one lane; all together, alike.
-__device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 barrier) {
+// Rows of x from `row` on, 64 columns, zeros where there are none, by one lane; all together, alike.
+__device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
     asm volatile(
         "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
         "{%2, %3}], [%4]; }" ::"r"(to),
-        "l"(&map), "r"(column), "r"(0), "r"(barrier)
+        "l"(&map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
 }
 
@@ -299,10 +311,12 @@ struct WideAsking {
     }
     __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
         const u32 to = ring.place + x_place;
-        if (!launch.x_mapped) copy_x_slowly(launch, stage, to, lane);
+        if (!launch.x_mapped) copy_x_slowly(launch, piece, stage, to, lane);
+        if (WIDE_ARRIVALS > 1) arrive(ring.full);
         __syncwarp();
-        arrive_expecting_once(ring.full, launch.x_mapped ? launch.x_rows * WIDE_COLUMNS * 2 : 0);
-        if (launch.x_mapped) copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, ring.full);
+        arrive_expecting_once(ring.full, launch.x_mapped ? piece.x_box * WIDE_COLUMNS * 2 : 0);
+        if (launch.x_mapped)
+            copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, piece.x_first, ring.full);
     }
     __device__ static void next(Ring& ring) {
 #pragma unroll
@@ -384,7 +398,7 @@ __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head
 // Lets those that ask write to a stage again; a barrier's address, or 0.
 __device__ inline void release(u32 empty, u32 lane) {
     __syncwarp();
-    if (empty && lane == 0) arrive(empty);
+    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
 }
 
 // Which rows of the block's strips a warp has.
@@ -487,9 +501,9 @@ struct WideOutput {
         const LinearMatrix& m = launch.matrices[item.matrix];
         const u32 lane = threadIdx.x % LANES,
                   row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
-        pitch = m.y_pitch, to = m.y + row + lane % 4 * 2 + lane / 4 * pitch;
+        pitch = m.y_pitch, to = m.y + row + lane % 4 * 2 + (item.x_first + lane / 4) * pitch;
         rows = share.strip < item.strips && row < m.rows ? m.rows - row : 0;
-        x_rows = launch.x_rows;
+        x_rows = item.x_rows;
         whole = rows >= 16 && (reinterpret_cast<u64>(m.y) | pitch * 2) % 4 == 0;
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {

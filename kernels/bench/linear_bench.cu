@@ -17,7 +17,7 @@
 //                                      the encoder's: CODE_BITS=N of the longest one at most,
 //                                      ESCAPE_COST=N bits that an escape counts more than it takes.
 //                                      TABLES=1: of a launch one table at once
-//   linear_bench crossover ROUNDS      from how many rows of x on decoding first is faster
+//   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is faster
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -178,7 +178,8 @@ static void launch_product(const LinearLaunch& l, bool early, cudaStream_t strea
 // Rows of x up to which the kernels are those of linear_bulk.cuh, and which of them.
 constexpr u32 MOST_BY_SHARED = LINEAR_ROWS;
 static u32 class_of(u32 x_rows) {
-    return x_rows <= MOST_BY_SHARED ? 0 : wide_class(x_rows);
+    if (x_rows <= WIDE_ROWS) return x_rows <= MOST_BY_SHARED ? 0 : wide_class(x_rows);
+    return large_class(x_rows) + 1000 * large_bands(x_rows);
 }
 
 // --- check
@@ -543,7 +544,7 @@ static int hostile(Context& c, int count, u64 seed) {
     u64 refused = 0;
     for (int i = 0; i < count; i++) {
         const u32 rows = shapes[i % 4][0], columns = shapes[i % 4][1],
-                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : LARGE_ROWS);
+                  x_rows = 1 + next() % (ring ? LINEAR_ROWS : i % 8 ? LARGE_ROWS : 3 * LARGE_ROWS);
         u16* w = make_weights(rows, columns, next(), i % 3);
         Fast f = pack(w, rows, columns);
         std::vector<u8> heads = from_device((const u8*)f.heads, f.tiles * 8),
@@ -849,7 +850,8 @@ int main(int argc, char** argv) {
     if (mode == "bench" || mode == "variants" || mode == "wide")
         return bench(c, atoi(argv[2]), mode == "variants", mode == "wide");
     if (mode == "crossover")
-        return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : LARGE_ROWS, early);
+        return crossover(c, atoi(argv[2]), ring ? LINEAR_ROWS : LARGE_ROWS * LARGE_BANDS,
+                         std::vector<const char*>(argv + 3, argv + argc), early);
     fprintf(stderr, "see the head of linear_bench.cu\n");
     return 2;
 }

@@ -30,7 +30,8 @@ static void map_x(LinearLaunch& l) {
                                               cudaEnableDefault, &found));
     }
     const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const cuuint32_t box[] = {WIDE_COLUMNS, l.x_rows}, every[] = {1, 1};
+    const u32 at_once = l.x_rows > WIDE_ROWS ? large_band_rows(l.x_rows) : l.x_rows;
+    const cuuint32_t box[] = {WIDE_COLUMNS, at_once}, every[] = {1, 1};
     const auto done =
         encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -64,15 +65,20 @@ static u32 wide_strips(const LinearLaunch& l) {
     }
     return best;
 }
-// 129 to 256 rows.
+// 129 rows and more.
+static const void* large_kernel(u32 n) {
+    return n == 192 ? kernel_of("df11_linear_fast_192", (const void*)df11_linear_fast_192)
+                    : kernel_of("df11_linear_fast_256", (const void*)df11_linear_fast_256);
+}
 static void launch_large(const LinearLaunch& launch, bool early, cudaStream_t stream) {
     LinearLaunch l = launch;
     map_x(l);
     l.items = 0;
+    const u32 bands = large_bands(l.x_rows);
     for (u32 i = 0; i < l.matrix_count; i++)
-        l.items += large_shares(l.matrices[i].rows, l.columns);
+        l.items += large_shares(l.matrices[i].rows, l.columns, bands) * bands;
     const u32 blocks = forced_strips ? forced_strips * 7 : u32(sm_count());
-    launch_with(kernel_of("df11_linear_fast_256", (const void*)df11_linear_fast_256),
+    launch_with(large_kernel(large_class(l.x_rows)),
                 std::min(l.items, blocks), LARGE_THREADS, WIDE_SHARED_BYTES, early, l, stream);
 }
 static void launch_wide(const LinearLaunch& launch, bool early, cudaStream_t stream) {
@@ -168,7 +174,13 @@ static bool check_wide(Context& c, bool early) {
     good &= check_one<Fast>(c, 28672, 4096, 0, 48, seed++);
     good &= check_one<Fast>(c, 28672, 4096, 0, 256, seed++);
     good &= check_one<Fast>(c, 100, 65536, 0, 256, seed++);
-    for (u32 x_rows : {17u, 64u, 128u, 192u})
+    for (u32 x_rows : {257u, 300u, 384u, 512u, 700u})
+        good &= check_one<Fast>(c, 512, 2048, seed % 2 ? 0 : 1, x_rows, seed), seed++,
+            good &= check_one<Fast>(c, 300, 4096, 0, x_rows, seed++),
+            good &= check_one<Fast>(c, 33, 264, 1, x_rows, seed++);
+    good &= check_one<Fast>(c, 4096, 4096, 0, 384, seed++);
+    good &= check_one<Fast>(c, 1024, 4096, 0, LARGE_ROWS * LARGE_BANDS, seed++);
+    for (u32 x_rows : {17u, 64u, 128u, 192u, 500u})
         good &= check_wide_launch(c, 1000, 2100, 512, 1588, x_rows, early),
             good &= check_wide_launch(c, 320, 4096, 256, 1024, x_rows, early);
     return good;
@@ -176,10 +188,15 @@ static bool check_wide(Context& c, bool early) {
 
 // From how many rows of x on decoding to memory and cuBLASLt are faster than fused products, in
 // parts of `most` rows.
-static int crossover(Context& c, int rounds, u32 most, bool early) {
+static int crossover(Context& c, int rounds, u32 most, const std::vector<const char*>& wanted,
+                     bool early) {
     const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
-    const u32 batches[] = {1, 8, 16, 32, 64, 128, 256, 512};
-    std::vector<double> fused(8), decoded(8), alone(8);
+    std::vector<u32> batches;
+    for (auto number : wanted) batches.push_back(u32(atoi(number)));
+    if (batches.empty()) batches = {1, 16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048};
+    const u32 all_rows = *std::max_element(batches.begin(), batches.end());
+    // Fused, decoded, cuBLASLt alone, decoding alone; in seconds.
+    std::vector<double> sums(4 * batches.size());
     for (auto& shape : shapes) {
         const u32 rows = shape[0], columns = shape[1];
         const u64 n = u64(rows) * columns;
@@ -188,9 +205,9 @@ static int crossover(Context& c, int rounds, u32 most, bool early) {
         std::vector<Fast> fs = {pack(ws[0], rows, columns)};
         for (int i = 1; i < copies; i++)
             ws.push_back(copy_of(ws[0], n * 2)), fs.push_back(fs[0].copy());
-        u16 *x = make_weights(512, columns, 9, 4), *y;
-        CUDA(cudaMalloc(&y, u64(512) * rows * 2));
-        for (u32 b = 0; b < 8; b++) {
+        u16 *x = make_weights(all_rows, columns, 9, 4), *y;
+        CUDA(cudaMalloc(&y, u64(all_rows) * rows * 2));
+        for (size_t b = 0; b < batches.size(); b++) {
             const u32 x_rows = batches[b];
             std::vector<Contender> all;
             Lt lt(c.lt, c.room, rows, x_rows, columns, columns);
@@ -200,36 +217,47 @@ static int crossover(Context& c, int rounds, u32 most, bool early) {
             int best = 0;
             for (int i = 1; i < lt.count; i++)
                 if (median_of(all[i].seconds) < median_of(all[best].seconds)) best = i;
-            std::vector<Contender> two;
-            two.push_back({"fused", 0, [&](int k) {
-                               for (u32 from = 0; from < x_rows; from += most) {
-                                   const u32 count = std::min(most, x_rows - from);
-                                   LinearLaunch l = launch_of(c, x + u64(from) * columns, columns,
-                                                              count, columns);
-                                   add_matrix(l, fs[k], y + u64(from) * rows, rows, nullptr);
-                                   launch_product(l, early, c.stream);
-                               }
-                           }});
-            two.push_back({"decoded", 0, [&](int k) {
-                               // To where cuBLASLt reads: the weights of this copy, as they are.
-                               unpack_on(fs[k], ws[k], columns, c.status, c.stream);
-                               lt.run(best, ws[k], x, y, c.stream);
-                           }});
-            two.push_back({"cublasLt", 0, [&](int k) { lt.run(best, ws[k], x, y, c.stream); }});
-            measure(c, two, copies, rounds);
-            fused[b] += median_of(two[0].seconds), decoded[b] += median_of(two[1].seconds),
-                alone[b] += median_of(two[2].seconds);
+            std::vector<Contender> ways;
+            ways.push_back({"fused", 0, [&](int k) {
+                                for (u32 from = 0; from < x_rows; from += most) {
+                                    const u32 count = std::min(most, x_rows - from);
+                                    LinearLaunch l = launch_of(c, x + u64(from) * columns, columns,
+                                                               count, columns);
+                                    add_matrix(l, fs[k], y + u64(from) * rows, rows, nullptr);
+                                    launch_product(l, early, c.stream);
+                                }
+                            }});
+            ways.push_back({"decoded", 0, [&](int k) {
+                                // To where cuBLASLt reads: the weights of this copy, as they are.
+                                unpack_on(fs[k], ws[k], columns, c.status, c.stream);
+                                lt.run(best, ws[k], x, y, c.stream);
+                            }});
+            ways.push_back({"cublasLt", 0, [&](int k) { lt.run(best, ws[k], x, y, c.stream); }});
+            ways.push_back({"decode", 0, [&](int k) {
+                                unpack_on(fs[k], ws[k], columns, c.status, c.stream);
+                            }});
+            measure(c, ways, copies, rounds);
+            printf("%5ux%-5u x %4u:", rows, columns, x_rows);
+            for (size_t i = 0; i < ways.size(); i++) {
+                const double seconds = median_of(ways[i].seconds);
+                printf("  %s %.2f", ways[i].name.c_str(), seconds * 1e6);
+                sums[4 * b + i] += seconds;
+            }
+            printf("\n");
         }
         for (auto p : ws) CUDA(cudaFree(p));
         for (auto& one : fs) one.free();
         CUDA(cudaFree(x));
         CUDA(cudaFree(y));
     }
-    printf("sums of four; fused in parts of %u rows\n", most);
-    for (u32 b = 0; b < 8; b++)
-        printf("x %3u: fused %8.1f us, decoded %8.1f us (cuBLASLt alone %8.1f us): %s\n",
-               batches[b], fused[b] * 1e6, decoded[b] * 1e6, alone[b] * 1e6,
-               fused[b] <= decoded[b] ? "fused" : "decode");
+    printf("sums of four in us; fused in parts of %u rows\n", most);
+    for (size_t b = 0; b < batches.size(); b++) {
+        const double* s = &sums[4 * b];
+        printf("x %4u: fused %8.1f, decoded %8.1f, cuBLASLt alone %8.1f (ratio %.3f), decoding alone "
+               "%6.1f: %s\n",
+               batches[b], s[0] * 1e6, s[1] * 1e6, s[2] * 1e6, s[2] / s[0], s[3] * 1e6,
+               s[0] <= s[1] ? "fused" : "decode");
+    }
     return 0;
 }
 
@@ -278,7 +306,7 @@ static int ways(Context& c, int rounds, bool early) {
 // Times of 16 to 256 rows of x, or of `wanted` alone, to compare kernels of files.
 static int sums(Context& c, int rounds, u32 wanted, bool early) {
     const u32 shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
-    for (u32 x_rows : {16u, 32u, 64u, 128u, 192u, 256u}) {
+    for (u32 x_rows : {16u, 32u, 64u, 128u, 192u, 256u, 384u, 512u, 1024u}) {
         if (wanted && wanted != x_rows) continue;
         double sum = 0;
         printf("x %3u:", x_rows);

@@ -29,8 +29,11 @@ _lock = Lock()
 _held: dict[tuple[int, int, int], Tensor] = {}
 #: Too small by now, but perhaps in use.
 _retired: list[Tensor] = []
-#: For the next capture, by GPU and bytes, one of each size that products outside of captures had.
-_spare: dict[tuple[int, int], Tensor] = {}
+#: Large workspaces are multiples of this, in bytes; others are powers of two.
+_STEP = 16 << 20
+#: For the next capture, by GPU and whether it is large: as large as any that products outside of
+#: captures had. A capture of small products alone leaves the large one.
+_spare: dict[tuple[int, bool], Tensor] = {}
 _is_shared = False
 
 
@@ -47,9 +50,9 @@ def workspace(index: int, stream: int, size: int) -> Tensor:
     """A workspace of at least `size` bytes for the next product on this stream of a GPU."""
     # The default stream, 0, cannot be captured.
     capture = _native.capture_id(stream) if stream and not _is_shared else 0
-    key, room = (index, stream, capture), 1 << (size - 1).bit_length()
+    key, room = (index, stream, capture), _room(size)
     held = _held.get(key)
-    has_spare = capture or _is_shared or (index, room) in _spare
+    has_spare = capture or _is_shared or _has_spare(index, room)
     if held is not None and held.nbytes >= room and has_spare:
         return held
     with _lock:
@@ -58,21 +61,34 @@ def workspace(index: int, stream: int, size: int) -> Tensor:
         return _eager(key, room)
 
 
+def _room(size: int) -> int:
+    return -(-size // _STEP) * _STEP if size > _STEP else 1 << (size - 1).bit_length()
+
+
+def _has_spare(index: int, room: int) -> bool:
+    spare = _spare.get((index, room > _STEP))
+    return spare is not None and spare.nbytes >= room
+
+
 def _eager(key: tuple[int, int, int], room: int) -> Tensor:
     index = key[0]
     held = _held.get(key)
     if held is None or held.nbytes < room:
         held = _hold(key, _made(index, room))
-    if (index, room) not in _spare:
-        _spare[index, room] = _made(index, room)
+    if not _has_spare(index, room):
+        kind = (index, room > _STEP)
+        # Nobody has had a smaller one: it may be freed.
+        _spare.pop(kind, None)
+        _spare[kind] = _made(index, room)
     return held
 
 
 def _captured(key: tuple[int, int, int], room: int) -> Tensor:
     index = key[0]
-    sizes = [size for at, size in _spare if at == index and size >= room]
-    if sizes:
-        return _hold(key, _spare.pop((index, min(sizes))))
+    for is_large in (False, True):
+        spare = _spare.get((index, is_large))
+        if spare is not None and spare.nbytes >= room:
+            return _hold(key, _spare.pop((index, is_large)))
     # No such product ran before the capture. This memory is the graph's: zeroed at each replay, and
     # free for what follows the product on the stream as soon as the caller drops it.
     return torch.zeros(room, dtype=torch.uint8, device=torch.device("cuda", index))

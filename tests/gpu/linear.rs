@@ -744,7 +744,7 @@ fn products_that_follow_each_other_wait_for_each_other() {
         });
         let linears: Vec<Linear> = linears.collect();
         if !linears.is_empty() {
-            for rows in [1, 16, 40, 200] {
+            for rows in [1, 16, 40, 200, 400] {
                 run_chain(&stream, &linears, rows);
             }
         }

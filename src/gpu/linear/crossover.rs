@@ -50,7 +50,7 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// ```text
 /// rows of x              16     32     64    128    256    512      decode, then cuBLASLt
 /// H200, stored          172    180    211                            204 + 118
-/// H200, fast             99    103    110    134    200    401       236 + 295 for 512 rows
+/// H200, fast             99    103    110    134    207    365       248 + 303 for 512 rows
 /// H100, stored          174    188    218                            300 + 164
 /// H100, fast            122    132    136    148    208    425       323 + 302 for 512 rows
 /// ```
@@ -58,11 +58,11 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// As stored a launch takes 64 rows: two of them take 436 on the H100, and on the H200 more than
 /// decoding and cuBLASLt.
 ///
-/// With the fast layout a launch takes 256 rows, and another one 200 (H200) or 217 (H100), where
-/// decoding and cuBLASLt grow by 110 and 101 for as many: three launches are faster, 600 instead of
-/// 641 and 642 instead of 725, and four are not.
+/// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
+/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100, where no launch of
+/// more than 256 rows was measured, three of them take 642 and decoding 725; four were slower.
 const KNOWN: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 129, fast: 769 }), (H200, Crossover { stored: 65, fast: 769 })];
+    [(H100, Crossover { stored: 129, fast: 769 }), (H200, Crossover { stored: 65, fast: 2049 })];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.

@@ -10,7 +10,7 @@ use super::{
     crossover::{Crossover, Gpu},
     decoded::{DECODED_CLASSES, DECODED_CONSTANTS, DecodedKernels},
     multiply::{Multiply, run},
-    split::{GROUP, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
+    split::{Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
     task::{
         FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
         PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
@@ -38,7 +38,7 @@ const SHARED_AT: usize = 16;
 const WIDE_AT: usize = SHARED_AT + ROWS as usize;
 /// From where on they say how matrices are shared out for more rows.
 const WIDE_SPLIT_AT: usize = WIDE_AT + 2;
-/// As [`WIDE_AT`], of the kernel for [`LARGE_ROWS`].
+/// As [`WIDE_AT`], of the kernels of [`LARGE_CLASSES`].
 const LARGE_AT: usize = WIDE_SPLIT_AT + WIDE_SPLIT.len();
 /// As [`WIDE_SPLIT_AT`], for as many.
 const LARGE_SPLIT_AT: usize = LARGE_AT + 2;
@@ -77,8 +77,8 @@ pub(in crate::gpu) struct LinearKernels {
 struct Wide {
     /// For each of [`WIDE_CLASSES`].
     classes: Vec<Multiply>,
-    /// For [`LARGE_ROWS`].
-    large: Multiply,
+    /// For each of [`LARGE_CLASSES`].
+    large: Vec<Multiply>,
 }
 
 /// Those for matrices in the fast layout. None if this GPU's code has none, or its blocks have too
@@ -91,13 +91,13 @@ fn load_wide(
     if constants[WIDE_AT + 1] == 0 {
         return Ok(None);
     }
-    let prepare = |rows, at: usize| {
+    let prepare = |classes: &[u64], at: usize| {
         let (shared, threads) = (constants[at], constants[at + 1]);
-        Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others)
+        let kernel = |rows| Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others);
+        classes.iter().map(kernel).collect::<Result<Vec<_>>>()
     };
-    let classes = WIDE_CLASSES.into_iter().map(|rows| prepare(rows, WIDE_AT)).collect::<Result<Vec<_>>>()?;
-    let large = prepare(LARGE_ROWS, LARGE_AT)?;
-    let fit = classes.iter().chain([&large]).all(|kernel| kernel.blocks > 0);
+    let (classes, large) = (prepare(&WIDE_CLASSES, WIDE_AT)?, prepare(&LARGE_CLASSES, LARGE_AT)?);
+    let fit = classes.iter().chain(&large).all(|kernel| kernel.blocks > 0);
     Ok(fit.then_some(Wide { classes, large }))
 }
 
@@ -238,11 +238,16 @@ impl LinearKernels {
     /// Likewise, of up to [`LARGE_ROWS`] rows of x.
     ///
     /// # Safety
-    /// As [`multiply`](Self::multiply), with no more than [`LARGE_ROWS`] rows of x; the matrices and
-    /// items are those of [`Large`](super::split::Large).
-    pub(super) unsafe fn multiply_large(&self, stream: &CudaStream, launch: &LinearLaunch) -> Result<()> {
+    /// As [`multiply`](Self::multiply), with no more than [`LARGE_ROWS`] rows of x, in these bands;
+    /// the matrices and items are those of [`Large`](super::split::Large).
+    pub(super) unsafe fn multiply_large(
+        &self,
+        stream: &CudaStream,
+        bands: Bands,
+        launch: &LinearLaunch,
+    ) -> Result<()> {
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
-        unsafe { self.wide().large.run(self.early, stream, launch.items, launch) }
+        unsafe { self.wide().large[bands.class()].run(self.early, stream, launch.items, launch) }
     }
 
     fn wide(&self) -> &Wide {

@@ -8,7 +8,7 @@ use super::{
     decoded::Rounds,
     kernels::LinearKernels,
     map::map_of,
-    split::{COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide},
+    split::{Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide},
     task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
     tiles::Staged,
 };
@@ -37,8 +37,8 @@ pub(super) struct Launch {
     wide_items: u64,
     /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
     rounds: Rounds,
-    /// For more than [`WIDE_ROWS`].
-    large: Vec<Large>,
+    /// Rows of each matrix, in the order of the launch.
+    rows: Vec<u64>,
 }
 
 impl Launch {
@@ -90,9 +90,8 @@ impl Launch {
             let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
             (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let large = Large::all(&rows, shape(order[0]).1);
         let (order, wide_items) = (order.to_vec(), wide.items);
-        Self { most_rows, staged, order, arguments, partials, wide_items, rounds, large }
+        Self { most_rows, staged, order, arguments, partials, wide_items, rounds, rows }
     }
 
     /// The most rows of x at once.
@@ -105,10 +104,12 @@ impl Launch {
         // Kernels for up to `WIDE_ROWS` need none, of the fast layout; but it may be used for fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let is_large = rows.min(self.most_rows) > WIDE_ROWS;
-        let shares = self.large.iter().map(|launch| launch.shares).max().filter(|_| is_large);
+        let columns = self.arguments.columns.into();
+        let large = || Large::most_items(&self.rows, columns, rows.min(self.most_rows));
+        let items = if is_large { large() } else { 0 };
         let is_decoded = self.staged.is_some() && rows.min(self.most_rows) > ROWS;
         let decoded = if is_decoded { self.rounds.places * Rounds::place_bytes(rows) } else { 0 };
-        match few.max(decoded).max(shares.unwrap_or(0) * LARGE_PARTIAL_BYTES) {
+        match few.max(decoded).max(items * LARGE_PARTIAL_BYTES) {
             0 => 0,
             partials => COUNTER_BYTES + partials,
         }
@@ -148,7 +149,9 @@ impl Launch {
             // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
             return unsafe { kernels.multiply_decoded(staged, stream, self.rounds.items, &arguments) };
         }
-        if let Some(map) = map_of(x, arguments.columns)? {
+        let bands = Bands::new(x.rows);
+        let box_rows = if x.rows <= WIDE_ROWS { x.rows } else { bands.rows };
+        if let Some(map) = map_of(x, arguments.columns, box_rows as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
         if x.rows <= WIDE_ROWS {
@@ -156,12 +159,13 @@ impl Launch {
             return unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) };
         }
         arguments.counters = workspace;
-        for &Large { matrices: (first, end), shares } in &self.large {
+        for Large { matrices: (first, end), items } in Large::all(&self.rows, arguments.columns.into(), bands)
+        {
             let mut part = arguments;
             part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);
-            (part.matrix_count, part.items) = ((end - first) as u32, shares as u32);
+            (part.matrix_count, part.items) = ((end - first) as u32, items as u32);
             // SAFETY: as above; one launch after the other has the workspace.
-            unsafe { kernels.multiply_large(stream, &part) }?;
+            unsafe { kernels.multiply_large(stream, bands, &part) }?;
         }
         Ok(())
     }

@@ -18,16 +18,16 @@ const ALIGNMENT: u64 = 16;
 const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
-/// That of these rows of x, as `kernels/linear_task.cuh` asks. None if x is not aligned: kernels
-/// read it slowly then.
-pub(super) fn map_of(x: LinearInput, columns: u32) -> Result<Option<XMap>> {
+/// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None if
+/// x is not aligned: kernels read it slowly then.
+pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let pitch = x.pitch * ELEMENT;
     if !(x.pointer | pitch).is_multiple_of(ALIGNMENT) || pitch >= PITCH_END {
         return Ok(None);
     }
     let mut map = XMap::default();
     let (sizes, pitches) = ([u64::from(columns), x.rows], [pitch]);
-    let (boxes, every) = ([WIDE_COLUMNS as u32, x.rows as u32], [1_u32; 2]);
+    let (boxes, every) = ([WIDE_COLUMNS as u32, box_rows], [1_u32; 2]);
     // SAFETY: the map has its size and alignment; of two dimensions there are two sizes, boxes and
     // strides, and one pitch. The driver reads nothing of x.
     let result = unsafe {

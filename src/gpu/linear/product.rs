@@ -57,14 +57,15 @@ impl LinearOutput {
 ///
 /// Matrices may be as stored or in the fast layout, also some so and some so. Any number of rows of
 /// x is multiplied, by several launches if need be: 16 rows at once (fewer of matrices as stored if
-/// blocks have little shared memory), or with compute capability 9.0 64 of matrices as stored and 256
-/// of those in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
+/// blocks have little shared memory), or with compute capability 9.0 64 of matrices as stored and
+/// 2048 of those in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
 /// ([`Matrix::decode_into_raw`]) and multiply with a library of BLAS.
 ///
 /// Sums are f32 and each is rounded once. Bits of y are the same in every run. On one GPU those of
 /// a row that is multiplied with up to 15 others at once depend on the matrix, its residence and
-/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128 or
-/// 256. They never depend on other matrices. Keeps its matrices alive.
+/// the row of x, whatever the others are; with more, also on whether there are up to 32, 64, 128,
+/// 192 or 256, and above that on how many 256 there are, and whether up to 192 for each of them.
+/// They never depend on other matrices. Keeps its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};

@@ -139,58 +139,91 @@ impl Wide {
     }
 }
 
-/// Rows of x up to which the kernel for more than the last of [`WIDE_CLASSES`] multiplies.
-pub(super) const LARGE_ROWS: u64 = 256;
+/// Rows of a band of x, at most, of the kernels for more rows than the last of [`WIDE_CLASSES`].
+pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
 /// Strips of a group, whose stages follow each other.
 const LARGE_STRIPS: u64 = 4;
 /// A share has a multiple of these.
 const LARGE_STAGES: u64 = 8;
+/// Of x, at most.
+const LARGE_BANDS: u64 = 8;
+/// Rows of x that one launch multiplies, at most.
+pub(super) const LARGE_ROWS: u64 = LARGE_BANDS * LARGE_CLASSES[1];
 /// What sums of a share take that meet in memory.
-pub(super) const LARGE_PARTIAL_BYTES: u64 = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
+pub(super) const LARGE_PARTIAL_BYTES: u64 = 2 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1] * 4;
 /// What of this the kernels' constants tell.
-pub(super) const LARGE_SPLIT: [u64; 3] = [LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES];
-/// Shares of one launch, at most: those of two large matrices.
-const MOST_SHARES: u64 = 2 * BLOCKS;
+pub(super) const LARGE_SPLIT: [u64; 5] =
+    [LARGE_STRIPS, LARGE_STAGES, LARGE_PARTIAL_BYTES, LARGE_CLASSES[1], LARGE_BANDS];
+/// Items of one launch, at most: those of two large matrices.
+const MOST_ITEMS: u64 = 2 * BLOCKS;
 
-/// In how many shares a matrix is multiplied by more than the last of [`WIDE_CLASSES`] rows of x, at
-/// most [`BLOCKS`]: `large_shares` of the kernels.
-const fn large_shares(rows: u64, columns: u64) -> u64 {
-    let groups = rows.div_ceil(STRIP_ROWS).div_ceil(LARGE_STRIPS);
-    let stages = groups * columns.div_ceil(WIDE_COLUMNS);
-    stages.div_ceil(stages.div_ceil(BLOCKS).next_multiple_of(LARGE_STAGES))
+/// Rows of x in bands, each multiplied by blocks of its own: `large_bands` and `large_band_rows` of
+/// the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bands {
+    pub(super) count: u64,
+    /// Of one; the last one may have fewer.
+    pub(super) rows: u64,
 }
 
-/// A launch of the kernel for more than the last of [`WIDE_CLASSES`] rows of x.
+impl Bands {
+    /// Of no more than [`LARGE_ROWS`] rows of x.
+    pub(super) fn new(x_rows: u64) -> Self {
+        let count = x_rows.div_ceil(LARGE_CLASSES[1]).max(1);
+        Self { count, rows: x_rows.div_ceil(count).next_multiple_of(8) }
+    }
+
+    /// Which of [`LARGE_CLASSES`].
+    pub(super) const fn class(self) -> usize {
+        if self.rows <= LARGE_CLASSES[0] { 0 } else { 1 }
+    }
+
+    /// Blocks' work on a matrix, at most [`BLOCKS`]: each band of `large_shares` of the kernels.
+    const fn items(self, rows: u64, columns: u64) -> u64 {
+        let groups = rows.div_ceil(STRIP_ROWS).div_ceil(LARGE_STRIPS);
+        let stages = groups * columns.div_ceil(WIDE_COLUMNS);
+        stages.div_ceil(stages.div_ceil(BLOCKS / self.count).next_multiple_of(LARGE_STAGES)) * self.count
+    }
+}
+
+/// A launch of a kernel for more than the last of [`WIDE_CLASSES`] rows of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Large {
     /// The first of its matrices, and the one after the last.
     pub(super) matrices: (usize, usize),
-    pub(super) shares: u64,
+    pub(super) items: u64,
 }
 
 impl Large {
     /// Launches for matrices with these rows and as many columns: so many in each that what they
     /// need of a workspace is bounded.
-    pub(super) fn all(rows: &[u64], columns: u64) -> Vec<Self> {
+    pub(super) fn all(rows: &[u64], columns: u64, bands: Bands) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for (at, &rows) in rows.iter().enumerate() {
-            let shares = large_shares(rows, columns);
+            let items = bands.items(rows, columns);
             match all.last_mut() {
-                Some(last) if last.shares + shares <= MOST_SHARES => {
-                    *last = Self { matrices: (last.matrices.0, at + 1), shares: last.shares + shares };
+                Some(last) if last.items + items <= MOST_ITEMS => {
+                    *last = Self { matrices: (last.matrices.0, at + 1), items: last.items + items };
                 }
-                _ => all.push(Self { matrices: (at, at + 1), shares }),
+                _ => all.push(Self { matrices: (at, at + 1), items }),
             }
         }
         all
+    }
+
+    /// The most items of a launch for up to this many rows of x.
+    pub(super) fn most_items(rows: &[u64], columns: u64, x_rows: u64) -> u64 {
+        let bands = (1..=Bands::new(x_rows).count).map(|count| Bands { count, rows: 0 });
+        let all = bands.flat_map(|bands| Self::all(rows, columns, bands));
+        all.map(|launch| launch.items).max().unwrap_or(0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        GROUP, Large, MATRIX_COUNTERS, MOST_SHARES, MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, large_shares,
-        wide_items,
+        BLOCKS, Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, Large, MATRIX_COUNTERS, MOST_ITEMS, MOST_TAIL_ITEMS,
+        Split, WIDE_STRIPS, Wide, wide_items,
     };
 
     #[test]
@@ -241,19 +274,57 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_x_come_in_bands() {
+        let of = |x_rows| {
+            let bands = Bands::new(x_rows);
+            (bands.count, bands.rows, LARGE_CLASSES[bands.class()])
+        };
+        assert_eq!(
+            [of(129), of(192), of(193), of(256)],
+            [(1, 136, 192), (1, 192, 192), (1, 200, 256), (1, 256, 256)]
+        );
+        assert_eq!(
+            [of(257), of(384), of(512), of(2048)],
+            [(2, 136, 192), (2, 192, 192), (2, 256, 256), (8, 256, 256)]
+        );
+        for x_rows in 129..=LARGE_ROWS {
+            let Bands { count, rows } = Bands::new(x_rows);
+            assert!(rows <= 256 && rows * count >= x_rows && rows * (count - 1) < x_rows, "{x_rows}");
+        }
+    }
+
+    #[test]
     fn stages_are_shared_out_among_blocks() {
+        let bands = [192, 256, 384, 512, 700, 1024, LARGE_ROWS].map(Bands::new);
         for rows in (1..200_000).step_by(3001) {
             for columns in (8..40_000).step_by(1016) {
-                assert!((1..=MATRIX_COUNTERS).contains(&large_shares(rows, columns)), "{rows} x {columns}");
+                for bands in bands {
+                    let items = bands.items(rows, columns);
+                    assert!(
+                        (1..=BLOCKS.min(MATRIX_COUNTERS)).contains(&items),
+                        "{rows} x {columns}, {bands:?}"
+                    );
+                }
             }
         }
-        let of = |rows, columns| large_shares(rows, columns);
-        assert_eq!([of(6144, 4096), of(4096, 4096), of(28_672, 4096), of(4096, 14_336)], [128; 4]);
-        assert_eq!([of(1, 8), of(128, 1024), of(1024, 4096)], [1, 2, 64]);
-        let all = |rows: &[u64]| Large::all(rows, 4096);
-        let launch = |first, end, shares| Large { matrices: (first, end), shares };
+        let of = |rows, columns, x_rows| Bands::new(x_rows).items(rows, columns);
+        assert_eq!(
+            [of(6144, 4096, 256), of(4096, 4096, 256), of(28_672, 4096, 256), of(4096, 14_336, 256)],
+            [128; 4]
+        );
+        assert_eq!([of(1, 8, 256), of(128, 1024, 256), of(1024, 4096, 256)], [1, 2, 64]);
+        assert_eq!([of(6144, 4096, 192), of(4096, 4096, 384), of(28_672, 4096, 512)], [128, 128, 128]);
+        let all = |rows: &[u64]| Large::all(rows, 4096, Bands::new(256));
+        let launch = |first, end, items| Large { matrices: (first, end), items };
         assert_eq!(all(&[4096, 1024, 1024]), [launch(0, 3, 256)]);
         assert_eq!(all(&[14_336, 14_336, 14_336]), [launch(0, 2, 256), launch(2, 3, 128)]);
-        assert!(all(&[14_336; 8]).iter().all(|launch| launch.shares <= MOST_SHARES));
+        assert!(all(&[14_336; 8]).iter().all(|launch| launch.items <= MOST_ITEMS));
+        // What is enough for some rows of x is enough for fewer.
+        let most = |x_rows| Large::most_items(&[4096, 1024, 1024], 4096, x_rows);
+        for x_rows in (129..LARGE_ROWS).step_by(61) {
+            let launches = Large::all(&[4096, 1024, 1024], 4096, Bands::new(x_rows));
+            assert!(launches.iter().all(|launch| launch.items <= most(x_rows)), "{x_rows}");
+            assert!(most(x_rows) <= most(x_rows + 61));
+        }
     }
 }
