@@ -210,7 +210,8 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     };
     // Sums of two items if a block has as many, and tables of its matrices, if there is room for the
     // largest tile: sums first, unless each item has another matrix (src/gpu/linear/tiles.rs).
-    const u32 each = (l.items + blocks - 1) / blocks,
+    const u32 blocks = few_blocks ? few_blocks : u32(sm_count()),
+              each = (l.items + blocks - 1) / blocks,
               wanted = std::min({l.matrix_count, ring ? 1 : most_tables, each});
     copy.tile_tables = copy.tile_sets = 1;
     auto more_sets = [&] {

@@ -219,7 +219,7 @@ impl TileKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::{Needs, Shape, Staged, Work};
+    use super::{Needs, Staged, Work};
 
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
