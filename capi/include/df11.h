@@ -219,7 +219,7 @@ void df11_gpu_free(struct df11_gpu_tensor *tensor);
 // these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
 //
 // # Safety
-// `stream` is a CUstream or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
+// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
 // memory of the GPU, which nobody else uses until the work is done; until then the tensor is not freed.
 enum df11_status df11_gpu_decode(const struct df11_gpu_tensor *tensor,
                                  uint64_t first_row,

@@ -233,20 +233,16 @@ unsafe fn load(
     }
     let rows = tensor.shape().first().copied().unwrap_or(1);
     let row_bytes = tensor.byte_length()?.checked_div(rows).unwrap_or(0);
-    let form = match places.arrays {
+    let form = if let Some(arrays) = places.arrays {
         // SAFETY: the caller's promise, or memory of its own.
-        Some(arrays) => Form::Matrix(
-            unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?,
-            OnceLock::new(),
-        ),
-        None => {
-            let bytes = tensor.decode_bytes()?;
-            // SAFETY: the memory has as many bytes, and both live until the copy is done.
-            let copied = unsafe { memcpy_htod_async(pointer, &bytes, stream.cu_stream()) };
-            ask(copied, "copying to the GPU")?;
-            ask(stream.synchronize(), "copying to the GPU")?;
-            Form::Decoded(pointer)
-        }
+        let matrix = unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
+        Form::Matrix(matrix, OnceLock::new())
+    } else {
+        let bytes = tensor.decode_bytes()?;
+        // SAFETY: the memory has as many bytes, and both live until the copy is done.
+        let copied = unsafe { memcpy_htod_async(pointer, &bytes, stream.cu_stream()) };
+        ask(copied.and_then(|()| stream.synchronize()), "copying to the GPU")?;
+        Form::Decoded(pointer)
     };
     let name = name.to_owned();
     let loaded = GpuTensor { gpu, name, rows, row_bytes, form, _memory: memory };
@@ -265,7 +261,7 @@ unsafe fn matrix(
 ) -> Result<Matrix, Failure> {
     let wanted = [(tensor.name(), [codebook, records, bitstream, plane])];
     // SAFETY: the caller's promise.
-    unsafe { model.model.upload_arrays(device, &wanted, &()) }?;
+    unsafe { model.opened.upload_arrays(device, &wanted, &()) }?;
     let [codebook_bytes, _, bitstream_bytes, _] = tensor.tile_array_lengths();
     // SAFETY: the caller's promise.
     unsafe { device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
@@ -386,7 +382,7 @@ pub unsafe extern "C" fn df11_gpu_free(tensor: *mut GpuTensor) {
 /// these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
 ///
 /// # Safety
-/// `stream` is a CUstream or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
+/// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
 /// memory of the GPU, which nobody else uses until the work is done; until then the tensor is not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_decode(

@@ -20,7 +20,7 @@ use crate::{
 
 /// An open model. Any number of threads may use it at once.
 pub struct Model {
-    pub(crate) model: df11::Model,
+    pub(crate) opened: df11::Model,
     entries: Vec<Entry>,
     indices: HashMap<String, u64>,
 }
@@ -85,13 +85,13 @@ impl Model {
         let entries = model.tensors().map(entry).collect();
         let names = model.tensors().map(|tensor| tensor.name().to_owned());
         let indices = names.zip(0..).collect();
-        Self { model, entries, indices }
+        Self { opened: model, entries, indices }
     }
 
     /// The entry at this index and its tensor.
     fn at(&self, index: u64) -> Result<(&Entry, df11::Tensor<'_>), Failure> {
         let entry = usize::try_from(index).ok().and_then(|index| self.entries.get(index));
-        let found = entry.and_then(|entry| Some((entry, self.model.tensor(entry.name.to_str().ok()?)?)));
+        let found = entry.and_then(|entry| Some((entry, self.opened.tensor(entry.name.to_str().ok()?)?)));
         let count = self.entries.len();
         found.map_or_else(|| not_found(format!("there is no tensor {index} of {count}")), Ok)
     }
@@ -142,15 +142,15 @@ pub(crate) fn check_size(given: u64, needed: u64, name: &str) -> Result<(), Fail
     refuse(format!("an output of {given} bytes for {needed} bytes of {name:?}"))
 }
 
-/// As the system names files: any bytes, or UTF-8 on Windows.
-fn to_path(text: &CStr) -> Result<PathBuf, Failure> {
+/// As the system names files: any bytes on Unix, UTF-8 elsewhere.
+fn to_path(text: &CStr) -> PathBuf {
     #[cfg(unix)]
     {
         use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
-        Ok(OsStr::from_bytes(text.to_bytes()).into())
+        OsStr::from_bytes(text.to_bytes()).into()
     }
     #[cfg(not(unix))]
-    text.to_str().map(Into::into).or_else(|_| refuse("the path is not UTF-8"))
+    text.to_string_lossy().into_owned().into()
 }
 
 /// Opens a model: a container, or a folder with all its shards. Reads and validates headers and
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn df11_open(path: *const c_char, flags: u32, model: *mut 
         // SAFETY: the caller's promise.
         unsafe { write(model, null_mut(), "the place of the model") }?;
         // SAFETY: the caller's promise.
-        let path = to_path(unsafe { text(path, "the path") }?)?;
+        let path = to_path(unsafe { text(path, "the path") }?);
         if flags & !OPEN_WITHOUT_MAP != 0 {
             return refuse(format!("flags {flags:#x} of df11_open"));
         }
