@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ._safe import unfit
+
 #: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
 #: there is none.
 WEIGHTS = "df11.safetensors"
@@ -66,6 +68,36 @@ def wrap_resolution() -> bool:
     resolve_containers_too._df11 = True  # type: ignore[attr-defined]
     setattr(modeling_utils, _FUNCTION, resolve_containers_too)
     return True
+
+
+def explain_containers() -> None:
+    """Has `from_pretrained` of a single container say what loads it, instead of that it is no JSON.
+    Where transformers reads configs otherwise, nothing changes.
+    """
+    from transformers import configuration_utils
+
+    config = configuration_utils.PreTrainedConfig
+    read = getattr(config, "_dict_from_json_file", None)
+    if read is None or hasattr(read, "_df11"):
+        return
+
+    @functools.wraps(read.__func__)
+    def read_or_explain(cls: Any, json_file: Any) -> Any:
+        try:
+            return read.__func__(cls, json_file)
+        except ValueError as error:
+            path = Path(json_file)
+            if path.suffix != ".df11":
+                raise
+            folder = f"{path.with_suffix('')}-df11"
+            raise unfit(
+                f"{path} is one container, and transformers loads folders",
+                f"df11 convert {path} {folder} makes one; df11.attach(module, {str(path)!r}) "
+                "gives a module its weights",
+            ) from error
+
+    read_or_explain._df11 = True  # type: ignore[attr-defined]
+    config._dict_from_json_file = classmethod(read_or_explain)
 
 
 def folder_of(
