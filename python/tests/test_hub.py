@@ -233,9 +233,10 @@ def test_a_single_container_says_what_loads_it(tmp_path: Path) -> None:
     one = tmp_path / "one.df11"
     df11.compress(causal("llama", tmp_path / "bf16"), one, progress=False)
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoConfig):
-        with pytest.raises(df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"):
+        with pytest.raises(
+            df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"
+        ):
             kind.from_pretrained(one)
-    broken = tmp_path / "config.json"
-    broken.write_text("{")
+    (tmp_path / "config.json").write_text("{")
     with pytest.raises(OSError, match="not a valid JSON"):
-        transformers.AutoConfig.from_pretrained(broken)
+        transformers.AutoConfig.from_pretrained(tmp_path)
