@@ -36,7 +36,7 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
                 exception.setattr("offset", offset)?;
             }
             Error::Unsupported { remedy, .. } | Error::Gpu { remedy, .. } => {
-                exception.setattr("remedy", remedy)?
+                exception.setattr("remedy", remedy)?;
             }
             _ => {}
         }

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("huggingface_hub")
 
 from hub import Hub, Repository  # noqa: E402
-from models import config_of, seeded, tokenizer  # noqa: E402
+from models import causal, config_of, seeded, tokenizer  # noqa: E402
 
 import df11  # noqa: E402
 
@@ -227,3 +227,16 @@ def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.Monk
     assert _hub.brought("models", None, "part") == Path("models/part")
     with pytest.raises(AssertionError, match="asked the Hub"):
         _hub.brought("org/name", None, None)
+
+
+def test_a_single_container_says_what_loads_it(tmp_path: Path) -> None:
+    one = tmp_path / "one.df11"
+    df11.compress(causal("llama", tmp_path / "bf16"), one, progress=False)
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoConfig):
+        with pytest.raises(
+            df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"
+        ):
+            kind.from_pretrained(one)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(OSError, match="not a valid JSON"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
