@@ -184,7 +184,10 @@ def _spread(groups: list[Group], placement: Placement, wanted: str) -> None:
     assert placement.memory is not None
     forms: list[Residence] = ["stored"] if wanted == "stored" else ["fast", "stored"]
     sizes = [[each.nbytes(form) for each in groups] for form in forms]
-    fits = lambda caps: spread(sizes[0], caps) is not None  # noqa: E731
+
+    def fits(caps: list[int]) -> bool:
+        return spread(sizes[0], caps) is not None
+
     memory = balance(placement.memory, placement.order, fits)
     found = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
     # What is too much for all is for the last one to stream.
