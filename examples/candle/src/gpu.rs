@@ -7,8 +7,7 @@ use std::{
 };
 
 use candle_core::{
-    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor,
-    backend::BackendStorage as _, bail,
+    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail,
 };
 use df11::gpu::{
     Device, GpuModel, GpuProgram, Indices, LinearInput, LinearOutput, LoadOptions, Matrix, Piece, Status,
