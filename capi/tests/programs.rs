@@ -91,8 +91,8 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// Likewise under valgrind, which fails at the first byte that is read or written where none is, and
-/// at memory that nobody freed. `None` where it is missing.
+/// Likewise under valgrind, which fails at the first byte that is read or written where none is,
+/// and at memory that nobody freed. `None` where it is missing.
 fn run_checked(program: &Path, arguments: &[&Path]) -> Option<String> {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
@@ -202,7 +202,9 @@ fn hostile_calls_and_damaged_files_are_refused() {
 #[test]
 fn hostile_calls_of_the_gpu_are_refused() {
     let place = Place::new();
-    let (Some(program), Some(driver)) = (place.compile("hostile.c"), stand_in::compile(&[])) else { return };
+    let (Some(program), Some(driver)) = (place.compile("hostile.c"), stand_in::compile(&[])) else {
+        return;
+    };
     let mut command = Command::new(program);
     command.arg(place.path("tile.df11")).arg(MATRIX).arg(place.path("damaged")).arg("gpu");
     command.env("LD_LIBRARY_PATH", driver.path()).env_remove("CUDA_VISIBLE_DEVICES");
