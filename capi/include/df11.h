@@ -12,7 +12,8 @@
 // Of this interface, major. Programs that were compiled for another major version do not fit.
 #define DF11_VERSION_MAJOR 0
 
-// Of this interface, minor. While the major version is 0, another minor version does not fit either.
+// Of this interface, minor. While the major version is 0, another minor version does not fit
+// either.
 #define DF11_VERSION_MINOR 1
 
 // For `df11_open`: read files on demand instead of mapping them into memory.
@@ -36,7 +37,8 @@ typedef enum df11_status {
   DF11_STATUS_CORRUPT = 3,
   // A limit of the format is exceeded.
   DF11_STATUS_LIMIT = 4,
-  // The caller asked for something impossible: a null pointer, a wrong size, rows that do not exist.
+  // The caller asked for something impossible: a null pointer, a wrong size, rows that do not
+  // exist.
   DF11_STATUS_PARAMETER = 5,
   // The GPU or its driver failed, or is not there.
   DF11_STATUS_GPU = 6,
@@ -91,8 +93,8 @@ typedef struct df11_tensor {
   uint64_t gpu_bytes;
 } df11_tensor;
 
-// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements from
-// the start of a row to that of the next.
+// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements
+// from the start of a row to that of the next.
 typedef struct df11_product {
   // `sizeof (df11_product)`: later versions add fields at the end.
   size_t size;
@@ -137,13 +139,15 @@ const char *df11_last_error(void);
 // if the call fails.
 enum df11_status df11_open(const char *path, uint32_t flags, struct df11_model **model);
 
-// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is nothing.
+// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is
+// nothing.
 //
 // # Safety
 // The model is from `df11_open` and is used no more, by any thread.
 void df11_close(struct df11_model *model);
 
-// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over all.
+// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over
+// all.
 //
 // # Safety
 // `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
@@ -159,10 +163,10 @@ enum df11_status df11_tensor_named(const struct df11_model *model,
                                    const char *name,
                                    struct df11_tensor *tensor);
 
-// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works on
-// all cores; checksums are checked the first time that bytes are read. `output_bytes` is the size of
-// these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of `df11_tensor`.
-// After an error the output holds anything.
+// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works
+// on all cores; checksums are checked the first time that bytes are read. `output_bytes` is the
+// size of these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of
+// `df11_tensor`. After an error the output holds anything.
 //
 // # Safety
 // `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.
@@ -173,14 +177,13 @@ enum df11_status df11_decode(const struct df11_model *model,
                              void *output,
                              uint64_t output_bytes);
 
-// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works in
-// the primary context, which the CUDA runtime uses too. Every function leaves the thread's current
-// context as it was.
+// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works
+// in the primary context, which the CUDA runtime uses too. Every function leaves the thread's
+// current context as it was.
 //
 // # Safety
 // `gpu` has room for a pointer, which is NULL if the call fails.
-enum df11_status df11_gpu_open(uint32_t ordinal,
-                               struct df11_gpu **gpu);
+enum df11_status df11_gpu_open(uint32_t ordinal, struct df11_gpu **gpu);
 
 // Closes a GPU; tensors that are loaded keep it open until they are freed. NULL is nothing.
 //
@@ -188,18 +191,18 @@ enum df11_status df11_gpu_open(uint32_t ordinal,
 // It is from `df11_gpu_open` and is used no more, by any thread.
 void df11_gpu_close(struct df11_gpu *gpu);
 
-// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded and
-// multiplied by there; any other is decoded on the way. Checksums and contents are checked. Done when
-// it returns.
+// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded
+// and multiplied by there; any other is decoded on the way. Checksums and contents are checked.
+// Done when it returns.
 //
 // `pointer` is a multiple of 256 with `bytes` of memory, exactly `gpu_bytes` of `df11_tensor`; or
 // NULL with 0 bytes for memory of the library. With `DF11_GPU_FAST` the library takes that, and
-// transcodes the matrix to the fast layout (about 12.1 bits a weight, the fastest to multiply by); one
-// that has too many exceptions stays as stored.
+// transcodes the matrix to the fast layout (about 12.1 bits a weight, the fastest to multiply by);
+// one that has too many exceptions stays as stored.
 //
 // # Safety
-// `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has room
-// for a pointer, which is NULL if the call fails.
+// `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has
+// room for a pointer, which is NULL if the call fails.
 enum df11_status df11_gpu_load(const struct df11_gpu *gpu,
                                const struct df11_model *model,
                                uint64_t index,
@@ -215,12 +218,13 @@ enum df11_status df11_gpu_load(const struct df11_gpu *gpu,
 void df11_gpu_free(struct df11_gpu_tensor *tensor);
 
 // Puts the decoding of rows on a stream: dense, as `df11_decode` gives them. Neither allocates nor
-// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size of
-// these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
+// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size
+// of these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
 //
 // # Safety
-// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
-// memory of the GPU, which nobody else uses until the work is done; until then the tensor is not freed.
+// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has
+// `output_bytes` of memory of the GPU, which nobody else uses until the work is done; until then
+// the tensor is not freed.
 enum df11_status df11_gpu_decode(const struct df11_gpu_tensor *tensor,
                                  uint64_t first_row,
                                  uint64_t row_count,
@@ -238,8 +242,8 @@ enum df11_status df11_gpu_workspace(const struct df11_gpu_tensor *tensor,
 
 // Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
 // F32, each is rounded once, and bits are the same in every run, but not those of a BLAS. Neither
-// allocates nor waits, except that the first product with a tensor prepares it (`df11_gpu_workspace`
-// does so too, ahead of a capture).
+// allocates nor waits, except that the first product with a tensor prepares it
+// (`df11_gpu_workspace` does so too, ahead of a capture).
 //
 // # Safety
 // As `df11_gpu_decode`, of all memory that `product` names; that may not overlap.
@@ -247,13 +251,12 @@ enum df11_status df11_gpu_multiply(const struct df11_gpu_tensor *tensor,
                                    const struct df11_product *product,
                                    void *stream);
 
-// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded or
-// multiplied by on this GPU since the last call was damaged: its outputs hold anything.
+// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded
+// or multiplied by on this GPU since the last call was damaged: its outputs hold anything.
 //
 // # Safety
 // `gpu` is open; `stream` as of `df11_gpu_decode`.
-enum df11_status df11_gpu_check(const struct df11_gpu *gpu,
-                                void *stream);
+enum df11_status df11_gpu_check(const struct df11_gpu *gpu, void *stream);
 
 #ifdef __cplusplus
 }  // extern "C"

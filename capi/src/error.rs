@@ -24,7 +24,8 @@ pub enum Status {
     Corrupt = 3,
     /// A limit of the format is exceeded.
     Limit = 4,
-    /// The caller asked for something impossible: a null pointer, a wrong size, rows that do not exist.
+    /// The caller asked for something impossible: a null pointer, a wrong size, rows that do not
+    /// exist.
     Parameter = 5,
     /// The GPU or its driver failed, or is not there.
     Gpu = 6,

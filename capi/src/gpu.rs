@@ -76,8 +76,8 @@ enum Form {
     Decoded(CUdeviceptr),
 }
 
-/// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements from
-/// the start of a row to that of the next.
+/// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements
+/// from the start of a row to that of the next.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
@@ -106,7 +106,8 @@ impl Opened {
     /// The caller's stream.
     ///
     /// # Safety
-    /// It is one of the device's primary context (NULL is its default stream), and lives as long as the result.
+    /// It is one of the device's primary context (NULL is its default stream), and lives as long as
+    /// the result.
     unsafe fn stream(&self, stream: *mut c_void) -> Arc<CudaStream> {
         // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.
         unsafe { self.device.context().wrap_borrowed_stream(stream as CUstream) }
@@ -125,9 +126,9 @@ fn address(pointer: *const c_void) -> CUdeviceptr {
     pointer as CUdeviceptr
 }
 
-/// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works in
-/// the primary context, which the CUDA runtime uses too. Every function leaves the thread's current
-/// context as it was.
+/// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works
+/// in the primary context, which the CUDA runtime uses too. Every function leaves the thread's
+/// current context as it was.
 ///
 /// # Safety
 /// `gpu` has room for a pointer, which is NULL if the call fails.
@@ -162,18 +163,18 @@ pub unsafe extern "C" fn df11_gpu_close(gpu: *mut Gpu) {
     });
 }
 
-/// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded and
-/// multiplied by there; any other is decoded on the way. Checksums and contents are checked. Done when
-/// it returns.
+/// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded
+/// and multiplied by there; any other is decoded on the way. Checksums and contents are checked.
+/// Done when it returns.
 ///
 /// `pointer` is a multiple of 256 with `bytes` of memory, exactly `gpu_bytes` of `df11_tensor`; or
 /// NULL with 0 bytes for memory of the library. With `DF11_GPU_FAST` the library takes that, and
-/// transcodes the matrix to the fast layout (about 12.1 bits a weight, the fastest to multiply by); one
-/// that has too many exceptions stays as stored.
+/// transcodes the matrix to the fast layout (about 12.1 bits a weight, the fastest to multiply by);
+/// one that has too many exceptions stays as stored.
 ///
 /// # Safety
-/// `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has room
-/// for a pointer, which is NULL if the call fails.
+/// `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has
+/// room for a pointer, which is NULL if the call fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_load(
     gpu: *const Gpu,
@@ -252,7 +253,8 @@ unsafe fn load(
 /// A matrix as it is stored, from the container to these addresses.
 ///
 /// # Safety
-/// They have room for codebook, records, bitstream, plane and decode table, and live as long as the result.
+/// They have room for codebook, records, bitstream, plane and decode table, and live as long as the
+/// result.
 unsafe fn matrix(
     device: &Device,
     model: &Model,
@@ -273,7 +275,8 @@ unsafe fn matrix(
 }
 
 impl GpuTensor {
-    /// In the fast layout if it is a matrix and has few exceptions; its memory as stored is freed then.
+    /// In the fast layout if it is a matrix and has few exceptions; its memory as stored is freed
+    /// then.
     fn into_fast(self) -> Result<Self, Failure> {
         let Form::Matrix(stored, _) = &self.form else { return Ok(self) };
         let fast = stored.to_fast_or_stored()?;
@@ -378,12 +381,13 @@ pub unsafe extern "C" fn df11_gpu_free(tensor: *mut GpuTensor) {
 }
 
 /// Puts the decoding of rows on a stream: dense, as `df11_decode` gives them. Neither allocates nor
-/// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size of
-/// these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
+/// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size
+/// of these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
 ///
 /// # Safety
-/// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has `output_bytes` of
-/// memory of the GPU, which nobody else uses until the work is done; until then the tensor is not freed.
+/// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has
+/// `output_bytes` of memory of the GPU, which nobody else uses until the work is done; until then
+/// the tensor is not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn df11_gpu_decode(
     tensor: *const GpuTensor,
@@ -420,8 +424,8 @@ pub unsafe extern "C" fn df11_gpu_workspace(tensor: *const GpuTensor, rows: u64,
 
 /// Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
 /// F32, each is rounded once, and bits are the same in every run, but not those of a BLAS. Neither
-/// allocates nor waits, except that the first product with a tensor prepares it (`df11_gpu_workspace`
-/// does so too, ahead of a capture).
+/// allocates nor waits, except that the first product with a tensor prepares it
+/// (`df11_gpu_workspace` does so too, ahead of a capture).
 ///
 /// # Safety
 /// As `df11_gpu_decode`, of all memory that `product` names; that may not overlap.
@@ -447,8 +451,8 @@ pub unsafe extern "C" fn df11_gpu_multiply(
     })
 }
 
-/// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded or
-/// multiplied by on this GPU since the last call was damaged: its outputs hold anything.
+/// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded
+/// or multiplied by on this GPU since the last call was damaged: its outputs hold anything.
 ///
 /// # Safety
 /// `gpu` is open; `stream` as of `df11_gpu_decode`.

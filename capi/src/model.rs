@@ -177,7 +177,8 @@ pub unsafe extern "C" fn df11_open(path: *const c_char, flags: u32, model: *mut 
     })
 }
 
-/// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is nothing.
+/// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is
+/// nothing.
 ///
 /// # Safety
 /// The model is from `df11_open` and is used no more, by any thread.
@@ -190,7 +191,8 @@ pub unsafe extern "C" fn df11_close(model: *mut Model) {
     });
 }
 
-/// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over all.
+/// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over
+/// all.
 ///
 /// # Safety
 /// `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
@@ -242,10 +244,10 @@ unsafe fn tell(tensor: *mut Tensor, model: &Model, index: u64) -> Result<(), Fai
     unsafe { write(tensor, model.describe(index)?, "the tensor") }
 }
 
-/// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works on
-/// all cores; checksums are checked the first time that bytes are read. `output_bytes` is the size of
-/// these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of `df11_tensor`.
-/// After an error the output holds anything.
+/// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works
+/// on all cores; checksums are checked the first time that bytes are read. `output_bytes` is the
+/// size of these rows exactly, and all rows of `DF11_ALL_ROWS` from 0 on are `bytes` of
+/// `df11_tensor`. After an error the output holds anything.
 ///
 /// # Safety
 /// `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.

@@ -37,7 +37,9 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
 /// # Safety
 /// It is null, or has this many bytes, which nobody else uses as long as the result lives.
 pub(crate) unsafe fn bytes<'a>(pointer: *mut u8, length: u64) -> Result<&'a mut [u8], Failure> {
-    let Ok(length) = usize::try_from(length) else { return refuse("the output is larger than the memory") };
+    let Ok(length) = usize::try_from(length) else {
+        return refuse("the output is larger than the memory");
+    };
     if length == 0 {
         return Ok(&mut []);
     }

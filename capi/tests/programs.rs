@@ -26,7 +26,7 @@ const MATRIX: &str = "model.layers.1.mlp.down_proj.weight";
 fn skip(variable: &str, what: &str) {
     assert!(std::env::var_os(variable).is_none(), "{what}");
     // The harness hides what eprintln writes.
-    writeln!(std::io::stderr(), "SKIPPED: {what}").unwrap();
+    std::io::stderr().write_all(format!("SKIPPED: {what}\n").as_bytes()).unwrap();
 }
 
 /// A folder for a program, with the containers that it reads.
@@ -61,7 +61,8 @@ impl Place {
         let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
         let source = file.file_name().unwrap().to_str().unwrap();
         let program = self.path(&source.replace('.', "_"));
-        let (compiler, standard) = if source.ends_with(".cpp") { ("c++", "c++17") } else { ("cc", "c11") };
+        let is_cpp = file.extension().is_some_and(|end| end == "cpp");
+        let (compiler, standard) = if is_cpp { ("c++", "c++17") } else { ("cc", "c11") };
         let mut command = Command::new(compiler);
         command.args([&format!("-std={standard}"), "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
         command.args(["-D_GNU_SOURCE", "-pthread"]).arg("-I").arg(crate_folder.join("include"));
@@ -90,8 +91,8 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// Likewise under valgrind, which fails at the first byte that is read or written where none is, and
-/// at memory that nobody freed. `None` where it is missing.
+/// Likewise under valgrind, which fails at the first byte that is read or written where none is,
+/// and at memory that nobody freed. `None` where it is missing.
 fn run_checked(program: &Path, arguments: &[&Path]) -> Option<String> {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
@@ -201,7 +202,9 @@ fn hostile_calls_and_damaged_files_are_refused() {
 #[test]
 fn hostile_calls_of_the_gpu_are_refused() {
     let place = Place::new();
-    let (Some(program), Some(driver)) = (place.compile("hostile.c"), stand_in::compile(&[])) else { return };
+    let (Some(program), Some(driver)) = (place.compile("hostile.c"), stand_in::compile(&[])) else {
+        return;
+    };
     let mut command = Command::new(program);
     command.arg(place.path("tile.df11")).arg(MATRIX).arg(place.path("damaged")).arg("gpu");
     command.env("LD_LIBRARY_PATH", driver.path()).env_remove("CUDA_VISIBLE_DEVICES");

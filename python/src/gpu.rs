@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use df11::{
     Error,
-    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status, Visit},
 };
 use pyo3::{
     exceptions::PyKeyError,
@@ -14,13 +14,7 @@ use pyo3::{
     types::{PyDict, PyTuple},
 };
 
-use crate::{
-    block::ranges,
-    context::OnStream,
-    error::OrRaise,
-    model::Model,
-    work,
-};
+use crate::{block::ranges, context::OnStream, error::OrRaise, model::Model, work};
 
 /// The GPUs that the driver shows.
 #[pyfunction]

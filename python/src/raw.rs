@@ -12,20 +12,13 @@ use df11::{
     encoding::tile::{Geometry, Sizes},
     gpu::{
         Device, FastPacker, GroupedLinear, Indices, Linear as GpuLinear, LinearInput, LinearOutput,
-        Matrix as GpuMatrix, PinnedRange, Routing, Status, TableAddresses, TileAddresses,
+        Matrix as GpuMatrix, PinnedRange, Routing, Status, TableAddresses, TileAddresses, Visit,
         cudarc::driver::sys::CUstream,
     },
 };
 use pyo3::prelude::*;
 
-use crate::{
-    context::OnStream,
-    error::OrRaise,
-    matrix::Matrix,
-    model::Model,
-    tiles::Part,
-    work,
-};
+use crate::{context::OnStream, error::OrRaise, matrix::Matrix, model::Model, tiles::Part, work};
 
 /// A GPU that stays open: matrices of other libraries have no owner here.
 pub(crate) struct Opened {

@@ -1,6 +1,6 @@
 /*
- * All tensors of a model on a GPU, in memory of this program and of the library, as stored and in the
- * fast layout: decoded there, compared with the CPU's bytes, and multiplied by.
+ * All tensors of a model on a GPU, in memory of this program and of the library, as stored and in
+ * the fast layout: decoded there, compared with the CPU's bytes, and multiplied by.
  * Prints one line. Exit code 77 if there is no GPU.
  */
 #include <df11.h>
@@ -15,7 +15,8 @@ enum { ROWS = 3 };
 
 /* The calls of the driver that a runtime has anyway. */
 static int (*primary)(void **, int), (*set_current)(void *), (*get_current)(void **);
-static int (*allocate)(uint64_t *, size_t), (*release)(uint64_t), (*fill)(uint64_t, unsigned char, size_t);
+static int (*allocate)(uint64_t *, size_t), (*release)(uint64_t);
+static int (*fill)(uint64_t, unsigned char, size_t);
 static int (*up)(uint64_t, const void *, size_t), (*down)(void *, uint64_t, size_t);
 static int (*make_stream)(void **, unsigned);
 
@@ -75,9 +76,12 @@ static void compare(const df11_gpu *gpu, const df11_gpu_tensor *loaded, const df
     free(found);
 }
 
-/* The largest difference from sums in double, as a share of what rounding to BF16 and sums in float may lose. */
-static double multiply(const df11_gpu *gpu, const df11_gpu_tensor *loaded, const df11_tensor *tensor,
-                       const unsigned char *weights, void *stream) {
+/*
+ * The largest difference from sums in double, as a share of what rounding to BF16 and sums in float
+ * may lose.
+ */
+static double multiply(const df11_gpu *gpu, const df11_gpu_tensor *loaded,
+                       const df11_tensor *tensor, const unsigned char *weights, void *stream) {
     uint64_t height = tensor->matrix_rows, width = tensor->matrix_columns, bytes;
     unsigned char *x = malloc(ROWS * width * 2), *y = malloc(ROWS * height * 2);
     for (uint64_t at = 0; at < ROWS * width; at++) {
@@ -106,7 +110,8 @@ static double multiply(const df11_gpu *gpu, const df11_gpu_tensor *loaded, const
                 sum += term, size += fabs(term);
             }
             double allowed = fabs(sum) / 256 + size / (1 << 18);
-            double error = fabs((double)value(y + 2 * (row * height + at)) - sum) / (allowed + 1e-30);
+            double found = (double)value(y + 2 * (row * height + at));
+            double error = fabs(found - sum) / (allowed + 1e-30);
             if (error > worst) worst = error;
         }
     give_back(device_x), give_back(device_y);
@@ -163,7 +168,7 @@ int main(int count, char **arguments) {
     NEED(now != context);
     df11_gpu_close(gpu);
     df11_close(model);
-    printf("%" PRIu64 " tensors equal the CPU's, %" PRIu64 " of them multiplied by; error at most %.4f of "
-           "what rounding may lose\n", tensors, matrices, worst);
+    printf("%" PRIu64 " tensors equal the CPU's, %" PRIu64 " of them multiplied by; error at most "
+           "%.4f of what rounding may lose\n", tensors, matrices, worst);
     return worst <= 1.01 ? 0 : 1;
 }

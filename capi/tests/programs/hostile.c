@@ -150,10 +150,12 @@ static void gpu(const df11_model *model, const char *name, int is_there) {
     REFUSED(df11_gpu_load(gpu, NULL, 0, 0, NULL, 0, &tensor), "model is NULL");
     FAILS(df11_gpu_load(gpu, model, UINT64_MAX, 0, NULL, 0, &tensor), NOT_FOUND, "no tensor");
     REFUSED(df11_gpu_load(gpu, model, of.index, 0, place, of.gpu_bytes - 1, &tensor), "bytes of");
-    REFUSED(df11_gpu_load(gpu, model, of.index, 0, (char *)place + 16, of.gpu_bytes, &tensor), "256");
+    void *odd = (char *)place + 16;
+    REFUSED(df11_gpu_load(gpu, model, of.index, 0, odd, of.gpu_bytes, &tensor), "256");
     REFUSED(df11_gpu_load(gpu, model, of.index, 0, NULL, of.gpu_bytes, &tensor), "256");
     REFUSED(df11_gpu_load(gpu, model, of.index, 2, NULL, 0, &tensor), "flags 0x2");
-    REFUSED(df11_gpu_load(gpu, model, of.index, DF11_GPU_FAST, place, of.gpu_bytes, &tensor), "flags");
+    REFUSED(df11_gpu_load(gpu, model, of.index, DF11_GPU_FAST, place, of.gpu_bytes, &tensor),
+            "flags");
     if (tensor) exit(12);
     OK(df11_gpu_load(gpu, model, of.index, 0, NULL, 0, &tensor));
     df11_gpu_close(gpu);

@@ -24,9 +24,11 @@ static void describe(const df11_model *model, const df11_tensor *tensor) {
     check(df11_decode(model, tensor->index, 0, DF11_ALL_ROWS, bytes, tensor->bytes));
     printf("%" PRIu64 " %s %s %s %s [", tensor->index, tensor->name, tensor->block, tensor->dtype,
            tensor->encoding);
-    for (uint64_t at = 0; at < tensor->rank; at++) printf("%s%" PRIu64, at ? "," : "", tensor->shape[at]);
-    printf("] %" PRIu64 " of %" PRIu64 " bytes, as %" PRIu64 ", %" PRIu64 "x%" PRIu64 ", %016" PRIx64 "\n",
-           tensor->stored_bytes, tensor->bytes, tensor->target, tensor->matrix_rows, tensor->matrix_columns,
+    for (uint64_t at = 0; at < tensor->rank; at++)
+        printf("%s%" PRIu64, at ? "," : "", tensor->shape[at]);
+    printf("] %" PRIu64 " of %" PRIu64 " bytes, as %" PRIu64 ", ", tensor->stored_bytes,
+           tensor->bytes, tensor->target);
+    printf("%" PRIu64 "x%" PRIu64 ", %016" PRIx64 "\n", tensor->matrix_rows, tensor->matrix_columns,
            hash(bytes, tensor->bytes));
     free(bytes);
 }
@@ -38,7 +40,7 @@ int main(int count, char **arguments) {
     check(df11_open(arguments[1], 0, &model));
     df11_tensor tensor = {.size = sizeof tensor};
     df11_status status;
-    for (uint64_t index = 0; (status = df11_tensor_at(model, index, &tensor)) == DF11_STATUS_OK; index++)
+    for (uint64_t at = 0; (status = df11_tensor_at(model, at, &tensor)) == DF11_STATUS_OK; at++)
         describe(model, &tensor);
     if (status != DF11_STATUS_NOT_FOUND) check(status);
     df11_close(model);

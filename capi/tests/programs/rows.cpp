@@ -33,13 +33,15 @@ df11_tensor named(const Model &model, const std::string &name) {
     return tensor;
 }
 
-std::vector<char> decode(const Model &model, const df11_tensor &tensor, uint64_t first, uint64_t rows) {
+std::vector<char> decode(const Model &model, const df11_tensor &tensor, uint64_t first,
+                         uint64_t rows) {
     std::vector<char> bytes(tensor.bytes / tensor.rows * rows);
     check(df11_decode(model.get(), tensor.index, first, rows, bytes.data(), bytes.size()));
     return bytes;
 }
 
-// Four threads decode a quarter each; all quarters are the whole, also of a file that is not mapped.
+// Four threads decode a quarter each; all quarters are the whole, also of a file that is not
+// mapped.
 bool quarters_are_the_whole(const char *path, const std::string &name) {
     Model model = open(path, 0), other = open(path, DF11_OPEN_WITHOUT_MAP);
     const df11_tensor tensor = named(model, name);

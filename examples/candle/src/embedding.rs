@@ -1,13 +1,15 @@
 //! Rows of a matrix that stays compressed.
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail,
+};
 use candle_nn::VarBuilder;
 use half::bf16;
 
 use crate::{Weights, weights::failed};
 
-/// Rows by their indices (U32): as [`candle_nn::Embedding`], of whose bits it is in every mode. Only
-/// the rows that are asked for are decoded.
+/// Rows by their indices (U32): as [`candle_nn::Embedding`], of whose bits it is in every mode.
+/// Only the rows that are asked for are decoded.
 #[derive(Clone)]
 pub struct Embedding {
     weights: Weights,

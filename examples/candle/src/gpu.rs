@@ -7,11 +7,11 @@ use std::{
 };
 
 use candle_core::{
-    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor,
-    backend::BackendStorage as _, bail,
+    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail,
 };
 use df11::gpu::{
-    Device, GpuModel, GpuProgram, Indices, LinearInput, LinearOutput, LoadOptions, Matrix, Piece, Status,
+    Device, GpuModel, GpuProgram, Indices, LinearInput, LinearOutput, LoadOptions, Matrix, Piece,
+    Status,
     cudarc::driver::{CudaSlice, DevicePtr as _, DevicePtrMut as _},
 };
 use half::bf16;
@@ -25,8 +25,8 @@ pub(crate) struct Gpu {
     model: GpuModel,
     mode: Mode,
     status: Status,
-    /// Of products: it was zeros once, and grows with what they need. They come one after the other on
-    /// candle's stream.
+    /// Of products: it was zeros once, and grows with what they need. They come one after the other
+    /// on candle's stream.
     workspace: Mutex<CudaSlice<u8>>,
     candle: CudaDevice,
 }
@@ -64,8 +64,9 @@ impl Gpu {
             bail!("{name} has {} bytes, and the output {} elements", program.bytes(), output.len());
         }
         let (output, _written) = output.device_ptr_mut(&stream);
-        // SAFETY: the output has the program's bytes, which candle uses on this stream alone; `self` keeps
-        // program and status, and is dropped after the stream's work, since freeing waits for it.
+        // SAFETY: the output has the program's bytes, which candle uses on this stream alone;
+        // `self` keeps program and status, and is dropped after the stream's work, since freeing
+        // waits for it.
         unsafe { program.decode_into_raw(output, &stream, &self.status) }.map_err(failed)
     }
 
@@ -79,15 +80,18 @@ impl Gpu {
         let matrix = self.model.matrix(name).map_err(failed)?;
         let (count, columns) = (layout.shape().elem_count(), matrix.column_count());
         let stream = self.candle.cuda_stream();
-        let ids = ids.as_cuda_slice::<u32>()?.slice(layout.start_offset()..layout.start_offset() + count);
+        let ids =
+            ids.as_cuda_slice::<u32>()?.slice(layout.start_offset()..layout.start_offset() + count);
         let mut output = self.candle.alloc_zeros::<bf16>(count * columns as usize)?;
         {
             let (ids, _read) = ids.device_ptr(&stream);
             let (to, _written) = output.device_ptr_mut(&stream);
-            // SAFETY: there are as many indices, and room for as many rows; all live until the stream's
-            // work is done, since it frees them.
-            unsafe { matrix.gather(Indices::U32(ids), count as u64, (to, columns), &stream, &self.status) }
-                .map_err(failed)?;
+            // SAFETY: there are as many indices, and room for as many rows; all live until the
+            // stream's work is done, since it frees them.
+            unsafe {
+                matrix.gather(Indices::U32(ids), count as u64, (to, columns), &stream, &self.status)
+            }
+            .map_err(failed)?;
         }
         Ok((CudaStorage::wrap_cuda_slice(output, self.candle.clone()), columns as usize))
     }
@@ -105,7 +109,9 @@ impl Fused {
     /// The matrix in the fast layout would be faster, and takes more memory
     /// ([`Matrix::to_fast_or_stored`]).
     pub(crate) fn new(weights: &Weights, name: &str) -> Result<Option<Arc<Self>>> {
-        let Some(gpu) = weights.gpu().filter(|gpu| gpu.mode == Mode::Fused) else { return Ok(None) };
+        let Some(gpu) = weights.gpu().filter(|gpu| gpu.mode == Mode::Fused) else {
+            return Ok(None);
+        };
         let matrix: Matrix = gpu.model.matrix(name).map_err(failed)?;
         let linear = df11::gpu::Linear::new(&[matrix]).map_err(failed)?;
         let needed = linear.workspace_bytes(linear.crossover_rows() - 1) as usize;
@@ -157,10 +163,11 @@ impl CustomOp1 for Fused {
             let (to, _written) = y.device_ptr_mut(&stream);
             let (space, _used) = workspace.device_ptr_mut(&stream);
             let (x, to) = (LinearInput::new(x, rows, columns), LinearOutput::new(to, width));
-            // SAFETY: x and y have the rows; the workspace is as large as `new` made it, for fewer rows
-            // than the crossover, was zeros, and is used by products on this stream alone. The stream
-            // frees them after the product; `self` keeps the matrix.
-            unsafe { self.linear.multiply(x, &[to], space, &stream, &gpu.status) }.map_err(failed)?;
+            // SAFETY: x and y have the rows; the workspace is as large as `new` made it, for fewer
+            // rows than the crossover, was zeros, and is used by products on this stream alone. The
+            // stream frees them after the product; `self` keeps the matrix.
+            unsafe { self.linear.multiply(x, &[to], space, &stream, &gpu.status) }
+                .map_err(failed)?;
         }
         Ok((CudaStorage::wrap_cuda_slice(y, gpu.candle.clone()), dims.into()))
     }

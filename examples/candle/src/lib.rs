@@ -1,5 +1,5 @@
-//! Inference on candle from weights that stay compressed: as files lie mapped on the CPU, or as they
-//! lie in the memory of a GPU.
+//! Inference on candle from weights that stay compressed: as files lie mapped on the CPU, or as
+//! they lie in the memory of a GPU.
 //!
 //! ```text
 //! Weights::open → var_builder → norms, biases: small tensors, decoded once
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! With [`Mode::Exact`] a weight is decoded to a temporary tensor before each product, which candle
-//! then makes as from BF16 weights: logits have the same bits. With [`Mode::Fused`] a GPU multiplies
-//! few rows without decoding to memory: sums have another order.
+//! then makes as from BF16 weights: logits have the same bits. With [`Mode::Fused`] a GPU
+//! multiplies few rows without decoding to memory: sums have another order.
 
 mod embedding;
 #[cfg(feature = "cuda")]

@@ -21,7 +21,11 @@ impl Linear {
     ///
     /// # Errors
     /// If there is no such matrix; failures of the GPU.
-    pub fn new(weights: &Weights, (columns, rows): (usize, usize), builder: &VarBuilder) -> Result<Self> {
+    pub fn new(
+        weights: &Weights,
+        (columns, rows): (usize, usize),
+        builder: &VarBuilder,
+    ) -> Result<Self> {
         let name = format!("{}.weight", builder.prefix());
         let has_bias = builder.contains_tensor("bias");
         let bias = if has_bias { Some(builder.get(rows, "bias")?) } else { None };

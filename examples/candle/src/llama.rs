@@ -1,5 +1,5 @@
-//! A Llama whose matrices stay compressed. Its operations are those of candle's own, in their order, so
-//! that logits have the same bits.
+//! A Llama whose matrices stay compressed. Its operations are those of candle's own, in their
+//! order, so that logits have the same bits.
 
 use std::f32::consts::PI;
 
@@ -30,7 +30,8 @@ impl Cache {
         let frequencies = frequencies(config);
         let frequencies = Tensor::new(frequencies.as_slice(), device)?.unsqueeze(0)?;
         let most = config.max_position_embeddings;
-        let positions = Tensor::arange(0, most as u32, device)?.to_dtype(DType::F32)?.unsqueeze(1)?;
+        let positions =
+            Tensor::arange(0, most as u32, device)?.to_dtype(DType::F32)?.unsqueeze(1)?;
         let angles = positions.matmul(&frequencies)?;
         Ok(Self {
             layers: vec![None; config.num_hidden_layers],
@@ -53,8 +54,10 @@ impl Cache {
     /// Queries or keys of new tokens, turned by their positions.
     fn turn(&self, x: &Tensor) -> Result<Tensor> {
         let count = x.dim(2)?;
-        let (cos, sin) =
-            (self.cosines.narrow(0, self.tokens, count)?, self.sines.narrow(0, self.tokens, count)?);
+        let (cos, sin) = (
+            self.cosines.narrow(0, self.tokens, count)?,
+            self.sines.narrow(0, self.tokens, count)?,
+        );
         rope(x, &cos, &sin)
     }
 }
@@ -62,7 +65,8 @@ impl Cache {
 /// Of the rotary embedding, one for each pair of a head's elements.
 fn frequencies(config: &Config) -> Vec<f32> {
     let head = config.hidden_size / config.num_attention_heads;
-    let plain = (0..head).step_by(2).map(|at| 1f32 / config.rope_theta.powf(at as f32 / head as f32));
+    let plain =
+        (0..head).step_by(2).map(|at| 1f32 / config.rope_theta.powf(at as f32 / head as f32));
     let Some(scaling) =
         config.rope_scaling.as_ref().filter(|s| matches!(s.rope_type, Llama3RopeType::Llama3))
     else {
@@ -112,7 +116,10 @@ impl Layer {
                 linear("self_attn.v_proj", (hidden, few))?,
             ],
             output: linear("self_attn.o_proj", (hidden, hidden))?,
-            gate_up: [linear("mlp.gate_proj", (hidden, inner))?, linear("mlp.up_proj", (hidden, inner))?],
+            gate_up: [
+                linear("mlp.gate_proj", (hidden, inner))?,
+                linear("mlp.up_proj", (hidden, inner))?,
+            ],
             down: linear("mlp.down_proj", (inner, hidden))?,
             heads,
         })
@@ -140,7 +147,8 @@ impl Layer {
         let scale = ((width / heads) as f64).sqrt();
         let mut scores = (q.matmul(&k.t()?)? / scale)?;
         if let Some(mask) = mask {
-            let hidden = Tensor::new(f32::NEG_INFINITY, x.device())?.broadcast_as(scores.shape())?;
+            let hidden =
+                Tensor::new(f32::NEG_INFINITY, x.device())?.broadcast_as(scores.shape())?;
             scores = mask.broadcast_as(scores.shape())?.where_cond(&hidden, &scores)?;
         }
         let shares = ops::softmax_last_dim(&scores)?;
@@ -166,7 +174,8 @@ impl Llama {
     pub fn new(weights: &Weights, config: &Config, dtype: DType) -> Result<Self> {
         let vb = weights.var_builder(dtype);
         let model = vb.pp("model");
-        let head = if config.tie_word_embeddings { model.pp("embed_tokens") } else { vb.pp("lm_head") };
+        let head =
+            if config.tie_word_embeddings { model.pp("embed_tokens") } else { vb.pp("lm_head") };
         let layer = |at| Layer::new(weights, at, config, &model.pp("layers").pp(at));
         Ok(Self {
             embedding: Embedding::new(weights, &model.pp("embed_tokens"))?,
@@ -185,7 +194,11 @@ impl Llama {
         let device = self.weights.device();
         let ids = Tensor::new(tokens, device)?.unsqueeze(0)?;
         let is_many = tokens.len() > 1;
-        let mask = if is_many { Some(build_causal_mask(tokens.len(), cache.tokens, device)?) } else { None };
+        let mask = if is_many {
+            Some(build_causal_mask(tokens.len(), cache.tokens, device)?)
+        } else {
+            None
+        };
         let mut x = self.embedding.forward(&ids)?;
         for layer in &self.layers {
             x = layer.forward(&x, mask.as_ref(), cache)?;

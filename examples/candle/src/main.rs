@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new(folder);
     let config: LlamaConfig = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
     let config = config.into_config(false);
-    let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).map_err(|error| error.to_string())?;
+    let tokenizer =
+        Tokenizer::from_file(folder.join("tokenizer.json")).map_err(|error| error.to_string())?;
     let start = Instant::now();
     let weights = Weights::open(folder, &device, mode)?;
     let model = Llama::new(&weights, &config, dtype)?;
@@ -40,9 +41,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => false,
     };
     let start = Instant::now();
-    let made = model.generate(encoded.get_ids(), most, &mut Cache::new(&config, dtype, &device)?, is_end)?;
+    let tokens = model.generate(
+        encoded.get_ids(),
+        most,
+        &mut Cache::new(&config, dtype, &device)?,
+        is_end,
+    )?;
     let seconds = start.elapsed().as_secs_f64();
-    println!("{prompt}{}", tokenizer.decode(&made, true).map_err(|error| error.to_string())?);
-    eprintln!("{} tokens in {seconds:.2} s", made.len());
+    println!("{prompt}{}", tokenizer.decode(&tokens, true).map_err(|error| error.to_string())?);
+    eprintln!("{} tokens in {seconds:.2} s", tokens.len());
     Ok(())
 }

@@ -12,8 +12,8 @@ use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 pub enum Mode {
     /// Decoded first, and multiplied by candle: the bits of the BF16 model.
     Exact,
-    /// A GPU multiplies few rows without decoding to memory: faster, sums in another order. On the CPU
-    /// as [`Mode::Exact`].
+    /// A GPU multiplies few rows without decoding to memory: faster, sums in another order. On the
+    /// CPU as [`Mode::Exact`].
     Fused,
 }
 
@@ -36,8 +36,8 @@ pub(crate) fn failed(error: df11::Error) -> Error {
 }
 
 impl Weights {
-    /// Opens a container, or a folder with all its shards, for this device. On the CPU files are mapped
-    /// and nothing is read yet; to a GPU the compressed arrays are copied, and stay there.
+    /// Opens a container, or a folder with all its shards, for this device. On the CPU files are
+    /// mapped and nothing is read yet; to a GPU the compressed arrays are copied, and stay there.
     ///
     /// # Errors
     /// Those of [`df11::open`] and of loading onto a GPU; a device that is neither.
@@ -55,7 +55,9 @@ impl Weights {
                 let gpu = Some(crate::gpu::Gpu::load(&model, cuda, mode)?);
                 Inner { model, device: device.clone(), gpu }
             }
-            _ => bail!("df11 decodes on the CPU and on NVIDIA GPUs; build with the feature cuda for those"),
+            _ => bail!(
+                "df11 decodes on the CPU and on NVIDIA GPUs; build with the feature cuda for those"
+            ),
         };
         // On the CPU there is one way.
         let _ = mode;
@@ -83,8 +85,8 @@ impl Weights {
         self.inner.gpu.as_ref()
     }
 
-    /// That nothing decoded on a GPU so far was damaged; waits for the GPU. On the CPU each decoding
-    /// answers itself.
+    /// That nothing decoded on a GPU so far was damaged; waits for the GPU. On the CPU each
+    /// decoding answers itself.
     ///
     /// # Errors
     /// A damaged stream, and failures of the GPU.
@@ -98,7 +100,10 @@ impl Weights {
 
     /// The tensor of this name.
     pub(crate) fn tensor(&self, name: &str) -> Result<df11::Tensor<'_>> {
-        self.inner.model.tensor(name).ok_or_else(|| Error::CannotFindTensor { path: name.to_owned() }.bt())
+        self.inner
+            .model
+            .tensor(name)
+            .ok_or_else(|| Error::CannotFindTensor { path: name.to_owned() }.bt())
     }
 
     /// Decodes a BF16 tensor on the device; nothing else of it stays there.
@@ -140,11 +145,23 @@ impl InplaceOp1 for Decode<'_> {
 }
 
 impl SimpleBackend for Weights {
-    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let tensor = self.get_unchecked(name, dtype, device)?;
         if *tensor.shape() != shape {
             let msg = format!("shape mismatch for {name}");
-            return Err(Error::UnexpectedShape { msg, expected: shape, got: tensor.shape().clone() }.bt());
+            return Err(Error::UnexpectedShape {
+                msg,
+                expected: shape,
+                got: tensor.shape().clone(),
+            }
+            .bt());
         }
         Ok(tensor)
     }

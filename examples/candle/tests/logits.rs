@@ -1,5 +1,6 @@
 //! Logits of compressed weights have the bits of those of candle's own Llama with the BF16 weights:
-//! on the CPU, and on a GPU with the feature `cuda` (`DF11_REQUIRE_GPU=1` makes its lack a failure).
+//! on the CPU, and on a GPU with the feature `cuda` (`DF11_REQUIRE_GPU=1` makes its lack a
+//! failure).
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,13 @@ impl Models {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = demo::checkpoint(folder.path(), SHAPE, 7).unwrap();
         let source = Source::open(&checkpoint).unwrap();
-        df11::compress(&source, &folder.path().join("compressed"), &CompressOptions::default(), &()).unwrap();
+        df11::compress(
+            &source,
+            &folder.path().join("compressed"),
+            &CompressOptions::default(),
+            &(),
+        )
+        .unwrap();
         Self { folder, checkpoint }
     }
 
@@ -73,7 +80,8 @@ fn llama3() -> Llama3RopeConfig {
     }
 }
 
-/// Bits of logits after a prompt, and after each of some more tokens, the most likely ones; and those.
+/// Bits of logits after a prompt, and after each of some more tokens, the most likely ones; and
+/// those.
 type Said = (Vec<Vec<u32>>, Vec<u32>);
 
 fn said(mut forward: impl FnMut(&[u32], usize) -> Result<Tensor>) -> Result<Said> {
@@ -181,11 +189,13 @@ mod gpu {
         let (models, config) = (Models::new(), config(true, None));
         let exact = ours(&models.compressed(), &config, Mode::Exact, DType::BF16, &device)?;
         let fused = ours(&models.compressed(), &config, Mode::Fused, DType::BF16, &device)?;
-        let values =
-            |said: &Said| -> Vec<f32> { said.0[0].iter().map(|&bits| f32::from_bits(bits)).collect() };
+        let values = |said: &Said| -> Vec<f32> {
+            said.0[0].iter().map(|&bits| f32::from_bits(bits)).collect()
+        };
         let pairs: Vec<_> = values(&exact).into_iter().zip(values(&fused)).collect();
         let largest = pairs.iter().fold(0f32, |most, (one, _)| most.max(one.abs()));
-        let difference = pairs.iter().fold(0f32, |most, (one, other)| most.max((one - other).abs()));
+        let difference =
+            pairs.iter().fold(0f32, |most, (one, other)| most.max((one - other).abs()));
         println!("largest logit {largest}, largest difference {difference}");
         assert!(difference > 0.0 && difference < largest / 16.0, "{difference} of {largest}");
         Ok(())
