@@ -105,7 +105,8 @@ def test_a_wrong_link_is_noticed(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_list_of_pages() -> None:
     listed = set(links(DOCS / "README.md"))
-    assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= listed
+    missing = {page.name for page in DOCS.glob("*.md")} - {"README.md"} - listed
+    assert not missing, f"add to docs/README.md: {sorted(missing)}"
     assert "docs/README.md" in links(ROOT / "README.md")
 
 
