@@ -77,7 +77,7 @@ def explain_containers() -> None:
     from transformers import configuration_utils
     from transformers.utils import hub
 
-    config = configuration_utils.PreTrainedConfig
+    config: Any = configuration_utils.PreTrainedConfig
     find, read = (getattr(hub, "cached_files", None), getattr(config, "get_config_dict", None))
     if find is None or read is None or hasattr(find, "_df11"):
         return
@@ -94,7 +94,8 @@ def explain_containers() -> None:
 
     find_or_explain._df11 = True  # type: ignore[attr-defined]
     hub.cached_files = find_or_explain
-    config.get_config_dict = classmethod(read_or_explain)
+    method: Any = read_or_explain
+    config.get_config_dict = classmethod(method)
 
 
 def _refuse_container(source: Any) -> None:
