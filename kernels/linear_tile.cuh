@@ -35,7 +35,8 @@
 // decode take 104, the others 64. Words that are needed between tiles or bands are spilled: 60
 // bytes, with 16 rows of x 68. Shared memory for tiles of at most 2704 bytes of bits: 115 KiB at
 // one row of x, 143 KiB at 8, 223 KiB at 16, or 191 KiB with sums of one item, where it suffices
-// for tiles of 3840 bytes; 16 KiB more for each further table. PTX for compute capability 8.0: 12 warps that decode, 128 registers.
+// for tiles of 3840 bytes; 16 KiB more for each further table. PTX for compute capability 8.0: 12
+// warps that decode, 128 registers.
 // cuBLASLt's best divided by ours, H200, sum of 6144 x 4096, 4096 x 4096, 28672 x 4096,
 // 4096 x 14336, nvcc 13.5 (benches/record/2026-11-22-linear-tile.md):
 //   rows of x         1      8      16

@@ -10,8 +10,8 @@
 //                                      and all four
 //   linear_bench one ROWS COLUMNS X_ROWS    three launches, for a profiler
 //   linear_bench variants ROUNDS       other depths and numbers of warps
-//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to 64
-//                                      rows of x): the same of tiles as stored; several ROUNDS: of
+//   linear_bench stored MODE ...       check, hostile COUNT SEED, bench ROUNDS, sums ROUNDS (1 to
+//                                      64 rows of x): the same of tiles as stored; several ROUNDS: of
 //                                      matrices in one launch; profile X_ROWS: some launches. Of
 //                                      other codes than
 //                                      the encoder's: CODE_BITS=N of the longest one at most,

@@ -191,8 +191,8 @@ static int profile_stored(Context& c, u32 x_rows) {
     return 0;
 }
 
-// Times of 1 to 64 rows of x without cuBLASLt, to compare kernels of files: each matrix, and the sum
-// of the first four.
+// Times of 1 to 64 rows of x without cuBLASLt, to compare kernels of files: each matrix, and the
+// sum of the first four.
 static int sums_stored(Context& c, int rounds) {
     const u32 shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {25600, 5120}};

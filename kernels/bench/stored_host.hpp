@@ -162,8 +162,8 @@ static StoredVariant stored(u32 x_rows) {
 }
 // Of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;
-// Blocks of a launch up to 16 rows of x, at most: of the GPU's multiprocessors, unless a check wants
-// that blocks have many items.
+// Blocks of a launch up to 16 rows of x, at most: of the GPU's multiprocessors, unless a check
+// wants that blocks have many items.
 static u32 few_blocks = 0;
 static u32 most_shared(const void* kernel) {
     int n;
@@ -208,8 +208,8 @@ static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 sta
     auto bytes = [&](u32 tables, u32 sets) {
         return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets);
     };
-    // Sums of two items if a block has as many, and tables of its matrices, if there is room for the
-    // largest tile: sums first, unless each item has another matrix (src/gpu/linear/tiles.rs).
+    // Sums of two items if a block has as many, and tables of its matrices, if there is room for
+    // the largest tile: sums first, unless each item has another matrix (src/gpu/linear/tiles.rs).
     const u32 blocks = few_blocks ? few_blocks : u32(sm_count()),
               each = (l.items + blocks - 1) / blocks,
               wanted = std::min({l.matrix_count, ring ? 1 : most_tables, each});

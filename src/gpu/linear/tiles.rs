@@ -83,9 +83,8 @@ impl Needs {
         let one = self.shape_of((1, 1), x_rows, staged, room)?;
         let or = |other: Shape, tables, sets| {
             let shape = self.shape_of((tables, sets), x_rows, staged, room);
-            let as_good =
-                |shape: &Shape| shape.warps == one.warps && self.holds(*shape, x_rows, staged);
-            shape.filter(as_good).unwrap_or(other)
+            let holds = |shape: &Shape| self.holds(*shape, x_rows, staged);
+            shape.filter(|shape| shape.warps == one.warps && holds(shape)).unwrap_or(other)
         };
         let with_sets = |shape: Shape| or(shape, shape.tables, self.most_sets.min(work.items));
         let with_tables = |shape: Shape| {
@@ -96,20 +95,15 @@ impl Needs {
         };
         // With one table an item waits for the item before if that has another matrix: if each has,
         // more sums are of no use.
-        let several_tables_first = work.items <= work.matrices;
-        Some(if several_tables_first { with_sets(with_tables(one)) } else { with_tables(with_sets(one)) })
+        let tables_first = work.items <= work.matrices;
+        Some(if tables_first { with_sets(with_tables(one)) } else { with_tables(with_sets(one)) })
     }
 
     /// As many warps as fit `room`, where stages may be smaller than the largest tile: what they do
     /// not hold is read from where it lies, slowly. None if stages would be too small for common
     /// tiles as well.
-    fn shape_of(
-        self,
-        (tables, sets): (u32, u32),
-        x_rows: u32,
-        staged: Staged,
-        room: u32,
-    ) -> Option<Shape> {
+    fn shape_of(self, most: (u32, u32), x_rows: u32, staged: Staged, room: u32) -> Option<Shape> {
+        let (tables, sets) = most;
         let fixed = self.fixed(tables, sets, x_rows);
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
         let each = self.of_warp(x_rows, staged.0);
