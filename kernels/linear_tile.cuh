@@ -186,8 +186,8 @@ struct TileWalk {
     }
     __device__ void start(const Shared& work) {
         at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
-        if (item < work.items()) at.matrix = work.range(item).matrix;
         find_item(work);
+        fill = 0;  // whichever matrix is the first, as MatrixWalk counts
     }
     // From the start to the first tile of a warp.
     __device__ void skip_to(const Shared& work, u32 of_warp) {
