@@ -62,7 +62,10 @@ print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
 
 def test_it_imports_nothing_by_itself() -> None:
     script = "import sys; before = set(sys.modules)\n" + AS_INSTALLED
-    out = run(script + "print(*sorted(set(sys.modules) - before))")
+    script += "print(*sorted(set(sys.modules) - before))"
+    # Without site-packages, where the file may be already.
+    command = [sys.executable, "-S", "-c", script]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "_df11_start" in out and "df11" not in out.split()
     assert not {"importlib.util", "warnings", "transformers"} & set(out.split())
 
