@@ -1,8 +1,8 @@
 """Imports df11 in the moment in which transformers or diffusers make their lists of quantizers.
 
-Python runs this at its start, by `_df11_start.pth`: so compressed models load without `import df11`. It
-imports nothing by itself, and costs some microseconds; `python -S` and other starts without
-site-packages leave it out.
+Python runs this at its start, by `_df11_start.pth`: so compressed models load without
+`import df11`. It imports nothing by itself, and costs some microseconds; `python -S` and other
+starts without site-packages leave it out.
 """
 
 import sys
