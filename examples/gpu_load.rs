@@ -17,8 +17,9 @@ use std::{
 };
 
 use df11::{
-    CompressOptions, Source, demo,
+    CompressOptions, Source,
     gpu::{Device, LoadOptions},
+    hazmat::demo,
 };
 
 const TIMES: usize = 7;

@@ -10,7 +10,7 @@
 use std::{error::Error, sync::Arc};
 
 use df11::{
-    CompressOptions, Source, demo,
+    CompressOptions, Source,
     gpu::{
         Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Status,
         cudarc::driver::{
@@ -18,6 +18,7 @@ use df11::{
             sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
     },
+    hazmat::demo,
 };
 use half::bf16;
 

@@ -79,7 +79,7 @@ fn item() -> impl Strategy<Value = Item> {
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
-    let gap = |bytes| Layout::Gap(df11::encoding::gap::Geometry::new(bytes, 64).unwrap());
+    let gap = |bytes| Layout::Gap(df11::hazmat::gap::Geometry::new(bytes, 64).unwrap());
     prop_oneof![2 => select(vec![8, 16, 32, 64]).prop_map(gap), 3 => Just(Layout::Tile), 1 => Just(Layout::Raw)]
 }
 

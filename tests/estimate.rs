@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// Two weights files in a folder, seeded.
 fn folder(root: &Path) -> Source {
-    Source::open(&df11::demo::tiny_checkpoint(root).unwrap()).unwrap()
+    Source::open(&df11::hazmat::demo::tiny_checkpoint(root).unwrap()).unwrap()
 }
 
 /// Everything that a directory says but for the checksums of arrays.

@@ -28,8 +28,7 @@ use std::{
 
 use container::{Draft, Item, Model, normal_weights, parse, weights};
 use df11::{
-    DecompressOptions, Dtype, Error, Level, OpenOptions,
-    format::records::ENCODING_TILE,
+    DecompressOptions, Dtype, Error, Level, OpenOptions, Verification,
     gpu::{
         Device, GpuDecoder, GpuModel, LoadOptions, Status,
         cudarc::{
@@ -41,7 +40,7 @@ use df11::{
         },
         devices,
     },
-    open::{Cpu, Decoder, Verification},
+    hazmat::{Cpu, Decoder, format::records::ENCODING_TILE},
 };
 
 const POISON: u8 = 0xA5;
@@ -289,7 +288,7 @@ fn raw_tensors_aliases_and_empty_tensors_decode() {
 fn a_mapped_file_loads_as_well_as_one_that_is_read() {
     let Some(device) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let path = df11::demo::tiny_container(folder.path()).unwrap();
+    let path = df11::hazmat::demo::tiny_container(folder.path()).unwrap();
     let stream = device.context().new_stream().unwrap();
     for map in [true, false] {
         let original = OpenOptions::new().memory_map(map).open(&path).unwrap();
@@ -657,7 +656,7 @@ fn the_command_decodes_on_the_gpu_and_says_so() {
     let built = || option_env!("CARGO_BIN_EXE_df11").map(OsString::from);
     let Some(binary) = std::env::var_os("DF11_COMMAND").or_else(built) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let container = df11::demo::tiny_container(folder.path()).unwrap();
+    let container = df11::hazmat::demo::tiny_container(folder.path()).unwrap();
     let restored = folder.path().join("restored");
     let (container, restored) = (container.to_str().unwrap(), restored.to_str().unwrap());
     let gpu = ["--device", "gpu", "--json"];

@@ -17,7 +17,7 @@ use std::{
 };
 
 use command::{BINARY, Fixture, assert_fails, df11, fails, good, json, names, text};
-use df11::{CompressOptions, Error, Layout, Level, Source, demo, io::ReadAt, source::WeightsFile};
+use df11::{CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile};
 
 /// Starts the command.
 fn start(arguments: &[&str]) -> Child {

@@ -13,7 +13,7 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions,
     gpu::{Device, GpuDecoder, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
-    open::Decoder,
+    hazmat::Decoder,
 };
 use stand_in::is_child;
 

@@ -2,9 +2,11 @@
 
 use df11::{
     Error, Level, Model, OpenOptions, Result, Source, compress,
-    encoding::gap::{EncodedTensor, Geometry, Layout, encode_tensor},
-    format::{Directory, Header},
-    huffman::verify_codebook,
+    hazmat::{
+        format::{Directory, Header},
+        gap::{EncodedTensor, Geometry, Layout, encode_tensor},
+        huffman::verify_codebook,
+    },
 };
 use zerocopy::IntoBytes;
 
@@ -138,7 +140,7 @@ fn verification_names_what_it_does_not_know() {
 fn several_thread_blocks() -> (EncodedTensor, usize) {
     let weights: Vec<u8> = (0..20_000u32)
         .flat_map(|i| {
-            df11::bf16::weight(120 + (i.wrapping_mul(0x9E37_79B9) >> 24).trailing_zeros() as u8, 0)
+            df11::hazmat::bf16::weight(120 + (i.wrapping_mul(0x9E37_79B9) >> 24).trailing_zeros() as u8, 0)
                 .to_le_bytes()
         })
         .collect();

@@ -15,9 +15,8 @@ use std::sync::{
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    Dtype, Error, OpenOptions,
+    Dtype, Error, OpenOptions, ReadAt,
     gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
-    io::ReadAt,
 };
 use stand_in::{child, compile, in_child, is_child, run_child};
 

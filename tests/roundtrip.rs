@@ -12,7 +12,7 @@ use std::{
 
 use df11::{
     CompressOptions, DecompressOptions, Encoding, Layout, Level, Model, Observer, OpenOptions, Source,
-    compress, convert, decompress, demo,
+    compress, convert, decompress, hazmat::demo,
 };
 
 use safetensors::{

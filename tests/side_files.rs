@@ -12,7 +12,7 @@ use std::{
 use container::{Item, Model, normal_weights};
 use df11::{
     CompressOptions, DecompressOptions, Dtype, Error, Level, Restored, Source, compress, convert, decompress,
-    demo,
+    hazmat::demo,
 };
 use tempfile::TempDir;
 

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use df11::{Error, Level, OpenOptions, format::records::FILE_BESIDE};
+use df11::{Error, Level, OpenOptions, hazmat::format::records::FILE_BESIDE};
 use vectors::{COMMAND, Manifest, Row, sha256};
 
 fn folder() -> PathBuf {

@@ -7,13 +7,16 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use df11::gpu::{
-    Device, Linear, LinearInput, LinearOutput, Matrix, Residence, TableAddresses, TileAddresses, Visit,
-    cudarc::driver::{
-        CudaSlice, CudaStream, DevicePtr as _, DriverError,
-        result::{memcpy_dtod_async, memcpy_htod_async},
-        sys::{CUdeviceptr, CUstream},
+use df11::{
+    gpu::{
+        Device, Linear, LinearInput, LinearOutput, Matrix, Residence,
+        cudarc::driver::{
+            CudaSlice, CudaStream, DevicePtr as _, DriverError,
+            result::{memcpy_dtod_async, memcpy_htod_async},
+            sys::{CUdeviceptr, CUstream},
+        },
     },
+    hazmat::gpu::{TableAddresses, TileAddresses, Visit},
 };
 
 use crate::{

@@ -14,7 +14,7 @@ use std::{
     process::{Command, Output},
 };
 
-use df11::{CompressOptions, Layout, Source, demo};
+use df11::{CompressOptions, Layout, Source, hazmat::demo};
 use tempfile::TempDir;
 
 /// A matrix has so many columns that a product needs a workspace.

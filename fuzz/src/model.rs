@@ -2,7 +2,7 @@
 
 use std::{io, ops::Range, path::PathBuf};
 
-use df11::{Encoding, Error, Level, Model, OpenOptions, Result, Tensor, io::ReadAt};
+use df11::{Encoding, Error, Level, Model, OpenOptions, ReadAt, Result, Tensor};
 
 /// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask for a large one.
 const LARGEST_BLOCK: u64 = 16 << 20;

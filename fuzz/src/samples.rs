@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fs, path::Path, sync::LazyLock};
 
-use df11::{CompressOptions, Layout, Source, bf16, compress, encoding::gap::Geometry};
+use df11::{CompressOptions, Layout, Source, compress, hazmat::{bf16, gap::Geometry}};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::bytes::Random;

@@ -23,7 +23,7 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let exception = || -> PyResult<Bound<'_, PyAny>> {
         let class = py.import(intern!(py, "df11._errors"))?.getattr(class(error))?;
         if let Error::Parameter { problem, remedy } = error {
-            let remedy = remedy.replace(df11::write::REPLACES, "overwrite=True");
+            let remedy = remedy.replace(df11::hazmat::REPLACES, "overwrite=True");
             let exception = class.call1((format!("{problem}; {remedy}"),))?;
             exception.setattr("remedy", remedy)?;
             return Ok(exception);

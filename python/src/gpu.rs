@@ -5,7 +5,8 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use df11::{
     Error,
-    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status, Visit},
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
+    hazmat::gpu::Visit,
 };
 use pyo3::{
     exceptions::PyKeyError,

@@ -6,9 +6,8 @@ use std::{
 };
 
 use df11::{
-    Level, Observer, OpenOptions,
-    format::records::FILE_WEIGHTS,
-    open::{Purpose, Verification},
+    Level, Observer, OpenOptions, Verification,
+    hazmat::{Purpose, format::records::FILE_WEIGHTS},
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -129,7 +128,7 @@ impl Model {
 
     /// Paths of original files of a kind, in the order of the shards.
     fn files(&self, weights: bool) -> Vec<String> {
-        let shards = self.inner.shards().iter().map(df11::open::Shard::directory);
+        let shards = self.inner.shards().iter().map(df11::hazmat::Shard::directory);
         let files = shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
         files
             .filter(|(_, file)| (file.kind == FILE_WEIGHTS) == weights)
@@ -164,12 +163,12 @@ impl Model {
 
     #[getter]
     fn stored_bytes(&self) -> u64 {
-        self.inner.shards().iter().map(df11::open::Shard::file_length).sum()
+        self.inner.shards().iter().map(df11::hazmat::Shard::file_length).sum()
     }
 
     #[getter]
     fn mappings(&self) -> Vec<(usize, usize)> {
-        let mapped = self.inner.shards().iter().filter_map(df11::open::Shard::mapping);
+        let mapped = self.inner.shards().iter().filter_map(df11::hazmat::Shard::mapping);
         mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
     }
 

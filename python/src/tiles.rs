@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use df11::{Error, encoding::tile::Arrays};
+use df11::{Error, hazmat::tile::Arrays};
 use pyo3::{
     exceptions::PyIndexError,
     intern,

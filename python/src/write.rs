@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use df11::{
     CompressOptions, DecompressOptions, Layout, Report, Sources,
-    open::{Decoder, Purpose},
-    write::check_replaceable,
+    hazmat::{Decoder, Purpose, check_replaceable},
 };
 use pyo3::{
     intern,

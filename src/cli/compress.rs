@@ -8,12 +8,14 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use df11::{
-    CompressOptions, Error, Layout, Sources,
-    constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
-    encoding::gap::Geometry,
-    open::is_compressed,
-    source::{Located, locate},
-    write::{Card, Loading, check_replaceable},
+    Card, CompressOptions, Error, Layout, Sources,
+    hazmat::{
+        Loading, Located, check_replaceable,
+        constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
+        gap::Geometry,
+        locate,
+    },
+    is_compressed,
 };
 use serde_json::json;
 

@@ -3,10 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{
-    CompressOptions, convert_all,
-    write::{Card, check_replaceable},
-};
+use df11::{Card, CompressOptions, convert_all, hazmat::check_replaceable};
 use serde_json::json;
 
 use super::{

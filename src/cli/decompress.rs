@@ -8,10 +8,8 @@ use std::{
 use clap::Args;
 use df11::{
     DecompressOptions, Error, Model, Models, Restored, decompress_all,
-    format::records::FILE_WEIGHTS,
-    open::Purpose,
+    hazmat::{Purpose, check_replaceable, format::records::FILE_WEIGHTS},
     source::{Component, LeftOut},
-    write::check_replaceable,
 };
 use serde_json::{Value, json};
 

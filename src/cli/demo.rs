@@ -9,8 +9,8 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source, demo,
-    open::Decoder,
+    Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source,
+    hazmat::{Decoder, demo},
     source::{SourceTensor, WeightsFile},
 };
 use serde_json::{Value, json};

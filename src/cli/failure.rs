@@ -85,7 +85,7 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
         Error::Corrupt { problem, .. } if !problem.contains("; ") => format!("{error}; {damaged}"),
         Error::Limit { .. } => format!("{error}; see section 1 of the format's specification"),
         Error::Parameter { problem, remedy } => {
-            format!("{problem}; {}", remedy.replace(df11::write::REPLACES, "--force"))
+            format!("{problem}; {}", remedy.replace(df11::hazmat::REPLACES, "--force"))
         }
         Error::Cancelled => "interrupted; nothing is left half-written".to_owned(),
         _ => error.to_string(),

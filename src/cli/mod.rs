@@ -27,7 +27,7 @@ mod verify;
 use std::{ffi::OsString, sync::LazyLock};
 
 use clap::{Parser, Subcommand};
-use df11::constants::{VERSION_MAJOR, VERSION_MINOR};
+use df11::hazmat::constants::{VERSION_MAJOR, VERSION_MINOR};
 
 use answer::Answer;
 use failure::Failure;

@@ -21,7 +21,7 @@ use crate::{
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_container(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
 /// let model = df11::open(&path)?;
 /// for block in model.blocks() {
 ///     for tensor in block.tensors() {

@@ -67,7 +67,7 @@ impl Encoding {
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_container(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
 /// let model = df11::open(&path)?;
 /// let tensor = model.tensor("model.embed_tokens.weight").unwrap();
 /// let weights: Vec<half::bf16> = tensor.decode()?;
@@ -271,7 +271,7 @@ impl<'m> Tensor<'m> {
     /// ```
     /// # fn main() -> df11::Result<()> {
     /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
     /// let model = df11::open(&path)?;
     /// let tensor = model.tensor("model.layers.0.mlp.down_proj.weight").unwrap();
     /// let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);

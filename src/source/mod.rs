@@ -3,9 +3,9 @@
 mod advice;
 mod dfloat11;
 mod folder;
-pub mod group;
+pub(crate) mod group;
 mod header;
-mod hub_cache;
+pub(crate) mod hub_cache;
 mod index;
 mod pipeline;
 mod safetensors;
@@ -14,9 +14,7 @@ mod variant;
 mod walk;
 
 pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
-pub use group::{Block, Item, group};
 pub(crate) use header::{Header, HeaderTensor};
-pub use hub_cache::{Located, locate};
 pub(crate) use index::{folder_of, named_files};
 pub use pipeline::{Component, Sources};
 pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};

@@ -6,14 +6,15 @@ use std::{ops::Range, slice, sync::Arc};
 use df11::{
     Error,
     gpu::{
-        Device, FastPacker, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
-        Matrix, Residence, Routing, Status, TableAddresses, TileAddresses, Transcoded,
+        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
+        Residence, Routing, Status, Transcoded,
         cudarc::driver::{
             CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
             result::memset_d8_async,
             sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
     },
+    hazmat::gpu::{FastPacker, TableAddresses, TileAddresses},
 };
 use half::bf16;
 
@@ -485,8 +486,7 @@ impl Borrowed {
         // SAFETY: the codebook is there, and the table has its bytes.
         unsafe { device.build_tables(&tables) }.unwrap();
         let arrays = [0, 1, 2, 3].map(|at| tensor.tile_array(at).unwrap());
-        let arrays =
-            df11::encoding::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
+        let arrays = df11::hazmat::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
         let staged_bytes = arrays.unwrap().staged_bytes();
         let at =
             TileAddresses { records, bitstream, bitstream_bytes: lengths[2], plane, table, staged_bytes };

@@ -6,12 +6,11 @@ use std::sync::{
 };
 
 use df11::{
-    Dtype, Error,
+    Dtype, Error, Observer,
     gpu::{
         Device, GpuModel, LoadOptions, Piece, Placement, Plan, Preference, Residence, Status,
         cudarc::driver::DevicePtrMut as _,
     },
-    progress::Observer,
 };
 
 use super::{

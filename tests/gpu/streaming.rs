@@ -279,7 +279,7 @@ fn mappings_are_pinned_in_place() {
 fn one_call_opens_and_loads() {
     let Some(device) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let path = df11::demo::tiny_container(folder.path()).unwrap();
+    let path = df11::hazmat::demo::tiny_container(folder.path()).unwrap();
     let model = OpenOptions::new().device(device).open(&path).unwrap();
     let (original, stream) = (df11::open(&path).unwrap(), new_stream(device));
     for block in original.blocks() {

@@ -7,14 +7,7 @@ use crate::{
     samples::{Sample, write_safetensors},
     tensors, witness,
 };
-use df11::{
-    CompressOptions, DecompressOptions, Layout, Level, Model, Source, bf16, compress, convert, decompress,
-    encoding::{
-        gap::{EncodedTensor, encode_tensor},
-        tile,
-    },
-    huffman::verify_codebook,
-};
+use df11::{CompressOptions, DecompressOptions, Layout, Level, Model, Source, compress, convert, decompress, hazmat::{bf16, gap::{EncodedTensor, encode_tensor}, huffman::verify_codebook, tile}};
 use df11_reference::Container;
 use safetensors::Dtype;
 

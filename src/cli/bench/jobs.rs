@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source, open::Shard};
+use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source, hazmat::Shard};
 
 use super::limits::{self, CHECKSUM, COPY, HASH};
 use crate::cli::{Failure, Session};

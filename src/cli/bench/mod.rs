@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use df11::{
     Error, Source,
-    demo::{self, Shape},
+    hazmat::demo::{self, Shape},
 };
 use serde_json::{Value, json};
 

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use df11::{
     CompressOptions, Error, Source,
-    gpu::{Device, GpuModel, LoadOptions, Status, seconds_between, timestamp},
+    gpu::{Device, GpuModel, LoadOptions, Status},
+    hazmat::gpu::{seconds_between, timestamp},
 };
 use safetensors::{
     Dtype,

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use df11::{
-    Error, Model, Models, Observer, OpenOptions, Stage, Tensor, huffman::Histogram, source::Component,
-    write::write_file,
+    Error, Model, Models, Observer, OpenOptions, Stage, Tensor,
+    hazmat::{huffman::Histogram, write_file},
+    source::Component,
 };
 use serde_json::{Value, json};
 
