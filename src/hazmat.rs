@@ -21,10 +21,10 @@
 pub use crate::{
     encoding::{gap, tile},
     io::FileReader,
-    open::{Cpu, Decoder, PreparedTensor, Purpose, Shard},
+    open::{Cpu, Decoder, PreparedTensor, Purpose, Shard, Tiles, code_lengths, histogram},
     paths::check_path,
     source::hub_cache::{Located, locate},
-    write::{Leftover, Loading, REPLACES, check_replaceable, leftovers, remove_leftovers, write_file},
+    write::{Leftover, Loading, check_replaceable, leftovers, remove_leftovers, write_file},
 };
 
 /// BF16 weights as bytes: exponents and planes.

@@ -16,7 +16,7 @@
 //!
 //! // All weights of one tensor. Every bit is that of the original.
 //! let model = df11::open(&container)?;
-//! let tensor = model.tensor("model.embed_tokens.weight").expect("this model has one");
+//! let tensor = model.tensor("model.embed_tokens.weight")?;
 //! let weights: Vec<half::bf16> = tensor.decode()?;
 //! # assert_eq!(weights.len() as u64, tensor.elements());
 //! # Ok(())
@@ -79,8 +79,8 @@ pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use io::ReadAt;
 pub use open::{
-    Block, BlockLayout, Encoding, Level, Model, Models, OpenOptions, Tensor, Verification, is_compressed,
-    open,
+    Block, BlockLayout, Element, Encoding, Level, Model, Models, OpenOptions, Tensor, TensorSlice,
+    Verification, is_compressed, open,
 };
 pub use progress::{Observer, Stage};
 pub use source::{Source, Sources};

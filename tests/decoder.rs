@@ -27,7 +27,7 @@ struct Ahead {
 impl Ahead {
     fn of(model: &Model) -> Self {
         let tensors =
-            model.tensors().map(|tensor| (tensor.name().to_owned(), tensor.decode_bytes().unwrap()));
+            model.tensors().map(|tensor| (tensor.name().to_owned(), tensor.decode::<u8>().unwrap()));
         Self { tensors: tensors.collect(), read: AtomicU64::new(0) }
     }
 }
@@ -96,8 +96,7 @@ impl PreparedTensor for PreparedLie<'_> {
 }
 
 fn restore(model: &Model, out: &Path, decoder: &dyn Decoder) -> Result<u64> {
-    let mut options = DecompressOptions::default();
-    options.decoder = decoder;
+    let options = DecompressOptions::new().decoder(decoder);
     decompress(model, out, &options, &()).map(|restored| restored.bytes)
 }
 

@@ -131,7 +131,7 @@ fn check_block(
     for (tensor, range) in block.tensors().zip(&layout.tensors) {
         let (start, stop) = (range.start as usize, range.end as usize);
         assert!(result[end..start].iter().all(|&byte| byte == POISON), "padding before {:?}", tensor.name());
-        assert!(result[start..stop] == tensor.decode_bytes().unwrap(), "{name:?}: {:?}", tensor.name());
+        assert!(result[start..stop] == tensor.decode::<u8>().unwrap(), "{name:?}: {:?}", tensor.name());
         end = stop;
     }
 }
@@ -310,7 +310,7 @@ fn rows_decode_alone() {
     for name in ["coded", "tied", "tiles", "vector", "other", "raw", "odd"] {
         let tensor = original.tensor(name).unwrap();
         let count = tensor.shape()[0];
-        let all = tensor.decode_bytes().unwrap();
+        let all = tensor.decode::<u8>().unwrap();
         let row = all.len() / count as usize;
         for _ in 0..30 {
             let start = random(&mut state) % count;
@@ -374,7 +374,7 @@ fn decoding_is_captured_in_a_graph() {
     // Tests on other threads free memory, which waits for the context and so spoils what is being captured: then again.
     let graph = (0..1000).find_map(capture).unwrap();
     let expected: Vec<Vec<u8>> =
-        original.block("second").unwrap().tensors().map(|tensor| tensor.decode_bytes().unwrap()).collect();
+        original.block("second").unwrap().tensors().map(|tensor| tensor.decode::<u8>().unwrap()).collect();
     for _ in 0..3 {
         stream.memcpy_htod(&vec![POISON; length], &mut output).unwrap();
         graph.launch().unwrap();
@@ -554,8 +554,7 @@ fn verify_on(device: &Device, model: &df11::Model, options: &LoadOptions) -> df1
 fn restore_with(model: &df11::Model, decoder: &dyn Decoder) -> df11::Result<BTreeMap<OsString, Vec<u8>>> {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("restored");
-    let mut options = DecompressOptions::default();
-    options.decoder = decoder;
+    let options = DecompressOptions::new().decoder(decoder);
     df11::decompress(model, &out, &options, &())?;
     let entries = fs::read_dir(out).unwrap().map(Result::unwrap);
     Ok(entries.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect())

@@ -83,7 +83,7 @@ impl Blocks {
             Self::Placed(placed) => Box::new(placed.keys()),
             Self::Named(named) => Box::new(named.iter()),
         };
-        let absent = names.find(|name| model.block(name).is_none());
+        let absent = names.find(|name| model.block(name).is_err());
         absent.map_or(Ok(()), |name| {
             Err(Error::parameter(format!("there is no block {name:?}"), "name those of Model.blocks"))
         })
@@ -176,7 +176,7 @@ pub(crate) fn load(
         let devices: Vec<Device> =
             ordinals.iter().map(|&ordinal| Device::open(ordinal)).collect::<df11::Result<_>>()?;
         let statuses = devices.iter().map(Status::new).collect::<df11::Result<_>>()?;
-        let model = model.load_watched(&devices, &options, observer)?;
+        let model = model.load_on(&devices, &options, observer)?;
         Ok(Loaded { model: Some(model), devices, statuses })
     })?;
     Ok(DeviceModel { loaded: Arc::new(loaded) })

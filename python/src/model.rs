@@ -7,7 +7,7 @@ use std::{
 
 use df11::{
     Level, Observer, OpenOptions, Verification,
-    hazmat::{Purpose, format::records::FILE_WEIGHTS},
+    hazmat::{Purpose, Tiles, format::records::FILE_WEIGHTS},
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -206,7 +206,7 @@ impl Model {
     }
 
     fn block(&self, name: &str) -> PyResult<Block> {
-        let block = self.inner.block(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        let block = self.inner.block(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
         Ok(Block::new(&self.inner, &block))
     }
 
@@ -216,22 +216,22 @@ impl Model {
     }
 
     fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
-        let tensor = self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        let tensor = self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
         Ok(Tensor::new(&self.inner, &tensor))
     }
 
     fn check_tiles(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
-        let tensor = |name: &String| self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.clone()));
+        let tensor = |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
         work::briefly(py, || {
-            tensors.par_iter().try_for_each(|tensor| {
-                if tensor.tile_shape()?.is_some() { tensor.check_tiles() } else { Ok(()) }
-            })
+            tensors
+                .par_iter()
+                .try_for_each(|tensor| Tiles::of(&tensor)?.map_or(Ok(()), |tiles| tiles.check()))
         })
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
-        name.extract::<String>().is_ok_and(|name| self.inner.tensor(&name).is_some())
+        name.extract::<String>().is_ok_and(|name| self.inner.tensor(&name).is_ok())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -253,8 +253,8 @@ impl Model {
     #[pyo3(signature = (name, default=None))]
     fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
         match self.inner.tensor(name) {
-            Some(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
-            None => Ok(default),
+            Ok(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
+            Err(_) => Ok(default),
         }
     }
 

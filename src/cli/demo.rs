@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use df11::{
     Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source,
-    hazmat::{Decoder, demo},
+    hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
 use serde_json::{Value, json};
@@ -287,7 +287,7 @@ fn answer(
 }
 
 fn block_row(block: Block<'_>) -> df11::Result<Row> {
-    let rows = tensor_rows(block, |tensor| has_weights(tensor).then(|| tensor.histogram()).transpose())?;
+    let rows = tensor_rows(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())?;
     Ok(Row { name: block.name().to_owned(), figures: Figures::of(rows.into_iter().map(|row| row.figures)) })
 }
 

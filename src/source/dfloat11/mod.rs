@@ -181,8 +181,8 @@ impl Import {
     fn array(&self, module: &str, name: &str) -> Result<Piece> {
         let full = format!("{module}{name}");
         let (file, tensor) = self.stored.get(&full).ok_or_else(|| {
-            let problem = format!("the DFloat11 checkpoint has no {full:?}; {AGAIN}");
-            Error::corrupt(self.path(), 0, problem)
+            let problem = format!("the DFloat11 checkpoint has no {full:?}");
+            Error::corrupt(self.path(), 0, problem).remedied(AGAIN)
         })?;
         let file = &self.files[*file];
         let dtypes: &[Dtype] = match name {
@@ -191,9 +191,8 @@ impl Import {
             _ => &[Dtype::U8],
         };
         if !dtypes.contains(&tensor.dtype) {
-            let problem =
-                format!("{full:?} must be {}, not {}; {AGAIN}", dtypes[0].name(), tensor.dtype.name());
-            return Err(Error::corrupt(&file.path, tensor.offset, problem));
+            let problem = format!("{full:?} must be {}, not {}", dtypes[0].name(), tensor.dtype.name());
+            return Err(Error::corrupt(&file.path, tensor.offset, problem).remedied(AGAIN));
         }
         Ok(Piece {
             path: format!("{}: {full}", file.path),
@@ -247,8 +246,8 @@ impl Import {
             );
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
             if !ascending || !bytes.len().is_multiple_of(8) {
-                let problem = format!("must be ascending positions among {weights} weights; {AGAIN}");
-                return Err(Error::corrupt(&array.path, 0, problem));
+                let problem = format!("must be ascending positions among {weights} weights");
+                return Err(Error::corrupt(&array.path, 0, problem).remedied(AGAIN));
             }
         }
         splits.push(weights);
