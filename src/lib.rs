@@ -83,7 +83,7 @@ pub use open::{
     Verification, is_compressed, open,
 };
 pub use progress::{Observer, Stage};
-pub use source::{Source, Sources};
+pub use source::{folder::Source, pipeline::Sources};
 pub use write::{
     Card, CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, compress_all,
     convert, convert_all, decompress, decompress_all, estimate, estimate_all, estimate_headers,

@@ -122,7 +122,7 @@ fn check_tensor(model: &df11::Model, item: &Item) {
     let row = item.data.len() as u64 / rows;
     for range in [0..1, rows - 1..rows, rows / 3..rows, rows / 2..rows / 2] {
         let mut out = vec![0xAA; ((range.end - range.start) * row) as usize];
-        tensor.slice(&[range.clone()]).unwrap().decode_into(&mut out).unwrap();
+        tensor.slice(std::slice::from_ref(&range)).unwrap().decode_into(&mut out).unwrap();
         assert!(out == item.data[(range.start * row) as usize..(range.end * row) as usize], "rows {range:?}");
     }
 }

@@ -48,8 +48,7 @@ fn layouts() -> [Layout; 2] {
 }
 
 fn options(layout: Layout) -> CompressOptions {
-    let options = CompressOptions::new().layout(layout);
-    options
+    CompressOptions::new().layout(layout)
 }
 
 fn compressed(source: &Path, out: &Path, layout: Layout, threads: usize) -> Model {
@@ -123,7 +122,7 @@ fn large_tensors_go_through_tiles_too() {
             {
                 let range = rows.start as usize * row..rows.end as usize * row;
                 let mut out = vec![0xAA; range.len()];
-                tensor.slice(&[rows.clone()]).unwrap().decode_into(&mut out).unwrap();
+                tensor.slice(std::slice::from_ref(&rows)).unwrap().decode_into(&mut out).unwrap();
                 assert!(out == expected[range], "rows {rows:?} of {shape:?}");
             }
         }

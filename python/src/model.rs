@@ -15,7 +15,7 @@ use pyo3::{
     intern,
     prelude::*,
     sync::PyOnceLock,
-    types::{PyDict, PyMappingProxy},
+    types::{PyDict, PyMappingProxy, PyTuple},
 };
 use rayon::prelude::*;
 
@@ -23,7 +23,8 @@ use crate::{
     block::Block,
     device::{Argument, Choice},
     error::{OrRaise, unknown_word},
-    gpu::{self, Blocks, DeviceModel, OneOrMore, Wanted},
+    gpu::{self, DeviceModel},
+    placement::{Blocks, OneOrMore, Wanted, placement},
     tensor::Tensor,
     work,
 };
@@ -50,6 +51,29 @@ pub(crate) fn open(py: Python<'_>, path: PathBuf, memory_map: bool, checksums: b
 /// not the end of the process.
 pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
     OpenOptions::new().memory_map(false).open_all(path)
+}
+
+/// Where blocks would go.
+#[pyfunction]
+#[pyo3(signature = (model, memory=None, *, streamed=false, blocks=None))]
+pub(crate) fn plan<'py>(
+    py: Python<'py>,
+    model: &Bound<'py, Model>,
+    memory: Option<OneOrMore<u64>>,
+    streamed: bool,
+    blocks: Option<Blocks>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let model = &model.get().inner;
+    let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
+    let devices = wanted.devices();
+    let plan = wanted.plan(model, devices).or_raise(py)?;
+    let placements = PyDict::new(py);
+    for (block, place) in model.blocks().zip(plan.placements()) {
+        let Some(place) = place else { continue };
+        placements.set_item(block.name(), placement(py, place.device, place.streamed)?)?;
+    }
+    let class = py.import(intern!(py, "df11._report"))?.getattr("Plan")?;
+    class.call1((placements, PyTuple::new(py, plan.device_bytes())?, plan.host_bytes()))
 }
 
 /// Checks a container, or all models in a folder.
@@ -112,7 +136,7 @@ fn level_of(py: Python<'_>, name: &str) -> PyResult<Level> {
 
 fn verification<'py>(py: Python<'py>, found: &Verification) -> PyResult<Bound<'py, PyAny>> {
     let class = py.import(intern!(py, "df11._report"))?.getattr("Verification")?;
-    class.call1((found.tensors, found.files, found.bytes, pyo3::types::PyTuple::new(py, &found.unchecked)?))
+    class.call1((found.tensors, found.files, found.bytes, PyTuple::new(py, &found.unchecked)?))
 }
 
 impl Model {

@@ -96,7 +96,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     steps.push(("make", bytes, seconds));
     session.check()?;
 
-    let options = CompressOptions { verify: false, ..CompressOptions::default() };
+    let options = CompressOptions::new().verify(false);
     let (report, seconds) = timed(|| df11::compress(&source, &container, &options, &session.progress()));
     let report = report?;
     steps.push(("compress", bytes, seconds));
@@ -117,7 +117,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     let tensors = verification?.tensors;
     steps.push(("verify", bytes, seconds));
 
-    let options = DecompressOptions { decoder: chosen.decoder(), ..DecompressOptions::default() };
+    let options = DecompressOptions::new().decoder(chosen.decoder());
     let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?.bytes, seconds));
     let files = compare_folders(&checkpoint, &restored)?;

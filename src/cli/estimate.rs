@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    compress::{LayoutArgs, default_out},
+    containers::{LayoutArgs, compressed_already, default_out},
     session::Threads,
     sizes::Sizes,
     text,
@@ -184,9 +184,4 @@ impl Estimate {
         answer.json["placement"] = placed.json;
         Ok(())
     }
-}
-
-/// A source that needs no compression.
-pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
-    Error::parameter(format!("{} is compressed already", path.display()), remedy).into()
 }

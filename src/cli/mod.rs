@@ -5,6 +5,7 @@ mod answer;
 mod bench;
 mod completions;
 mod compress;
+mod containers;
 mod convert;
 mod decompress;
 mod demo;

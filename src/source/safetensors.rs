@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The longest JSON header, in bytes; the same as in the `safetensors` crate.
-pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 

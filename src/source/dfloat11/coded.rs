@@ -12,7 +12,10 @@
 //! A range is decoded from the start of its thread block, whose codes are in order, so nothing but the first gap is needed; all gaps are compared
 //! nevertheless, and each thread block must end where the next begins.
 
-use super::{AGAIN, merged::Piece, table};
+use super::{
+    file_range::{AGAIN, FileRange},
+    table,
+};
 use crate::{Error, Result, bf16};
 
 pub(super) const BYTES_PER_THREAD: u64 = 8;
@@ -26,10 +29,10 @@ const CHECK_BYTES: u64 = 64 << 10;
 
 /// A block's arrays, whose sizes agree.
 pub(super) struct Coded {
-    codes: Piece,
-    plane: Piece,
-    positions: Piece,
-    gaps: Piece,
+    codes: FileRange,
+    plane: FileRange,
+    positions: FileRange,
+    gaps: FileRange,
     table: table::Table,
     threads_per_block: u64,
 }
@@ -45,7 +48,7 @@ struct ThreadBlock {
 
 impl Coded {
     /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all positions: 4 bytes for some 25 KB of weights.
-    pub(super) fn open(arrays: [Piece; 5], threads_per_block: u64) -> Result<Self> {
+    pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;
         // A LUT for each value that can be a pointer, LUT 0, the lengths; more cannot be used.
         let mut bytes = vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];

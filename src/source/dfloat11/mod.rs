@@ -20,6 +20,7 @@
 
 mod coded;
 mod config;
+mod file_range;
 mod merged;
 mod shapes;
 mod table;
@@ -37,7 +38,8 @@ use serde_json::Value;
 use self::{
     coded::Coded,
     config::Config,
-    merged::{Merged, Part, Piece},
+    file_range::{AGAIN, FileRange},
+    merged::{Entry, Merged, Part},
     shapes::Geometry,
 };
 use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
@@ -56,7 +58,6 @@ const MERGED: &str = "model.safetensors";
 const MAX_SPLIT_BYTES: u64 = 1 << 20;
 /// What a tensor takes of a header besides its name, at least: `:{"dtype":"U8","shape":[],"data_offsets":[0,0]},`.
 const ENTRY_BYTES: usize = 48;
-const AGAIN: &str = "download the checkpoint again";
 
 /// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint of the package.
 pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
@@ -101,14 +102,6 @@ fn is_coded(files: &[WeightsFile]) -> bool {
 /// The module of a tensor with this last component, with its trailing dot; empty for the root.
 fn module_of<'a>(name: &'a str, last: &str) -> Option<&'a str> {
     name.strip_suffix(last).filter(|module| module.is_empty() || module.ends_with('.'))
-}
-
-/// A tensor as it will stand in the merged file.
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<u64>,
-    bytes: u64,
-    part: Part,
 }
 
 /// One checkpoint on its way in.
@@ -178,7 +171,7 @@ impl Import {
     }
 
     /// A block's array of this name: the path of its file, a reader, and the tensor.
-    fn array(&self, module: &str, name: &str) -> Result<Piece> {
+    fn array(&self, module: &str, name: &str) -> Result<FileRange> {
         let full = format!("{module}{name}");
         let (file, tensor) = self.stored.get(&full).ok_or_else(|| {
             let problem = format!("the DFloat11 checkpoint has no {full:?}");
@@ -194,7 +187,7 @@ impl Import {
             let problem = format!("{full:?} must be {}, not {}", dtypes[0].name(), tensor.dtype.name());
             return Err(Error::corrupt(&file.path, tensor.offset, problem).remedied(AGAIN));
         }
-        Ok(Piece {
+        Ok(FileRange {
             path: format!("{}: {full}", file.path),
             reader: Arc::clone(&file.reader),
             offset: tensor.offset,

@@ -12,7 +12,7 @@
 //! One thing that the package's do not: where they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and streams whose codes
 //! lead there are rejected.
 
-use super::AGAIN;
+use super::file_range::AGAIN;
 use crate::{Error, Result};
 
 pub(super) const ENTRIES: usize = 256;
