@@ -8,10 +8,7 @@ use std::{
     process::Command,
 };
 
-use df11::{
-    CompressOptions, DecompressOptions, Dtype, Error, Result,
-    source::{Source, WeightsFile},
-};
+use df11::{CompressOptions, DecompressOptions, Dtype, Error, Result, Source, source::WeightsFile};
 use safetensors::{SafeTensors, tensor::TensorView};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;

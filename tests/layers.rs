@@ -76,8 +76,13 @@ fn paths(tree: &str) -> Vec<String> {
 /// The code of a file without comments and tests.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
-    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-    text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+    text.split("\nmod tests {")
+        .next()
+        .unwrap()
+        .lines()
+        .map(|line| line.split("//").next().unwrap())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// The trees of all `use` declarations.

@@ -2,10 +2,7 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use df11::{
-    Dtype, Error, Result,
-    source::{Source, WeightsFile},
-};
+use df11::{Dtype, Error, Result, Source, source::WeightsFile};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 

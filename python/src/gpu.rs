@@ -5,15 +5,10 @@ use std::{ops::Range, sync::Arc};
 
 use df11::{
     Error,
-    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Status},
     hazmat::gpu::Visit,
 };
-use pyo3::{
-    exceptions::PyKeyError,
-    intern,
-    prelude::*,
-    types::{PyDict, PyTuple},
-};
+use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
 use crate::{
     block::ranges,

@@ -248,9 +248,7 @@ impl Model {
         let tensor = |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
         work::briefly(py, || {
-            tensors
-                .par_iter()
-                .try_for_each(|tensor| Tiles::of(&tensor)?.map_or(Ok(()), |tiles| tiles.check()))
+            tensors.par_iter().try_for_each(|tensor| Tiles::of(tensor)?.map_or(Ok(()), |tiles| tiles.check()))
         })
     }
 
