@@ -3,9 +3,9 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use df11::encoding::gap::{ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, encode_tensor};
-use df11::encoding::tile;
-use df11::huffman::{Histogram, read_codebook};
+use df11::hazmat::gap::{ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, encode_tensor};
+use df11::hazmat::huffman::{Histogram, read_codebook};
+use df11::hazmat::tile;
 
 #[path = "support/normal.rs"]
 mod normal;

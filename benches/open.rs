@@ -9,7 +9,7 @@ use container::{File, Item, Model, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
 use df11::{
     Dtype, OpenOptions,
-    format::records::{ENCODING_GAP, SECTION_BITSTREAM},
+    hazmat::format::records::{ENCODING_GAP, SECTION_BITSTREAM},
 };
 
 /// A container of `tensors` coded tensors with names and blocks as those of a mixture of experts, and its path.

@@ -3,8 +3,8 @@
 //! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672 × 4096
 //! matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
-use df11::encoding::gap::{Geometry, Layout};
-use df11::huffman::{CodeLengths, Histogram};
+use df11::hazmat::gap::{Geometry, Layout};
+use df11::hazmat::huffman::{CodeLengths, Histogram};
 
 #[path = "../benches/support/normal.rs"]
 mod normal;

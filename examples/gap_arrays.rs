@@ -7,7 +7,7 @@
 
 use std::{env, fs, path::Path, thread};
 
-use df11::encoding::gap::{EncodedTensor, Geometry, encode_tensor};
+use df11::hazmat::gap::{EncodedTensor, Geometry, encode_tensor};
 
 #[path = "../benches/support/normal.rs"]
 mod normal;

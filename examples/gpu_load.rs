@@ -17,8 +17,9 @@ use std::{
 };
 
 use df11::{
-    CompressOptions, Source, demo,
+    CompressOptions, Source,
     gpu::{Device, LoadOptions},
+    hazmat::demo,
 };
 
 const TIMES: usize = 7;
@@ -37,8 +38,7 @@ fn make(folder: &Path, layers: usize) -> Result<(), Box<dyn Error>> {
     let shape =
         demo::Shape { layers, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 128_256 };
     let checkpoint = demo::checkpoint(folder, shape, 11)?;
-    let mut options = CompressOptions::default();
-    (options.verify, options.overwrite) = (false, true);
+    let options = CompressOptions::new().verify(false).overwrite(true);
     let report = df11::compress(&Source::open(&checkpoint)?, &folder.join("model.df11"), &options, &())?;
     println!("{} bytes of BF16, {} stored", report.source_bytes, report.stored_bytes);
     fs::remove_dir_all(checkpoint)?;

@@ -10,7 +10,7 @@
 use std::{error::Error, sync::Arc};
 
 use df11::{
-    CompressOptions, Source, demo,
+    CompressOptions, Source,
     gpu::{
         Device, GpuModel, Linear, LinearInput, LinearOutput, LoadOptions, Matrix, Status,
         cudarc::driver::{
@@ -18,6 +18,7 @@ use df11::{
             sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
     },
+    hazmat::demo,
 };
 use half::bf16;
 
@@ -33,8 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let checkpoint = demo::checkpoint(folder.path(), SHAPE, 11)?;
     let container = folder.path().join("model.df11");
-    let mut options = CompressOptions::default();
-    (options.verify, options.overwrite) = (false, true);
+    let options = CompressOptions::new().verify(false).overwrite(true);
     df11::compress(&Source::open(&checkpoint)?, &container, &options, &())?;
     let original = df11::open(&container)?;
     let device = Device::open(0)?;
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn weights(model: &df11::Model, name: &str) -> Result<Vec<bf16>, Box<dyn Error>> {
-    let bytes = model.tensor(name).ok_or("the model has its weights")?.decode_bytes()?;
+    let bytes = model.tensor(name)?.decode::<u8>()?;
     Ok(bytes.chunks_exact(2).map(|half| bf16::from_le_bytes([half[0], half[1]])).collect())
 }
 

@@ -100,7 +100,7 @@ impl Dtype {
 ///
 /// # Errors
 /// [`Error::Limit`] where the product of the non-zero dimensions exceeds 2^64 − 1.
-pub fn elements(shape: &[u64]) -> Result<u64> {
+pub(crate) fn elements(shape: &[u64]) -> Result<u64> {
     let product = product(shape)?;
     Ok(if shape.contains(&0) { 0 } else { product })
 }

@@ -1,11 +1,15 @@
 //! The error type: each variant says who is at fault, where, and what to do about it.
 
-use std::{fmt::Display, io, path::Path};
+use std::{
+    fmt::{self, Display},
+    io,
+    path::Path,
+};
 
 /// The result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, sorted by who can mend it.
+/// What went wrong, sorted by who can fix it.
 ///
 /// A message is one line and ends with the remedy where there is one.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +32,7 @@ pub enum Error {
         remedy: String,
     },
     /// The bytes break a rule of their format: the file is damaged, truncated or was never valid.
-    #[error("{place}, byte {offset}: {problem}")]
+    #[error("{place}, byte {offset}: {problem}{}", Remedy(remedy))]
     Corrupt {
         /// The file, section or array in which the problem lies.
         place: String,
@@ -36,6 +40,8 @@ pub enum Error {
         offset: u64,
         /// The rule that is broken.
         problem: String,
+        /// What the user can do besides fetching the file again, or making it anew.
+        remedy: Option<String>,
     },
     /// A limit of the format is exceeded.
     #[error("{what} is {value}, and the format allows at most {limit}")]
@@ -54,6 +60,14 @@ pub enum Error {
         problem: String,
         /// What to ask for instead.
         remedy: String,
+    },
+    /// The output exists, and the caller has not said that it may be replaced: by
+    /// [`CompressOptions`](crate::CompressOptions) or
+    /// [`DecompressOptions`](crate::DecompressOptions).
+    #[error("{path} exists; choose another output, or replace it with overwrite: true")]
+    Exists {
+        /// The output.
+        path: String,
     },
     /// The GPU or its driver failed.
     #[error("GPU: {problem}; {remedy}")]
@@ -76,7 +90,7 @@ impl Error {
 
     /// An [`Error::Corrupt`] at a byte offset of a named place.
     pub fn corrupt(place: impl Display, offset: u64, problem: impl Display) -> Self {
-        Self::Corrupt { place: place.to_string(), offset, problem: problem.to_string() }
+        Self::Corrupt { place: place.to_string(), offset, problem: problem.to_string(), remedy: None }
     }
 
     /// An [`Error::Unsupported`] with its remedy.
@@ -94,12 +108,21 @@ impl Error {
         Self::Parameter { problem: problem.to_string(), remedy: remedy.to_string() }
     }
 
+    /// The same [`Error::Corrupt`] with a remedy of its own; any other error as it is.
+    #[must_use]
+    pub fn remedied(mut self, text: impl Display) -> Self {
+        if let Self::Corrupt { remedy, .. } = &mut self {
+            *remedy = Some(text.to_string());
+        }
+        self
+    }
+
     /// The same error with a larger place before the place that it names.
     #[must_use]
     pub fn within(self, larger: impl Display) -> Self {
         match self {
-            Self::Corrupt { place, offset, problem } => {
-                Self::Corrupt { place: format!("{larger}: {place}"), offset, problem }
+            Self::Corrupt { place, offset, problem, remedy } => {
+                Self::Corrupt { place: format!("{larger}: {place}"), offset, problem, remedy }
             }
             Self::Unsupported { what, remedy } => {
                 Self::Unsupported { what: format!("{larger}: {what}"), remedy }
@@ -122,5 +145,14 @@ impl Error {
             _ => true,
         };
         if named { self } else { self.within(path) }
+    }
+}
+
+/// A remedy at the end of a message.
+struct Remedy<'a>(&'a Option<String>);
+
+impl Display for Remedy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
     }
 }

@@ -1,24 +1,75 @@
 //! Losslessly compressed BFloat16 model weights: the container format and its SDK.
-pub mod bf16;
+//!
+//! The short answer: [`open()`] a container, and decode what you want of it.
+//!
+//! ```
+//! # fn main() -> df11::Result<()> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let checkpoint = df11::hazmat::demo::tiny_checkpoint(folder.path())?;
+//! # let container = folder.path().join("tiny.df11");
+//! use df11::{CompressOptions, Source};
+//!
+//! // A safetensors file, or a folder of the Hub, becomes a container.
+//! let source = Source::open(&checkpoint)?;
+//! let report = df11::compress(&source, &container, &CompressOptions::default(), &())?;
+//! println!("{:.2} bits a weight instead of 16", report.bits_per_weight());
+//!
+//! // All weights of one tensor. Every bit is that of the original.
+//! let model = df11::open(&container)?;
+//! let tensor = model.tensor("model.embed_tokens.weight")?;
+//! let weights: Vec<half::bf16> = tensor.decode()?;
+//! # assert_eq!(weights.len() as u64, tensor.elements());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The idea
+//!
+//! A BF16 weight has a sign bit, eight exponent bits and seven mantissa bits. Signs and mantissas
+//! of trained weights look random; no code makes them smaller. Exponents don't: a tensor has a few
+//! dozen different ones, and a handful of these make up nearly all of it. They carry about 2.6 bits
+//! of information in eight. So the exponents are Huffman-coded, the other eight bits are stored as
+//! they are, and a weight takes about 10.6 bits. Nothing is rounded.
+//!
+//! A Huffman code is read from its start, one code after the other, and a GPU has thousands of
+//! threads. A container therefore says where in the codes each thread begins. That is what the
+//! [encodings](Encoding) differ in, and why any [slice](Tensor::slice) of a tensor can be decoded
+//! without the rest.
+//!
+//! # What is where
+//!
+//! - [`open()`] gives a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded when they are asked
+//!   for. It costs microseconds a tensor; [`Model::verify`] reads everything.
+//! - [`compress()`], [`convert`] and [`decompress`] make containers and original files, [`estimate`]
+//!   says beforehand what they take. Where a path may hold several models (a pipeline of
+//!   diffusers), use the functions with `_all`.
+//! - [`source`] is what compression reads.
+//! - `gpu` (feature `cuda`) keeps models compressed in the memory of GPUs, decodes them there, and
+//!   multiplies by them as they are.
+//! - An [`Observer`] reports progress and cancels; [`Error`] says what went wrong and what to do.
+//! - [`hazmat`] has the parts of the format, for tools. No version keeps them as they are.
+
+mod bf16;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
-pub mod constants;
-pub mod demo;
-pub mod dtype;
-pub mod encoding;
-pub mod error;
-pub mod format;
+mod constants;
+mod demo;
+mod dtype;
+mod encoding;
+mod error;
+mod format;
 #[cfg(feature = "cudarc")]
 pub mod gpu;
-pub mod huffman;
-pub mod io;
-pub mod open;
+pub mod hazmat;
+mod huffman;
+mod io;
+mod open;
 mod parallel;
-pub mod paths;
-pub mod progress;
+mod paths;
+mod progress;
 pub mod source;
-pub mod write;
+mod write;
 
 /// The command uses the library by its name, as others do.
 #[cfg(feature = "cli")]
@@ -26,12 +77,16 @@ extern crate self as df11;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};
-pub use open::{Block, BlockLayout, Encoding, Level, Model, Models, OpenOptions, Tensor, open};
+pub use io::ReadAt;
+pub use open::{
+    Block, BlockLayout, Element, Encoding, Level, Model, Models, OpenOptions, Tensor, TensorSlice,
+    Verification, is_compressed, open,
+};
 pub use progress::{Observer, Stage};
-pub use source::{Source, Sources};
+pub use source::{folder::Source, pipeline::Sources};
 pub use write::{
-    CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, compress_all, convert,
-    convert_all, decompress, decompress_all, estimate, estimate_all, estimate_headers,
+    Card, CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, compress_all,
+    convert, convert_all, decompress, decompress_all, estimate, estimate_all, estimate_headers,
 };
 
 /// The examples of the documentation are tests too.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use command::{BINARY, Fixture, assert_fails, fails, good, json, names, text};
-use df11::{Level, demo};
+use df11::{Level, hazmat::demo};
 
 /// A folder made of the tiny checkpoint, whose configuration says that it is a Llama.
 fn llama() -> (Fixture, PathBuf) {

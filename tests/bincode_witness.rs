@@ -5,7 +5,7 @@
 mod container;
 
 use container::{Item, Model, normal_weights};
-use df11::{Dtype, format::Directory};
+use df11::{Dtype, hazmat::format::Directory};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]

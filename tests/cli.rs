@@ -11,7 +11,7 @@ use std::{
 };
 
 use command::{BINARY, Fixture, assert_fails, df11, fails, good, json, names, safetensors, text};
-use df11::demo;
+use df11::hazmat::demo;
 use serde_json::Value;
 
 #[test]

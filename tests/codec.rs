@@ -4,11 +4,11 @@
 #[path = "../benches/support/normal.rs"]
 mod normal;
 
-use df11::encoding::gap::{
+use df11::hazmat::gap::{
     ChunkEncoder, ChunkInput, ChunkOutput, Decoder, EncodedTensor, Geometry, encode_tensor,
 };
-use df11::huffman::{CodeLengths, Histogram, Luts, read_codebook, verify_codebook};
-use df11::{Error, bf16};
+use df11::hazmat::huffman::{CodeLengths, Histogram, Luts, read_codebook, verify_codebook};
+use df11::{Error, hazmat::bf16};
 use normal::Random;
 use proptest::prelude::*;
 
@@ -446,7 +446,7 @@ fn luts_agree_with_the_codes() {
     let counts: [u64; 256] = std::array::from_fn(|symbol| 1 + (symbol as u64).pow(5));
     let lengths = CodeLengths::from_histogram(&counts.into()).unwrap();
     let luts = Luts::new(&lengths);
-    let codes = df11::huffman::Codes::new(&lengths);
+    let codes = df11::hazmat::huffman::Codes::new(&lengths);
     for bits in 0..=u16::MAX {
         let (symbol, length) = luts.find(bits).unwrap();
         let code = codes.get(symbol);

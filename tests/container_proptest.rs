@@ -79,7 +79,7 @@ fn item() -> impl Strategy<Value = Item> {
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
-    let gap = |bytes| Layout::Gap(df11::encoding::gap::Geometry::new(bytes, 64).unwrap());
+    let gap = |bytes| Layout::Gap(df11::hazmat::gap::Geometry::new(bytes, 64).unwrap());
     prop_oneof![2 => select(vec![8, 16, 32, 64]).prop_map(gap), 3 => Just(Layout::Tile), 1 => Just(Layout::Raw)]
 }
 
@@ -114,7 +114,7 @@ fn write(case: &Case, folder: &Path) -> BTreeMap<String, Vec<u8>> {
 fn check_tensor(model: &df11::Model, item: &Item) {
     let tensor = model.tensor(&item.name).unwrap();
     assert_eq!(tensor.shape(), item.shape);
-    assert!(tensor.decode_bytes().unwrap() == item.data, "{:?}", item.name);
+    assert!(tensor.decode::<u8>().unwrap() == item.data, "{:?}", item.name);
     let rows = item.shape.first().copied().unwrap_or(1);
     if rows == 0 || !(item.data.len() as u64).is_multiple_of(rows) {
         return;
@@ -122,7 +122,7 @@ fn check_tensor(model: &df11::Model, item: &Item) {
     let row = item.data.len() as u64 / rows;
     for range in [0..1, rows - 1..rows, rows / 3..rows, rows / 2..rows / 2] {
         let mut out = vec![0xAA; ((range.end - range.start) * row) as usize];
-        tensor.decode_row_bytes(range.clone(), &mut out).unwrap();
+        tensor.slice(std::slice::from_ref(&range)).unwrap().decode_into(&mut out).unwrap();
         assert!(out == item.data[(range.start * row) as usize..(range.end * row) as usize], "rows {range:?}");
     }
 }
@@ -132,8 +132,7 @@ fn check(case: &Case) {
     let source = folder.path().join("source");
     let files = write(case, &source);
     let out = folder.path().join(if case.single { "model.df11" } else { "model" });
-    let mut options = CompressOptions::default();
-    options.layout = case.layout;
+    let options = CompressOptions::new().layout(case.layout);
     compress(&Source::open(&source).unwrap(), &out, &options, &()).unwrap();
     let model = df11::open(&out).unwrap();
     assert!(model.verify(Level::Full, &()).unwrap().unchecked.is_empty());
@@ -160,10 +159,9 @@ fn check(case: &Case) {
 fn convert_there_and_back(case: &Case, model: &df11::Model, folder: &Path, original: &Path) {
     let (there, back) = if case.single { ("there", "back.df11") } else { ("there.df11", "back") };
     let (there, back) = (folder.join(there), folder.join(back));
-    let mut options = CompressOptions::default();
-    options.layout = case.other;
+    let options = CompressOptions::new().layout(case.other);
     convert(model, &there, &options, &()).unwrap();
-    options.layout = case.layout;
+    let options = options.layout(case.layout);
     convert(&df11::open(&there).unwrap(), &back, &options, &()).unwrap();
     let containers: Vec<String> = model
         .shards()

@@ -13,8 +13,8 @@ use std::{
 
 use container::{Item, Model as Sample, normal_weights};
 use df11::{
-    DecompressOptions, Error, Level, Model, OpenOptions, Result, Tensor, decompress, demo,
-    open::{Cpu, Decoder, PreparedTensor},
+    DecompressOptions, Error, Level, Model, OpenOptions, Result, Tensor, decompress,
+    hazmat::{Cpu, Decoder, PreparedTensor, demo},
 };
 
 /// Decodes whole tensors beforehand, and counts the bytes that are read.
@@ -27,7 +27,7 @@ struct Ahead {
 impl Ahead {
     fn of(model: &Model) -> Self {
         let tensors =
-            model.tensors().map(|tensor| (tensor.name().to_owned(), tensor.decode_bytes().unwrap()));
+            model.tensors().map(|tensor| (tensor.name().to_owned(), tensor.decode::<u8>().unwrap()));
         Self { tensors: tensors.collect(), read: AtomicU64::new(0) }
     }
 }
@@ -96,8 +96,7 @@ impl PreparedTensor for PreparedLie<'_> {
 }
 
 fn restore(model: &Model, out: &Path, decoder: &dyn Decoder) -> Result<u64> {
-    let mut options = DecompressOptions::default();
-    options.decoder = decoder;
+    let options = DecompressOptions::new().decoder(decoder);
     decompress(model, out, &options, &()).map(|restored| restored.bytes)
 }
 
@@ -167,7 +166,7 @@ fn the_gap_of_no_thread_must_be_zero_for_any_decoder() {
     let gaps = draft.first_array("a") + 1;
     draft.array(gaps)[at] |= 0x10;
     draft.repair_checksums();
-    let readers: Vec<(_, Box<dyn df11::io::ReadAt>)> = vec![("a".into(), Box::new(draft.pack()))];
+    let readers: Vec<(_, Box<dyn df11::ReadAt>)> = vec![("a".into(), Box::new(draft.pack()))];
     let model = OpenOptions::new().open_readers(readers).unwrap();
     let ahead = Ahead::of(&model);
     for decoder in [&Cpu as &dyn Decoder, &ahead] {

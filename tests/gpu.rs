@@ -28,8 +28,7 @@ use std::{
 
 use container::{Draft, Item, Model, normal_weights, parse, weights};
 use df11::{
-    DecompressOptions, Dtype, Error, Level, OpenOptions,
-    format::records::ENCODING_TILE,
+    DecompressOptions, Dtype, Error, Level, OpenOptions, Verification,
     gpu::{
         Device, GpuDecoder, GpuModel, LoadOptions, Status,
         cudarc::{
@@ -41,7 +40,7 @@ use df11::{
         },
         devices,
     },
-    open::{Cpu, Decoder, Verification},
+    hazmat::{Cpu, Decoder, format::records::ENCODING_TILE},
 };
 
 const POISON: u8 = 0xA5;
@@ -132,7 +131,7 @@ fn check_block(
     for (tensor, range) in block.tensors().zip(&layout.tensors) {
         let (start, stop) = (range.start as usize, range.end as usize);
         assert!(result[end..start].iter().all(|&byte| byte == POISON), "padding before {:?}", tensor.name());
-        assert!(result[start..stop] == tensor.decode_bytes().unwrap(), "{name:?}: {:?}", tensor.name());
+        assert!(result[start..stop] == tensor.decode::<u8>().unwrap(), "{name:?}: {:?}", tensor.name());
         end = stop;
     }
 }
@@ -289,7 +288,7 @@ fn raw_tensors_aliases_and_empty_tensors_decode() {
 fn a_mapped_file_loads_as_well_as_one_that_is_read() {
     let Some(device) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let path = df11::demo::tiny_container(folder.path()).unwrap();
+    let path = df11::hazmat::demo::tiny_container(folder.path()).unwrap();
     let stream = device.context().new_stream().unwrap();
     for map in [true, false] {
         let original = OpenOptions::new().memory_map(map).open(&path).unwrap();
@@ -311,7 +310,7 @@ fn rows_decode_alone() {
     for name in ["coded", "tied", "tiles", "vector", "other", "raw", "odd"] {
         let tensor = original.tensor(name).unwrap();
         let count = tensor.shape()[0];
-        let all = tensor.decode_bytes().unwrap();
+        let all = tensor.decode::<u8>().unwrap();
         let row = all.len() / count as usize;
         for _ in 0..30 {
             let start = random(&mut state) % count;
@@ -375,7 +374,7 @@ fn decoding_is_captured_in_a_graph() {
     // Tests on other threads free memory, which waits for the context and so spoils what is being captured: then again.
     let graph = (0..1000).find_map(capture).unwrap();
     let expected: Vec<Vec<u8>> =
-        original.block("second").unwrap().tensors().map(|tensor| tensor.decode_bytes().unwrap()).collect();
+        original.block("second").unwrap().tensors().map(|tensor| tensor.decode::<u8>().unwrap()).collect();
     for _ in 0..3 {
         stream.memcpy_htod(&vec![POISON; length], &mut output).unwrap();
         graph.launch().unwrap();
@@ -555,8 +554,7 @@ fn verify_on(device: &Device, model: &df11::Model, options: &LoadOptions) -> df1
 fn restore_with(model: &df11::Model, decoder: &dyn Decoder) -> df11::Result<BTreeMap<OsString, Vec<u8>>> {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("restored");
-    let mut options = DecompressOptions::default();
-    options.decoder = decoder;
+    let options = DecompressOptions::new().decoder(decoder);
     df11::decompress(model, &out, &options, &())?;
     let entries = fs::read_dir(out).unwrap().map(Result::unwrap);
     Ok(entries.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect())
@@ -657,7 +655,7 @@ fn the_command_decodes_on_the_gpu_and_says_so() {
     let built = || option_env!("CARGO_BIN_EXE_df11").map(OsString::from);
     let Some(binary) = std::env::var_os("DF11_COMMAND").or_else(built) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let container = df11::demo::tiny_container(folder.path()).unwrap();
+    let container = df11::hazmat::demo::tiny_container(folder.path()).unwrap();
     let restored = folder.path().join("restored");
     let (container, restored) = (container.to_str().unwrap(), restored.to_str().unwrap());
     let gpu = ["--device", "gpu", "--json"];

@@ -8,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use df11::source::{Block, Item, group};
+use df11::hazmat::group::{GroupedBlock, Item, group};
 use models::{Model, Tensor};
 use proptest::prelude::*;
 
-fn blocks(tensors: &[Tensor]) -> Vec<Block> {
+fn blocks(tensors: &[Tensor]) -> Vec<GroupedBlock> {
     let bytes = |shape: &[u64]| shape.iter().product::<u64>() * 2;
     let items: Vec<_> =
         tensors.iter().map(|(name, shape)| Item { name, shape, bytes: bytes(shape) }).collect();
@@ -49,7 +49,7 @@ fn check(model: &Model, lists: &[(&str, usize)], others: &[&str]) {
     assert_eq!(rest, others);
 }
 
-fn names(blocks: &[Block]) -> Vec<&str> {
+fn names(blocks: &[GroupedBlock]) -> Vec<&str> {
     blocks.iter().map(|block| block.name.as_str()).collect()
 }
 
@@ -340,7 +340,7 @@ fn renamed(model: &Model, mut seed: u64, keep_digits: bool) -> Model {
     Model(model.0.iter().map(|(old, shape)| (name(old), shape.clone())).collect())
 }
 
-fn partition(blocks: &[Block]) -> BTreeSet<BTreeSet<usize>> {
+fn partition(blocks: &[GroupedBlock]) -> BTreeSet<BTreeSet<usize>> {
     blocks.iter().map(|block| block.tensors.iter().copied().collect()).collect()
 }
 

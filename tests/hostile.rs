@@ -41,7 +41,7 @@ fn is_typed(error: &Error) -> bool {
 /// Every tensor decodes to its bytes, or fails with a typed error.
 fn check_tensors(model: &df11::Model, original: &Model, what: &str) {
     for (tensor, expected) in model.tensors().zip(&original.tensors) {
-        match tensor.decode_bytes() {
+        match tensor.decode::<u8>() {
             Ok(bytes) => assert!(bytes == expected.data, "{what}: wrong bytes of {:?}", tensor.name()),
             Err(error) => assert!(is_typed(&error), "{what}: {error:?}"),
         }
@@ -141,13 +141,13 @@ fn forge_content(original: &Model) {
         draft.repair_checksums();
         let model = open(draft.pack().into()).unwrap();
         for (tensor, expected) in model.tensors().zip(&original.tensors) {
-            match tensor.decode_bytes() {
+            match tensor.decode::<u8>() {
                 Ok(bytes) => assert_eq!(bytes.len(), expected.data.len()),
                 Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{error:?}"),
             }
             let shape = tensor.shape();
             let mut row = vec![0; tensor.byte_length().unwrap() as usize / shape[0] as usize];
-            let _ = tensor.decode_row_bytes(shape[0] - 1..shape[0], &mut row);
+            let _ = tensor.slice(&[shape[0] - 1..shape[0]]).and_then(|last| last.decode_into(&mut row));
         }
         assert!(model.verify(Level::Full, &()).is_err(), "section {section}, bit {bit}");
     });
@@ -208,7 +208,7 @@ fn check_forged(draft: &Draft, at: usize, value: u64) {
         Ok(model) => {
             assert!(reference.is_ok(), "{at}, {value}: only df11 opens it: {reference:?}");
             for tensor in model.tensors() {
-                let _ = tensor.decode_bytes();
+                let _ = tensor.decode::<u8>();
             }
             for block in model.blocks() {
                 let _ = block.layout();
@@ -254,7 +254,7 @@ fn forged_records_of_tiles_are_found() {
 
 fn check_tensors_typed(model: &df11::Model) {
     for tensor in model.tensors() {
-        if let Err(error) = tensor.decode_bytes() {
+        if let Err(error) = tensor.decode::<u8>() {
             assert!(is_typed(&error), "{error:?}");
         }
     }
@@ -292,7 +292,7 @@ fn a_file_that_shrinks_while_it_is_read_is_an_io_error() {
     let model = OpenOptions::new().memory_map(false).open(&path).unwrap();
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
     for tensor in model.tensors().filter(|tensor| tensor.elements() > 0) {
-        let error = tensor.decode_bytes().unwrap_err();
+        let error = tensor.decode::<u8>().unwrap_err();
         assert!(matches!(error, Error::Io { .. }), "{error:?}");
     }
 }
@@ -314,7 +314,7 @@ fn shards_that_belong_together_open_together() {
     write_shards(folder.path(), &[(1, "b.safetensors", "b"), (0, "a.safetensors", "a")], 2);
     let model = df11::open(folder.path()).unwrap();
     assert!(model.is_complete());
-    assert_eq!(model.tensor("b").unwrap().decode_bytes().unwrap(), [1, 2, 3]);
+    assert_eq!(model.tensor("b").unwrap().decode::<u8>().unwrap(), [1, 2, 3]);
     let blocks: Vec<_> = model.blocks().map(|block| block.tensors().len()).collect();
     assert_eq!(blocks, [2], "blocks of one name are one block");
     // The identity was made up.

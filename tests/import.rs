@@ -8,10 +8,7 @@ use std::{
     process::Command,
 };
 
-use df11::{
-    CompressOptions, DecompressOptions, Dtype, Error, Result,
-    source::{Source, WeightsFile},
-};
+use df11::{CompressOptions, DecompressOptions, Dtype, Error, Result, Source, source::WeightsFile};
 use safetensors::{SafeTensors, tensor::TensorView};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -359,8 +356,8 @@ fn arrays_that_are_missing_or_cut_short() {
         let name = format!("{BLOCK}.{array}");
         edit(&file, &name, |bytes| bytes.truncate(bytes.len() - count));
         match decode(folder.path()) {
-            Err(Error::Corrupt { place, problem, .. }) => {
-                assert!(place.contains(BLOCK) && problem.contains("; download"), "{place}, {problem}");
+            Err(Error::Corrupt { place, remedy: Some(remedy), .. }) => {
+                assert!(place.contains(BLOCK) && remedy.contains("download"), "{place}; {remedy}");
             }
             Err(Error::Parameter { problem, .. }) => assert!(problem.contains("6 matrices"), "{problem}"),
             other => panic!("{array} less {count}: {:?}", other.map(|bytes| bytes.len())),

@@ -13,10 +13,11 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions, Result,
     gpu::{
-        Device, FastPacker, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
-        Matrix, Plan, Residence, Routing, Status, TableAddresses, TileAddresses, Transcoded,
+        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
+        Plan, Residence, Routing, Status, Transcoded,
         cudarc::driver::{CudaContext, DevicePtr as _},
     },
+    hazmat::gpu::{FastPacker, TableAddresses, TileAddresses},
 };
 use stand_in::{child, compile, functions, in_child, is_child, run_child};
 

@@ -17,7 +17,7 @@ use std::{
 };
 
 use command::{BINARY, Fixture, assert_fails, df11, fails, good, json, names, text};
-use df11::{CompressOptions, Error, Layout, Level, Source, demo, io::ReadAt, source::WeightsFile};
+use df11::{CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile};
 
 /// Starts the command.
 fn start(arguments: &[&str]) -> Child {
@@ -244,8 +244,7 @@ fn a_source_that_changes_between_the_passes_is_noticed_and_named() {
                 let file = WeightsFile::parse("model.safetensors", Arc::new(reader)).unwrap();
                 let weights = vec![file];
                 let source = Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() };
-                let mut options = CompressOptions::default();
-                (options.layout, options.verify) = (layout, false);
+                let options = CompressOptions::new().layout(layout).verify(false);
                 match df11::compress(&source, &out, &options, &()) {
                     Ok(_) => {
                         df11::open(&out).unwrap().verify(Level::Full, &()).unwrap();

@@ -13,7 +13,7 @@ use container::{Item, Model, normal_weights};
 use df11::{
     Dtype, Error, OpenOptions,
     gpu::{Device, GpuDecoder, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status},
-    open::Decoder,
+    hazmat::Decoder,
 };
 use stand_in::is_child;
 
@@ -42,8 +42,9 @@ fn sample() -> df11::Model {
 fn check(original: &df11::Model, program: &GpuProgram, pieces: &[Cut<'_>]) {
     let parts = pieces.iter().map(|&(name, rows, offset)| {
         let tensor = original.tensor(name).unwrap();
-        let bytes = tensor.decode_bytes().unwrap();
-        let range = rows.map_or(0..bytes.len() as u64, |(start, end)| tensor.row_bytes(start..end).unwrap());
+        let bytes = tensor.decode::<u8>().unwrap();
+        let row = bytes.len() as u64 / tensor.shape().first().copied().unwrap_or(1).max(1);
+        let range = rows.map_or(0..bytes.len() as u64, |(start, end)| start * row..end * row);
         (offset, bytes[range.start as usize..range.end as usize].to_vec())
     });
     check_bytes(program, &parts.collect::<Vec<_>>(), &format!("{pieces:?}"));
@@ -80,8 +81,8 @@ fn slices_are_dense_in_the_output() {
         {
             let program = model.program(&[Piece::new(name, 48).slice(&ranges)]).unwrap();
             let tensor = original.tensor(name).unwrap();
-            let mut expected = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
-            tensor.decode_slice_bytes(&ranges, &mut expected).unwrap();
+            let mut expected = vec![0; tensor.slice(&ranges).unwrap().byte_length() as usize];
+            tensor.slice(&ranges).unwrap().decode_into(&mut expected).unwrap();
             check_bytes(&program, &[(48, expected)], &format!("{name} {ranges:?}"));
         }
         let sliced = |columns| model.program(&[Piece::new("0.coded", 0).slice(&[0..50, columns])]);
@@ -102,7 +103,7 @@ fn program(model: &GpuModel, cuts: &[Cut<'_>]) -> df11::Result<GpuProgram> {
 fn load(original: &df11::Model, plan: &Plan) -> GpuModel {
     let devices: Vec<Device> =
         (0..plan.device_bytes().len()).map(|ordinal| Device::open(ordinal).unwrap()).collect();
-    original.load_on(&devices, &LoadOptions::new().plan(plan.clone())).unwrap()
+    original.load_on(&devices, &LoadOptions::new().plan(plan.clone()), &()).unwrap()
 }
 
 #[test]
@@ -282,7 +283,7 @@ fn plans_of_other_numbers_of_gpus_are_refused() {
     let first = |_: df11::Block<'_>| Some(Placement { device: 0, streamed: false });
     for count in [1, 3] {
         let plan = Plan::of(&original, count, first).unwrap();
-        let error = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap_err();
+        let error = original.load_on(&devices, &LoadOptions::new().plan(plan), &()).unwrap_err();
         assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
         assert!(error.to_string().contains(&format!("the plan is for {count} GPUs, not 2")), "{error}");
     }

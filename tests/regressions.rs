@@ -2,9 +2,13 @@
 
 use df11::{
     Error, Level, Model, OpenOptions, Result, Source, compress,
-    encoding::gap::{EncodedTensor, Geometry, Layout, encode_tensor},
-    format::{Directory, Header},
-    huffman::verify_codebook,
+    hazmat::{
+        code_lengths,
+        format::{Directory, Header},
+        gap::{EncodedTensor, Geometry, Layout, encode_tensor},
+        histogram,
+        huffman::verify_codebook,
+    },
 };
 use zerocopy::IntoBytes;
 
@@ -67,9 +71,9 @@ fn an_unknown_encoding_is_refused_before_anything_of_its_size_is_allocated() {
     }));
     let model = model.unwrap();
     let tensor = model.tensor("layer.b").unwrap();
-    assert!(matches!(tensor.decode_bytes(), Err(Error::Unsupported { .. })));
-    assert!(matches!(tensor.decode(), Err(Error::Unsupported { .. })));
-    assert!(matches!(tensor.histogram(), Err(Error::Unsupported { .. })));
+    assert!(matches!(tensor.decode::<u8>(), Err(Error::Unsupported { .. })));
+    assert!(matches!(tensor.decode::<half::bf16>(), Err(Error::Unsupported { .. })));
+    assert!(matches!(histogram(&tensor), Err(Error::Unsupported { .. })));
 }
 
 #[test]
@@ -99,10 +103,10 @@ fn only_a_known_dtype_gives_a_shape_a_meaning() {
     let tensor = model.tensor("layer.none").unwrap();
     assert!(matches!(tensor.byte_length(), Err(Error::Unsupported { .. })));
     // What is not known is the dtype, whatever the encoding.
-    for error in [tensor.check_known().unwrap_err(), tensor.decode_bytes().unwrap_err()] {
+    for error in [tensor.check_known().unwrap_err(), tensor.decode::<u8>().unwrap_err()] {
         assert!(error.to_string().contains("dtype 77 is not supported"), "{error}");
     }
-    assert!(tensor.code_lengths().unwrap().is_none());
+    assert!(code_lengths(&tensor).unwrap().is_none());
     assert!(matches!(open(change(df11::Dtype::BF16.id())), Err(Error::Limit { .. })));
     // The place in the file is a rule for every tensor.
     let outside = edited(|directory, _| {
@@ -138,7 +142,7 @@ fn verification_names_what_it_does_not_know() {
 fn several_thread_blocks() -> (EncodedTensor, usize) {
     let weights: Vec<u8> = (0..20_000u32)
         .flat_map(|i| {
-            df11::bf16::weight(120 + (i.wrapping_mul(0x9E37_79B9) >> 24).trailing_zeros() as u8, 0)
+            df11::hazmat::bf16::weight(120 + (i.wrapping_mul(0x9E37_79B9) >> 24).trailing_zeros() as u8, 0)
                 .to_le_bytes()
         })
         .collect();

@@ -15,9 +15,8 @@ use std::sync::{
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    Dtype, Error, OpenOptions,
+    Dtype, Error, OpenOptions, ReadAt,
     gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
-    io::ReadAt,
 };
 use stand_in::{child, compile, in_child, is_child, run_child};
 
@@ -56,7 +55,7 @@ fn matrices_lie_in_the_fast_layout_alone() {
         Some(Placement { device: usize::from(block.name() == "rest"), streamed: false })
     });
     let plan = plan.unwrap().prefer(&model, Preference::Fast, &[]).unwrap();
-    let loaded = model.load_on(&devices, &LoadOptions::new().plan(plan.clone())).unwrap();
+    let loaded = model.load_on(&devices, &LoadOptions::new().plan(plan.clone()), &()).unwrap();
     for name in ["small", "large"] {
         let matrix = loaded.matrix(name).unwrap();
         // The stand-in counts no exceptions.
@@ -65,7 +64,7 @@ fn matrices_lie_in_the_fast_layout_alone() {
         assert_eq!(matrix.device_bytes(), strips * (steps * 1536 + steps.div_ceil(8) * 8));
     }
     assert!(loaded.device_bytes() <= plan.device_bytes().iter().sum());
-    let stored = model.load_on(&devices, &LoadOptions::new()).unwrap();
+    let stored = model.load_on(&devices, &LoadOptions::new(), &()).unwrap();
     assert_eq!(stored.matrix("small").unwrap().residence(), Residence::Stored);
     assert!(loaded.device_bytes() > stored.device_bytes());
 }

@@ -12,7 +12,8 @@ use std::{
 
 use df11::{
     CompressOptions, DecompressOptions, Encoding, Layout, Level, Model, Observer, OpenOptions, Source,
-    compress, convert, decompress, demo,
+    compress, convert, decompress,
+    hazmat::{demo, histogram},
 };
 
 use safetensors::{
@@ -47,9 +48,7 @@ fn layouts() -> [Layout; 2] {
 }
 
 fn options(layout: Layout) -> CompressOptions {
-    let mut options = CompressOptions::default();
-    options.layout = layout;
-    options
+    CompressOptions::new().layout(layout)
 }
 
 fn compressed(source: &Path, out: &Path, layout: Layout, threads: usize) -> Model {
@@ -116,14 +115,14 @@ fn large_tensors_go_through_tiles_too() {
             let tensor = model.tensor(&format!("{shape:?}")).unwrap();
             let large = expected.len() > 32 << 10;
             assert_eq!(tensor.encoding(), if large { Encoding::Tile } else { Encoding::Raw });
-            assert_eq!(tensor.histogram().unwrap().total(), tensor.elements());
-            assert!(tensor.decode_bytes().unwrap() == *expected);
+            assert_eq!(histogram(&tensor).unwrap().total(), tensor.elements());
+            assert!(tensor.decode::<u8>().unwrap() == *expected);
             let row = expected.len() / shape[0];
             for rows in [0..1, shape[0] as u64 - 1..shape[0] as u64, shape[0] as u64 / 3..shape[0] as u64 / 2]
             {
                 let range = rows.start as usize * row..rows.end as usize * row;
                 let mut out = vec![0xAA; range.len()];
-                tensor.decode_row_bytes(rows.clone(), &mut out).unwrap();
+                tensor.slice(std::slice::from_ref(&rows)).unwrap().decode_into(&mut out).unwrap();
                 assert!(out == expected[range], "rows {rows:?} of {shape:?}");
             }
         }
@@ -154,8 +153,7 @@ fn conversion_there_and_back_changes_no_byte() {
                 for memory_map in [true, false] {
                     let model =
                         OpenOptions::new().memory_map(memory_map).open(path(from_kind, from)).unwrap();
-                    let mut options = options(*to);
-                    options.overwrite = true;
+                    let options = options(*to).overwrite(true);
                     with_threads(3, || convert(&model, &out, &options, &())).unwrap();
                     assert!(
                         content(&out) == content(&path(to_kind, to)),
@@ -220,8 +218,7 @@ fn large_tensors_are_converted() {
     });
     for (from, to, layout) in [(&gap, &tile, Layout::Tile), (&tile, &gap, Layout::gap())] {
         let out = folder.path().join("converted.df11");
-        let mut options = options(layout);
-        options.overwrite = true;
+        let options = options(layout).overwrite(true);
         convert(&df11::open(from).unwrap(), &out, &options, &()).unwrap();
         assert!(fs::read(out).unwrap() == fs::read(to).unwrap());
     }
@@ -239,8 +236,7 @@ fn a_damaged_model_is_not_converted() {
         draft.contents[section][77] ^= 1;
         draft.repair_checksums();
         fs::write(&path, draft.pack()).unwrap();
-        let mut options = options(Layout::Raw);
-        options.verify = false;
+        let options = options(Layout::Raw).verify(false);
         let out = folder.path().join("out.df11");
         let error = convert(&df11::open(&path).unwrap(), &out, &options, &()).unwrap_err();
         assert!(
@@ -266,12 +262,12 @@ fn tensors_rows_and_blocks_decode_to_the_original_bytes() {
                 let mut bytes = vec![0; expected.length as usize];
                 file.read_exact_at(expected.offset, &mut bytes).unwrap();
                 let tensor = model.tensor(&expected.name).unwrap();
-                assert_eq!(tensor.decode_bytes().unwrap(), bytes, "{}", expected.name);
+                assert_eq!(tensor.decode::<u8>().unwrap(), bytes, "{}", expected.name);
                 let row = bytes.len() / expected.shape[0] as usize;
                 let rows = expected.shape[0] / 3..expected.shape[0] / 2;
                 let range = rows.start as usize * row..rows.end as usize * row;
                 let mut out = vec![0xAA; range.len()];
-                tensor.decode_row_bytes(rows, &mut out).unwrap();
+                tensor.slice(&[rows]).unwrap().decode_into(&mut out).unwrap();
                 assert_eq!(out, bytes[range], "{}", expected.name);
             }
         }
@@ -281,7 +277,7 @@ fn tensors_rows_and_blocks_decode_to_the_original_bytes() {
             block.decode_into(&mut buffer).unwrap();
             for (tensor, range) in block.tensors().zip(&layout.tensors) {
                 assert_eq!(range.start % 256, 0);
-                let decoded = tensor.decode_bytes().unwrap();
+                let decoded = tensor.decode::<u8>().unwrap();
                 assert_eq!(buffer[range.start as usize..range.end as usize], decoded);
             }
         }

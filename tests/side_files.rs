@@ -12,7 +12,7 @@ use std::{
 use container::{Item, Model, normal_weights};
 use df11::{
     CompressOptions, DecompressOptions, Dtype, Error, Level, Restored, Source, compress, convert, decompress,
-    demo,
+    hazmat::demo,
 };
 use tempfile::TempDir;
 
@@ -47,8 +47,7 @@ impl Fixture {
     }
 
     fn restore(&self, keep_changed: bool) -> df11::Result<Restored> {
-        let mut options = DecompressOptions::default();
-        options.keep_changed = keep_changed;
+        let options = DecompressOptions::new().keep_changed(keep_changed);
         decompress(&self.open(), &self.path("restored"), &options, &())
     }
 
@@ -59,8 +58,8 @@ impl Fixture {
     /// Nothing reads the folder any more as if it were whole.
     fn is_refused(&self, name: &str) {
         let named = |error: Error| match &error {
-            Error::Corrupt { place, problem, .. } => {
-                assert!(place.contains(name) && problem.contains("--keep-changed"), "{error}");
+            Error::Corrupt { place, remedy: Some(remedy), .. } => {
+                assert!(place.contains(name) && remedy.contains("--keep-changed"), "{error}");
             }
             _ => panic!("{error:?}"),
         };
@@ -333,13 +332,13 @@ fn no_container_restores_to_32_times_its_length() {
 fn metadata_are_kept_and_converted() {
     let folder = tempfile::tempdir().unwrap();
     let source = demo::tiny_checkpoint(folder.path()).unwrap();
-    let mut options = CompressOptions::default();
     let key = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-    options.metadata = [key("tool.b", "2"), key("tool.a", "ключ\n")].into();
+    let metadata = [key("tool.b", "2"), key("tool.a", "ключ\n")];
+    let options = CompressOptions::new().metadata(metadata.into());
     let out = folder.path().join("folder");
     compress(&Source::open(&source).unwrap(), &out, &options, &()).unwrap();
     let one = folder.path().join("one.df11");
-    options.metadata = [key("tool.b", "3")].into();
+    let options = options.metadata([key("tool.b", "3")].into());
     let model = df11::open(out).unwrap();
     convert(&model, &one, &options, &()).unwrap();
     let found = df11::open(&one).unwrap();
@@ -353,8 +352,8 @@ fn metadata_that_the_format_has_no_place_for_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let source = Source::open(&demo::tiny_checkpoint(folder.path()).unwrap()).unwrap();
     let refused = |entries: &[(&str, &str)]| {
-        let mut options = CompressOptions::default();
-        options.metadata = entries.iter().map(|&(key, value)| (key.into(), value.into())).collect();
+        let options = CompressOptions::new()
+            .metadata(entries.iter().map(|&(key, value)| (key.into(), value.into())).collect());
         let out = folder.path().join("x.df11");
         let error = compress(&source, &out, &options, &()).unwrap_err();
         assert!(!out.exists());

@@ -26,12 +26,13 @@ fn sliced(bytes: &[u8], each: usize, shape: &[u64], ranges: &[Range<u64>]) -> Ve
 
 fn check(tensor: &df11::Tensor<'_>, bytes: &[u8], each: usize, ranges: &[Range<u64>]) {
     let expected = sliced(bytes, each, &tensor.shape(), ranges);
-    assert_eq!(tensor.slice_bytes(ranges).unwrap(), expected.len() as u64);
+    assert_eq!(tensor.slice(ranges).unwrap().byte_length(), expected.len() as u64);
     let mut out = vec![0xAA; expected.len()];
-    tensor.decode_slice_bytes(ranges, &mut out).unwrap();
+    let slice = tensor.slice(ranges).unwrap();
+    slice.decode_into(&mut out).unwrap();
     assert!(out == expected, "{ranges:?} of {:?} {:?}", tensor.name(), tensor.shape());
     out.push(0);
-    assert!(matches!(tensor.decode_slice_bytes(ranges, &mut out), Err(Error::Parameter { .. })));
+    assert!(matches!(slice.decode_into(&mut out), Err(Error::Parameter { .. })));
 }
 
 /// Shapes whose tiles are whole and partial, matrices and vectors; of the last one a row takes more than one thread's piece.
@@ -57,8 +58,7 @@ fn model(layout: Layout) -> (df11::Model, Vec<Vec<u8>>, tempfile::TempDir) {
     });
     let (source, out) = (folder.path().join("m.safetensors"), folder.path().join("m.df11"));
     serialize_to_file(views, None, &source).unwrap();
-    let mut options = df11::CompressOptions::default();
-    options.layout = layout;
+    let options = df11::CompressOptions::new().layout(layout);
     compress(&Source::open(&source).unwrap(), &out, &options, &()).unwrap();
     (df11::open(&out).unwrap(), weights, folder)
 }
@@ -112,7 +112,10 @@ fn columns_do_not_need_the_codes_of_others() {
         check(&damaged, &weights, 2, &[0..64, columns]);
     }
     let mut out = vec![0; 2 * 64 * 2];
-    assert!(matches!(damaged.decode_slice_bytes(&[0..64, 255..257], &mut out), Err(Error::Corrupt { .. })));
+    assert!(matches!(
+        damaged.slice(&[0..64, 255..257]).unwrap().decode_into(&mut out),
+        Err(Error::Corrupt { .. })
+    ));
 }
 
 #[test]
@@ -134,20 +137,20 @@ fn weights_and_other_dtypes() {
     check(&tensor("bytes"), &bytes, 1, &[1..1]);
     check(&tensor("scalar"), &bytes[..4], 4, &[]);
     let mut nibbles = vec![0; 6 * 4];
-    tensor("nibbles").decode_slice_bytes(&[0..6, 2..10], &mut nibbles).unwrap();
+    tensor("nibbles").slice(&[0..6, 2..10]).unwrap().decode_into(&mut nibbles).unwrap();
     assert_eq!(nibbles[..8], [1, 2, 3, 4, 41, 42, 43, 44]);
     let mut weights = vec![half::bf16::ZERO; 4];
-    tensor("weights").decode_slice(&[2..4, 8..10], &mut weights).unwrap();
+    tensor("weights").slice(&[2..4, 8..10]).unwrap().decode_into(&mut weights).unwrap();
     let expected = [56u16, 58, 76, 78].map(|low| half::bf16::from_bits(low | (low + 1) << 8));
     assert_eq!(weights, expected);
 
     let refused = |name: &str, ranges: &[Range<u64>]| {
-        let error = tensor(name).slice_bytes(ranges).unwrap_err();
+        let error = tensor(name).slice(ranges).unwrap_err();
         assert!(matches!(error, Error::Parameter { .. }), "{error}");
         error.to_string()
     };
     assert!(refused("floats", &[0..6, 0..11]).contains("they are 0..10"));
     assert!(refused("floats", &[0..6, 0..10, 0..1]).contains("3 ranges for the 2 dimensions"));
     assert!(refused("nibbles", &[0..6, 1..3]).contains("between bytes"));
-    assert!(tensor("floats").decode_slice(&[0..1], &mut weights).is_err());
+    assert!(tensor("floats").slice(&[0..1]).unwrap().decode_into(&mut weights).is_err());
 }

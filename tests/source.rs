@@ -2,10 +2,7 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use df11::{
-    Dtype, Error, Result,
-    source::{Source, WeightsFile},
-};
+use df11::{Dtype, Error, Result, Source, source::WeightsFile};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -457,7 +454,7 @@ fn entries_are_objects_and_dtypes_are_text() {
 #[test]
 fn too_many_folders_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let root = df11::demo::tiny_checkpoint(folder.path()).unwrap();
+    let root = df11::hazmat::demo::tiny_checkpoint(folder.path()).unwrap();
     for at in 0..345 {
         let deep = root.join(format!("{at}/{}", ["f"; 29].join("/")));
         std::fs::create_dir_all(&deep).unwrap();

@@ -12,7 +12,7 @@ use std::{fmt::Write, fs, path::Path};
 use container::{Item, Model, encode, tile_arrays::Arrays};
 use df11::{
     Dtype,
-    format::{Header, records},
+    hazmat::format::{Header, records},
 };
 
 type Fields = &'static [(&'static str, usize, usize)];

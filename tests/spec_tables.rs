@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use df11::{
-    Dtype, constants as c,
-    encoding::tile::{Geometry, Sizes},
-    format::{
-        Header,
-        records::{
-            ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SECTION_SKIPPABLE, SectionRecord,
-            TensorRecord, encoding_name, section_name,
+    Dtype,
+    hazmat::{
+        constants as c,
+        format::{
+            Header,
+            records::{
+                ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SECTION_SKIPPABLE, SectionRecord,
+                TensorRecord, encoding_name, section_name,
+            },
         },
+        tile::{Geometry, Sizes},
     },
 };
 

@@ -4,10 +4,10 @@
 #[path = "../benches/support/normal.rs"]
 mod normal;
 
-use df11::encoding::tile::{
+use df11::hazmat::tile::{
     Codebook, Decoder, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, encode_tensor,
 };
-use df11::{Error, bf16};
+use df11::{Error, hazmat::bf16};
 use normal::Random;
 use proptest::prelude::*;
 
@@ -373,7 +373,7 @@ fn the_code_is_a_good_one() {
     let weights = normal(1 << 22);
     let mut histogram = PairHistogram::new();
     histogram.add(&weights);
-    assert_eq!(histogram.exponents(), df11::huffman::Histogram::of(&weights));
+    assert_eq!(histogram.exponents(), df11::hazmat::huffman::Histogram::of(&weights));
     let bits = Codebook::from_histogram(&histogram).unwrap().expected_bits(&histogram).unwrap();
     let (bits, entropy) = (bits as f64 / f64::from(1 << 22), histogram.exponents().entropy());
     assert!(bits > entropy && bits < entropy + 0.028, "{bits} {entropy}");
@@ -384,7 +384,7 @@ fn the_code_is_a_good_one() {
         histogram.add(part);
         parts.merge(&histogram);
     }
-    assert_eq!(parts.exponents(), df11::huffman::Histogram::of(&weights[..2 * 10_001]));
+    assert_eq!(parts.exponents(), df11::hazmat::huffman::Histogram::of(&weights[..2 * 10_001]));
     assert!(matches!(Codebook::from_histogram(&PairHistogram::new()), Err(Error::Parameter { .. })));
     assert_eq!(Codebook::from_bytes(&book(0, &[(1, 1)], &[7])).unwrap().expected_bits(&histogram), None);
 }

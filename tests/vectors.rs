@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use df11::{Error, Level, OpenOptions, format::records::FILE_BESIDE};
+use df11::{Error, Level, OpenOptions, hazmat::format::records::FILE_BESIDE};
 use vectors::{COMMAND, Manifest, Row, sha256};
 
 fn folder() -> PathBuf {
@@ -114,7 +114,7 @@ fn read(bytes: &[u8], memory: bool) -> Result<Found, Failure> {
     let model = opened.map_err(|error| failure("open", &[error]))?;
     let (mut decoded, mut errors) = (Decoded::new(), Vec::new());
     for tensor in model.tensors() {
-        match tensor.decode_bytes() {
+        match tensor.decode::<u8>() {
             Ok(bytes) => drop(decoded.insert(tensor.name().into(), bytes)),
             Err(error) => errors.push(error),
         }

@@ -45,7 +45,7 @@ impl From<Error> for Failure {
             Error::Unsupported { .. } => Status::Unsupported,
             Error::Corrupt { .. } => Status::Corrupt,
             Error::Limit { .. } => Status::Limit,
-            Error::Parameter { .. } => Status::Parameter,
+            Error::Parameter { .. } | Error::Exists { .. } => Status::Parameter,
             Error::Gpu { .. } => Status::Gpu,
             _ => Status::Internal,
         };

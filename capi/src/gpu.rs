@@ -7,12 +7,18 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use df11::gpu::{
-    Device, Linear, LinearInput, LinearOutput, Matrix, Residence, TableAddresses, TileAddresses, Visit,
-    cudarc::driver::{
-        CudaSlice, CudaStream, DevicePtr as _, DriverError,
-        result::{memcpy_dtod_async, memcpy_htod_async},
-        sys::{CUdeviceptr, CUstream},
+use df11::{
+    gpu::{
+        Device, Linear, LinearInput, LinearOutput, Matrix, Residence,
+        cudarc::driver::{
+            CudaSlice, CudaStream, DevicePtr as _, DriverError,
+            result::{memcpy_dtod_async, memcpy_htod_async},
+            sys::{CUdeviceptr, CUstream},
+        },
+    },
+    hazmat::{
+        Tiles,
+        gpu::{TableAddresses, TileAddresses, Visit},
     },
 };
 
@@ -36,10 +42,10 @@ pub(crate) struct Places {
 
 impl Places {
     pub(crate) fn of(tensor: &df11::Tensor<'_>) -> df11::Result<Self> {
-        if tensor.tile_shape()?.is_none() {
+        let Some(tiles) = Tiles::of(tensor)? else {
             return Ok(Self { arrays: None, bytes: tensor.byte_length()? });
-        }
-        let [codebook, records, bitstream, plane] = tensor.tile_array_lengths();
+        };
+        let [codebook, records, bitstream, plane] = tiles.array_lengths();
         let mut bytes = 0;
         let arrays = [codebook, records, bitstream, plane, Device::table_bytes()].map(|length| {
             let start = bytes;
@@ -239,7 +245,7 @@ unsafe fn load(
         let matrix = unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
         Form::Matrix(matrix, OnceLock::new())
     } else {
-        let bytes = tensor.decode_bytes()?;
+        let bytes = tensor.decode::<u8>()?;
         // SAFETY: the memory has as many bytes, and both live until the copy is done.
         let copied = unsafe { memcpy_htod_async(pointer, &bytes, stream.cu_stream()) };
         ask(copied.and_then(|()| stream.synchronize()), "copying to the GPU")?;
@@ -264,14 +270,14 @@ unsafe fn matrix(
     let wanted = [(tensor.name(), [codebook, records, bitstream, plane])];
     // SAFETY: the caller's promise.
     unsafe { model.opened.upload_arrays(device, &wanted, &()) }?;
-    let [codebook_bytes, _, bitstream_bytes, _] = tensor.tile_array_lengths();
+    let Some(tiles) = Tiles::of(tensor)? else { return refuse("a matrix in tiles") };
+    let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
     // SAFETY: the caller's promise.
     unsafe { device.build_tables(&[TableAddresses { codebook, codebook_bytes, table }]) }?;
-    let staged_bytes = tensor.tile_staged_bytes()?;
+    let staged_bytes = tiles.staged_bytes()?;
     let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
-    let Some(shape) = tensor.tile_shape()? else { return refuse("a matrix in tiles") };
     // SAFETY: the caller's promise.
-    Ok(unsafe { Matrix::of_tiles(device, shape, at) }?)
+    Ok(unsafe { Matrix::of_tiles(device, tiles.shape(), at) }?)
 }
 
 impl GpuTensor {

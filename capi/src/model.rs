@@ -9,7 +9,7 @@ use std::{
     ptr::null_mut,
 };
 
-use df11::OpenOptions;
+use df11::{OpenOptions, hazmat::Tiles};
 
 use crate::{
     ALL_ROWS, OPEN_WITHOUT_MAP, Status,
@@ -91,7 +91,8 @@ impl Model {
     /// The entry at this index and its tensor.
     fn at(&self, index: u64) -> Result<(&Entry, df11::Tensor<'_>), Failure> {
         let entry = usize::try_from(index).ok().and_then(|index| self.entries.get(index));
-        let found = entry.and_then(|entry| Some((entry, self.opened.tensor(entry.name.to_str().ok()?)?)));
+        let found =
+            entry.and_then(|entry| Some((entry, self.opened.tensor(entry.name.to_str().ok()?).ok()?)));
         let count = self.entries.len();
         found.map_or_else(|| not_found(format!("there is no tensor {index} of {count}")), Ok)
     }
@@ -104,7 +105,7 @@ impl Model {
     fn describe(&self, index: u64) -> Result<Tensor, Failure> {
         let (entry, tensor) = self.at(index)?;
         let is_known = tensor.dtype().is_some();
-        let (matrix_rows, matrix_columns) = tensor.tile_shape()?.unwrap_or((0, 0));
+        let (matrix_rows, matrix_columns) = Tiles::of(&tensor)?.map_or((0, 0), |tiles| tiles.shape());
         Ok(Tensor {
             size: size_of::<Tensor>(),
             index,
@@ -266,9 +267,10 @@ pub unsafe extern "C" fn df11_decode(
         let all = tensor.shape().first().copied().unwrap_or(1);
         let rows = rows_of(tensor.name(), all, first_row, row_count)?;
         let rows = if tensor.shape().is_empty() { &[][..] } else { &[rows][..] };
-        check_size(output_bytes, tensor.slice_bytes(rows)?, tensor.name())?;
+        let rows = tensor.slice(rows)?;
+        check_size(output_bytes, rows.byte_length(), tensor.name())?;
         // SAFETY: the caller's promise.
         let output = unsafe { bytes(output.cast(), output_bytes) }?;
-        Ok(tensor.decode_slice_bytes(rows, output)?)
+        Ok(rows.decode_into(output)?)
     })
 }

@@ -14,7 +14,10 @@ use std::{
     process::{Command, Output},
 };
 
-use df11::{CompressOptions, Layout, Source, demo};
+use df11::{
+    CompressOptions, Layout, Source,
+    hazmat::{Tiles, demo},
+};
 use tempfile::TempDir;
 
 /// A matrix has so many columns that a product needs a workspace.
@@ -38,8 +41,7 @@ impl Place {
         let models = [("tile.df11", Layout::Tile, SHAPE), ("gap.df11", Layout::gap(), demo::TINY)];
         for (name, layout, shape) in models {
             let checkpoint = demo::checkpoint(folder.path(), shape, 11).unwrap();
-            let mut options = CompressOptions::default();
-            options.layout = layout;
+            let options = CompressOptions::new().layout(layout);
             let source = Source::open(&checkpoint).unwrap();
             df11::compress(&source, &folder.path().join(name), &options, &()).unwrap();
         }
@@ -115,10 +117,10 @@ fn listed(path: &Path) -> String {
     let model = df11::open(path).unwrap();
     let names: Vec<_> = model.tensors().map(|tensor| tensor.name().to_owned()).collect();
     model.tensors().enumerate().fold(String::new(), |mut text, (at, tensor)| {
-        let (rows, columns) = tensor.tile_shape().unwrap().unwrap_or((0, 0));
+        let (rows, columns) = Tiles::of(&tensor).unwrap().map_or((0, 0), |tiles| tiles.shape());
         let shape: Vec<_> = tensor.shape().iter().map(u64::to_string).collect();
         let target = names.iter().position(|name| name == tensor.target().name()).unwrap();
-        let bytes = tensor.decode_bytes().unwrap();
+        let bytes = tensor.decode::<u8>().unwrap();
         writeln!(
             text,
             "{at} {} {} {} {} [{}] {} of {} bytes, as {target}, {rows}x{columns}, {:016x}",

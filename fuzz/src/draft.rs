@@ -2,16 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use df11::{
-    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, SECTION_ALIGNMENT},
-    format::{
-        Directory, Header,
-        directory::ShardRecord,
-        records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, MetadataRecord, SectionRecord, TensorRecord,
-        },
-    },
-};
+use df11::hazmat::{constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEADER_BYTES, HEAD_BYTES, SECTION_ALIGNMENT}, format::{Directory, Header, directory::ShardRecord, records::{ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, MetadataRecord, SectionRecord, TensorRecord}}};
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes,
     little_endian::{U32, U64},

@@ -2,7 +2,7 @@
 
 use std::{io, ops::Range, path::PathBuf};
 
-use df11::{Encoding, Error, Level, Model, OpenOptions, Result, Tensor, io::ReadAt};
+use df11::{Encoding, Error, Level, Model, OpenOptions, ReadAt, Result, Tensor, hazmat::{code_lengths, histogram}};
 
 /// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask for a large one.
 const LARGEST_BLOCK: u64 = 16 << 20;
@@ -70,7 +70,7 @@ pub fn exercise(model: &Model) {
         let mut buffer = vec![0xAA; layout.bytes as usize];
         if typed(block.decode_into(&mut buffer)).is_some() {
             for (tensor, range) in block.tensors().zip(&layout.tensors) {
-                let alone = tensor.decode_bytes().expect("it decoded in its block");
+                let alone = tensor.decode::<u8>().expect("it decoded in its block");
                 assert!(buffer[range.start as usize..range.end as usize] == alone);
             }
         }
@@ -81,14 +81,14 @@ pub fn exercise(model: &Model) {
 }
 
 fn exercise_tensor(tensor: &Tensor<'_>) {
-    let whole = typed(tensor.decode_bytes());
+    let whole = typed(tensor.decode::<u8>());
     let (shape, encoding) = (tensor.shape(), tensor.encoding());
     let _ = (tensor.elements(), tensor.bits_per_element(), tensor.hash(), tensor.block_name());
-    let _ = (tensor.target().name(), typed(tensor.code_lengths()));
+    let _ = (tensor.target().name(), typed(code_lengths(tensor)));
     assert!(whole.is_none() || !matches!(encoding, Encoding::Unknown(_)));
     if tensor.dtype() == Some(df11::Dtype::BF16) {
-        let weights = typed(tensor.decode());
-        let histogram = typed(tensor.histogram());
+        let weights = typed(tensor.decode::<half::bf16>());
+        let histogram = typed(histogram(tensor));
         assert_eq!(weights.is_some(), whole.is_some());
         // A piece at a time finds what decoding as a whole finds.
         assert_eq!(histogram.is_some(), whole.is_some());
@@ -102,7 +102,7 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     let row = whole.len() / rows as usize;
     let bytes = range.start as usize * row..range.end as usize * row;
     let mut part = vec![0xAA; bytes.len()];
-    tensor.decode_row_bytes(range.clone(), &mut part).expect("a range of what decodes");
+    tensor.slice(&[range.clone()]).and_then(|rows| rows.decode_into(&mut part)).expect("a range of what decodes");
     assert!(part == whole[bytes]);
     check_columns(tensor, &shape, &whole, range);
 }
@@ -125,6 +125,6 @@ fn check_columns(tensor: &Tensor<'_>, shape: &[u64], whole: &[u8], rows: Range<u
         .copied()
         .collect();
     let mut part = vec![0xAA; expected.len()];
-    tensor.decode_slice_bytes(&[rows, columns], &mut part).expect("a slice of what decodes");
+    tensor.slice(&[rows, columns]).and_then(|slice| slice.decode_into(&mut part)).expect("a slice of what decodes");
     assert!(part == expected);
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fs, path::Path, sync::LazyLock};
 
-use df11::{CompressOptions, Layout, Source, bf16, compress, encoding::gap::Geometry};
+use df11::{CompressOptions, Layout, Source, compress, hazmat::{bf16, gap::Geometry}};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::bytes::Random;
@@ -69,9 +69,7 @@ fn containers() -> Vec<Vec<u8>> {
 
     let compressed = |source: &Path, out: &str, layout| {
         let out = folder.path().join(out);
-        let mut options = CompressOptions::default();
-        options.layout = layout;
-        options.metadata = [("fuzz.sample".to_owned(), "yes".to_owned())].into();
+        let options = CompressOptions::new().layout(layout).metadata([("fuzz.sample".to_owned(), "yes".to_owned())].into());
         compress(&Source::open(source).expect("a source"), &out, &options, &()).expect("a container");
         out
     };

@@ -1,6 +1,6 @@
 //! Weights of every sort of histogram.
 
-use df11::encoding::{gap::Geometry, tile};
+use df11::hazmat::{gap::Geometry, tile};
 
 use crate::bytes::{Bytes, Random};
 
@@ -99,5 +99,5 @@ fn random_plane(seed: u8) -> impl FnMut() -> u8 {
 }
 
 fn join(count: usize, mut exponent: impl FnMut() -> u8, mut plane: impl FnMut() -> u8) -> Vec<u8> {
-    (0..count).flat_map(|_| df11::bf16::weight(exponent(), plane()).to_le_bytes()).collect()
+    (0..count).flat_map(|_| df11::hazmat::bf16::weight(exponent(), plane()).to_le_bytes()).collect()
 }

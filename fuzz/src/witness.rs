@@ -1,14 +1,7 @@
 //! What verification must find, written anew from spec/format.md: slow, and on top of the reference decoder. It knows neither
 //! hashes nor JSON.
 
-use df11::{
-    Dtype,
-    constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES},
-    format::{
-        Directory,
-        records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, TensorRecord},
-    },
-};
+use df11::{Dtype, hazmat::{constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES}, format::{Directory, records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, TensorRecord}}}};
 
 use crate::tile;
 

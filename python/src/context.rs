@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
-use df11::gpu::{
-    Device, Status, Visit,
-    cudarc::driver::{CudaStream, sys::CUstream},
+use df11::{
+    gpu::{
+        Device, Status,
+        cudarc::driver::{CudaStream, sys::CUstream},
+    },
+    hazmat::gpu::Visit,
 };
 
 /// A stream of the caller, for as long as a call lasts, and the status of its device.

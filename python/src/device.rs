@@ -3,7 +3,7 @@
 use df11::{
     Error, Model,
     gpu::{Device, GpuDecoder},
-    open::{Cpu, Decoder, Purpose},
+    hazmat::{Cpu, Decoder, Purpose},
 };
 use pyo3::prelude::*;
 

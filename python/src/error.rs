@@ -22,9 +22,9 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
     }
     let exception = || -> PyResult<Bound<'_, PyAny>> {
         let class = py.import(intern!(py, "df11._errors"))?.getattr(class(error))?;
-        if let Error::Parameter { problem, remedy } = error {
-            let remedy = remedy.replace(df11::write::REPLACES, "overwrite=True");
-            let exception = class.call1((format!("{problem}; {remedy}"),))?;
+        if let Error::Exists { path } = error {
+            let remedy = "choose another output, or replace it with overwrite=True";
+            let exception = class.call1((format!("{path} exists; {remedy}"),))?;
             exception.setattr("remedy", remedy)?;
             return Ok(exception);
         }
@@ -35,7 +35,9 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
                 exception.setattr("place", place)?;
                 exception.setattr("offset", offset)?;
             }
-            Error::Unsupported { remedy, .. } | Error::Gpu { remedy, .. } => {
+            Error::Unsupported { remedy, .. }
+            | Error::Parameter { remedy, .. }
+            | Error::Gpu { remedy, .. } => {
                 exception.setattr("remedy", remedy)?;
             }
             _ => {}
@@ -51,7 +53,7 @@ const fn class(error: &Error) -> &'static str {
         Error::Unsupported { .. } => "UnsupportedError",
         Error::Corrupt { .. } => "CorruptError",
         Error::Limit { .. } => "LimitError",
-        Error::Parameter { .. } => "ParameterError",
+        Error::Parameter { .. } | Error::Exists { .. } => "ParameterError",
         Error::Gpu { .. } => "GpuError",
         _ => "Error",
     }

@@ -1,20 +1,22 @@
 //! Models on GPUs.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use df11::{
     Error,
-    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Placement, Plan, Status, Visit},
+    gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Piece, Status},
+    hazmat::gpu::Visit,
 };
-use pyo3::{
-    exceptions::PyKeyError,
-    intern,
-    prelude::*,
-    types::{PyDict, PyTuple},
-};
+use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
-use crate::{block::ranges, context::OnStream, error::OrRaise, model::Model, work};
+use crate::{
+    block::ranges,
+    context::OnStream,
+    error::OrRaise,
+    placement::{OneOrMore, Wanted, placement},
+    work,
+};
 
 /// The GPUs that the driver shows.
 #[pyfunction]
@@ -31,130 +33,6 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
         Ok(told)
     });
     told.collect()
-}
-
-/// Where blocks would go.
-#[pyfunction]
-#[pyo3(signature = (model, memory=None, *, streamed=false, blocks=None))]
-pub(crate) fn plan<'py>(
-    py: Python<'py>,
-    model: &Bound<'py, Model>,
-    memory: Option<OneOrMore<u64>>,
-    streamed: bool,
-    blocks: Option<Blocks>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let model = &model.get().inner;
-    let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
-    let devices = wanted.devices();
-    let plan = wanted.plan(model, devices).or_raise(py)?;
-    let placements = PyDict::new(py);
-    for (block, place) in model.blocks().zip(plan.placements()) {
-        let Some(place) = place else { continue };
-        placements.set_item(block.name(), placement(py, place.device, place.streamed)?)?;
-    }
-    let class = py.import(intern!(py, "df11._report"))?.getattr("Plan")?;
-    class.call1((placements, PyTuple::new(py, plan.device_bytes())?, plan.host_bytes()))
-}
-
-fn placement(py: Python<'_>, device: usize, streamed: bool) -> PyResult<Bound<'_, PyAny>> {
-    py.import(intern!(py, "df11._report"))?.getattr("Placement")?.call1((device, streamed))
-}
-
-/// The argument `blocks`: the names of those that are loaded, or where each of them lies.
-#[derive(FromPyObject)]
-pub(crate) enum Blocks {
-    Placed(HashMap<String, (usize, bool)>),
-    Named(Vec<String>),
-}
-
-impl Blocks {
-    /// Whether a block is loaded.
-    fn has(&self, name: &str) -> bool {
-        match self {
-            Self::Placed(placed) => placed.contains_key(name),
-            Self::Named(named) => named.iter().any(|named| named == name),
-        }
-    }
-
-    /// That they are all the model's.
-    fn check(&self, model: &df11::Model) -> df11::Result<()> {
-        let mut names: Box<dyn Iterator<Item = &String>> = match self {
-            Self::Placed(placed) => Box::new(placed.keys()),
-            Self::Named(named) => Box::new(named.iter()),
-        };
-        let absent = names.find(|name| model.block(name).is_none());
-        absent.map_or(Ok(()), |name| {
-            Err(Error::parameter(format!("there is no block {name:?}"), "name those of Model.blocks"))
-        })
-    }
-}
-
-/// More GPUs are a mistake.
-const MAX_GPUS: usize = 1024;
-
-/// What is asked for of a plan.
-pub(crate) struct Wanted {
-    pub(crate) memory: Option<Vec<u64>>,
-    pub(crate) streamed: bool,
-    pub(crate) blocks: Option<Blocks>,
-}
-
-impl Wanted {
-    /// As many GPUs as it speaks of.
-    fn devices(&self) -> usize {
-        match (&self.memory, &self.blocks) {
-            (Some(memory), _) => memory.len(),
-            (None, Some(Blocks::Placed(placed))) => {
-                let last = placed.values().map(|(device, _)| *device).max();
-                last.map_or(1, |last| last.saturating_add(1).min(MAX_GPUS))
-            }
-            (None, _) => 1,
-        }
-    }
-
-    fn plan(&self, model: &df11::Model, devices: usize) -> df11::Result<Plan> {
-        let Self { memory, streamed, blocks } = self;
-        blocks.as_ref().map_or(Ok(()), |blocks| blocks.check(model))?;
-        let is_loaded =
-            |block: df11::Block<'_>| blocks.as_ref().is_none_or(|blocks| blocks.has(block.name()));
-        match (memory, blocks) {
-            (Some(_), Some(Blocks::Placed(_))) => {
-                Err(Error::parameter("memory and places of blocks are both given", "give one of them"))
-            }
-            (None, Some(Blocks::Placed(_))) if *streamed => {
-                let remedy = "say of each block whether it is streamed";
-                Err(Error::parameter("streamed and places of blocks are both given", remedy))
-            }
-            (Some(_), _) if *streamed => {
-                let remedy = "give one: memory streams what does not fit";
-                Err(Error::parameter("memory and streamed are both given", remedy))
-            }
-            (Some(memory), _) => Plan::fit_some(model, memory, is_loaded),
-            (None, Some(Blocks::Placed(placed))) => Plan::of(model, devices, |block| {
-                let &(device, streamed) = placed.get(block.name())?;
-                Some(Placement { device, streamed })
-            }),
-            (None, _) => Plan::of(model, 1, |block| {
-                is_loaded(block).then_some(Placement { device: 0, streamed: *streamed })
-            }),
-        }
-    }
-}
-
-/// A number, or a sequence of them.
-#[derive(FromPyObject)]
-pub(crate) enum OneOrMore<T> {
-    One(T),
-    More(Vec<T>),
-}
-
-impl<T> OneOrMore<T> {
-    pub(crate) fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(one) => vec![one],
-            Self::More(more) => more,
-        }
-    }
 }
 
 /// Loads a model onto GPUs.
@@ -175,7 +53,7 @@ pub(crate) fn load(
         let devices: Vec<Device> =
             ordinals.iter().map(|&ordinal| Device::open(ordinal)).collect::<df11::Result<_>>()?;
         let statuses = devices.iter().map(Status::new).collect::<df11::Result<_>>()?;
-        let model = model.load_watched(&devices, &options, observer)?;
+        let model = model.load_on(&devices, &options, observer)?;
         Ok(Loaded { model: Some(model), devices, statuses })
     })?;
     Ok(DeviceModel { loaded: Arc::new(loaded) })

@@ -14,6 +14,7 @@ mod gpu;
 mod matrix;
 mod memory;
 mod model;
+mod placement;
 mod raw;
 mod tensor;
 mod tiles;
@@ -28,9 +29,9 @@ mod _native {
     #[pymodule_export]
     use super::{
         block::Block,
-        gpu::{DeviceBlock, DeviceModel, Program, devices, plan},
+        gpu::{DeviceBlock, DeviceModel, Program, devices},
         matrix::Matrix,
-        model::{Model, open, verify},
+        model::{Model, open, plan, verify},
         raw::{
             Grouped, Linear, Packer, build_tables, capture_id, check, decode_all, fits, pin, strips_bytes,
             unpin, upload,

@@ -6,9 +6,8 @@ use std::{
 };
 
 use df11::{
-    Level, Observer, OpenOptions,
-    format::records::FILE_WEIGHTS,
-    open::{Purpose, Verification},
+    Level, Observer, OpenOptions, Verification,
+    hazmat::{Purpose, Tiles, format::records::FILE_WEIGHTS},
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -16,7 +15,7 @@ use pyo3::{
     intern,
     prelude::*,
     sync::PyOnceLock,
-    types::{PyDict, PyMappingProxy},
+    types::{PyDict, PyMappingProxy, PyTuple},
 };
 use rayon::prelude::*;
 
@@ -24,7 +23,8 @@ use crate::{
     block::Block,
     device::{Argument, Choice},
     error::{OrRaise, unknown_word},
-    gpu::{self, Blocks, DeviceModel, OneOrMore, Wanted},
+    gpu::{self, DeviceModel},
+    placement::{Blocks, OneOrMore, Wanted, placement},
     tensor::Tensor,
     work,
 };
@@ -51,6 +51,29 @@ pub(crate) fn open(py: Python<'_>, path: PathBuf, memory_map: bool, checksums: b
 /// not the end of the process.
 pub(crate) fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
     OpenOptions::new().memory_map(false).open_all(path)
+}
+
+/// Where blocks would go.
+#[pyfunction]
+#[pyo3(signature = (model, memory=None, *, streamed=false, blocks=None))]
+pub(crate) fn plan<'py>(
+    py: Python<'py>,
+    model: &Bound<'py, Model>,
+    memory: Option<OneOrMore<u64>>,
+    streamed: bool,
+    blocks: Option<Blocks>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let model = &model.get().inner;
+    let wanted = Wanted { memory: memory.map(OneOrMore::into_vec), streamed, blocks };
+    let devices = wanted.devices();
+    let plan = wanted.plan(model, devices).or_raise(py)?;
+    let placements = PyDict::new(py);
+    for (block, place) in model.blocks().zip(plan.placements()) {
+        let Some(place) = place else { continue };
+        placements.set_item(block.name(), placement(py, place.device, place.streamed)?)?;
+    }
+    let class = py.import(intern!(py, "df11._report"))?.getattr("Plan")?;
+    class.call1((placements, PyTuple::new(py, plan.device_bytes())?, plan.host_bytes()))
 }
 
 /// Checks a container, or all models in a folder.
@@ -113,7 +136,7 @@ fn level_of(py: Python<'_>, name: &str) -> PyResult<Level> {
 
 fn verification<'py>(py: Python<'py>, found: &Verification) -> PyResult<Bound<'py, PyAny>> {
     let class = py.import(intern!(py, "df11._report"))?.getattr("Verification")?;
-    class.call1((found.tensors, found.files, found.bytes, pyo3::types::PyTuple::new(py, &found.unchecked)?))
+    class.call1((found.tensors, found.files, found.bytes, PyTuple::new(py, &found.unchecked)?))
 }
 
 impl Model {
@@ -129,7 +152,7 @@ impl Model {
 
     /// Paths of original files of a kind, in the order of the shards.
     fn files(&self, weights: bool) -> Vec<String> {
-        let shards = self.inner.shards().iter().map(df11::open::Shard::directory);
+        let shards = self.inner.shards().iter().map(df11::hazmat::Shard::directory);
         let files = shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
         files
             .filter(|(_, file)| (file.kind == FILE_WEIGHTS) == weights)
@@ -164,12 +187,12 @@ impl Model {
 
     #[getter]
     fn stored_bytes(&self) -> u64 {
-        self.inner.shards().iter().map(df11::open::Shard::file_length).sum()
+        self.inner.shards().iter().map(df11::hazmat::Shard::file_length).sum()
     }
 
     #[getter]
     fn mappings(&self) -> Vec<(usize, usize)> {
-        let mapped = self.inner.shards().iter().filter_map(df11::open::Shard::mapping);
+        let mapped = self.inner.shards().iter().filter_map(df11::hazmat::Shard::mapping);
         mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
     }
 
@@ -207,7 +230,7 @@ impl Model {
     }
 
     fn block(&self, name: &str) -> PyResult<Block> {
-        let block = self.inner.block(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        let block = self.inner.block(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
         Ok(Block::new(&self.inner, &block))
     }
 
@@ -217,22 +240,20 @@ impl Model {
     }
 
     fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
-        let tensor = self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        let tensor = self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
         Ok(Tensor::new(&self.inner, &tensor))
     }
 
     fn check_tiles(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
-        let tensor = |name: &String| self.inner.tensor(name).ok_or_else(|| PyKeyError::new_err(name.clone()));
+        let tensor = |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
         work::briefly(py, || {
-            tensors.par_iter().try_for_each(|tensor| {
-                if tensor.tile_shape()?.is_some() { tensor.check_tiles() } else { Ok(()) }
-            })
+            tensors.par_iter().try_for_each(|tensor| Tiles::of(tensor)?.map_or(Ok(()), |tiles| tiles.check()))
         })
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
-        name.extract::<String>().is_ok_and(|name| self.inner.tensor(&name).is_some())
+        name.extract::<String>().is_ok_and(|name| self.inner.tensor(&name).is_ok())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -254,8 +275,8 @@ impl Model {
     #[pyo3(signature = (name, default=None))]
     fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
         match self.inner.tensor(name) {
-            Some(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
-            None => Ok(default),
+            Ok(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
+            Err(_) => Ok(default),
         }
     }
 

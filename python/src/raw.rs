@@ -9,11 +9,13 @@ use std::{
 
 use df11::{
     Error,
-    encoding::tile::{Geometry, Sizes},
     gpu::{
-        Device, FastPacker, GroupedLinear, Indices, Linear as GpuLinear, LinearInput, LinearOutput,
-        Matrix as GpuMatrix, PinnedRange, Routing, Status, TableAddresses, TileAddresses, Visit,
-        cudarc::driver::sys::CUstream,
+        Device, GroupedLinear, Indices, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix,
+        Routing, Status, cudarc::driver::sys::CUstream,
+    },
+    hazmat::{
+        gpu::{FastPacker, PinnedRange, TableAddresses, TileAddresses, Visit},
+        tile::{Geometry, Sizes},
     },
 };
 use pyo3::prelude::*;
@@ -406,7 +408,7 @@ pub(crate) fn unpin(address: usize) {
 #[pyfunction]
 pub(crate) fn capture_id(py: Python<'_>, stream: usize) -> PyResult<u64> {
     // SAFETY: the function's contract, which python/df11/_native.pyi states.
-    let capture = unsafe { df11::gpu::capture_of_raw(stream as CUstream) };
+    let capture = unsafe { df11::hazmat::gpu::capture_of_raw(stream as CUstream) };
     Ok(capture.or_raise(py)?.unwrap_or(0))
 }
 

@@ -73,11 +73,11 @@ impl Tensor {
 
     /// Decodes a slice on the CPU; all of it where no range is named.
     fn decode(&self, ranges: &[Range<u64>], bytes: &mut [u8]) -> df11::Result<()> {
-        self.view().decode_slice_bytes(ranges, bytes)
+        self.view().slice(ranges)?.decode_into(bytes)
     }
 
     fn slice(&self, ranges: Vec<Range<u64>>, shape: Vec<u64>) -> df11::Result<Slice> {
-        let bytes = self.view().slice_bytes(&ranges)?;
+        let bytes = self.view().slice(&ranges)?.byte_length();
         Ok(Slice { tensor: self.clone(), ranges, shape, bytes })
     }
 

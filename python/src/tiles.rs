@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use df11::{Error, encoding::tile::Arrays};
+use df11::{Error, hazmat::tile::Arrays};
 use pyo3::{
     exceptions::PyIndexError,
     intern,
@@ -34,13 +34,16 @@ struct Held {
 impl Tiles {
     /// None if the tensor is no such matrix.
     pub(crate) fn new(model: &Arc<df11::Model>, tensor: &df11::Tensor<'_>) -> df11::Result<Option<Self>> {
-        let Some((rows, columns)) = tensor.tile_shape()? else { return Ok(None) };
+        let Some(tiles) = df11::hazmat::Tiles::of(tensor)? else { return Ok(None) };
+        let (rows, columns) = tiles.shape();
         let (model, name) = (Arc::clone(model), tensor.name().to_owned());
-        Ok(Some(Self { model, name, rows, columns, staged_bytes: tensor.tile_staged_bytes()? }))
+        Ok(Some(Self { model, name, rows, columns, staged_bytes: tiles.staged_bytes()? }))
     }
 
-    fn tensor(&self) -> df11::Tensor<'_> {
-        self.model.tensor(&self.name).expect("a tensor of the model")
+    fn tiles(&self) -> df11::hazmat::Tiles<'_> {
+        let tensor = self.model.tensor(&self.name).expect("a tensor of the model");
+        let tiles = df11::hazmat::Tiles::of(&tensor).expect("its record was read before");
+        tiles.expect("it was such a matrix before")
     }
 }
 
@@ -63,12 +66,12 @@ impl Tiles {
 
     #[getter]
     fn lengths(&self) -> (u64, u64, u64, u64) {
-        self.tensor().tile_array_lengths().into()
+        self.tiles().array_lengths().into()
     }
 
     #[getter]
     fn places(&self) -> Option<[(usize, usize); 4]> {
-        Some(self.tensor().tile_views()?.map(|view| (view.as_ptr() as usize, view.len())))
+        Some(self.tiles().views()?.map(|view| (view.as_ptr() as usize, view.len())))
     }
 
     fn array<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
@@ -76,7 +79,7 @@ impl Tiles {
             return Err(PyIndexError::new_err(format!("array {index} of 4")));
         }
         let (address, length, copy) = work::briefly(py, || {
-            Ok(match self.tensor().tile_array(index)? {
+            Ok(match self.tiles().array(index)? {
                 Cow::Borrowed(view) => (view.as_ptr() as usize, view.len(), None),
                 Cow::Owned(copy) => (copy.as_ptr() as usize, copy.len(), Some(copy)),
             })
@@ -94,7 +97,7 @@ impl Tiles {
         columns: (u64, u64),
     ) -> PyResult<(u32, Bound<'py, PyTuple>)> {
         let (staged, arrays) = work::briefly(py, || {
-            let arrays = self.tensor().cut_tiles(rows.0..rows.1, columns.0..columns.1)?;
+            let arrays = self.tiles().cut(rows.0..rows.1, columns.0..columns.1)?;
             let view = arrays.each_ref().map(Vec::as_slice);
             let cut = Arrays::new(rows.1 - rows.0, columns.1 - columns.0, view)?;
             Ok((cut.staged_bytes(), arrays))

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use df11::{
     CompressOptions, DecompressOptions, Layout, Report, Sources,
-    open::{Decoder, Purpose},
-    write::check_replaceable,
+    hazmat::{Decoder, Purpose, check_replaceable},
 };
 use pyo3::{
     intern,
@@ -31,10 +30,7 @@ fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
 }
 
 fn options(py: Python<'_>, layout: Option<&str>, verify: bool, overwrite: bool) -> PyResult<CompressOptions> {
-    let mut options = CompressOptions::default();
-    options.layout = layout_of(py, layout)?;
-    (options.verify, options.overwrite) = (verify, overwrite);
-    Ok(options)
+    Ok(CompressOptions::new().layout(layout_of(py, layout)?).verify(verify).overwrite(overwrite))
 }
 
 /// Compresses a model.
@@ -118,8 +114,7 @@ pub(crate) fn decompress(
     let choice = device.map_or(Ok(Choice::Auto), |device| Choice::new(py, &device))?;
     work::watched(py, progress, |observer| {
         let models = open_to_stream(&source)?;
-        let mut options = DecompressOptions::default();
-        options.overwrite = overwrite;
+        let options = DecompressOptions::new().overwrite(overwrite);
         if overwrite {
             check_replaceable(&source, &out, "safetensors")?;
         }

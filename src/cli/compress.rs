@@ -1,23 +1,22 @@
 //! `df11 compress`: a checkpoint becomes a container, or a folder of them.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use df11::{
-    CompressOptions, Error, Layout, Sources,
-    constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
-    encoding::gap::Geometry,
-    open::is_compressed,
-    source::{Located, locate},
-    write::{Card, Loading, check_replaceable},
+    Card, CompressOptions, Error, Sources,
+    hazmat::{check_replaceable, locate},
+    is_compressed,
 };
 use serde_json::json;
 
-use super::{Answer, Failure, Session, estimate, session::Threads, sizes::Sizes, text};
+use super::{
+    Answer, Failure, Session,
+    containers::{LayoutArgs, Verification, add_loading, compressed_already, default_out, result_text},
+    estimate,
+    session::Threads,
+    sizes::Sizes,
+};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -73,65 +72,6 @@ pub(super) struct Compress {
     threads: Threads,
 }
 
-#[derive(Args)]
-pub(super) struct Verification {
-    /// Decode everything again and compare all hashes before the output gets its name (the default)
-    #[arg(long, overrides_with = "no_verify")]
-    verify: bool,
-    /// Trust the encoder
-    #[arg(long, overrides_with = "verify")]
-    no_verify: bool,
-}
-
-impl Verification {
-    pub(super) const fn is_wanted(&self) -> bool {
-        !self.no_verify
-    }
-}
-
-#[derive(Args, Clone, Copy)]
-pub(super) struct LayoutArgs {
-    /// How BF16 tensors are stored [default: tile, or gap where its geometry is named]
-    #[arg(long, value_enum, hide_default_value = true)]
-    layout: Option<LayoutName>,
-    /// Advanced: bitstream bytes a thread of the gap layout: 8, 16, 32 or 64 [default: 32]
-    #[arg(long, value_name = "N")]
-    bytes_per_thread: Option<u32>,
-    /// Advanced: threads a thread block of the gap layout: 64, 128, 256, 512 or 1024 [default: 128]
-    #[arg(long, value_name = "N")]
-    threads_per_block: Option<u32>,
-}
-
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum LayoutName {
-    /// Huffman-coded pairs of exponents in tiles, where that is smaller
-    Tile,
-    /// Huffman-coded exponents with a gap array, as in the paper, where that is smaller
-    Gap,
-    /// As they are
-    Raw,
-}
-
-impl LayoutArgs {
-    pub(super) fn layout(self) -> Result<Layout, Failure> {
-        let geometry = self.bytes_per_thread.is_some() || self.threads_per_block.is_some();
-        let name = self.layout.unwrap_or(if geometry { LayoutName::Gap } else { LayoutName::Tile });
-        if geometry && name != LayoutName::Gap {
-            let problem = "bytes a thread and threads a block are numbers of the gap layout";
-            return Err(Error::parameter(problem, "leave them out, or choose --layout gap").into());
-        }
-        let geometry = Geometry::new(
-            self.bytes_per_thread.unwrap_or(GAP_DEFAULT_BYTES_PER_THREAD),
-            self.threads_per_block.unwrap_or(GAP_DEFAULT_THREADS_PER_BLOCK),
-        )?;
-        Ok(match name {
-            LayoutName::Gap => Layout::Gap(geometry),
-            LayoutName::Tile => Layout::Tile,
-            LayoutName::Raw => Layout::Raw,
-        })
-    }
-}
-
 impl Compress {
     /// The work of `--dry-run`.
     fn estimate(&self) -> estimate::Estimate {
@@ -155,16 +95,19 @@ impl Compress {
         let place = locate(&self.source)?;
         if is_compressed(&place.path)? {
             let remedy = "its sizes are in df11 inspect, and df11 convert stores it in another layout";
-            return Err(estimate::compressed_already(&self.source, remedy));
+            return Err(compressed_already(&self.source, remedy));
         }
         if self.dry_run {
             return self.estimate().of_source(&place, session);
         }
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
         let metadata = self.metadata()?;
-        let mut options =
-            CompressOptions { layout, overwrite: self.force, verify, metadata, ..Default::default() };
-        options.card = (!self.no_card).then(|| Card::new(place.repository.clone()));
+        let options = CompressOptions::new()
+            .layout(layout)
+            .overwrite(self.force)
+            .verify(verify)
+            .metadata(metadata)
+            .card((!self.no_card).then(|| Card::new(place.repository.clone())));
         let start = Instant::now();
         let source = Sources::open(&place.path, self.variant.as_deref()).map_err(Failure::Other)?;
         let out = self.out.clone().map_or_else(|| default_out(&place, &source), Ok)?;
@@ -185,30 +128,12 @@ impl Compress {
         let sizes = Sizes::new(folders, reports);
         let mut json = sizes.json("compress", &self.source, &out, seconds);
         json["written"] = json!(true);
-        json["verified"] = json!(options.verify);
-        let mut answer = Answer { text: result_text(&out, &sizes, seconds, options.verify), json };
+        json["verified"] = json!(verify);
+        let mut answer = Answer { text: result_text(&out, &sizes, seconds, verify), json };
         removed.add_to(&mut answer);
         add_loading(&mut answer, &out);
         Ok(answer)
     }
-}
-
-/// Ends an answer with the way to load what was written.
-pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
-    let python = Loading::of(out).python;
-    answer.text.push_str("\n\nLoad it with Python:");
-    for line in python.lines() {
-        answer.text.push_str("\n  ");
-        answer.text.push_str(&text::printable(line));
-    }
-    if out.is_file() {
-        let folder = out.with_extension("");
-        let (out, folder) = (out.display().to_string(), folder.display().to_string());
-        let (out, folder) = (text::printable(&out), text::printable(&folder));
-        let hint = format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
-        answer.text.push_str(&hint);
-    }
-    answer.json["load"] = json!(python);
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {
@@ -222,42 +147,4 @@ fn is_of(error: &Error, source: &Sources) -> bool {
     source.components().iter().flat_map(|component| &component.model.weights).any(|file| {
         place.strip_prefix(&file.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
     })
-}
-
-pub(super) fn result_text(out: &Path, sizes: &Sizes, seconds: f64, verified: bool) -> String {
-    format!(
-        "{}\n{}\n  time      {}, {}{}",
-        text::printable(&out.display().to_string()),
-        sizes.text(),
-        text::duration(seconds),
-        text::rate(sizes.total.source_bytes, seconds),
-        if verified { ", verified bit for bit" } else { ", not verified" }
-    )
-}
-
-/// `SRC.df11` beside the source, or `SRC-df11` of a pipeline, which becomes a folder; the extension
-/// of a file gives way.
-pub(super) fn default_out(place: &Located, models: &Sources) -> Result<PathBuf, Failure> {
-    let source = place.path.as_path();
-    let end = if models.is_pipeline() { "-df11" } else { ".df11" };
-    if let Some(name) = place.repository.as_ref().filter(|_| place.by_name) {
-        // In the current folder, and not in the cache.
-        let name = name.rsplit('/').next().unwrap_or(name);
-        return Ok(PathBuf::from(format!("{name}{end}")));
-    }
-    let reading = |error| Error::io("opening", source, error);
-    // A path that ends in `.` or `..` has no name of its own.
-    let named = if source.file_name().is_some() {
-        source.to_owned()
-    } else {
-        source.canonicalize().map_err(reading)?
-    };
-    let name = if named.is_dir() { named.file_name() } else { named.file_stem() };
-    let mut name = name
-        .ok_or_else(|| {
-            Error::parameter(format!("{} has no name", source.display()), "name an output with -o")
-        })?
-        .to_owned();
-    name.push(end);
-    Ok(named.with_file_name(name))
 }

@@ -3,15 +3,12 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{
-    CompressOptions, convert_all,
-    write::{Card, check_replaceable},
-};
+use df11::{Card, CompressOptions, convert_all, hazmat::check_replaceable};
 use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    compress::{LayoutArgs, Verification, add_loading, result_text},
+    containers::{LayoutArgs, Verification, add_loading, result_text},
     session::{Threads, open_to_stream},
     sizes::Sizes,
 };
@@ -52,8 +49,11 @@ pub(super) struct Convert {
 impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let (layout, verify) = (self.layout.layout()?, self.verification.is_wanted());
-        let mut options = CompressOptions { layout, overwrite: self.force, verify, ..Default::default() };
-        options.card = (!self.no_card).then(Card::default);
+        let options = CompressOptions::new()
+            .layout(layout)
+            .overwrite(self.force)
+            .verify(verify)
+            .card((!self.no_card).then(Card::default));
         let start = Instant::now();
         let models = open_to_stream(&self.source)?;
         if self.force {
@@ -68,8 +68,8 @@ impl Convert {
         let sizes = Sizes::new(folders, reports);
         let mut json = sizes.json("convert", &self.source, &self.out, seconds);
         json["written"] = json!(true);
-        json["verified"] = json!(options.verify);
-        let mut answer = Answer { text: result_text(&self.out, &sizes, seconds, options.verify), json };
+        json["verified"] = json!(verify);
+        let mut answer = Answer { text: result_text(&self.out, &sizes, seconds, verify), json };
         removed.add_to(&mut answer);
         add_loading(&mut answer, &self.out);
         Ok(answer)

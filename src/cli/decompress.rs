@@ -8,10 +8,8 @@ use std::{
 use clap::Args;
 use df11::{
     DecompressOptions, Error, Model, Models, Restored, decompress_all,
-    format::records::FILE_WEIGHTS,
-    open::Purpose,
+    hazmat::{Purpose, check_replaceable, format::records::FILE_WEIGHTS},
     source::{Component, LeftOut},
-    write::check_replaceable,
 };
 use serde_json::{Value, json};
 
@@ -108,7 +106,7 @@ impl Decompress {
         session: &Session,
     ) -> Result<(Vec<Restored>, DecodedBy), Failure> {
         let (overwrite, keep_changed) = (self.force, self.keep_changed);
-        let options = DecompressOptions { overwrite, keep_changed, ..DecompressOptions::default() };
+        let options = DecompressOptions::new().overwrite(overwrite).keep_changed(keep_changed);
         // Before a GPU is started for nothing.
         models.check_complete()?;
         let mut chosen = Vec::new();

@@ -9,8 +9,8 @@ use std::{
 
 use clap::Args;
 use df11::{
-    Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source, demo,
-    open::Decoder,
+    Block, CompressOptions, DecompressOptions, Error, Level, Model, Observer, Report, Source,
+    hazmat::{Decoder, demo, histogram},
     source::{SourceTensor, WeightsFile},
 };
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     steps.push(("make", bytes, seconds));
     session.check()?;
 
-    let options = CompressOptions { verify: false, ..CompressOptions::default() };
+    let options = CompressOptions::new().verify(false);
     let (report, seconds) = timed(|| df11::compress(&source, &container, &options, &session.progress()));
     let report = report?;
     steps.push(("compress", bytes, seconds));
@@ -117,7 +117,7 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     let tensors = verification?.tensors;
     steps.push(("verify", bytes, seconds));
 
-    let options = DecompressOptions { decoder: chosen.decoder(), ..DecompressOptions::default() };
+    let options = DecompressOptions::new().decoder(chosen.decoder());
     let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?.bytes, seconds));
     let files = compare_folders(&checkpoint, &restored)?;
@@ -287,7 +287,7 @@ fn answer(
 }
 
 fn block_row(block: Block<'_>) -> df11::Result<Row> {
-    let rows = tensor_rows(block, |tensor| has_weights(tensor).then(|| tensor.histogram()).transpose())?;
+    let rows = tensor_rows(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())?;
     Ok(Row { name: block.name().to_owned(), figures: Figures::of(rows.into_iter().map(|row| row.figures)) })
 }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 use df11::{
     Error, Model,
-    open::{Cpu, Decoder, Purpose},
+    hazmat::{Cpu, Decoder, Purpose},
 };
 use serde_json::{Value, json};
 

@@ -8,14 +8,14 @@ use std::{
 use clap::Args;
 use df11::{
     Error, Model, OpenOptions, Sources, estimate_all,
-    open::is_compressed,
-    source::{Located, locate},
+    hazmat::{Located, locate},
+    is_compressed,
 };
 use serde_json::{Value, json};
 
 use super::{
     Answer, Failure, Session,
-    compress::{LayoutArgs, default_out},
+    containers::{LayoutArgs, compressed_already, default_out},
     session::Threads,
     sizes::Sizes,
     text,
@@ -160,7 +160,7 @@ impl Estimate {
             return Err(compressed_already(&self.source, remedy));
         }
         let model = OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
-        let stored: u64 = model.shards().iter().map(df11::open::Shard::file_length).sum();
+        let stored: u64 = model.shards().iter().map(df11::hazmat::Shard::file_length).sum();
         let path = text::printable(&self.source.display().to_string());
         let text = format!("{path}: {}", text::bytes(stored));
         let json =
@@ -184,9 +184,4 @@ impl Estimate {
         answer.json["placement"] = placed.json;
         Ok(())
     }
-}
-
-/// A source that needs no compression.
-pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
-    Error::parameter(format!("{} is compressed already", path.display()), remedy).into()
 }

@@ -66,7 +66,7 @@ impl Failure {
                 Error::Unsupported { .. } => "unsupported",
                 Error::Corrupt { .. } => "corrupt",
                 Error::Limit { .. } => "limit",
-                Error::Parameter { .. } => "parameter",
+                Error::Parameter { .. } | Error::Exists { .. } => "parameter",
                 Error::Gpu { .. } => "gpu",
                 Error::Cancelled => "cancelled",
             },
@@ -81,12 +81,9 @@ impl Failure {
 fn with_remedy(error: &Error, damaged: &str) -> String {
     match error {
         Error::Io { source, .. } => format!("{error}{}", io_remedy(source)),
-        // Some problems name their remedy themselves.
-        Error::Corrupt { problem, .. } if !problem.contains("; ") => format!("{error}; {damaged}"),
+        Error::Corrupt { remedy: None, .. } => format!("{error}; {damaged}"),
         Error::Limit { .. } => format!("{error}; see section 1 of the format's specification"),
-        Error::Parameter { problem, remedy } => {
-            format!("{problem}; {}", remedy.replace(df11::write::REPLACES, "--force"))
-        }
+        Error::Exists { path } => format!("{path} exists; choose another output, or replace it with --force"),
         Error::Cancelled => "interrupted; nothing is left half-written".to_owned(),
         _ => error.to_string(),
     }

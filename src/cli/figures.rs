@@ -1,6 +1,6 @@
 //! Sizes and bits of tensors and blocks, as tables show them.
 
-use df11::{Block, Dtype, Encoding, Result, Tensor, huffman::Histogram};
+use df11::{Block, Dtype, Encoding, Result, Tensor, hazmat::huffman::Histogram};
 use serde_json::{Value, json};
 
 use super::text::{self, Table};

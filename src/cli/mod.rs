@@ -5,6 +5,7 @@ mod answer;
 mod bench;
 mod completions;
 mod compress;
+mod containers;
 mod convert;
 mod decompress;
 mod demo;
@@ -27,7 +28,7 @@ mod verify;
 use std::{ffi::OsString, sync::LazyLock};
 
 use clap::{Parser, Subcommand};
-use df11::constants::{VERSION_MAJOR, VERSION_MINOR};
+use df11::hazmat::constants::{VERSION_MAJOR, VERSION_MINOR};
 
 use answer::Answer;
 use failure::Failure;

@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use df11::{
     Error, Models, OpenOptions,
-    write::{Leftover, remove_leftovers},
+    hazmat::{Leftover, remove_leftovers},
 };
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use df11::{Dtype, Model, Report, open::Shard, source::LeftOut};
+use df11::{Dtype, Model, Report, hazmat::Shard, source::LeftOut};
 use serde_json::{Value, json};
 
 use super::text::{self, Table};

@@ -3,11 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::{Args, ValueEnum};
-use df11::{
-    Error, Level, Model, Models,
-    open::{Purpose, Verification},
-    source::Component,
-};
+use df11::{Error, Level, Model, Models, Verification, hazmat::Purpose, source::Component};
 use serde_json::{Value, json};
 
 use super::{

@@ -61,6 +61,11 @@ struct Start {
 
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES as usize);
 
+fn no_container(why: &str) -> Error {
+    let problem = format_args!("this is no df11 file ({why})");
+    corrupt(0, problem).remedied("name another, or fetch it again")
+}
+
 fn corrupt(offset: usize, problem: impl std::fmt::Display) -> Error {
     Error::corrupt("header", offset as u64, problem)
 }
@@ -133,16 +138,10 @@ impl Header {
     /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major version.
     pub fn check_version(head: &[u8]) -> Result<()> {
         let Ok((start, _)) = Start::read_from_prefix(head) else {
-            return Err(corrupt(
-                0,
-                "this is no df11 file (shorter than the magic); name another, or fetch it again",
-            ));
+            return Err(no_container("shorter than the magic"));
         };
         if start.magic != MAGIC {
-            return Err(corrupt(
-                0,
-                "this is no df11 file (no magic at its start); name another, or fetch it again",
-            ));
+            return Err(no_container("no magic at its start"));
         }
         if start.version_major.get() != VERSION_MAJOR {
             return Err(Error::unsupported(
@@ -164,15 +163,14 @@ impl Header {
         let header: Self = zerocopy::transmute!(*bytes);
         if header != header.sealed() {
             let offset = std::mem::offset_of!(Self, header_checksum);
-            return Err(corrupt(offset, "the header's checksum does not match; the file is damaged"));
+            let problem = "the header's checksum does not match";
+            return Err(corrupt(offset, problem).remedied("the file is damaged"));
         }
         match header.state.get() {
             STATE_COMPLETE => {}
             STATE_UNFINISHED => {
-                return Err(corrupt(
-                    std::mem::offset_of!(Self, state),
-                    "the file was never finished; write it again",
-                ));
+                let error = corrupt(std::mem::offset_of!(Self, state), "the file was never finished");
+                return Err(error.remedied("write it again"));
             }
             state => {
                 return Err(corrupt(std::mem::offset_of!(Self, state), format_args!("state {state}")));

@@ -4,6 +4,7 @@ pub mod checksum;
 pub mod directory;
 pub mod header;
 pub mod identity;
+mod parse;
 pub mod records;
 mod validate;
 mod validate_tensors;

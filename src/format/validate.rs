@@ -5,7 +5,7 @@ use std::{collections::HashSet, ops::RangeInclusive};
 use zerocopy::little_endian::U64;
 
 use super::{
-    directory::{Directory, Places, chunk_count},
+    directory::{Directory, chunk_count},
     records::{
         ArrayRecord, BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
         SECTION_CODEBOOK, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SECTION_SKIPPABLE, SectionRecord,
@@ -20,6 +20,19 @@ use crate::{
     },
     paths::{PathTree, check_path, ends_as_container},
 };
+
+/// Where a record lies in the directory, for error messages.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) files: usize,
+    pub(super) blocks: usize,
+    pub(super) sections: usize,
+    pub(super) tensors: usize,
+    pub(super) arrays: usize,
+    pub(super) checksums: usize,
+    pub(super) metadata: usize,
+    pub(super) text: usize,
+}
 
 /// Checks everything that the directory says about itself.
 pub(super) fn validate(directory: &Directory, places: Places, directory_offset: u64) -> Result<()> {

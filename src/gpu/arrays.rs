@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     Error, Model, Result,
+    open::Tiles,
     progress::{Observer, Stage},
 };
 
@@ -64,7 +65,7 @@ impl Device {
 
 impl Model {
     /// Copies the four arrays of BF16 matrices in tiles of 32 x 256 to device memory of the caller, each array to its address, in the
-    /// order of [`Tensor::tile_array`](crate::Tensor::tile_array). Checksums, codebooks and offsets are checked. Done when it returns.
+    /// order of [`Tiles::array`]. Checksums, codebooks and offsets are checked. Done when it returns.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a tensor that is none or does not exist; [`Error::Corrupt`], [`Error::Io`], [`Error::Gpu`],
@@ -72,8 +73,7 @@ impl Model {
     ///
     /// # Safety
     /// Each address has device memory for its array
-    /// ([`Tensor::tile_array_lengths`](crate::Tensor::tile_array_lengths)), which nobody else uses
-    /// meanwhile.
+    /// ([`Tiles::array_lengths`]), which nobody else uses meanwhile.
     pub unsafe fn upload_arrays(
         &self,
         device: &Device,
@@ -81,15 +81,15 @@ impl Model {
         observer: &dyn Observer,
     ) -> Result<()> {
         let find = |&(name, to): &(&str, [CUdeviceptr; 4])| {
-            let tensor = self.tensor(name).map(|tensor| tensor.target());
-            let tensor = tensor.ok_or_else(|| no_matrix(name))?;
-            tensor.tile_shape()?.map(|_| (tensor, to)).ok_or_else(|| no_matrix(name))
+            let tiles = Tiles::of(&self.tensor(name)?)?;
+            tiles.map(|tiles| (tiles, to)).ok_or_else(|| no_matrix(name))
         };
         let found = wanted.iter().map(find).collect::<Result<Vec<_>>>()?;
-        observer.begin(found.iter().flat_map(|(tensor, _)| tensor.tile_array_lengths()).sum());
+        observer.begin(found.iter().flat_map(|(tiles, _)| tiles.array_lengths()).sum());
         observer.enter(Stage::Load);
         let mut deliveries = Vec::new();
-        for (tensor, to) in &found {
+        for (tiles, to) in &found {
+            let tensor = tiles.target();
             let first = tensor.record().array_range().start;
             deliveries.extend(to.iter().zip(first..).map(|(&to, array)| Delivery {
                 shard: tensor.shard(),
@@ -101,11 +101,11 @@ impl Model {
         // SAFETY: the caller's promise.
         unsafe { upload(device, &deliveries, default_readers(), &stop, observer) }?;
         // Also the chunks of which other arrays have the rest.
-        found.par_iter().try_for_each(|(tensor, _)| tensor.check_tiles())
+        found.par_iter().try_for_each(|(tiles, _)| tiles.check())
     }
 }
 
 fn no_matrix(name: &str) -> Error {
     let problem = format!("there is no BF16 matrix {name:?} in tiles of 32 x 256");
-    Error::parameter(problem, "ask Tensor::tile_shape first")
+    Error::parameter(problem, "ask Tiles::of first")
 }

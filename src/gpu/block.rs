@@ -33,8 +33,8 @@ impl<'m> GpuTensor<'m> {
     }
 
     /// Its dimensions, outermost first.
-    pub fn shape(&self) -> &'m [u64] {
-        &self.entry.shape
+    pub fn shape(&self) -> Vec<u64> {
+        self.entry.shape.clone()
     }
 
     /// The size of its decoded bytes.

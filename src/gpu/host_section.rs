@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use rayon::prelude::*;
 
-use super::{Device, PinnedRange, fault::OrFault, pinned::Pinned};
+use super::{Device, fault::OrFault, pinned::Pinned, pinned_range::PinnedRange};
 use crate::{
     Result,
     constants::{CHECKSUM_CHUNK_BYTES, SECTION_ALIGNMENT},

@@ -134,22 +134,15 @@ impl Model {
     /// [`Error::Gpu`] where the memory does not suffice or the GPU fails; [`Error::Corrupt`] where the container is damaged;
     /// [`Error::Unsupported`] for a tensor of a newer version; [`Error::Parameter`] for a plan of another model; [`Error::Io`].
     pub fn load(&self, device: &Device, options: &LoadOptions) -> Result<GpuModel> {
-        self.load_on(std::slice::from_ref(device), options)
+        self.load_on(std::slice::from_ref(device), options, &())
     }
 
-    /// As [`Model::load`], onto several GPUs at once: block by block where the plan says.
-    ///
-    /// # Errors
-    /// As [`Model::load`].
-    pub fn load_on(&self, devices: &[Device], options: &LoadOptions) -> Result<GpuModel> {
-        self.load_watched(devices, options, &())
-    }
-
-    /// As [`Model::load_on`], with progress, in bytes of sections; it can be cancelled.
+    /// As [`Model::load`], onto several GPUs at once, block by block where the plan says; with
+    /// progress, in bytes of sections, and it can be cancelled.
     ///
     /// # Errors
     /// As [`Model::load`], and [`Error::Cancelled`].
-    pub fn load_watched(
+    pub fn load_on(
         &self,
         devices: &[Device],
         options: &LoadOptions,

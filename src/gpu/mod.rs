@@ -28,7 +28,7 @@
 //! # }
 //! ```
 
-mod arrays;
+pub(crate) mod arrays;
 mod block;
 mod coding;
 mod device;
@@ -38,47 +38,37 @@ mod fit;
 mod host;
 mod host_section;
 mod launches;
-mod limits;
-mod linear;
+pub(crate) mod limits;
+pub(crate) mod linear;
 mod load;
 mod memory;
 mod model;
 mod module;
 mod needs;
-mod options;
 mod part;
 mod pinned;
-mod pinned_range;
+pub(crate) mod pinned_range;
 mod placement;
-mod prefetch;
 mod program;
-mod route;
+pub(crate) mod route;
 mod schedule;
 mod status;
 mod stored;
 mod streamer;
 mod task;
 mod upload;
-mod visit;
+pub(crate) mod visit;
 
-pub use arrays::TableAddresses;
 pub use block::{GpuBlock, GpuTensor};
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
 pub use driver::has_driver;
 pub use host::GpuDecoder;
-pub use limits::{seconds_between, timestamp};
 pub use linear::{
-    FastPacker, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing,
-    TileAddresses, Transcoded,
+    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing, Transcoded,
 };
 pub use load::LoadOptions;
 pub use model::GpuModel;
-pub use options::DeviceOptions;
-pub use pinned_range::PinnedRange;
 pub use placement::{Placement, Plan, Preference};
-pub use prefetch::{Decoded, Prefetch};
 pub use program::{GpuProgram, Piece};
-pub use route::capture_of_raw;
 pub use status::Status;
-pub use visit::Visit;

@@ -6,7 +6,7 @@ use super::{
     Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, memory::Buffer, part::Part, route::Route,
     stored::Stored,
 };
-use crate::{BlockLayout, Dtype, Error, Result};
+use crate::{BlockLayout, Dtype, Error, Result, open::none_such};
 
 /// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are too small, ready to be decoded.
 ///
@@ -86,7 +86,7 @@ fn find<'m, T>(all: &'m Names<T>, what: &str, name: &str) -> Result<(&'m str, &'
             let problem = format!("{what} {name:?} is not loaded: the plan leaves its block out");
             Err(Error::parameter(problem, "load the model by a plan that places that block"))
         }
-        None => Err(Error::parameter(format!("there is no {what} {name:?}"), "name one that the model has")),
+        None => Err(none_such(what, name)),
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Placement {
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_container(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
 /// use df11::gpu::Plan;
 ///
 /// let model = df11::open(&path)?;
@@ -87,7 +87,7 @@ impl Plan {
     /// ```
     /// # fn main() -> df11::Result<()> {
     /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
     /// use df11::gpu::{Plan, Preference};
     ///
     /// let model = df11::open(&path)?;
@@ -124,7 +124,7 @@ impl Plan {
     /// ```
     /// # fn main() -> df11::Result<()> {
     /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
     /// use df11::gpu::{Placement, Plan};
     ///
     /// let model = df11::open(&path)?;

@@ -40,7 +40,7 @@ impl<'n> Piece<'n> {
         self.slice(&[rows])
     }
 
-    /// Of it only a slice, dense, as [`Tensor::decode_slice`](crate::Tensor::decode_slice) gives it.
+    /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
     ///
     /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of the others: fastest at multiples of 32 rows and
     /// 256 columns, and where a row of the slice has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie

@@ -83,16 +83,16 @@ pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Besid
 
 /// The error for a recorded side file that is not the original.
 pub(crate) fn refused(shard: &Shard, path: &str, problem: &str) -> Error {
-    Error::corrupt(format!("file {path:?}"), 0, problem).in_file(shard.path())
+    Error::corrupt(format!("file {path:?}"), 0, problem)
+        .remedied("fetch it again, or see --keep-changed of decompress")
+        .in_file(shard.path())
 }
 
 /// What [`refused`] says of a file with other bytes.
-pub(crate) const CHANGED: &str =
-    "it was changed after the model was compressed; fetch it again, or see --keep-changed of decompress";
+pub(crate) const CHANGED: &str = "it was changed after the model was compressed";
 
 /// What [`refused`] says of a file that is not there.
-pub(crate) const MISSING: &str = "it is missing beside the containers; fetch it again, or see \
-                                  --keep-changed of decompress";
+pub(crate) const MISSING: &str = "it is missing beside the containers";
 
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)

@@ -78,7 +78,7 @@ impl<'m> Block<'m> {
     ///
     /// # Errors
     /// [`Error::Parameter`] for a buffer of another length; otherwise as
-    /// [`Tensor::decode_bytes_into`](Tensor::decode_bytes_into).
+    /// [`Tensor::decode_into`].
     pub fn decode_into(&self, buffer: &mut [u8]) -> Result<()> {
         self.decode_with(&Cpu, buffer)
     }

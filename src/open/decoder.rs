@@ -15,7 +15,7 @@ use crate::{Result, parallel};
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_container(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
 /// use df11::{Level, open::Cpu};
 ///
 /// let model = df11::open(&path)?;

@@ -42,7 +42,9 @@ pub(super) fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header
     }
     check_zero("space after the directory", start + directory.len() as u64, padding)?;
     if crc32fast::hash(directory) != header.directory_checksum.get() {
-        return Err(Error::corrupt("directory", 0, "its checksum does not match; the file is damaged"));
+        return Err(
+            Error::corrupt("directory", 0, "its checksum does not match").remedied("the file is damaged")
+        );
     }
     Ok((header, Directory::parse(directory, start)?))
 }

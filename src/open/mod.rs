@@ -5,6 +5,7 @@ mod block;
 pub(crate) mod card;
 mod columns;
 mod decoder;
+mod exponents;
 mod head;
 mod model;
 mod models;
@@ -15,6 +16,8 @@ mod reader;
 mod shard;
 mod slice;
 mod tensor;
+mod tensor_slice;
+mod tiles;
 mod verify;
 
 use std::{
@@ -24,7 +27,10 @@ use std::{
 
 pub use block::{Block, BlockLayout};
 pub use decoder::{Cpu, Decoder, PreparedTensor};
+pub use exponents::{code_lengths, histogram};
 pub use model::Model;
+#[cfg(feature = "cudarc")]
+pub(crate) use model::none_such;
 pub use models::Models;
 pub(crate) use models::{list_of_components, listed_components};
 pub(crate) use original::original;
@@ -36,6 +42,8 @@ pub use shard::Shard;
 #[cfg(feature = "cudarc")]
 pub(crate) use slice::{Rect, Slice};
 pub use tensor::{Encoding, Tensor};
+pub use tensor_slice::{Element, TensorSlice};
+pub use tiles::Tiles;
 pub(crate) use verify::wrong_hash;
 pub use verify::{Level, Verification};
 

@@ -21,7 +21,7 @@ use crate::{
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_container(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
 /// let model = df11::open(&path)?;
 /// for block in model.blocks() {
 ///     for tensor in block.tensors() {
@@ -163,8 +163,12 @@ impl Model {
     }
 
     /// The block with this name. Constant time.
-    pub fn block(&self, name: &str) -> Option<Block<'_>> {
-        self.block_names.get(name).map(|&index| Block::new(self, &self.blocks[index]))
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if the model has no such block.
+    pub fn block(&self, name: &str) -> Result<Block<'_>> {
+        let index = self.block_names.get(name).ok_or_else(|| none_such("block", name))?;
+        Ok(Block::new(self, &self.blocks[*index]))
     }
 
     /// All tensors, shard by shard, ascending by name in each.
@@ -181,9 +185,18 @@ impl Model {
     }
 
     /// The tensor with this name. The cost grows with the logarithm of the number of tensors.
-    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
-        self.shards.iter().find_map(|shard| shard.tensor(name))
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if the model has no such tensor.
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+        let found = self.shards.iter().find_map(|shard| shard.tensor(name));
+        found.ok_or_else(|| none_such("tensor", name))
     }
+}
+
+/// The answer to a name that a model lacks, here and on GPUs.
+pub(crate) fn none_such(what: &str, name: &str) -> Error {
+    Error::parameter(format!("there is no {what} {name:?}"), "name one that the model has")
 }
 
 fn check_shards(shards: &[Shard]) -> Result<()> {

@@ -36,7 +36,7 @@ impl OpenOptions {
     /// ```
     /// # fn main() -> df11::Result<()> {
     /// # let folder = tempfile::tempdir().unwrap();
-    /// # let path = df11::demo::tiny_container(folder.path())?;
+    /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
     /// let models = df11::OpenOptions::new().open_all(&path)?;
     /// models.check_complete()?;
     /// for component in models.components() {

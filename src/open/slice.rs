@@ -98,7 +98,8 @@ impl Slice {
     }
 
     /// Its ranges of the tensor's bytes, in order.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+    #[cfg(test)]
+    fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.rects().flat_map(Rect::runs)
     }
 }

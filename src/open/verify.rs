@@ -355,7 +355,6 @@ fn compare(hasher: &Hasher, expected: &[u8; 32], what: impl Fn() -> String) -> R
 
 /// An error about decoded bytes that are not those of the original.
 pub(crate) fn wrong_hash(place: impl std::fmt::Display) -> Error {
-    let problem =
-        "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
-    Error::corrupt(place, 0, problem)
+    Error::corrupt(place, 0, "its bytes do not have the hash in the directory")
+        .remedied("the container is damaged, fetch or make it again")
 }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The largest side file, in bytes.
-pub const MAX_SIDE_BYTES: u64 = 256 << 20;
+pub(crate) const MAX_SIDE_BYTES: u64 = 256 << 20;
 
 /// Other formats of weights: copies of the same weights, more often than not.
 const OTHER_FORMATS: &[&str] = &["bin", "ckpt", "df11", "gguf", "h5", "msgpack", "onnx", "pt", "pth"];

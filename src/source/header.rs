@@ -153,7 +153,9 @@ fn byte_of(json: &str, line: usize, column: usize) -> u64 {
 
 pub(super) fn named(error: Error, path: &str) -> Error {
     match error {
-        Error::Corrupt { offset, problem, .. } => Error::corrupt(path, offset, problem),
+        Error::Corrupt { offset, problem, remedy, .. } => {
+            Error::Corrupt { place: path.to_owned(), offset, problem, remedy }
+        }
         other => other.in_file(path),
     }
 }

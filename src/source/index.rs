@@ -60,9 +60,8 @@ impl Index {
             let Some(file) = weights.iter().find(|file| file.path == *path) else { continue };
             let names: HashSet<_> = file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
             if let Some(tensor) = tensors.iter().find(|tensor| !names.contains(tensor.as_str())) {
-                let problem =
-                    format!("it places {tensor:?} in {path}, which has no such tensor; download both again");
-                return Err(Error::corrupt(&self.path, 0, problem));
+                let problem = format!("it places {tensor:?} in {path}, which has no such tensor");
+                return Err(Error::corrupt(&self.path, 0, problem).remedied("download both again"));
             }
         }
         Ok(())

@@ -2,22 +2,23 @@
 
 mod advice;
 mod dfloat11;
-mod folder;
-pub mod group;
+pub(crate) mod folder;
+pub(crate) mod group;
 mod header;
-mod hub_cache;
+pub(crate) mod hub_cache;
 mod index;
-mod pipeline;
+pub(crate) mod pipeline;
 mod safetensors;
 mod unique;
 mod variant;
 mod walk;
 
-pub use folder::{LeftOut, MAX_SIDE_BYTES, SideFile, Source};
-pub use group::{Block, Item, group};
+pub use folder::{LeftOut, SideFile};
+pub(crate) use folder::{MAX_SIDE_BYTES, Source};
 pub(crate) use header::{Header, HeaderTensor};
-pub use hub_cache::{Located, locate};
 pub(crate) use index::{folder_of, named_files};
-pub use pipeline::{Component, Sources};
-pub use safetensors::{MAX_HEADER_BYTES, SourceTensor, WeightsFile};
+pub use pipeline::Component;
+pub(crate) use pipeline::Sources;
+pub(crate) use safetensors::MAX_HEADER_BYTES;
+pub use safetensors::{SourceTensor, WeightsFile};
 pub(crate) use walk::{Found, HIDDEN, leads_out, walk};

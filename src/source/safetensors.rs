@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The longest JSON header, in bytes; the same as in the `safetensors` crate.
-pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
@@ -87,9 +87,8 @@ impl WeightsFile {
             return Err(truncated(path, length, described));
         }
         if length > described {
-            let problem =
-                format!("{} bytes follow the last tensor; download the file again", length - described);
-            return Err(Error::corrupt(path, described, problem));
+            let problem = format!("{} bytes follow the last tensor", length - described);
+            return Err(Error::corrupt(path, described, problem).remedied("download the file again"));
         }
         Ok(Self { path: path.to_owned(), reader, length, prefix, tensors })
     }
@@ -145,9 +144,8 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
 }
 
 fn truncated(path: &str, actual: u64, expected: u64) -> Error {
-    let problem =
-        format!("truncated: {actual} of at least {expected} bytes are there; download the file again");
-    Error::corrupt(path, actual, problem)
+    let problem = format!("truncated: {actual} of at least {expected} bytes are there");
+    Error::corrupt(path, actual, problem).remedied("download the file again")
 }
 
 /// The tensors of a prefix (length, JSON, padding) in ascending order of their data.

@@ -1,7 +1,10 @@
 //! The blocks of what is compressed.
 
 use super::input::Input;
-use crate::source::{self, WeightsFile};
+use crate::source::{
+    WeightsFile,
+    group::{self, GroupedBlock},
+};
 
 /// Decoded bytes from which on a block stands for itself; no layer of a model that is worth compressing is smaller.
 const MIN_BLOCK_BYTES: u64 = 64 << 10;
@@ -23,8 +26,8 @@ impl Blocks {
             .flat_map(|(file, weights)| (0..weights.tensors.len()).map(move |tensor| (file, tensor)))
             .collect();
         let items: Vec<_> =
-            tensors.iter().map(|&(file, tensor)| source::Item::from(&files[file].tensors[tensor])).collect();
-        let groups = join_small(source::group(&items), &items);
+            tensors.iter().map(|&(file, tensor)| group::Item::from(&files[file].tensors[tensor])).collect();
+        let groups = join_small(group::group(&items), &items);
         let mut of_tensors: Vec<Vec<usize>> =
             files.iter().map(|weights| vec![0; weights.tensors.len()]).collect();
         let mut names = Vec::with_capacity(groups.len());
@@ -41,8 +44,8 @@ impl Blocks {
 
 /// Joins blocks in a row that are all small, until they have [`MIN_BLOCK_BYTES`] together; the first one gives the name. The
 /// sections of a block take up to five pages, which a model of many tiny modules would otherwise mostly consist of.
-fn join_small(groups: Vec<source::Block>, items: &[source::Item<'_>]) -> Vec<source::Block> {
-    let mut joined: Vec<source::Block> = Vec::with_capacity(groups.len());
+fn join_small(groups: Vec<GroupedBlock>, items: &[group::Item<'_>]) -> Vec<GroupedBlock> {
+    let mut joined: Vec<GroupedBlock> = Vec::with_capacity(groups.len());
     let mut before = MIN_BLOCK_BYTES;
     for group in groups {
         let bytes: u64 = group.tensors.iter().map(|&index| items[index].bytes).sum();

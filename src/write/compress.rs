@@ -26,7 +26,7 @@ use crate::{
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
 /// a container for each weights file, and the side files beside them, where transformers' config.json gets a line that names this
-/// compression and that [`decompress`](super::decompress) takes out again. Tensors are grouped into blocks by [`source::group()`](crate::source::group()); of blocks
+/// compression and that [`decompress`](super::decompress) takes out again. Tensors are grouped into blocks by [`group()`](crate::hazmat::group::group()); of blocks
 /// in a row that are all smaller than 64 KiB, several become one.
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them. Memory is at most 32 MiB, 6 MiB a
@@ -44,7 +44,7 @@ use crate::{
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let model = df11::demo::tiny_checkpoint(folder.path())?;
+/// # let model = df11::hazmat::demo::tiny_checkpoint(folder.path())?;
 /// # let out = folder.path().join("model.df11");
 /// let source = df11::Source::open(&model)?;
 /// let report = df11::compress(&source, &out, &df11::CompressOptions::default(), &())?;
@@ -72,7 +72,7 @@ pub fn compress(
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_checkpoint(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_checkpoint(folder.path())?;
 /// # let out = folder.path().join("out");
 /// let sources = df11::Sources::open(&path, None)?;
 /// let reports = df11::compress_all(&sources, &out, &df11::CompressOptions::default(), &())?;
@@ -109,7 +109,7 @@ pub fn compress_all(
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
-/// # let path = df11::demo::tiny_container(folder.path())?;
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
 /// let mut options = df11::CompressOptions::default();
 /// options.layout = df11::Layout::Tile;
 /// let (tile, back) = (folder.path().join("tile.df11"), folder.path().join("back.df11"));

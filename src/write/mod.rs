@@ -31,7 +31,7 @@ pub use compress::{compress, compress_all, convert, convert_all};
 pub use estimate::{Estimate, estimate, estimate_all, estimate_headers};
 pub use loading::Loading;
 pub use options::{CompressOptions, Layout};
-pub use rename::{REPLACES, write_file};
+pub use rename::write_file;
 pub use replace::check_replaceable;
 pub use report::Report;
 pub use restore::{DecompressOptions, Restored, decompress, decompress_all};

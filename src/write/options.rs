@@ -29,35 +29,75 @@ impl Layout {
     }
 }
 
-/// Choices of [`compress`](super::compress()).
+/// Choices of [`compress`](super::compress()) and [`convert`](super::convert).
+///
+/// ```
+/// use df11::{CompressOptions, Layout};
+///
+/// let options = CompressOptions::new().layout(Layout::gap()).overwrite(true);
+/// ```
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct CompressOptions {
-    /// How BF16 tensors are stored.
-    pub layout: Layout,
-    /// Replace an output that exists. A folder is replaced only if each file in it has the path of a
-    /// new one, is a shard of the one model that lies there, or is a side file that this names.
-    pub overwrite: bool,
-    /// Decode everything again before the output gets its name, and compare all hashes.
-    pub verify: bool,
-    /// Keys and values for runtimes, which read them by [`Model::metadata`](crate::Model::metadata). A key
-    /// begins with the name of whoever uses it, and a dot: `example.com/tool` or `tool.setting`; the
-    /// spec keeps those without a dot. They come on top of what a converted model has.
-    pub metadata: BTreeMap<String, String>,
-    /// Write a model card into a folder: `README.md`, or `DF11.md` if the model has a file of that
-    /// name. It is no part of the model, and [`decompress`](super::decompress) leaves it out.
-    pub card: Option<Card>,
+    pub(crate) layout: Layout,
+    pub(crate) overwrite: bool,
+    pub(crate) verify: bool,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) card: Option<Card>,
 }
 
 impl Default for CompressOptions {
     fn default() -> Self {
-        Self {
-            layout: Layout::default(),
-            overwrite: false,
-            verify: true,
-            metadata: BTreeMap::new(),
-            card: None,
-        }
+        Self::new()
+    }
+}
+
+impl CompressOptions {
+    /// Tiles; verified; no metadata and no card; an output that exists stays.
+    pub const fn new() -> Self {
+        let metadata = BTreeMap::new();
+        Self { layout: Layout::Tile, overwrite: false, verify: true, metadata, card: None }
+    }
+
+    /// How BF16 tensors are stored.
+    #[must_use]
+    pub const fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Whether to replace an output that exists. A folder is replaced only if each file in it has the
+    /// path of a new one, is a shard of the one model that lies there, or is a side file that this
+    /// names.
+    #[must_use]
+    pub const fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// Whether to decode everything again before the output gets its name, and to compare all hashes
+    /// (the default).
+    #[must_use]
+    pub const fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// Keys and values for runtimes, which read them by [`Model::metadata`](crate::Model::metadata). A
+    /// key begins with the name of whoever uses it, and a dot: `example.com/tool` or `tool.setting`;
+    /// the spec keeps those without a dot. They come on top of what a converted model has.
+    #[must_use]
+    pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// The model card to write into a folder, if any: `README.md`, or `DF11.md` if the model has a
+    /// file of that name. It is no part of the model, and [`decompress`](super::decompress) leaves it
+    /// out.
+    #[must_use]
+    pub fn card(mut self, card: Option<Card>) -> Self {
+        self.card = card;
+        self
     }
 }
 

@@ -26,13 +26,8 @@ pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
     Ok(())
 }
 
-/// The option by which an output is replaced, as remedies of this library name it. The command and
-/// the Python package say their own name instead.
-pub const REPLACES: &str = "overwrite: true";
-
 fn exists(out: &Path) -> Error {
-    let problem = format!("{} exists", out.display());
-    Error::parameter(problem, format!("choose another output, or replace it with {REPLACES}"))
+    Error::Exists { path: out.display().to_string() }
 }
 
 /// The error of a rename; a name that another has taken meanwhile is one that exists.

@@ -23,7 +23,7 @@ use crate::{
     open::{
         Cpu, Decoder, FilePieces, Models, Shard,
         beside::{self, Beside},
-        hash,
+        hash, wrong_hash,
     },
     paths::{is_container, is_safetensors},
     progress::{Observer, Stage, advance},
@@ -32,15 +32,10 @@ use crate::{
 
 /// Choices of [`decompress`].
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct DecompressOptions<'d> {
-    /// Replace an output that exists; a folder only if each file in it has the path of a new one.
-    pub overwrite: bool,
-    /// What decodes the weights: the [`Cpu`] unless set.
-    pub decoder: &'d dyn Decoder,
-    /// Copy side files beside the containers that are not what was compressed, and go without those
-    /// that are missing, instead of failing.
-    pub keep_changed: bool,
+    pub(crate) overwrite: bool,
+    pub(crate) decoder: &'d dyn Decoder,
+    pub(crate) keep_changed: bool,
 }
 
 /// What [`decompress`] has written.
@@ -64,11 +59,39 @@ pub struct Restored {
 
 impl Default for DecompressOptions<'_> {
     fn default() -> Self {
-        Self { overwrite: false, decoder: &Cpu, keep_changed: false }
+        Self::new()
     }
 }
 
-impl DecompressOptions<'_> {
+impl<'d> DecompressOptions<'d> {
+    /// On the CPU; an output that exists stays, and a changed side file is an error.
+    pub const fn new() -> Self {
+        Self { overwrite: false, decoder: &Cpu, keep_changed: false }
+    }
+
+    /// Whether to replace an output that exists; a folder only if each file in it has the path of a
+    /// new one.
+    #[must_use]
+    pub const fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// What decodes the weights: the CPU, unless set to a `gpu::GpuDecoder`.
+    #[must_use]
+    pub const fn decoder(mut self, decoder: &'d dyn Decoder) -> Self {
+        self.decoder = decoder;
+        self
+    }
+
+    /// Whether to copy side files beside the containers that are not what was compressed, and to go
+    /// without those that are missing, instead of failing.
+    #[must_use]
+    pub const fn keep_changed(mut self, keep_changed: bool) -> Self {
+        self.keep_changed = keep_changed;
+        self
+    }
+
     /// What [`decompress`] checks before it does anything; for callers that first make a costly decoder.
     ///
     /// # Errors
@@ -379,9 +402,7 @@ fn check_hash(shard: &Shard, record: &FileRecord, hasher: &Hasher) -> Result<()>
         return Ok(());
     }
     let place = format!("file {:?}", shard.directory().file_path(record));
-    let problem =
-        "its bytes do not have the hash in the directory; the container is damaged, fetch or make it again";
-    Err(Error::corrupt(place, 0, problem).in_file(shard.path()))
+    Err(wrong_hash(place).in_file(shard.path()))
 }
 
 /// Whether a path equals a recorded one, or one of the two lies in the other.

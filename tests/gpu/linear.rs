@@ -6,13 +6,17 @@ use std::{ops::Range, slice, sync::Arc};
 use df11::{
     Error,
     gpu::{
-        Device, FastPacker, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
-        Matrix, Residence, Routing, Status, TableAddresses, TileAddresses, Transcoded,
+        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
+        Residence, Routing, Status, Transcoded,
         cudarc::driver::{
             CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
             result::memset_d8_async,
             sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
         },
+    },
+    hazmat::{
+        Tiles,
+        gpu::{FastPacker, TableAddresses, TileAddresses},
     },
 };
 use half::bf16;
@@ -472,8 +476,9 @@ impl Borrowed {
     fn new(device: &Device, stream: &Arc<CudaStream>, host: &Host) -> Self {
         let model = open(Model::new(&[host.item("w")], &[]).build());
         let tensor = model.tensor("w").unwrap();
-        let (rows, columns) = tensor.tile_shape().unwrap().unwrap();
-        let lengths = tensor.tile_array_lengths();
+        let tiles = Tiles::of(&tensor).unwrap().unwrap();
+        let (rows, columns) = tiles.shape();
+        let lengths = tiles.array_lengths();
         let alloc = |bytes: u64| stream.alloc_zeros::<u8>(bytes.max(1) as usize).unwrap();
         let mut memory: Vec<_> = lengths.into_iter().chain([Device::table_bytes()]).map(alloc).collect();
         let [codebook, records, bitstream, plane, table] =
@@ -484,9 +489,8 @@ impl Borrowed {
         let tables = [TableAddresses { codebook, codebook_bytes: lengths[0], table }];
         // SAFETY: the codebook is there, and the table has its bytes.
         unsafe { device.build_tables(&tables) }.unwrap();
-        let arrays = [0, 1, 2, 3].map(|at| tensor.tile_array(at).unwrap());
-        let arrays =
-            df11::encoding::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
+        let arrays = [0, 1, 2, 3].map(|at| tiles.array(at).unwrap());
+        let arrays = df11::hazmat::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
         let staged_bytes = arrays.unwrap().staged_bytes();
         let at =
             TileAddresses { records, bitstream, bitstream_bytes: lengths[2], plane, table, staged_bytes };

@@ -35,8 +35,8 @@ fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u6
         let name = names[random(state) as usize % names.len()].clone();
         let tensor = original.tensor(&name).unwrap();
         let ranges = if tensor.elements() > 0 { ranges(&tensor, state) } else { vec![] };
-        let mut bytes = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
-        tensor.decode_slice_bytes(&ranges, &mut bytes).unwrap();
+        let mut bytes = vec![0; tensor.slice(&ranges).unwrap().byte_length() as usize];
+        tensor.slice(&ranges).unwrap().decode_into(&mut bytes).unwrap();
         let offset = end + 16 * (random(state) % 5);
         end = (offset + bytes.len() as u64).next_multiple_of(16);
         Expected { name, ranges, offset, bytes }
@@ -128,7 +128,7 @@ fn programs_of_streamed_blocks_take_turns_with_blocks() {
             // Whole tensors, for which slots are filled.
             let mut end = 0;
             for piece in &mut expected {
-                piece.bytes = original.tensor(&piece.name).unwrap().decode_bytes().unwrap();
+                piece.bytes = original.tensor(&piece.name).unwrap().decode::<u8>().unwrap();
                 piece.ranges.clear();
                 piece.offset = end;
                 end = (end + piece.bytes.len() as u64).next_multiple_of(16);
@@ -206,8 +206,8 @@ fn columns_of_all_encodings() {
             slices.extend([vec![2..5, 0..10, 256..512], vec![0..7, 3..9, 5..1303], vec![1..7, 2..3]]);
         }
         for ranges in slices {
-            let mut bytes = vec![0; tensor.slice_bytes(&ranges).unwrap() as usize];
-            tensor.decode_slice_bytes(&ranges, &mut bytes).unwrap();
+            let mut bytes = vec![0; tensor.slice(&ranges).unwrap().byte_length() as usize];
+            tensor.slice(&ranges).unwrap().decode_into(&mut bytes).unwrap();
             let piece = Expected { name: name.into(), ranges: ranges.clone(), offset: 32, bytes };
             let made = model.program(&[Piece::new(name, 32).slice(&ranges)]);
             match made {

@@ -6,12 +6,11 @@ use std::sync::{
 };
 
 use df11::{
-    Dtype, Error,
+    Dtype, Error, Observer,
     gpu::{
         Device, GpuModel, LoadOptions, Piece, Placement, Plan, Preference, Residence, Status,
         cudarc::driver::DevicePtrMut as _,
     },
-    progress::Observer,
 };
 
 use super::{
@@ -120,7 +119,7 @@ fn slices_of_fast_models_are_those_of_tensors() {
             }
             let tensor = original.tensor(name).unwrap();
             let mut expected = vec![0; slice(device, &model, name, &ranges).len()];
-            tensor.decode_slice_bytes(&ranges, &mut expected).unwrap();
+            tensor.slice(&ranges).unwrap().decode_into(&mut expected).unwrap();
             assert!(slice(device, &model, name, &ranges) == expected, "{name} {ranges:?}");
         }
     }
@@ -143,7 +142,7 @@ fn fast_matrices_keep_the_model_and_multiply() {
     }
     status.check(&stream).unwrap();
     assert!(
-        stream.clone_dtoh(&output).unwrap() == open(mixed()).tensor("large").unwrap().decode_bytes().unwrap()
+        stream.clone_dtoh(&output).unwrap() == open(mixed()).tensor("large").unwrap().decode::<u8>().unwrap()
     );
     df11::gpu::Linear::new(&[matrix]).unwrap();
 }
@@ -175,11 +174,11 @@ fn loading_counts_all_bytes_and_can_be_cancelled() {
     let Some(device) = gpu() else { return };
     let devices = std::slice::from_ref(device);
     let counter = Counter::default();
-    open(mixed()).load_watched(devices, &fast(), &counter).unwrap();
+    open(mixed()).load_on(devices, &fast(), &counter).unwrap();
     assert_eq!(counter.done.into_inner(), counter.all.into_inner().unwrap());
     for most in [0, 100_000, 5_000_000] {
         let counter = Counter { most: Some(most), ..Counter::default() };
-        let result = open(mixed()).load_watched(devices, &fast(), &counter);
+        let result = open(mixed()).load_on(devices, &fast(), &counter);
         assert!(matches!(result, Err(Error::Cancelled)), "{most}");
     }
     // The device is as good as before.

@@ -1,17 +1,10 @@
-//! Plans, streamed blocks, several parts, and decoding ahead.
+//! Plans, streamed blocks, and several parts.
 
 use std::thread;
 
 use df11::{
     Error, OpenOptions,
-    gpu::{
-        Device, GpuModel, LoadOptions, Placement, Plan, Prefetch, Status,
-        cudarc::driver::{
-            CudaStream, result,
-            sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
-        },
-        devices,
-    },
+    gpu::{Device, GpuModel, LoadOptions, Placement, Plan, Status, cudarc::driver::CudaStream, devices},
 };
 
 use super::{
@@ -99,7 +92,7 @@ fn blocks_are_used_while_others_arrive() {
         let block = original.blocks().nth(at % BLOCKS).unwrap();
         for (tensor, range) in block.tensors().zip(block.layout().unwrap().tensors) {
             let range = range.start as usize..range.end as usize;
-            assert!(result[range] == tensor.decode_bytes().unwrap(), "{at}: {:?}", tensor.name());
+            assert!(result[range] == tensor.decode::<u8>().unwrap(), "{at}: {:?}", tensor.name());
         }
     }
 }
@@ -143,10 +136,6 @@ fn a_plan_that_fits_decides_what_is_streamed() {
     }
 }
 
-fn index_of(model: &GpuModel, block: &df11::gpu::GpuBlock<'_>) -> usize {
-    model.blocks().position(|other| other.name() == block.name()).unwrap()
-}
-
 /// The second GPU where there is one, else the first again.
 fn another(device: &Device) -> Device {
     if devices().unwrap().len() > 1 { Device::open(1).unwrap() } else { device.clone() }
@@ -170,25 +159,11 @@ fn a_model_lies_on_two_gpus() {
         let plan = Plan::fit(&original, &shares).unwrap();
         assert!(plan.placements().iter().flatten().any(|place| place.device == 1));
         let devices = [device.clone(), second.clone()];
-        let model = original.load_on(&devices, &LoadOptions::new().plan(plan)).unwrap();
+        let model = original.load_on(&devices, &LoadOptions::new().plan(plan), &()).unwrap();
         (0..3).for_each(|_| check_on_their_gpus(&model, &original));
-        for (part, device) in devices.iter().enumerate() {
-            let status = Status::new(device).unwrap();
-            let (stream, mut prefetch) = (new_stream(device), Prefetch::new(&model, part).unwrap());
-            let on_it = |block: &df11::gpu::GpuBlock<'_>| {
-                model.plan().placements()[index_of(&model, block)].is_some_and(|place| place.device == part)
-            };
-            for block in model.blocks().filter(on_it) {
-                let index = index_of(&model, &block);
-                let decoded = prefetch.get(index, &stream, &status).unwrap();
-                let result = fetch(&stream, decoded.pointer, decoded.block.layout().bytes as usize);
-                assert_is_block(&result, &original, index);
-            }
-            status.check(&stream).unwrap();
-        }
     }
     let plan = Plan::resident(&original).unwrap();
-    let refused = original.load_on(&[device.clone(), device.clone()], &LoadOptions::new().plan(plan));
+    let refused = original.load_on(&[device.clone(), device.clone()], &LoadOptions::new().plan(plan), &());
     assert!(refused.is_err_and(|error| matches!(error, Error::Parameter { .. })));
     let foreign = Plan::resident(&open(mixed(1))).unwrap();
     let refused = original.load(device, &LoadOptions::new().plan(foreign));
@@ -205,26 +180,12 @@ fn blocks_lie_where_the_caller_says() {
         (at % 3 != 1).then_some(Placement { device: usize::from(at % 3 == 2), streamed: at % 3 == 2 })
     };
     let plan = Plan::of(&original, 2, place).unwrap();
-    let model = original.load_on(&devices, &LoadOptions::new().plan(plan.clone())).unwrap();
+    let model = original.load_on(&devices, &LoadOptions::new().plan(plan.clone()), &()).unwrap();
     let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
     assert_eq!(names, ["layer 0", "layer 2", "layer 3", "layer 5", "layer 6"]);
     assert!(model.device_bytes() < plan.device_bytes().iter().sum());
     (0..3).for_each(|_| check_on_their_gpus(&model, &original));
     assert_eq!(model.blocks().filter(df11::gpu::GpuBlock::is_streamed).count(), 2);
-    for part in [0, 1] {
-        let status = Status::new(&devices[part]).unwrap();
-        let stream = new_stream(&devices[part]);
-        let mut prefetch = Prefetch::new(&model, part).unwrap();
-        // Indices among the blocks that are loaded: 0, 2 and 4 on the first GPU.
-        for index in (0..5).filter(|index| index % 2 == part).chain([part]) {
-            let decoded = prefetch.get(index, &stream, &status).unwrap();
-            let name = decoded.block.name();
-            let at = original.blocks().position(|block| block.name() == name).unwrap();
-            let result = fetch(&stream, decoded.pointer, decoded.block.layout().bytes as usize);
-            assert_is_block(&result, &original, at);
-        }
-        status.check(&stream).unwrap();
-    }
     for error in [model.block("layer 1").unwrap_err(), model.rows("4.first", 0..2).unwrap_err()] {
         assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains("not loaded"));
     }
@@ -237,7 +198,7 @@ fn rows_of_streamed_tensors_are_read_in_place() {
     let (stream, status) = (new_stream(device), Status::new(device).unwrap());
     for name in ["0.first", "3.second", "tied", "also tied", "4.raw"] {
         let tensor = original.tensor(name).unwrap();
-        let all = tensor.decode_bytes().unwrap();
+        let all = tensor.decode::<u8>().unwrap();
         let row = all.len() / tensor.shape()[0] as usize;
         let rows = model.rows(name, 17..200).unwrap();
         let mut output = stream.clone_htod(&vec![POISON; 183 * row]).unwrap();
@@ -261,9 +222,9 @@ fn mappings_are_pinned_in_place() {
     assert_eq!(mapped.copied_bytes(), 0, "the driver pins a mapping");
     let second = original.load(device, &options).unwrap();
     assert!(second.copied_bytes() > 0 && second.copied_bytes() <= plan.host_bytes());
-    let read = OpenOptions::new().memory_map(false).device(device).load(options.clone()).open(&path).unwrap();
+    let read = OpenOptions::new().memory_map(false).open(&path).unwrap().load(device, &options).unwrap();
     assert!(read.copied_bytes() > 0);
-    let again = OpenOptions::new().device(device).load(options).open(&path).unwrap();
+    let again = df11::open(&path).unwrap().load(device, &options).unwrap();
     assert_eq!(again.copied_bytes(), 0, "another mapping of the same file");
     drop(original);
     let original = df11::open(&path).unwrap();
@@ -273,22 +234,6 @@ fn mappings_are_pinned_in_place() {
             check_block(device, &stream, model, &original, block.name());
         }
     }
-}
-
-#[test]
-fn one_call_opens_and_loads() {
-    let Some(device) = gpu() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let path = df11::demo::tiny_container(folder.path()).unwrap();
-    let model = OpenOptions::new().device(device).open(&path).unwrap();
-    let (original, stream) = (df11::open(&path).unwrap(), new_stream(device));
-    for block in original.blocks() {
-        check_block(device, &stream, &model, &original, block.name());
-    }
-    let two = OpenOptions::new().device(device).device(&another(device)).open(&path).unwrap();
-    assert_eq!(two.devices().len(), 2);
-    check_on_their_gpus(&two, &original);
-    assert!(OpenOptions::new().device(device).open(folder.path().join("none")).is_err());
 }
 
 #[test]
@@ -310,135 +255,11 @@ fn damage_in_streamed_sections_is_found() {
     check_model(device, &layers());
 }
 
-/// What one buffer of [`Prefetch`] holds when the stream reaches it.
-fn fetch(stream: &CudaStream, pointer: u64, bytes: usize) -> Vec<u8> {
-    let mut result = vec![0; bytes];
-    // SAFETY: the buffer holds the block, and the copy is waited for.
-    #[expect(unsafe_code, reason = "a raw pointer")]
-    unsafe { result::memcpy_dtoh_async(&mut result, pointer, stream.cu_stream()) }.unwrap();
-    stream.synchronize().unwrap();
-    result
-}
-
 fn assert_is_block(result: &[u8], original: &df11::Model, index: usize) {
     let block = original.blocks().nth(index).unwrap();
     for (tensor, range) in block.tensors().zip(block.layout().unwrap().tensors) {
         let range = range.start as usize..range.end as usize;
-        assert!(result[range] == tensor.decode_bytes().unwrap(), "block {index}: {:?}", tensor.name());
-    }
-}
-
-#[test]
-fn blocks_are_decoded_ahead() {
-    let Some(device) = gpu() else { return };
-    let original = open(layers());
-    let (stream, other) = (new_stream(device), new_stream(device));
-    let status = Status::new(device).unwrap();
-    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
-        let model = load_with(device, layers(), plan.unwrap());
-        let mut prefetch = Prefetch::new(&model, 0).unwrap();
-        let mut state = 5;
-        for step in 0..60 {
-            let index = if step < 3 * BLOCKS { step % BLOCKS } else { random(&mut state) as usize % BLOCKS };
-            let stream = if step % 25 == 24 { &other } else { &stream };
-            let decoded = prefetch.get(index, stream, &status).unwrap();
-            let bytes = decoded.block.layout().bytes as usize;
-            assert_is_block(&fetch(stream, decoded.pointer, bytes), &original, index);
-        }
-        status.check(&stream).unwrap();
-        assert!(
-            prefetch
-                .get(BLOCKS, &stream, &status)
-                .is_err_and(|error| matches!(error, Error::Parameter { .. }))
-        );
-        assert!(Prefetch::new(&model, 1).is_err_and(|error| matches!(error, Error::Parameter { .. })));
-    }
-}
-
-/// Copies of what was decoded ahead, queued without a wait, so that decoding has work of the caller to wait for.
-#[test]
-#[expect(unsafe_code, reason = "copies of raw pointers")]
-fn decoding_ahead_waits_for_the_use_of_its_buffer() {
-    use df11::gpu::cudarc::driver::DevicePtrMut as _;
-    let Some(device) = gpu() else { return };
-    let original = open(layers());
-    let model = load(device, layers());
-    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
-    let mut prefetch = Prefetch::new(&model, 0).unwrap();
-    let bytes = model.largest_block_bytes() as usize;
-    let mut outputs: Vec<_> = (0..10 * BLOCKS).map(|_| stream.alloc_zeros::<u8>(bytes).unwrap()).collect();
-    for (at, output) in outputs.iter_mut().enumerate() {
-        let decoded = prefetch.get(at % BLOCKS, &stream, &status).unwrap();
-        let length = decoded.block.layout().bytes as usize;
-        // SAFETY: both have the block's bytes until the stream is synchronised.
-        unsafe {
-            let to = output.device_ptr_mut(&stream).0;
-            result::memcpy_dtod_async(to, decoded.pointer, length, stream.cu_stream()).unwrap();
-        }
-    }
-    status.check(&stream).unwrap();
-    for (at, output) in outputs.iter().enumerate() {
-        assert_is_block(&stream.clone_dtoh(output).unwrap(), &original, at % BLOCKS);
-    }
-}
-
-#[test]
-#[expect(unsafe_code, reason = "capture of raw pointers")]
-fn decoding_ahead_is_captured_in_a_graph() {
-    use df11::gpu::cudarc::driver::DevicePtrMut as _;
-    let Some(device) = gpu() else { return };
-    let original = open(layers());
-    let (stream, status) = (new_stream(device), Status::new(device).unwrap());
-    for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
-        let model = load_with(device, layers(), plan.unwrap());
-        let mut prefetch = Prefetch::new(&model, 0).unwrap();
-        let bytes = model.largest_block_bytes() as usize;
-        let mut outputs: Vec<_> = (0..BLOCKS).map(|_| stream.alloc_zeros::<u8>(bytes).unwrap()).collect();
-        let pointers: Vec<u64> = outputs.iter_mut().map(|output| output.device_ptr_mut(&stream).0).collect();
-        // An eager use before; then the capture needs a join.
-        prefetch.get(0, &stream, &status).unwrap();
-        stream.synchronize().unwrap();
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        stream.begin_capture(mode).unwrap();
-        assert!(
-            prefetch.get(0, &stream, &status).is_err_and(|error| matches!(error, Error::Parameter { .. }))
-        );
-        drop(stream.end_capture(flags));
-        prefetch.join(&stream).unwrap();
-        let graphs: Vec<_> = (0..2)
-            .map(|_| {
-                stream.begin_capture(mode).unwrap();
-                for (index, &pointer) in pointers.iter().enumerate() {
-                    let decoded = prefetch.get(index, &stream, &status).unwrap();
-                    let length = decoded.block.layout().bytes as usize;
-                    // SAFETY: both have the block's bytes, and live until the graphs have run.
-                    unsafe {
-                        result::memcpy_dtod_async(pointer, decoded.pointer, length, stream.cu_stream())
-                    }
-                    .unwrap();
-                }
-                stream.end_capture(flags).unwrap().unwrap()
-            })
-            .collect();
-        for round in 0..4 {
-            for output in &mut outputs {
-                stream.memcpy_htod(&vec![POISON; bytes], output).unwrap();
-            }
-            graphs[round % 2].launch().unwrap();
-            status.check(&stream).unwrap();
-            for (index, output) in outputs.iter().enumerate() {
-                assert_is_block(&stream.clone_dtoh(output).unwrap(), &original, index);
-            }
-        }
-        // Short of the last block a join ends it; eager use goes on after.
-        stream.begin_capture(mode).unwrap();
-        prefetch.get(2, &stream, &status).unwrap();
-        prefetch.join(&stream).unwrap();
-        assert!(stream.end_capture(flags).unwrap().is_some());
-        let decoded = prefetch.get(1, &stream, &status).unwrap();
-        let length = decoded.block.layout().bytes as usize;
-        assert_is_block(&fetch(&stream, decoded.pointer, length), &original, 1);
+        assert!(result[range] == tensor.decode::<u8>().unwrap(), "block {index}: {:?}", tensor.name());
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use df11::demo;
+use df11::hazmat::demo;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -11,21 +11,23 @@ use std::collections::BTreeMap;
 
 use df11::{
     Dtype,
-    constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE, SECTION_ALIGNMENT},
-    encoding::{
+    hazmat::{
+        constants::{
+            ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE, SECTION_ALIGNMENT,
+        },
+        format::{
+            Directory, Header, IdentifiedFile,
+            directory::ShardRecord,
+            identity,
+            records::{
+                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
+                FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_BITSTREAM,
+                SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE,
+                SectionRecord, TensorRecord,
+            },
+        },
         gap::{Geometry, encode_tensor},
         tile,
-    },
-    format::{
-        Directory, Header, IdentifiedFile,
-        directory::ShardRecord,
-        identity,
-        records::{
-            ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_BESIDE,
-            FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_BITSTREAM, SECTION_CODEBOOK,
-            SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord,
-            TensorRecord,
-        },
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -576,7 +578,7 @@ pub(crate) fn weights(exponents: impl IntoIterator<Item = u8>) -> Vec<u8> {
         .into_iter()
         .flat_map(|exponent| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            df11::bf16::weight(exponent, (state >> 24) as u8).to_le_bytes()
+            df11::hazmat::bf16::weight(exponent, (state >> 24) as u8).to_le_bytes()
         })
         .collect()
 }

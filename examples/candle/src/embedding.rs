@@ -65,7 +65,7 @@ impl CustomOp1 for Embedding {
         let mut output = vec![bf16::ZERO; ids.len() * columns];
         for (&id, row) in ids.iter().zip(output.chunks_exact_mut(columns)) {
             let id = u64::from(id);
-            tensor.decode_rows(id..id + 1, row).map_err(failed)?;
+            tensor.slice(&[id..id + 1]).and_then(|of| of.decode_into(row)).map_err(failed)?;
         }
         Ok((CpuStorage::BF16(output), shape_of(layout, columns)))
     }

@@ -103,7 +103,7 @@ impl Weights {
         self.inner
             .model
             .tensor(name)
-            .ok_or_else(|| Error::CannotFindTensor { path: name.to_owned() }.bt())
+            .map_err(|_| Error::CannotFindTensor { path: name.to_owned() }.bt())
     }
 
     /// Decodes a BF16 tensor on the device; nothing else of it stays there.
@@ -179,11 +179,11 @@ impl SimpleBackend for Weights {
             Some(df11::Dtype::I64) => DType::I64,
             other => bail!("candle has no tensors of {other:?}, as {name} is"),
         };
-        let bytes = tensor.decode_bytes().map_err(failed)?;
+        let bytes = tensor.decode::<u8>().map_err(failed)?;
         Tensor::from_raw_buffer(&bytes, stored, &shape, device)?.to_dtype(dtype)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.inner.model.tensor(name).is_some()
+        self.inner.model.tensor(name).is_ok()
     }
 }

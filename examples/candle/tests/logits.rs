@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{D, DType, Device, IndexOp as _, Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{self, Config, Llama3RopeConfig, Llama3RopeType};
-use df11::{CompressOptions, Source, demo};
+use df11::{CompressOptions, Source, hazmat::demo};
 use df11_candle::{Cache, Llama, Mode, Weights};
 use tempfile::TempDir;
 

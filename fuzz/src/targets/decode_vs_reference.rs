@@ -21,11 +21,7 @@ use crate::{
     tensors,
     witness::{self, Failure},
 };
-use df11::{
-    Error, Result,
-    encoding::gap::{Decoder, EncodedTensor, Geometry, Layout, encode_tensor},
-    huffman::{read_codebook, verify_codebook},
-};
+use df11::{Error, Result, hazmat::{gap::{Decoder, EncodedTensor, Geometry, Layout, encode_tensor}, huffman::{read_codebook, verify_codebook}}};
 
 /// Runs one input.
 ///

@@ -79,7 +79,7 @@ fn decode(model: &Model, reference: &Container<'_>, witness: Option<Failure>) {
             (tensor.name(), &tensor.shape()[..], tensor.hash().as_bytes()),
             (info.name, info.shape, info.hash)
         );
-        match (tensor.decode_bytes(), reference.decode(index)) {
+        match (tensor.decode::<u8>(), reference.decode(index)) {
             (Ok(ours), Ok(theirs)) => assert!(ours == theirs, "two results for {:?}", info.name),
             (Err(ours), Err(theirs)) => assert_kinds(&ours, &theirs),
             (Ok(_), Err(theirs)) => panic!("only df11 decodes {:?}; the reference: {theirs}", info.name),
@@ -105,7 +105,7 @@ fn verify(model: &Model, witness: Option<Failure>) {
 /// A reader without views decodes the same.
 fn same(model: &Model, copied: &Model) {
     for (a, b) in model.tensors().zip(copied.tensors()) {
-        match (a.decode_bytes(), b.decode_bytes()) {
+        match (a.decode::<u8>(), b.decode::<u8>()) {
             (Ok(a), Ok(b)) => assert!(a == b),
             (Err(_), Err(_)) => {}
             (a, b) => panic!("views make a difference: {:?} {:?}", a.err(), b.err()),

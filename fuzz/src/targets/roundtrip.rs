@@ -7,14 +7,7 @@ use crate::{
     samples::{Sample, write_safetensors},
     tensors, witness,
 };
-use df11::{
-    CompressOptions, DecompressOptions, Layout, Level, Model, Source, bf16, compress, convert, decompress,
-    encoding::{
-        gap::{EncodedTensor, encode_tensor},
-        tile,
-    },
-    huffman::verify_codebook,
-};
+use df11::{CompressOptions, DecompressOptions, Layout, Level, Model, Source, compress, convert, decompress, hazmat::{bf16, gap::{EncodedTensor, encode_tensor}, huffman::verify_codebook, tile}};
 use df11_reference::Container;
 use safetensors::Dtype;
 
@@ -111,8 +104,7 @@ fn files(bytes: &mut Bytes<'_>) {
     let (source, out, restored) =
         (folder.path().join("source"), folder.path().join("out"), folder.path().join("restored"));
     fs::create_dir(&source).expect("a folder");
-    let mut options = CompressOptions::default();
-    options.layout = layout(bytes);
+    let options = CompressOptions::new().layout(layout(bytes));
     let other = layout(bytes);
     let choice = bytes.u8();
     let out = if choice.is_multiple_of(2) { out.with_extension("df11") } else { out };
@@ -142,7 +134,7 @@ fn files(bytes: &mut Bytes<'_>) {
         let reference = Container::open(&container).expect("the reference opens it");
         witness::verify(&container, shard.directory()).expect("the witness finds it right");
         for (index, tensor) in reference.tensors().enumerate() {
-            let ours = model.tensor(tensor.name).expect("it is there").decode_bytes().expect("it decodes");
+            let ours = model.tensor(tensor.name).expect("it is there").decode::<u8>().expect("it decodes");
             assert!(reference.decode(index).expect("the reference decodes it") == ours);
         }
     }
@@ -161,11 +153,8 @@ fn convert_there_and_back(model: &Model, folder: &Path, options: &CompressOption
     let is_single = model.folder().is_none();
     let (there, back) = if is_single { ("there", "back.df11") } else { ("there.df11", "back") };
     let (there, back) = (folder.join(there), folder.join(back));
-    let mut options = options.clone();
-    let first = std::mem::replace(&mut options.layout, other);
-    convert(model, &there, &options, &()).expect("it converts");
-    options.layout = first;
-    convert(&df11::open(&there).expect("it opens"), &back, &options, &()).expect("it converts back");
+    convert(model, &there, &options.clone().layout(other), &()).expect("it converts");
+    convert(&df11::open(&there).expect("it opens"), &back, options, &()).expect("it converts back");
     let again = df11::open(&back).expect("it opens");
     for (before, after) in model.shards().iter().zip(again.shards()) {
         assert!(

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use df11::{Error, constants, source::WeightsFile};
+use df11::{Error, hazmat::constants, source::WeightsFile};
 use safetensors::SafeTensors;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 

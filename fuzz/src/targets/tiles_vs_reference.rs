@@ -16,10 +16,7 @@ use crate::{
     bytes::{self, Bytes},
     tensors, tile, witness,
 };
-use df11::{
-    Error, Result,
-    encoding::tile::{EncodedTensor, Geometry, Sizes, encode_tensor},
-};
+use df11::{Error, Result, hazmat::tile::{EncodedTensor, Geometry, Sizes, encode_tensor}};
 
 /// Runs one input.
 ///

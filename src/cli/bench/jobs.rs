@@ -6,30 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source, open::Shard};
+use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source, hazmat::Shard};
 
-use super::limits::{self, CHECKSUM, COPY, HASH};
+use super::{
+    job::Job,
+    limits::{self, CHECKSUM, COPY, HASH},
+};
 use crate::cli::{Failure, Session};
-
-/// Some work on some bytes, and the job whose rate limits it.
-pub(super) struct Job<'a> {
-    pub(super) name: &'static str,
-    /// 0 where the cost does not grow with the weights.
-    pub(super) bytes: u64,
-    pub(super) limit: Option<&'static str>,
-    pub(super) work: Box<dyn Fn() -> Result<(), Failure> + Send + Sync + 'a>,
-}
-
-impl<'a> Job<'a> {
-    pub(super) fn new(
-        name: &'static str,
-        bytes: u64,
-        limit: Option<&'static str>,
-        work: impl Fn() -> Result<(), Failure> + Send + Sync + 'a,
-    ) -> Self {
-        Self { name, bytes, limit, work: Box::new(work) }
-    }
-}
 
 /// All jobs, the limits first. Compresses once, for those that read.
 pub(super) fn all<'a>(
@@ -46,7 +29,7 @@ pub(super) fn all<'a>(
 }
 
 pub(super) fn without_verification() -> CompressOptions {
-    CompressOptions { verify: false, overwrite: true, ..CompressOptions::default() }
+    CompressOptions::new().verify(false).overwrite(true)
 }
 
 fn bytes_of(source: &Source) -> u64 {
@@ -116,7 +99,7 @@ fn decoding<'a>(name: &'static str, container: &Path, bytes: u64, largest: u64, 
 
 fn restoring(container: PathBuf, bytes: u64, session: &Session) -> Job<'_> {
     let out = container.with_file_name("restored");
-    let options = DecompressOptions { overwrite: true, ..DecompressOptions::default() };
+    let options = DecompressOptions::new().overwrite(true);
     Job::new("decompress", bytes, Some(HASH), move || {
         df11::decompress(&df11::open(&container)?, &out, &options, &session.progress())?;
         Ok(())

@@ -5,7 +5,7 @@ use std::{hint::black_box, sync::Mutex};
 use df11::Source;
 use rayon::prelude::*;
 
-use super::jobs::Job;
+use super::job::Job;
 use crate::cli::Failure;
 
 /// Larger than the caches of most machines.

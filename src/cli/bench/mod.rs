@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cudarc")]
 mod gpu;
+mod job;
 mod jobs;
 mod limits;
 
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use df11::{
     Error, Source,
-    demo::{self, Shape},
+    hazmat::demo::{self, Shape},
 };
 use serde_json::{Value, json};
 
@@ -20,7 +21,7 @@ use super::{
     session::pool,
     text::{self, Table},
 };
-use jobs::Job;
+use job::Job;
 
 /// 105 M weights of their own in eight layers.
 const SHAPE: Shape = Shape { layers: 8, hidden: 1024, key_value: 256, intermediate: 3072, vocabulary: 8192 };

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use df11::{
     CompressOptions, Error, Source,
-    gpu::{Device, GpuModel, LoadOptions, Status, seconds_between, timestamp},
+    gpu::{Device, GpuModel, LoadOptions, Status},
+    hazmat::gpu::{seconds_between, timestamp},
 };
 use safetensors::{
     Dtype,
@@ -70,7 +71,7 @@ fn sample(weights: &[u8], folder: &Path) -> df11::Result<(TempDir, PathBuf)> {
     serialize_to_file(views, None, &source)
         .map_err(|error| Error::io("writing", &source, std::io::Error::other(error)))?;
     let container = temporary.path().join("gpu.df11");
-    let options = CompressOptions { verify: false, ..CompressOptions::default() };
+    let options = CompressOptions::new().verify(false);
     df11::compress(&Source::open(&source)?, &container, &options, &())?;
     Ok((temporary, container))
 }

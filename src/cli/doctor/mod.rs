@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use df11::{
     OpenOptions,
-    constants::{VERSION_MAJOR, VERSION_MINOR},
-    open::is_compressed,
+    hazmat::constants::{VERSION_MAJOR, VERSION_MINOR},
+    is_compressed,
     source::Component,
 };
 use serde_json::{Map, Value, json};
@@ -122,7 +122,7 @@ fn models(folder: &Path) -> Option<Finding> {
 /// What killed runs left in a folder.
 fn leftovers(folder: &Path) -> Finding {
     let place = folder.display();
-    let found = match df11::write::leftovers(folder) {
+    let found = match df11::hazmat::leftovers(folder) {
         Ok(found) => found,
         Err(error) => return Finding::good("leftovers", format!("unknown: {error}"), json!(null)),
     };

@@ -4,8 +4,10 @@ use std::{hint::black_box, path::Path};
 
 use df11::{
     CompressOptions, Level, OpenOptions, Result, Source,
-    demo::{self, Shape},
-    encoding::gap::{Geometry, encode_tensor},
+    hazmat::{
+        demo::{self, Shape},
+        gap::{Geometry, encode_tensor},
+    },
 };
 use serde_json::json;
 

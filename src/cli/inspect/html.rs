@@ -4,8 +4,10 @@ use std::{collections::HashMap, path::Path};
 
 use df11::{
     Dtype, Encoding, Models, Tensor,
-    format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
-    huffman::Histogram,
+    hazmat::{
+        format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
+        huffman::Histogram,
+    },
 };
 use serde_json::{Value, json};
 

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use df11::{
-    Error, Model, Models, Observer, OpenOptions, Stage, Tensor, huffman::Histogram, source::Component,
-    write::write_file,
+    Error, Model, Models, Observer, OpenOptions, Stage, Tensor,
+    hazmat::{histogram, huffman::Histogram, write_file},
+    source::Component,
 };
 use serde_json::{Value, json};
 
@@ -230,7 +231,7 @@ impl Inspect {
                 return Err(Error::Cancelled);
             }
             let Some(sum) = exponents.as_mut().filter(|_| has_weights(tensor)) else { return Ok(None) };
-            let histogram = tensor.histogram()?;
+            let histogram = histogram(tensor)?;
             sum.merge(&histogram);
             progress.advance(2 * tensor.elements());
             Ok(Some(histogram))

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use df11::huffman::Histogram;
+use df11::hazmat::huffman::Histogram;
 
 use super::Findings;
 use crate::cli::{figures::Row, text};

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use df11::{Encoding, Tensor, format::records::FILE_WEIGHTS, huffman::Histogram};
+use df11::{
+    Encoding, Tensor,
+    hazmat::{format::records::FILE_WEIGHTS, huffman::Histogram},
+};
 use serde_json::{Value, json};
 
 use super::{Findings, Part};

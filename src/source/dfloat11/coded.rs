@@ -12,7 +12,10 @@
 //! A range is decoded from the start of its thread block, whose codes are in order, so nothing but the first gap is needed; all gaps are compared
 //! nevertheless, and each thread block must end where the next begins.
 
-use super::{AGAIN, merged::Piece, table};
+use super::{
+    file_range::{AGAIN, FileRange},
+    table,
+};
 use crate::{Error, Result, bf16};
 
 pub(super) const BYTES_PER_THREAD: u64 = 8;
@@ -26,10 +29,10 @@ const CHECK_BYTES: u64 = 64 << 10;
 
 /// A block's arrays, whose sizes agree.
 pub(super) struct Coded {
-    codes: Piece,
-    plane: Piece,
-    positions: Piece,
-    gaps: Piece,
+    codes: FileRange,
+    plane: FileRange,
+    positions: FileRange,
+    gaps: FileRange,
     table: table::Table,
     threads_per_block: u64,
 }
@@ -45,7 +48,7 @@ struct ThreadBlock {
 
 impl Coded {
     /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all positions: 4 bytes for some 25 KB of weights.
-    pub(super) fn open(arrays: [Piece; 5], threads_per_block: u64) -> Result<Self> {
+    pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;
         // A LUT for each value that can be a pointer, LUT 0, the lengths; more cannot be used.
         let mut bytes = vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
@@ -55,14 +58,16 @@ impl Coded {
         let blocks = block.blocks();
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
         if block.gaps.length != gap_bytes {
-            let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks; {AGAIN}");
-            return Err(Error::corrupt(&block.gaps.path, block.gaps.length, problem));
+            let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks");
+            return Err(Error::corrupt(&block.gaps.path, block.gaps.length, problem).remedied(AGAIN));
         }
         let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
         if !allowed.contains(&block.positions.length) {
             let problem =
-                format!("must be {} or {} bytes for {blocks} thread blocks; {AGAIN}", allowed[0], allowed[1]);
-            return Err(Error::corrupt(&block.positions.path, block.positions.length, problem));
+                format!("must be {} or {} bytes for {blocks} thread blocks", allowed[0], allowed[1]);
+            return Err(
+                Error::corrupt(&block.positions.path, block.positions.length, problem).remedied(AGAIN)
+            );
         }
         block.check_positions()?;
         Ok(block)
@@ -107,7 +112,7 @@ impl Coded {
     }
 
     fn bad_position(&self, offset: u64, problem: &str) -> Error {
-        Error::corrupt(&self.positions.path, offset, format!("{problem}; {AGAIN}"))
+        Error::corrupt(&self.positions.path, offset, problem).remedied(AGAIN)
     }
 
     /// Fills `buf` with bytes of the block's weights, of which `from` is the first.
@@ -236,9 +241,9 @@ impl Coded {
             }
             let start = thread * THREAD_BITS;
             if bit != start + u64::from(gaps.get(thread)) {
-                let problem =
-                    format!("the gap of thread {thread} is not where its first code begins; {AGAIN}");
-                return Err(Error::corrupt(&self.gaps.path, self.gap_byte(block.index, thread), problem));
+                let problem = format!("the gap of thread {thread} is not where its first code begins");
+                let byte = self.gap_byte(block.index, thread);
+                return Err(Error::corrupt(&self.gaps.path, byte, problem).remedied(AGAIN));
             }
             let look = &codes[(start / 8) as usize..][..LOOK_BYTES];
             let mut look = u128::from_be_bytes(look.try_into().expect("16 bytes")) << (bit - start);
@@ -270,8 +275,8 @@ impl Coded {
     }
 
     fn wrong_end(&self, block: ThreadBlock) -> Error {
-        let problem = format!("thread block {} does not end where the next begins; {AGAIN}", block.index);
-        Error::corrupt(&self.codes.path, (block.index + 1) * self.block_bytes(), problem)
+        let problem = format!("thread block {} does not end where the next begins", block.index);
+        Error::corrupt(&self.codes.path, (block.index + 1) * self.block_bytes(), problem).remedied(AGAIN)
     }
 
     fn gap_byte(&self, block: u64, thread: u64) -> u64 {
@@ -282,7 +287,7 @@ impl Coded {
         match no_code {
             table::NoCode::Unused => {
                 let byte = block.index * self.block_bytes() + bit / 8;
-                Error::corrupt(&self.codes.path, byte, format!("no code begins with these bits; {AGAIN}"))
+                Error::corrupt(&self.codes.path, byte, "no code begins with these bits").remedied(AGAIN)
             }
             table::NoCode::Ambiguous => Error::unsupported(
                 format!(

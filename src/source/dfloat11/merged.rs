@@ -5,32 +5,15 @@ use std::{io, sync::Arc};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Entry, coded::Coded};
-use crate::{Error, Result, io::ReadAt, source::WeightsFile};
+use super::coded::Coded;
+use crate::{Dtype, Error, Result, io::ReadAt, source::WeightsFile};
 
-/// A range of a file.
-pub(super) struct Piece {
-    /// What it is, for messages.
-    pub(super) path: String,
-    pub(super) reader: Arc<dyn ReadAt>,
-    pub(super) offset: u64,
-    pub(super) length: u64,
-}
-
-impl Piece {
-    /// Fills `buf` with the bytes from `offset` on.
-    ///
-    /// # Errors
-    /// [`Error::Io`]; also where the piece has fewer bytes.
-    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let inside = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= self.length);
-        let read = if inside {
-            self.reader.read_exact_at(self.offset + offset, buf)
-        } else {
-            Err(io::ErrorKind::UnexpectedEof.into())
-        };
-        read.map_err(|source| Error::io("reading", &self.path, source))
-    }
+/// A tensor as it will stand in the merged file.
+pub(super) struct Entry {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) bytes: u64,
+    pub(super) part: Part,
 }
 
 /// Where a tensor's bytes come from.

@@ -20,6 +20,7 @@
 
 mod coded;
 mod config;
+mod file_range;
 mod merged;
 mod shapes;
 mod table;
@@ -37,7 +38,8 @@ use serde_json::Value;
 use self::{
     coded::Coded,
     config::Config,
-    merged::{Merged, Part, Piece},
+    file_range::{AGAIN, FileRange},
+    merged::{Entry, Merged, Part},
     shapes::Geometry,
 };
 use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
@@ -56,7 +58,6 @@ const MERGED: &str = "model.safetensors";
 const MAX_SPLIT_BYTES: u64 = 1 << 20;
 /// What a tensor takes of a header besides its name, at least: `:{"dtype":"U8","shape":[],"data_offsets":[0,0]},`.
 const ENTRY_BYTES: usize = 48;
-const AGAIN: &str = "download the checkpoint again";
 
 /// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint of the package.
 pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
@@ -101,14 +102,6 @@ fn is_coded(files: &[WeightsFile]) -> bool {
 /// The module of a tensor with this last component, with its trailing dot; empty for the root.
 fn module_of<'a>(name: &'a str, last: &str) -> Option<&'a str> {
     name.strip_suffix(last).filter(|module| module.is_empty() || module.ends_with('.'))
-}
-
-/// A tensor as it will stand in the merged file.
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<u64>,
-    bytes: u64,
-    part: Part,
 }
 
 /// One checkpoint on its way in.
@@ -178,11 +171,11 @@ impl Import {
     }
 
     /// A block's array of this name: the path of its file, a reader, and the tensor.
-    fn array(&self, module: &str, name: &str) -> Result<Piece> {
+    fn array(&self, module: &str, name: &str) -> Result<FileRange> {
         let full = format!("{module}{name}");
         let (file, tensor) = self.stored.get(&full).ok_or_else(|| {
-            let problem = format!("the DFloat11 checkpoint has no {full:?}; {AGAIN}");
-            Error::corrupt(self.path(), 0, problem)
+            let problem = format!("the DFloat11 checkpoint has no {full:?}");
+            Error::corrupt(self.path(), 0, problem).remedied(AGAIN)
         })?;
         let file = &self.files[*file];
         let dtypes: &[Dtype] = match name {
@@ -191,11 +184,10 @@ impl Import {
             _ => &[Dtype::U8],
         };
         if !dtypes.contains(&tensor.dtype) {
-            let problem =
-                format!("{full:?} must be {}, not {}; {AGAIN}", dtypes[0].name(), tensor.dtype.name());
-            return Err(Error::corrupt(&file.path, tensor.offset, problem));
+            let problem = format!("{full:?} must be {}, not {}", dtypes[0].name(), tensor.dtype.name());
+            return Err(Error::corrupt(&file.path, tensor.offset, problem).remedied(AGAIN));
         }
-        Ok(Piece {
+        Ok(FileRange {
             path: format!("{}: {full}", file.path),
             reader: Arc::clone(&file.reader),
             offset: tensor.offset,
@@ -247,8 +239,8 @@ impl Import {
             );
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
             if !ascending || !bytes.len().is_multiple_of(8) {
-                let problem = format!("must be ascending positions among {weights} weights; {AGAIN}");
-                return Err(Error::corrupt(&array.path, 0, problem));
+                let problem = format!("must be ascending positions among {weights} weights");
+                return Err(Error::corrupt(&array.path, 0, problem).remedied(AGAIN));
             }
         }
         splits.push(weights);

@@ -12,6 +12,7 @@
 //! One thing that the package's do not: where they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and streams whose codes
 //! lead there are rejected.
 
+use super::file_range::AGAIN;
 use crate::{Error, Result};
 
 pub(super) const ENTRIES: usize = 256;
@@ -51,17 +52,13 @@ impl Table {
     pub(super) fn new(place: &str, bytes: &[u8]) -> Result<Self> {
         let (rows, rest) = bytes.as_chunks::<ENTRIES>();
         if !rest.is_empty() || !(MIN_ROWS..=MAX_ROWS).contains(&rows.len()) {
-            let problem = format!("must be {MIN_ROWS} to {MAX_ROWS} rows of 256 bytes; {}", super::AGAIN);
-            return Err(Error::corrupt(place, bytes.len() as u64, problem));
+            let problem = format!("must be {MIN_ROWS} to {MAX_ROWS} rows of 256 bytes");
+            return Err(Error::corrupt(place, bytes.len() as u64, problem).remedied(AGAIN));
         }
         let (lengths, rows) = rows.split_last().expect("two rows or more");
         if let Some(at) = lengths.iter().position(|&length| length > MAX_BITS) {
             let at = (rows.len() * ENTRIES + at) as u64;
-            return Err(Error::corrupt(
-                place,
-                at,
-                format!("a code length exceeds 32 bits; {}", super::AGAIN),
-            ));
+            return Err(Error::corrupt(place, at, "a code length exceeds 32 bits").remedied(AGAIN));
         }
         let levels = levels(rows, lengths);
         let entry = |row: usize, level: u8, value: u8| {

@@ -51,7 +51,7 @@ impl<'a> From<&'a SourceTensor> for Item<'a> {
 
 /// Tensors that are decoded together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct GroupedBlock {
     /// A unique label of 1 to 4096 bytes: the path of the module, or `path.*` for several small ones in it.
     pub name: String,
     /// Indices into the input, in natural order of the names.
@@ -62,7 +62,7 @@ pub struct Block {
 ///
 /// The result depends on the set of tensors, not on their order. O(n log n) for n tensors, in time and memory,
 /// since only the first 32 components of a name are looked at.
-pub fn group(items: &[Item]) -> Vec<Block> {
+pub fn group(items: &[Item]) -> Vec<GroupedBlock> {
     let tree = tree::Tree::new(items);
     let lists = lists::Lists::find(&tree, items);
     plan::blocks(&tree, &lists, items)

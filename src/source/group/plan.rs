@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::Range};
 
 use super::{
-    Block, Item,
+    GroupedBlock, Item,
     lists::Lists,
     natural::components,
     tree::{NodeId, Tree},
@@ -15,7 +15,7 @@ const SMALLEST_ALONE: u128 = 1024;
 const MAX_LABEL_BYTES: usize = 4096 - 24;
 
 /// The blocks of a tree, in natural order of their first tensors.
-pub(super) fn blocks(tree: &Tree, lists: &Lists, items: &[Item]) -> Vec<Block> {
+pub(super) fn blocks(tree: &Tree, lists: &Lists, items: &[Item]) -> Vec<GroupedBlock> {
     let mut plan = Plan { tree, lists, parts: Vec::new(), open: vec![0] };
     while let Some(module) = plan.open.pop() {
         plan.divide(module);
@@ -25,7 +25,7 @@ pub(super) fn blocks(tree: &Tree, lists: &Lists, items: &[Item]) -> Vec<Block> {
     let block = |part: Part| {
         let label = unique(part.label(tree, items), &mut labels);
         let tensors = part.tensors.into_iter().flatten().map(|position| tree.order[position]);
-        Block { name: label, tensors: tensors.collect() }
+        GroupedBlock { name: label, tensors: tensors.collect() }
     };
     plan.parts.into_iter().map(block).collect()
 }

@@ -9,7 +9,7 @@ mod valid;
 
 use std::{collections::BTreeMap, fmt::Write, io::Read, path::Path};
 
-use df11::format::records::{FILE_SIDE, FILE_WEIGHTS};
+use df11::hazmat::format::records::{FILE_SIDE, FILE_WEIGHTS};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

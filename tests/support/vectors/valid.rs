@@ -2,8 +2,10 @@
 
 use df11::{
     Dtype,
-    constants::{GAP_BYTES_PER_THREAD, GAP_THREADS_PER_BLOCK, NONE},
-    format::records::SECTION_SKIPPABLE,
+    hazmat::{
+        constants::{GAP_BYTES_PER_THREAD, GAP_THREADS_PER_BLOCK, NONE},
+        format::records::SECTION_SKIPPABLE,
+    },
 };
 
 use super::{Vector, edges};

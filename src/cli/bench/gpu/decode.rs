@@ -7,8 +7,8 @@ use df11::{
     gpu::{
         GpuBlock, GpuModel, GpuProgram, Status,
         cudarc::driver::{CudaSlice, CudaStream},
-        seconds_between, timestamp,
     },
+    hazmat::gpu::{seconds_between, timestamp},
 };
 
 use crate::cli::Failure;

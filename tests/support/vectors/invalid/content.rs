@@ -1,6 +1,6 @@
 //! Sections 3, 4 and 7: checksums, hashes, zeros, prefixes.
 
-use df11::{Dtype, constants::NONE};
+use df11::{Dtype, hazmat::constants::NONE};
 
 use super::{CORRUPT, coded, edited, edited_of, plain, remade};
 use crate::container::{Item, Model, Tensor, with_length};

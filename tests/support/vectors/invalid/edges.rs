@@ -2,7 +2,7 @@
 
 use df11::{
     Dtype,
-    format::records::{SECTION_SKIPPABLE, SectionRecord},
+    hazmat::format::records::{SECTION_SKIPPABLE, SectionRecord},
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use df11::{
     Dtype,
-    format::records::{SECTION_CODEBOOK, SECTION_RAW},
+    hazmat::format::records::{SECTION_CODEBOOK, SECTION_RAW},
 };
 
 use super::{CORRUPT, HUGE, LIMIT, OVERFLOW, coded, open, plain, remade};

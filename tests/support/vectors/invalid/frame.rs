@@ -1,6 +1,6 @@
 //! Sections 2 and 3: header, footer, lengths, and lists that lead outside.
 
-use df11::{constants::MAX_DIRECTORY_BYTES, format::Header};
+use df11::hazmat::{constants::MAX_DIRECTORY_BYTES, format::Header};
 use zerocopy::IntoBytes;
 
 use super::{CORRUPT, HUGE, LIMIT, OVERFLOW, UNSUPPORTED, edited, open, plain};

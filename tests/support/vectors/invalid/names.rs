@@ -1,6 +1,6 @@
 //! Section 3: text, files and their paths.
 
-use df11::{Dtype, format::records::SECTION_SIDE};
+use df11::{Dtype, hazmat::format::records::SECTION_SIDE};
 
 use super::{CORRUPT, HUGE, LIMIT, UNSUPPORTED, edited, edited_of, open, plain, remade};
 use crate::container::{Draft, File, Item, Model, with_length};

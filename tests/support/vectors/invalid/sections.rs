@@ -1,6 +1,6 @@
 //! Sections 2 and 3: sections.
 
-use df11::{
+use df11::hazmat::{
     constants::NONE,
     format::records::{SECTION_PLANE, SECTION_RAW, SECTION_SIDE, SECTION_SKIPPABLE},
 };

@@ -2,8 +2,10 @@
 
 use df11::{
     Dtype,
-    constants::NONE,
-    format::records::{SECTION_PLANE, TensorRecord},
+    hazmat::{
+        constants::NONE,
+        format::records::{SECTION_PLANE, TensorRecord},
+    },
 };
 
 use super::{CORRUPT, HUGE, LIMIT, OVERFLOW, edited, edited_of, open, plain, remade};

@@ -1,6 +1,6 @@
 //! Section 6.4: parameters and arrays, codebook, records, lanes, and what only verification finds.
 
-use df11::{Dtype, format::records::SECTION_CODEBOOK};
+use df11::{Dtype, hazmat::format::records::SECTION_CODEBOOK};
 
 use super::{CORRUPT, HUGE, OVERFLOW, open, remade};
 use crate::{

@@ -1,0 +1,71 @@
+//! The parts that the library is made of: the codes, the encodings, the bytes of a container.
+//!
+//! For tools, tests and fuzzing, and for bindings to other languages. **Nothing in here is part of
+//! the promise of semantic versioning**: any release may change, rename or remove it. Use the
+//! items of the crate's root, of [`source`](crate::source) and of `gpu` for anything else.
+//!
+//! These parts don't check what the rest of the library checks for them. An encoder takes the sizes
+//! that its caller has computed; a directory that is written must be one that a reader accepts.
+//! Decoders are the exception: they accept any bytes and answer with an error or with weights.
+//!
+//! ```
+//! use df11::hazmat::{gap::{self, Geometry}, huffman::Histogram};
+//!
+//! // 1.0 and 1.5 have one exponent, 127, so one code.
+//! let weights = [0x80, 0x3f, 0xc0, 0x3f];
+//! assert_eq!(Histogram::of(&weights).used(), 1);
+//! let encoded = gap::encode_tensor(&weights, Geometry::default())?;
+//! # Ok::<(), df11::Error>(())
+//! ```
+
+pub use crate::{
+    encoding::{gap, tile},
+    io::FileReader,
+    open::{Cpu, Decoder, PreparedTensor, Purpose, Shard, Tiles, code_lengths, histogram},
+    paths::check_path,
+    source::hub_cache::{Located, locate},
+    write::{Leftover, Loading, check_replaceable, leftovers, remove_leftovers, write_file},
+};
+
+/// BF16 weights as bytes: exponents and planes.
+pub mod bf16 {
+    pub use crate::bf16::*;
+}
+
+/// The numbers that the format fixes.
+pub mod constants {
+    pub use crate::constants::*;
+}
+
+/// Seeded checkpoints for demonstration, tests and benchmarks.
+pub mod demo {
+    pub use crate::demo::*;
+}
+
+/// The container as bytes: header, directory, checksums.
+pub mod format {
+    pub use crate::format::*;
+}
+
+/// The rule by which tensors are grouped into blocks.
+pub mod group {
+    pub use crate::source::group::*;
+}
+
+/// The exponent code: histograms, lengths, codes and tables.
+pub mod huffman {
+    pub use crate::huffman::*;
+}
+
+/// What bindings and benchmarks need of a GPU besides [`gpu`](crate::gpu).
+#[cfg(feature = "cudarc")]
+pub mod gpu {
+    pub use crate::gpu::{
+        arrays::TableAddresses,
+        limits::{seconds_between, timestamp},
+        linear::{FastPacker, TileAddresses},
+        pinned_range::PinnedRange,
+        route::capture_of_raw,
+        visit::Visit,
+    };
+}

@@ -1,0 +1,161 @@
+//! What is wanted of a tensor, and its decoding: `Tensor → TensorSlice → weights, or bytes`.
+
+use std::ops::Range;
+
+use half::bf16;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Tensor, columns::read_slice, reader::TensorReader, slice::Slice};
+use crate::{Dtype, Error, Result};
+
+/// What a tensor is decoded to: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes of any
+/// tensor.
+///
+/// Sealed: it may come to be implemented for more types, and by nobody else.
+pub trait Element: sealed::Element {}
+
+impl Element for bf16 {}
+impl Element for u8 {}
+
+mod sealed {
+    use super::{Dtype, FromBytes, IntoBytes, bf16};
+
+    pub trait Element: Copy + FromBytes + IntoBytes {
+        const ZERO: Self;
+        /// The one dtype that it stands for, unless it stands for bytes.
+        const DTYPE: Option<Dtype>;
+        /// From the order of bytes in containers, which is little-endian.
+        fn to_native(self) -> Self;
+    }
+
+    impl Element for bf16 {
+        const ZERO: Self = bf16::ZERO;
+        const DTYPE: Option<Dtype> = Some(Dtype::BF16);
+
+        fn to_native(self) -> Self {
+            Self::from_bits(u16::from_le(self.to_bits()))
+        }
+    }
+
+    impl Element for u8 {
+        const ZERO: Self = 0;
+        const DTYPE: Option<Dtype> = None;
+
+        fn to_native(self) -> Self {
+            self
+        }
+    }
+}
+
+/// A slice of a [`Tensor`], or all of it: from [`Tensor::slice`].
+///
+/// Decoded, it is dense: its elements in row-major order. Decoding works on all threads of the
+/// current rayon pool.
+///
+/// Where a matrix is stored in tiles of 32 rows × 256 columns ([`Encoding::Tile`](super::Encoding::Tile),
+/// from 16 rows and 128 columns on), only the tiles that hold wanted weights are decoded, which is
+/// what tensor parallelism needs; at multiples of these numbers nothing is decoded in vain. Of other
+/// coded tensors all columns of the wanted rows are decoded, piece by piece; and where indices are
+/// left out of a middle dimension too, each run of rows by itself.
+///
+/// ```
+/// # fn main() -> df11::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
+/// use half::bf16;
+///
+/// let model = df11::open(&path)?;
+/// let tensor = model.tensor("model.layers.0.mlp.down_proj.weight")?;
+/// let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);
+/// // The second of two parts of all rows, as one of two GPUs needs it.
+/// let part = tensor.slice(&[0..rows, columns / 2..columns])?;
+/// assert_eq!(part.shape(), [rows, columns / 2]);
+/// let weights: Vec<bf16> = part.decode()?;
+/// assert_eq!(weights[0], tensor.decode::<bf16>()?[columns as usize / 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct TensorSlice<'m> {
+    tensor: Tensor<'m>,
+    shape: Vec<u64>,
+    slice: Slice,
+}
+
+impl<'m> TensorSlice<'m> {
+    pub(super) fn new(tensor: Tensor<'m>, ranges: &[Range<u64>]) -> Result<Self> {
+        tensor.byte_length()?;
+        let mut shape = tensor.shape();
+        let slice = Slice::new(tensor.name(), tensor.known_dtype()?, &shape, ranges)?;
+        for (size, range) in shape.iter_mut().zip(ranges) {
+            *size = range.end - range.start;
+        }
+        Ok(Self { tensor, shape, slice })
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> Tensor<'m> {
+        self.tensor
+    }
+
+    /// Its dimensions, outermost first; as many as the tensor has.
+    pub fn shape(&self) -> Vec<u64> {
+        self.shape.clone()
+    }
+
+    /// The size of its decoded bytes.
+    pub fn byte_length(&self) -> u64 {
+        self.slice.bytes()
+    }
+
+    /// Its weights, if `E` is [`bf16`], or its bytes, little-endian as in the original file, if `E`
+    /// is `u8`.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for [`bf16`] of a tensor that is not BF16; [`Error::Unsupported`] for an
+    /// encoding of a newer version; [`Error::Corrupt`] if the container is damaged; [`Error::Io`].
+    pub fn decode<E: Element>(&self) -> Result<Vec<E>> {
+        // Before anything is allocated: the size of a tensor that cannot be decoded is bounded by nothing.
+        let reader = self.reader::<E>()?;
+        let mut out = vec![E::ZERO; self.byte_length() as usize / size_of::<E>()];
+        self.read(&reader, &mut out)?;
+        Ok(out)
+    }
+
+    /// As [`decode`](Self::decode), into memory of the caller. After an error it holds anything.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode), and [`Error::Parameter`] for memory of another size.
+    pub fn decode_into<E: Element>(&self, out: &mut [E]) -> Result<()> {
+        let (given, length) = (size_of_val(out) as u64, self.byte_length());
+        if given != length {
+            let name = self.tensor.name();
+            return Err(Error::parameter(
+                format!("tensor {name:?} needs an output of {length} bytes, not {given}"),
+                "pass a slice of the right length",
+            ));
+        }
+        self.read(&self.reader::<E>()?, out)
+    }
+
+    fn reader<E: Element>(&self) -> Result<TensorReader<'m>> {
+        match self.tensor.dtype() {
+            dtype if E::DTYPE.is_some() && dtype != E::DTYPE => {
+                let name = dtype.map_or("unknown", Dtype::name);
+                let problem = format!("tensor {:?} has dtype {name}, not BF16", self.tensor.name());
+                Err(Error::parameter(problem, "decode its bytes instead"))
+            }
+            _ => TensorReader::new(&self.tensor),
+        }
+    }
+
+    fn read<E: Element>(&self, reader: &TensorReader<'m>, out: &mut [E]) -> Result<()> {
+        read_slice(reader, &self.slice, out.as_mut_bytes())?;
+        if cfg!(target_endian = "big") {
+            for element in out {
+                *element = element.to_native();
+            }
+        }
+        Ok(())
+    }
+}
