@@ -193,12 +193,13 @@ def test_what_is_refused(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{"device_map": "cuda"}, {}])
-def test_a_gpu_packs_into_the_fast_layout(
-    folders: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("residence", ["stored", "fast"])
+@pytest.mark.parametrize("options", [{"device_map": "cuda"}, {"device_map": "auto"}, {}])
+def test_a_gpu_compresses_by_itself(
+    folders: tuple[Path, Path], options: dict[str, Any], residence: str, tmp_path: Path
 ) -> None:
     """Without containers, which are made when they are asked for."""
-    config = df11.Config(residence="fast")
+    config = df11.Config(residence=residence)
     kind = transformers.AutoModelForCausalLM
     model = kind.from_pretrained(folders[0], quantization_config=config, **options)
     assert not model.__dict__["_df11"].is_open
@@ -207,7 +208,7 @@ def test_a_gpu_packs_into_the_fast_layout(
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     report = df11.report(model, verify=True)
     assert report.verified and report.verified_by == "sums of bits"
-    assert report.residences["model.layers.0.mlp.up_proj.weight"] == "fast"
+    assert report.residences["model.layers.0.mlp.up_proj.weight"] == residence
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {"cuda"}
     assert not any(value.requires_grad for value in model.parameters())
