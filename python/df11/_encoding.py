@@ -32,6 +32,8 @@ _COUNTERS = 8
 _LANES, _LANE_PAIRS = 32, 128
 _RECORD_BYTES, _COPY_BYTES = 32, 16
 _MOST_EXCESS = 63
+#: Dimensions of `_tiles` in the order of bits, and in that of the plane.
+_BY_LANES, _BY_BANDS = (0, 3, 2, 6, 1, 4, 5, 7), (0, 3, 1, 4, 2, 6, 5, 7)
 
 
 class _Measured(NamedTuple):
@@ -98,12 +100,12 @@ def _counts(value: Tensor) -> Tensor:
 
 
 def _tiles(words: Tensor) -> Tensor:
-    """Whole tiles around words: strip, band, row, tile, unit, lane of the row, pair."""
+    """Whole tiles around words: strip, band, row, tile, two units, unit, lane of the row, pair."""
     rows, columns = words.shape
     down, right = -rows % TILE_ROWS, -columns % (TILE_COLUMNS // 2)
     if down or right:
         words = functional.pad(words, (0, right, 0, down))
-    return words.view(-1, 4, 8, words.shape[1] // (TILE_COLUMNS // 2), 8, 4, 4)
+    return words.view(-1, 4, 8, words.shape[1] // (TILE_COLUMNS // 2), 4, 2, 4, 4)
 
 
 def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -113,10 +115,10 @@ def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
     """
     first = 0
     for words in _slices(value):
-        pairs = _pairs(_tiles(words)).permute(0, 3, 2, 5, 1, 4, 6).reshape(-1)
+        pairs = _pairs(_tiles(words)).permute(_BY_LANES).reshape(-1)
         found = entries.index_select(0, pairs).view(-1, _LANES, _LANE_PAIRS)
         if found.numel() > words.numel():
-            there = _tiles(torch.ones_like(words)).permute(0, 3, 2, 5, 1, 4, 6)
+            there = _tiles(torch.ones_like(words)).permute(_BY_LANES)
             found = found * there.reshape(found.shape)
         yield first, found
         first += len(found)
@@ -178,10 +180,7 @@ def _plane(words: Tensor) -> Tensor:
     """Signs and mantissas, in the order of tiles, bands, pairs of units and lanes."""
     first = (words & 0x7F) | (words >> 8 & 0x80)
     both = first | (words >> 8 & 0x7F00) | (words >> 16 & 0x8000)
-    # A tile's eight units of a row are four pairs of two.
-    order = (0, 3, 1, 4, 2, 6, 5, 7)
-    tiles = _tiles(both.to(torch.int16)).unflatten(4, (4, 2)).permute(order)
+    tiles = _tiles(both.to(torch.int16)).permute(_BY_BANDS)
     if tiles.numel() > words.numel():
-        there = _tiles(torch.ones_like(words, dtype=torch.bool)).unflatten(4, (4, 2))
-        return tiles[there.permute(order)].view(torch.uint8)
+        tiles = tiles[_tiles(torch.ones_like(words, dtype=torch.bool)).permute(_BY_BANDS)]
     return tiles.reshape(-1).view(torch.uint8)

@@ -274,7 +274,7 @@ class Df11Quantizer(HfQuantizer):
         if place.devices[0].type not in PACKING_DEVICES:
             return False
         # What would fit in BF16 fits compressed, whatever comes out.
-        whole = sum(os.stat(file).st_size for file in files)
+        whole = sum(Path(file).stat().st_size for file in files)
         return place.memory is None or whole <= place.memory[0]
 
     def _prepare(self, files: list[str] | None) -> Path | None:
@@ -317,8 +317,8 @@ class Df11Quantizer(HfQuantizer):
         """For "auto" and the like: what else there is goes to one device."""
         assert self.max_memory is not None
         self.placement = resolve(self.wanted, self.quantization_config.memory, self.max_memory)
-        if self._later is not None:
-            self._later, begin = None, self._later
+        begin, self._later = self._later, None
+        if begin is not None:
             begin()
         if self.taker is not None:
             self.taker.rest = self.placement.rest
