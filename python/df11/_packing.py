@@ -21,6 +21,7 @@ from ._names import Place
 from ._online import stamp
 from ._parameters import entries
 from ._plan import EXCEPTIONS, NO_TILES, SMALL, aligned, matrix_of
+from ._reading import Ahead
 from ._source import Source, Spot, Weight, sum_of
 from ._tensor import CompressedTensor
 
@@ -49,6 +50,17 @@ class Packer(ConversionOps):
         self._known: dict[str, tuple[str | None, Tensor]] = {}
         #: Where decode tables are to be made.
         self._tables: list[tuple[int, int, int]] = []
+        self._ahead: Ahead | None = None
+
+    def slices(self, files: list[str]) -> dict[str, Any] | None:
+        """What the loader takes for the checkpoint: tensors that are on the device already. None
+        for files with a dtype that PyTorch lacks, which the loader reads by itself.
+        """
+        try:
+            self._ahead = Ahead(files, self.device)
+        except KeyError:
+            return None
+        return self._ahead.slices()
 
     # ---- what the loader calls ----
 
@@ -119,6 +131,8 @@ class Packer(ConversionOps):
 
     def finish(self, model: nn.Module) -> Source:
         """Brings the rest of a model to the GPU; what it has of the files."""
+        if self._ahead is not None:
+            self._ahead.close()
         if self._tables:
             torch.cuda.current_stream(self.device).synchronize()
             _native.build_tables(self.device.index, self._tables)

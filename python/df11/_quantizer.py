@@ -248,6 +248,10 @@ class Df11Quantizer(HfQuantizer):
             self.packer = Packer(
                 bf16_folder(files), device, self.dtype, said.mode == "exact", said.residence
             )
+            slices = self.packer.slices(files)
+            if slices is not None and checkpoint_files is not None:
+                self._handed = Handed(slices, None)
+                checkpoint_files[:] = [os.fspath(self._handed.file)]
             self._ratio = PACKED
             return
         beside = self._prepare(files)
@@ -333,6 +337,7 @@ class Df11Quantizer(HfQuantizer):
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         if self.packer is not None:
+            self._handed = None
             model.__dict__[KEY] = self.packer.finish(model)
             check_gpus([self.packer.device])
         else:
