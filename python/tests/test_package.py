@@ -72,15 +72,6 @@ def test_all_that_is_told_is_there() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", df11.__version__)
 
 
-def test_stubs_are_those_of_the_module() -> None:
-    pytest.importorskip("mypy.stubtest")
-    command = [sys.executable, "-m", "mypy.stubtest", "df11._native"]
-    done = subprocess.run(
-        command, cwd=LIBRARY.parents[1], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-
-
 def test_the_module_serves_every_version_and_links_no_library_of_others() -> None:
     assert LIBRARY.name.endswith((".abi3.so", ".pyd"))
     if sys.platform != "linux":

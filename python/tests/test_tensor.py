@@ -610,9 +610,16 @@ def test_compiled_without_a_graph_break(layers: tuple[Layers, Layers], mode: Any
         torch._dynamo.reset()
         exact = torch.compile(ours, fullgraph=True, backend="aot_eager")
         assert same(exact(ids), expected)
-        torch._dynamo.reset()
-        found = torch.compile(ours, fullgraph=True)(ids)
-        assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_compiled_by_inductor(layers: tuple[Layers, Layers]) -> None:
+    """Generated code rounds less often than PyTorch's functions, and not at the same places."""
+    ids = torch.tensor([[1, 5, 127], [0, 0, 64]])
+    ours, plain = layers
+    torch._dynamo.reset()
+    found, expected = torch.compile(ours, fullgraph=True)(ids), plain(ids)
+    assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)
 
 
 def test_compiled_with_gradients(layers: tuple[Layers, Layers]) -> None:
