@@ -1,8 +1,10 @@
 """Files and processes for the tests; nothing here needs NumPy, PyTorch or a GPU."""
 
+import importlib.util
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +136,25 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         **base,
         **{f"DRIVER_{name}": answer for name, answer in answers.items()},
     }
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Small models of transformers: a `models.Folders`."""
+    from models import Folders
+
+    return Folders(tmp_path_factory.mktemp("models"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Files of tests that import what is not installed are left out, which is said."""
+    if collection_path.suffix != ".py":
+        return None
+    lines = re.findall(r"^(?:import|from) (\w+)", collection_path.read_text("utf-8"), re.M)
+    missing = [name for name in lines if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{collection_path.name} is left out: {missing[0]} is not installed")
+    return True if missing else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

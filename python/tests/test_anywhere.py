@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from models import causal
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from models import causal  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
+import torch
 
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors.torch")
-
-import df11  # noqa: E402
+import df11
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 

@@ -11,17 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import diffusers
+import peft
 import pytest
+import torch
+import transformers
+from pipelines import DTYPES, WITHOUT, answers, image, save
 
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
-from pipelines import DTYPES, WITHOUT, answers, image, save  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
+import df11
+from df11._tensor import CompressedTensor
 
 diffusers.utils.logging.set_verbosity_error()
 diffusers.utils.logging.disable_progress_bar()

@@ -10,13 +10,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from models import causal, sentence_encoder, tokenizer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from models import causal, sentence_encoder, tokenizer  # noqa: E402
-
-import df11  # noqa: E402
+import df11
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

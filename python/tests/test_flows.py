@@ -12,21 +12,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import accelerate
+import peft
 import pytest
+import torch
+import transformers
 from conftest import ROOT
+from models import bert_config, causal, seeded, sentence_encoder, tokenizer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-accelerate = pytest.importorskip("accelerate")
-
-from models import bert_config, causal, seeded, sentence_encoder, tokenizer  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 TABLE = ROOT / "docs/flows.md"
 PROMPT = torch.arange(1, 28).reshape(3, 9)

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from conftest import run
+from hub import Hub, Repository
+from models import causal, config_of, seeded, tokenizer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("huggingface_hub")
-
-from hub import Hub, Repository  # noqa: E402
-from models import causal, config_of, seeded, tokenizer  # noqa: E402
-
-import df11  # noqa: E402
+import df11
 
 TOKENS = torch.arange(1, 60).reshape(1, -1)
 #: What a script that loads models begins with.

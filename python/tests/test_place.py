@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors.torch")
-
-from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens  # noqa: E402
-
-import df11  # noqa: E402
-from df11 import _load, _plan  # noqa: E402
-from df11._container import Tensors  # noqa: E402
-from df11._names import common, look_up  # noqa: E402
-from df11._parameters import by_name  # noqa: E402
-from df11._place import Placement, resolve  # noqa: E402
+import df11
+from df11 import _load, _plan
+from df11._container import Tensors
+from df11._names import common, look_up
+from df11._parameters import by_name
+from df11._place import Placement, resolve
 
 FORMS: list[_plan.Residence] = ["streamed", "stored", "fast"]
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)

@@ -3,11 +3,11 @@ there is none.
 """
 
 import pytest
+import torch
 from conftest import SAMPLE, Tensors, normal, write_safetensors
 
 import df11
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 # Experts of a layer, and rows of a matrix whose rows are not whole 16 bytes.

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-import df11  # noqa: E402
-import df11.torch  # noqa: E402
+import df11
+import df11.torch
 
 
 def tensors() -> dict[str, Any]:

@@ -26,6 +26,7 @@ config: Any
 module: torch.nn.Module
 """
 
+
 def checked(folder: Path, code: str) -> str:
     """What mypy says of some code."""
     (folder / "code.py").write_text(GIVEN + code)

@@ -10,11 +10,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("vllm", reason="vLLM is not installed")
-
 import models
+import pytest
 import torch
 from hub import Hub, Repository
 from peft import LoraConfig, get_peft_model

@@ -7,9 +7,6 @@ import socket
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="vLLM is not installed")
-
 import vllm_layers
 from torch import multiprocessing
 
