@@ -178,17 +178,12 @@ def test_f32_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "kind", ["FluxTransformer2DModel", "SD3Transformer2DModel", "UNet2DConditionModel"]
-)
+@pytest.mark.parametrize("kind", ["flux", "sd3", "unet"])
 def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
-    diffusers = pytest.importorskip("diffusers")
-    make = {
-        "FluxTransformer2DModel": flux,
-        "SD3Transformer2DModel": sd3,
-        "UNet2DConditionModel": unet,
-    }[kind]
-    original, inputs = make(diffusers)
+    pytest.importorskip("diffusers")
+    import pipelines
+
+    original, inputs = getattr(pipelines, kind)(), pipelines.inputs(kind)
     fill(original)
     config = dict(original.config)
     original.save_pretrained(tmp_path / "bf16")
@@ -209,77 +204,7 @@ def test_diffusers(tmp_path: Path, kind: str, device: str) -> None:
     assert len(compressed_ones) > 20
     # Convolutions are matrices of their filters.
     shapes = {model.get_parameter(name).dim() for name in compressed_ones}
-    assert shapes == ({2, 4} if kind.startswith("UNet") else {2})
-
-
-def normal(*shape: int, dtype: Any = torch.bfloat16) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
-
-
-def flux(diffusers: Any) -> tuple[Any, dict[str, Any]]:
-    model = diffusers.FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        num_layers=6,
-        num_single_layers=6,
-        attention_head_dim=32,
-        num_attention_heads=4,
-        joint_attention_dim=64,
-        pooled_projection_dim=32,
-        axes_dims_rope=[8, 12, 12],
-    )
-    inputs = {
-        "hidden_states": normal(1, 16, 4),
-        "encoder_hidden_states": normal(1, 8, 64),
-        "pooled_projections": normal(1, 32),
-        "timestep": torch.tensor([0.5], dtype=torch.bfloat16),
-        "img_ids": torch.zeros(16, 3),
-        "txt_ids": torch.zeros(8, 3),
-    }
-    return model, inputs
-
-
-def sd3(diffusers: Any) -> tuple[Any, dict[str, Any]]:
-    model = diffusers.SD3Transformer2DModel(
-        sample_size=16,
-        patch_size=2,
-        in_channels=4,
-        num_layers=8,
-        attention_head_dim=32,
-        num_attention_heads=4,
-        joint_attention_dim=64,
-        caption_projection_dim=128,
-        pooled_projection_dim=32,
-        out_channels=4,
-        pos_embed_max_size=16,
-    )
-    inputs = {
-        "hidden_states": normal(1, 4, 16, 16),
-        "encoder_hidden_states": normal(1, 8, 64),
-        "pooled_projections": normal(1, 32),
-        "timestep": torch.tensor([3.0], dtype=torch.bfloat16),
-    }
-    return model, inputs
-
-
-def unet(diffusers: Any) -> tuple[Any, dict[str, Any]]:
-    model = diffusers.UNet2DConditionModel(
-        block_out_channels=(32, 64),
-        layers_per_block=2,
-        sample_size=16,
-        in_channels=4,
-        out_channels=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=32,
-        norm_num_groups=8,
-    )
-    inputs = {
-        "sample": normal(1, 4, 16, 16),
-        "timestep": torch.tensor([3]),
-        "encoder_hidden_states": normal(1, 8, 32),
-    }
-    return model, inputs
+    assert shapes == ({2, 4} if kind == "unet" else {2})
 
 
 @pytest.fixture(scope="session")
@@ -469,29 +394,11 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(folder.iterdir()) == []
 
 
-def wan(diffusers: Any) -> tuple[Any, dict[str, Any]]:
-    model = diffusers.WanTransformer3DModel(
-        num_attention_heads=4,
-        attention_head_dim=32,
-        in_channels=4,
-        out_channels=4,
-        text_dim=64,
-        freq_dim=32,
-        ffn_dim=512,
-        num_layers=6,
-        rope_max_seq_len=32,
-    )
-    inputs = {
-        "hidden_states": normal(1, 4, 2, 8, 8),
-        "timestep": torch.tensor([7]),
-        "encoder_hidden_states": normal(1, 8, 64),
-    }
-    return model, inputs
-
-
 def test_what_diffusers_keeps_in_f32_stays_in_f32(tmp_path: Path) -> None:
-    diffusers = pytest.importorskip("diffusers")
-    model, inputs = wan(diffusers)
+    pytest.importorskip("diffusers")
+    import pipelines
+
+    model, inputs = pipelines.wan(), pipelines.inputs("wan")
     config = dict(model.config)
     # Plain BF16 files, as of a repository that was converted by other means.
     fill(model)

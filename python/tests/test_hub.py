@@ -12,7 +12,7 @@ import torch
 import transformers
 from conftest import run
 from hub import Hub, Repository
-from models import causal, config_of, seeded, tokenizer
+from models import Folders, compressed, load, tokenizer
 
 import df11
 
@@ -44,14 +44,12 @@ def refused(action):
 class Made:
     """A compressed folder of several containers, and what its model answers."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, folders: Folders) -> None:
         self.root = root
-        model: Any = seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama")))
+        model = load(folders.bf16("llama"))
         model.save_pretrained(root / "bf16", max_shard_size="900KB")
-        model = transformers.AutoModelForCausalLM.from_pretrained(root / "bf16")
         tokenizer().save_pretrained(root / "bf16")
-        self.folder = root / "df11"
-        df11.compress(root / "bf16", self.folder, progress=False)
+        self.folder = compressed(root / "bf16", root / "df11")
         self.containers = {file.name for file in self.folder.glob("*.df11")}
         assert len(self.containers) > 1
         with torch.no_grad():
@@ -70,8 +68,8 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("hub"))
+def made(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("hub"), folders)
 
 
 @pytest.fixture
@@ -232,9 +230,8 @@ def test_paths_that_are_no_repositories(tmp_path: Path, monkeypatch: pytest.Monk
         _hub.brought("org/name", None, None)
 
 
-def test_a_single_container_says_what_loads_it(tmp_path: Path) -> None:
-    one = tmp_path / "one.df11"
-    df11.compress(causal("llama", tmp_path / "bf16"), one, progress=False)
+def test_a_single_container_says_what_loads_it(folders: Folders, tmp_path: Path) -> None:
+    one = compressed(folders.bf16("llama"), tmp_path / "one.df11")
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoConfig):
         with pytest.raises(
             df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"

@@ -28,9 +28,10 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 import df11
 
 from .. import _engine
-from ._config import NAME, OPTIONS, Df11Config
+from ._config import NAME, Df11Config
 from ._deferred import Source
 from ._layers import NAMES
+from ._options import OPTIONS
 
 logger = init_logger("vllm.plugins.df11")
 
