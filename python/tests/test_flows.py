@@ -247,7 +247,7 @@ def test_accelerator_prepares_and_trains(both: tuple[Path, Path]) -> None:
 
 def test_offloading_to_disk_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
-        load(both[1], device_map={"": "disk"}, offload_folder=tmp_path)
+        load(both[1], {"": "disk"}, offload_folder=tmp_path)
 
 
 # ---- sentence-transformers ----

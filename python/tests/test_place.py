@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def groups(made: dict[str, Any], name: str) -> list[_plan.Group]:
     module, container = made[name]
-    items = _load.known(module, by_name(module, Tensors(container)), container, on_gpu=True)
+    items = _load._known(module, by_name(module, Tensors(container)), container, on_gpu=True)
     return _plan.group(items, container)
 
 
@@ -239,7 +239,7 @@ def test_modules_that_run_on_one_device(made: dict[str, Any]) -> None:
     for at, each in enumerate(found):
         each.device = torch.device("cuda", at)
     module, _ = made["free"]
-    homes = _plan.homes(found, lambda path: _load.is_callable(module.get_submodule(path)))
+    homes = _plan.homes(found, lambda path: _load._is_callable(module.get_submodule(path)))
     assert {f"layers.{at}" for at in range(LAYERS)} <= homes.keys()
     assert not any(name.count(".") > 1 for name in homes)
     assert {"embed", "head", "norm"} <= homes.keys()
