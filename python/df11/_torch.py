@@ -10,7 +10,7 @@ from ._arrays import NUMPY
 
 
 def dtype_of(tensor: Any) -> torch.dtype | None:
-    """The dtype of a tensor of a container; None where PyTorch has none such."""
+    """The dtype of a tensor of a container; None if PyTorch has none such."""
     # PyTorch calls types as NumPy and ml_dtypes do.
     bits, extended = NUMPY.get(tensor.dtype, ("", None))
     return getattr(torch, extended or bits, None)

@@ -95,6 +95,7 @@ def test_resized_embeddings(pair: Pair, tmp_path: Path) -> None:
 
 # ---- adapters ----
 
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
 LORA = {"target_modules": ["q_proj", "v_proj", "up_proj"], "r": 4, "lora_alpha": 8}
 
 
@@ -138,12 +139,24 @@ def test_an_adapter_is_saved_and_loaded(pair: Pair, folders: Folders, tmp_path: 
     assert torch.equal(again(prompt()).logits, expected)
 
 
+def test_decoded_weights_have_their_own_names(pair: Pair) -> None:
+    """What an adapter wraps has no name of the wrapper's; adapters have theirs."""
+    names = pair[0].state_dict().keys()
+    model = adapted(pair[1])
+    assert df11.report(model, verify=True).verified
+    state = df11.state_dict(model.get_base_model())
+    assert names <= state.keys() and all(".lora_" in name for name in state.keys() - names)
+    assert torch.equal(state[WEIGHT], pair[0].get_parameter(WEIGHT))
+
+
 def test_an_adapter_is_merged_into_a_decoded_copy(pair: Pair) -> None:
     original, model = (adapted(each) for each in pair)
     original.merge_adapter(safe_merge=True)
     with pytest.warns(UserWarning, match="ordinary"):
         model.merge_adapter(safe_merge=True)
     assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    with pytest.raises(df11.CorruptError, match=WEIGHT):
+        df11.report(model, verify=True)
 
 
 @pytest.mark.parametrize("kind", ["pissa", "olora"])

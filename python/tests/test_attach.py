@@ -250,82 +250,13 @@ def test_sentence_encoder(encoder: tuple[Path, Path], device: str) -> None:
     assert df11.report(attached).ratio < 0.73
 
 
-class Adapted(torch.nn.Module):
-    """A layer with an adapter, which merges itself as those of PEFT do."""
-
-    def __init__(self, base: Any) -> None:
-        super().__init__()
-        self.base_layer = base
-        self.down = torch.nn.Parameter(
-            torch.full((1, base.in_features), 0.125, dtype=torch.bfloat16)
-        )
-        self.up = torch.nn.Parameter(
-            torch.full((base.out_features, 1), 0.125, dtype=torch.bfloat16)
-        )
-
-    def forward(self, x: Any) -> Any:
-        return self.base_layer(x) + x @ self.down.T @ self.up.T
-
-    def merge(self, safe: bool) -> None:
-        if safe:
-            self.base_layer.weight.data = self.base_layer.weight.data.clone() + self.up @ self.down
-        else:
-            self.base_layer.weight.data += self.up @ self.down
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@torch.no_grad()
-def test_adapters_are_used_and_not_merged(tmp_path: Path, device: str) -> None:
-    original = fill(Net())
-    module = df11.attach(Net(), compressed(original, tmp_path), device=device)
-    names = {name for name, _ in original.named_parameters()}
-    original.to(device)
-    for net in (original, module):
-        net.layers[1].up = Adapted(net.layers[1].up).to(device)
-    expected = original(tokens().to(device))
-    for _ in range(2):
-        assert torch.equal(module(tokens().to(device)), expected)
-    assert module.to(device, torch.bfloat16) is module
-    assert df11.report(module, verify=True).verified
-    # What is wrapped, with its own name, and adapters with theirs.
-    state = df11.state_dict(module)
-    added = {"layers.1.up.down", "layers.1.up.up"}
-    assert state.keys() - {"count", "head.weight"} == names | added
-    assert torch.equal(state["layers.1.up.weight"], original.layers[1].up.base_layer.weight.cpu())
-    assert state["layers.1.up.down"].eq(0.125).all()
-    with pytest.raises(RuntimeError, match="a compressed tensor"):
-        module.layers[1].up.merge(safe=False)
-    assert torch.equal(module(tokens().to(device)), expected)
-    with pytest.warns(UserWarning, match="ordinary"):
-        module.layers[1].up.merge(safe=True)
-    with pytest.raises(df11.CorruptError, match=r"layers\.1\.up\.weight"):
-        df11.report(module, verify=True)
-
-
-WRITES = {
-    "add_": lambda weight: weight.add_(1),
-    "copy_": lambda weight: weight.copy_(torch.zeros_like(weight)),
-    "data.mul_": lambda weight: weight.data.mul_(2),
-    "detach": lambda weight: weight.detach().zero_(),
-    "init": lambda weight: torch.nn.init.zeros_(weight),
-}
-
-
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_what_is_written_in_place_is_refused(tmp_path: Path, write: Any, inference: bool) -> None:
-    path = compressed(fill(Net()), tmp_path)
-    with torch.inference_mode(inference), torch.no_grad():
-        module = df11.attach(Net(), path, device="cpu")
-        expected = module(tokens())
-        with pytest.raises(RuntimeError, match="a compressed tensor"):
-            write(module.layers[2].down.weight)
-        assert torch.equal(module(tokens()), expected)
-        # Ordinary parameters are one's own; that they have changed is found.
+def test_ordinary_parameters_that_change_are_found(tmp_path: Path) -> None:
+    module = df11.attach(Net(), compressed(fill(Net()), tmp_path), device="cpu")
+    with torch.no_grad():
         module.norm.weight.add_(1)
         module(tokens())
-        with pytest.raises(df11.CorruptError, match=r"norm\.weight"):
-            df11.report(module, verify=True)
+    with pytest.raises(df11.CorruptError, match=r"norm\.weight"):
+        df11.report(module, verify=True)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 Blocks of a page run one after the other in one folder, those of Python in one namespace, on small
 models of the architectures that they name. A block after `<!-- not run: REASON -->` is checked for
-its syntax, and run where the reason does not hold. Blocks of Rust are tests of the crate.
+its syntax, and run if the reason does not hold. Blocks of Rust are tests of the crate.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_files_says_the_dtype(folders: Folders, tmp_path: Path) -> None:
-    """As with safetensors, where a config says none: of the first file, and there of the first
+    """As with safetensors, if a config says none: of the first file, and there of the first
     name.
     """
     bf16 = folders.bf16("llama")

@@ -58,7 +58,7 @@ class Made:
         torch.save(told, self.expected)
 
     def script(self, code: str, home: Path, *arguments: object, **environment: str) -> str:
-        """Runs code behind SETUP with a cache of its own."""
+        """Runs code after SETUP with a cache of its own."""
         settings = {
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
@@ -140,7 +140,7 @@ def test_a_cache_that_another_program_filled(made: Made, tmp_path: Path) -> None
         shutil.copyfile(file, place / "blobs" / file.name)
         (place / "snapshots" / commit / file.name).symlink_to(f"../../blobs/{file.name}")
     script = """
-# With PEFT, transformers looks for an adapter too: where the server is gone, again and again.
+# With PEFT, transformers looks for an adapter too, many times if the server is gone.
 here = {"local_files_only": True}
 
 def local():

@@ -16,7 +16,7 @@ from conftest import run
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from weights import compressed, container_of, of_tiles, same, seeded_weights
+from weights import compressed, container_of, same, seeded_weights
 
 from df11._tensor import CompressedTensor, arrays_of, from_arrays, rebuild
 
@@ -48,12 +48,13 @@ def test_it_decodes_to_the_original_bits(container: Any, name: str) -> None:
 
 
 def test_pieces_are_stacked(container: Any) -> None:
-    tiles = [container[name].tiles for name in "qkv"]
+    pieces = torch.cat([compressed(container, name) for name in "qkv"])
     expected = torch.cat([WEIGHTS[name] for name in "qkv"])
-    assert same(of_tiles(tiles), expected)
-    assert same(of_tiles(tiles, (4, 64, 256)), expected.view(4, 64, 256))
+    assert isinstance(pieces, CompressedTensor) and same(pieces, expected)
+    experts = CompressedTensor(pieces.arrays, pieces.parts, (4, 64, 256))
+    assert same(experts, expected.view(4, 64, 256))
     with pytest.raises(ValueError, match="256 x 256"):
-        of_tiles(tiles, (3, 64, 256))
+        CompressedTensor(pieces.arrays, pieces.parts, (3, 64, 256))
 
 
 # ---- products ----

@@ -44,7 +44,7 @@ ASKS = re.compile(
     r"is_quantized|quantization_config|quantization_method|_pre_quantization_dtype|hf_quantizer"
 )
 
-#: Models that take other ways where they are quantized.
+#: Models that take other ways if they are quantized.
 OTHER_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (
         "JambaConfig",

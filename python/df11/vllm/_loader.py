@@ -1,4 +1,4 @@
-"""The model loader: reads containers where the folder of a model holds some.
+"""The model loader: reads containers if the folder of a model holds some.
 
 It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose
 work it does for all other models: vLLM chooses a loader by the format alone, before it knows the
