@@ -216,7 +216,7 @@ def free() -> None:
 
 
 class Timing(NamedTuple):
-    """Tokens behind the first ones, and the seconds until the first ones and until all."""
+    """Tokens after the first ones, and the seconds until the first ones and until all."""
 
     tokens: int
     first: float
@@ -224,7 +224,7 @@ class Timing(NamedTuple):
 
 
 def rate(timings: list[Timing]) -> float:
-    """Tokens a second behind the first one: the best of each part."""
+    """Tokens a second after the first one: the best of each part."""
     seconds = min(timing.whole for timing in timings) - min(timing.first for timing in timings)
     return timings[0].tokens / max(seconds, 1e-9)
 

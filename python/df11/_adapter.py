@@ -30,7 +30,7 @@ def merge_adapter(
     the side files, stay as they are. The BF16 model is in the host's memory meanwhile, and twice on
     the disk of `out`. `overwrite` and `progress` are as in `df11.compress`.
 
-    Raises `ParameterError` where `adapter` is none, or `out` exists and `overwrite` is not given.
+    Raises `ParameterError` if `adapter` is none, or `out` exists and `overwrite` is not given.
     """
     import peft
     import transformers

@@ -11,7 +11,7 @@ from ._errors import ParameterError
 if TYPE_CHECKING:
     from ._native import Slice, Tensor
 
-# By the name in a container; the second name is that of ml_dtypes, where NumPy has no such type,
+# By the name in a container; the second name is that of ml_dtypes, if NumPy has no such type,
 # and the first one holds its bits.
 NUMPY = {
     "BOOL": ("bool", None),

@@ -50,7 +50,7 @@ def bring(
 ) -> Iterator[tuple[Item, Tensor]]:
     """The weights of some groups on their devices and in their forms; then the ordinary ones.
 
-    Those are decoded, where the item has them. An item that cannot lie as it should becomes one of
+    Those are decoded if they are compressed. An item that cannot lie as it should becomes one of
     them, and gets the reason. Each byte is read and checked once.
 
     # Errors

@@ -19,11 +19,23 @@ from torch.utils._pytree import tree_map
 
 from ._matrices import FAST, PART, Part, lay_out, window, windows
 from ._ops import TEMPORARY_BYTES
-from ._tensor import CompressedTensor, contiguous_strides, refuse_writing, with_tables
 
+REMEDY = (
+    "load the model in BF16 to change its weights, take a decoded copy with .decode(), or merge an "
+    "adapter by df11.merge_adapter"
+)
 aten = torch.ops.aten
 Handler = Callable[..., Any]
 _HANDLERS: dict[Any, Handler] = {}
+
+
+class Compressed(Tensor):
+    """What is dispatched here: the base of `_tensor.CompressedTensor`, which says what it has."""
+
+
+def is_compressed(value: Any) -> bool:
+    """Whether it is a compressed tensor."""
+    return isinstance(value, Compressed)
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -46,7 +58,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # In inference mode functions come whole that are otherwise taken to pieces before.
     if (done := func.decompose(*args, **kwargs)) is not NotImplemented:
         return done
-    if args and isinstance(args[0], CompressedTensor):
+    if args and is_compressed(args[0]):
         if func.is_view and (done := _viewed(func, *args, **kwargs)) is not NotImplemented:
             return done
         if func._opname.endswith("_like") or func._opname.startswith("new_"):
@@ -55,7 +67,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    return value.decode() if isinstance(value, CompressedTensor) else value
+    return value.decode() if is_compressed(value) else value
 
 
 def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -64,8 +76,13 @@ def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             continue
         value = args[at] if at < len(args) else kwargs.get(argument.name)
         values = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(value, CompressedTensor) for value in values):
+        if any(is_compressed(value) for value in values):
             refuse_writing(str(func))
+
+
+def refuse_writing(what: str) -> None:
+    """Raises RuntimeError for what would change a compressed tensor."""
+    raise RuntimeError(f"{what} would change a compressed tensor, which is read only; {REMEDY}")
 
 
 def _handles(*funcs: Any) -> Callable[[Handler], Handler]:
@@ -106,7 +123,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
     return _moved(self, torch.device(device), bool(options.get("non_blocking")))
 
 
-def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> Any:
+def _moved(self: Any, device: torch.device, non_blocking: bool) -> Any:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if device == self.device:
@@ -126,7 +143,7 @@ def _moved(self: CompressedTensor, device: torch.device, non_blocking: bool) -> 
         return moved[id(array)]
 
     kept = [move(array) for array in self.kept]
-    return self.like(with_tables(kept, self.parts), device=None)
+    return self.with_kept(kept)
 
 
 @_handles(aten._pin_memory.default)
@@ -141,9 +158,9 @@ def _is_pinned(self: Any, device: Any = None) -> bool:
 
 @_handles(aten.copy_.default)
 def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
-    if not isinstance(self, CompressedTensor):
+    if not is_compressed(self):
         return NotImplemented
-    if not isinstance(source, CompressedTensor) or not _is_same(self, source):
+    if not is_compressed(source) or not _is_same(self, source):
         raise RuntimeError(
             "other weights cannot be copied into a compressed tensor, which is read only; "
             "to load compressed ones, use load_state_dict(..., assign=True)"
@@ -151,7 +168,7 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
     return self
 
 
-def _is_same(a: CompressedTensor, b: CompressedTensor) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
     """Whether two have the same compressed bytes."""
     if (a.parts, a.shape, a.transposed, a.flipped) != (b.parts, b.shape, b.transposed, b.flipped):
         return False
@@ -161,7 +178,7 @@ def _is_same(a: CompressedTensor, b: CompressedTensor) -> bool:
     )
 
 
-def _ordinary_like(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
+def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of shapes alone, which gives ordinary tensors."""
     if kwargs.get("device") is None:
         kwargs["device"] = self.device
@@ -182,7 +199,7 @@ class _View(NamedTuple):
     transposed: bool
 
 
-def _viewed(func: Any, self: CompressedTensor, *args: Any, **kwargs: Any) -> Any:
+def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """A view, or several, if rows and columns of what arrays hold are that."""
     if func is aten.as_strided.default:  # strides of what it decodes to
         return NotImplemented
@@ -251,7 +268,19 @@ def view_of(tensor: Tensor, columns: int) -> _View | None:
     return None
 
 
-def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
+def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
+    """Strides of a dense tensor, if `flipped` with the last two dimensions the other way round."""
+    order = list(range(len(shape)))
+    if flipped:
+        order[-2:] = order[-1], order[-2]
+    strides, step = [0] * len(shape), 1
+    for at in reversed(order):
+        strides[at] = step
+        step *= max(shape[at], 1)
+    return tuple(strides)
+
+
+def _cut(self: Any, view: _View) -> Any:
     """The view of a tensor."""
     # What decodes to other strides than arrays have goes on doing so.
     flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
@@ -268,9 +297,7 @@ def _cut(self: CompressedTensor, view: _View) -> CompressedTensor:
     return self.like(arrays, cut, view.shape, **options)
 
 
-def _rows_within(
-    self: CompressedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Any:
+def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """Some rows of each matrix of several, such as experts: windows of all of them."""
     dim %= self.dim()
     outer, inner = prod(self.shape[:dim]), prod(self.shape[dim + 1 :])
@@ -284,7 +311,7 @@ def _rows_within(
     return _of(self, windows(self.arrays, self.flat_parts, ranges), shape)
 
 
-def _of(self: CompressedTensor, some: Iterable[Any], shape: Sequence[int]) -> CompressedTensor:
+def _of(self: Any, some: Iterable[Any], shape: Sequence[int]) -> Any:
     """A tensor like another one, of windows: arrays and parts, row after row."""
     arrays, flat = [], []
     for mine, numbers in some:
@@ -312,11 +339,11 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
     first = tensors[0]
     dim %= first.dim()
 
-    def kind(one: CompressedTensor) -> Any:
+    def kind(one: Any) -> Any:
         sides = one.shape[:dim], one.shape[dim + 1 :], one.matrix_shape[1]
         return sides, one.device, one.exact, one.is_streamed, one.transposed or one.flipped
 
-    if not all(isinstance(one, CompressedTensor) and kind(one) == kind(first) for one in tensors):
+    if not all(is_compressed(one) and kind(one) == kind(first) for one in tensors):
         return NotImplemented
     outer = prod(first.shape[:dim])
     heights = [one.matrix_shape[0] // outer for one in tensors]
@@ -339,7 +366,7 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 
 @_handles(aten.index.Tensor)
 def _index(self: Any, indices: Any) -> Any:
-    if not isinstance(self, CompressedTensor) or len(indices) != 1 or indices[0] is None:
+    if not is_compressed(self) or len(indices) != 1 or indices[0] is None:
         return NotImplemented
     chosen = indices[0]
     if chosen.dtype not in (torch.int32, torch.int64):
@@ -349,7 +376,7 @@ def _index(self: Any, indices: Any) -> Any:
 
 @_handles(aten.index_select.default)
 def _index_select(self: Any, dim: int, indices: Tensor) -> Any:
-    if not isinstance(self, CompressedTensor) or dim % self.dim():
+    if not is_compressed(self) or dim % self.dim():
         return NotImplemented
     return _rows(self, indices)
 
@@ -359,7 +386,7 @@ def _embedding(self: Any, indices: Tensor, *_: Any, **__: Any) -> Any:
     return _rows(self, indices)
 
 
-def _rows(self: CompressedTensor, chosen: Tensor) -> Any:
+def _rows(self: Any, chosen: Tensor) -> Any:
     """Elements of the first dimension by their numbers: only these are decoded."""
     outer = self.dim() - 2 if self.transposed or self.flipped else self.dim() - 1
     rows, columns = self.matrix_shape
@@ -380,7 +407,7 @@ def _rows(self: CompressedTensor, chosen: Tensor) -> Any:
     return lay_out(found.view(-1, columns), shape, self.transposed, self.flipped)
 
 
-def _blocks(self: CompressedTensor, chosen: Tensor, height: int) -> Tensor:
+def _blocks(self: Any, chosen: Tensor, height: int) -> Tensor:
     """Elements of several rows each, by numbers that the host has: each is decoded once."""
     some, back = torch.unique(chosen, return_inverse=True)
     numbers = some.tolist()
@@ -397,7 +424,7 @@ def _blocks(self: CompressedTensor, chosen: Tensor, height: int) -> Tensor:
 def _weight(self: Any) -> bool:
     """Whether it is the matrix of a linear layer, as the right side of a product has it."""
     return (
-        isinstance(self, CompressedTensor)
+        is_compressed(self)
         and self.dim() == 2
         and self.transposed
         and (self.flipped or not self.exact)
@@ -406,28 +433,28 @@ def _weight(self: Any) -> bool:
 
 @_handles(aten.linear.default)
 def _linear(x: Any, w: Any, bias: Any = None) -> Any:
-    able = isinstance(w, CompressedTensor) and w.is_matrix
-    if not able or isinstance(x, CompressedTensor) or isinstance(bias, CompressedTensor):
+    able = is_compressed(w) and w.is_matrix
+    if not able or is_compressed(x) or is_compressed(bias):
         return NotImplemented
     return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
-    if isinstance(x, CompressedTensor) or not _weight(w) or x.dim() < 1:
+    if is_compressed(x) or not _weight(w) or x.dim() < 1:
         return NotImplemented
     return torch.ops.df11.linear(x, w.arrays, w.flat_parts, bias, w.exact)
 
 
 @_handles(aten.addmm.default)
 def _addmm(bias: Any, x: Any, w: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    is_bias = not isinstance(bias, CompressedTensor) and tuple(bias.shape) == (w.shape[1],)
+    is_bias = not is_compressed(bias) and tuple(bias.shape) == (w.shape[1],)
     return _matmul(x, w, bias) if is_bias and (beta, alpha) == (1, 1) else NotImplemented
 
 
 @_handles(aten.bmm.default)
 def _bmm(x: Any, w: Any) -> Any:
-    if isinstance(x, CompressedTensor) or w.exact or w.shape[0] < 2:
+    if is_compressed(x) or w.exact or w.shape[0] < 2:
         return NotImplemented
     some = max(1, TEMPORARY_BYTES // (2 * w.shape[1] * w.shape[2]))
     out = x.new_empty((x.shape[0], x.shape[1], w.shape[2]))
@@ -439,7 +466,7 @@ def _bmm(x: Any, w: Any) -> Any:
 @_handles(aten._grouped_mm.default)
 def _grouped_mm(x: Any, w: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     plain = offs is not None and bias is None and out_dtype in (None, torch.bfloat16)
-    if isinstance(x, CompressedTensor) or not plain or x.dim() != 2 or w.dim() != 3:
+    if is_compressed(x) or not plain or x.dim() != 2 or w.dim() != 3:
         return NotImplemented
     if not w.exact and w.transposed and x.is_cuda:
         offsets = torch.cat([offs.new_zeros(1), offs])

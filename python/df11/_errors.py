@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """What every exception of this package is; `remedy` is what to do, where that is known."""
+    """What every exception of this package is; `remedy` is what to do, if that is known."""
 
     remedy: str | None = None
 

@@ -1,7 +1,8 @@
-"""What notebooks show of a model."""
+"""What notebooks show: tables of reports and of models."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -12,43 +13,42 @@ if TYPE_CHECKING:
 
 #: Of more blocks than this the rest are one row.
 _SHOWN = 40
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
+    """A table; the first value of each row names it."""
+    lines = [f"<caption>{escape(caption)}</caption>"]
+    if cells := "".join(f"<th>{escape(name)}</th>" for name in head):
+        lines.append(f"<tr>{cells}</tr>")
+    for name, *values in rows:
+        cells = "".join(f"<td style='text-align:left'>{escape(value)}</td>" for value in values)
+        lines.append(f"<tr><th style='text-align:left'>{escape(name)}</th>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
 
 
 def model(of: Model) -> str:
     """A table of its blocks: tensors, sizes, bits a weight. Reads no weights."""
     told = inspect(of, tensors=False)
     blocks = told["blocks"]
-    rows = [_row(block["name"], block["tensor_count"], block) for block in blocks[:_SHOWN]]
+    rows = [_row(block["name"], block) for block in blocks[:_SHOWN]]
     if len(blocks) > _SHOWN:
-        rows.append(f"<tr><td colspan=5>… and {len(blocks) - _SHOWN} more blocks</td></tr>")
-    rows.append(_row("all", told["tensor_count"], told["total"], cell="th"))
-    names = "".join(
-        f"<th>{name}</th>" for name in ("block", "tensors", "original", "stored", "bits a weight")
-    )
+        rows.append([f"… and {len(blocks) - _SHOWN} more blocks"])
+    rows.append(_row("all", {**told["total"], "tensor_count": told["tensor_count"]}))
     part = "" if told["complete"] else ", a part of the model"
-    head = f"<b>df11.Model</b> {escape(told['source'])}{part}"
-    return (
-        f"<div>{head}<table><thead><tr>{names}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    head = ("block", "tensors", "original", "stored", "bits a weight")
+    return table(f"df11.Model {told['source']}{part}", rows, head)
 
 
-def _row(name: str, tensors: int, total: dict[str, float | None], cell: str = "td") -> str:
+def _row(name: str, total: dict[str, float | None]) -> list[str]:
     bits = total["bits_per_weight"]
-    values = (
-        escape(name),
-        f"{tensors:,}",
-        _bytes(total["decoded_bytes"] or 0),
-        _bytes(total["stored_bytes"] or 0),
-        "" if bits is None else f"{bits:.2f}",
-    )
-    return "<tr>" + "".join(f"<{cell}>{value}</{cell}>" for value in values) + "</tr>"
+    sizes = [show_bytes(total[size] or 0) for size in ("decoded_bytes", "stored_bytes")]
+    return [name, f"{total['tensor_count']:,}", *sizes, "" if bits is None else f"{bits:.2f}"]
 
 
-def _bytes(count: float) -> str:
-    for unit in _UNITS[:-1]:
+def show_bytes(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "kB", "MB"):
         if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
-    return f"{count:.2f} {_UNITS[-1]}"
+    return f"{count:.2f} GB"

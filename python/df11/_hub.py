@@ -72,7 +72,7 @@ def wrap_resolution() -> bool:
 
 def explain_containers() -> None:
     """Has `from_pretrained` of a single container say what loads it, instead of that it is no
-    repository, or no JSON. Where transformers finds files otherwise, nothing changes.
+    repository, or no JSON. If transformers finds files otherwise, nothing changes.
     """
     from transformers import configuration_utils
     from transformers.utils import hub
@@ -123,7 +123,7 @@ def folder_of(
     Hub.
 
     `download`: what `huggingface_hub.snapshot_download` takes; it takes no proxies, and asks for
-    the commit itself. Raises FileNotFoundError where no container is there, and what
+    the commit itself. Raises FileNotFoundError if no container is there, and what
     huggingface_hub raises.
     """
     if Path(source).is_dir():
@@ -152,7 +152,7 @@ def folder_of(
 def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
     """The path itself, or of what can only be a repository's name its folder, fetched.
 
-    Settings are those of huggingface_hub: its variables, its login. Where it is not installed,
+    Settings are those of huggingface_hub: its variables, its login. If it is not installed,
     opening the path says what to do.
     """
     here = Path(path)

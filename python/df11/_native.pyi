@@ -324,7 +324,7 @@ class Tensor:
         """
     @property
     def target(self) -> str:
-        """The name of the tensor that holds its bytes: its own, but for an alias."""
+        """The name of the tensor that holds its bytes: its own, except for an alias."""
     @property
     def hash(self) -> str:
         """The BLAKE3 hash of its decoded bytes, as stored, in hexadecimal."""

@@ -17,7 +17,7 @@ import torch
 
 from . import _native
 
-#: Where containers lie meanwhile: in memory, or where that is too small, where temporary files lie.
+#: Where containers lie meanwhile: in memory, or with temporary files if that is too small.
 PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]
 _SUFFIX = ".safetensors"
 

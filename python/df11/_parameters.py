@@ -41,7 +41,7 @@ def entries(root: nn.Module) -> list[Entry]:
 
 
 def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> list[Item]:
-    """What a module has of a container whose tensors have its parameters' names but for a prefix.
+    """What a module has of a container with its parameters' names, except for a prefix.
 
     `prefix` goes before each name in the container to give the module's name, or with a leading `-`
     is taken away; None finds it.

@@ -50,7 +50,7 @@ class _Callable:
 
 
 class _Line:
-    """A line on standard error, where tqdm is not installed."""
+    """A line on standard error, if tqdm is not installed."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()

@@ -15,7 +15,7 @@ BF16 folder it makes them first (`_online`) |
 | `postprocess_model` | brings it to its devices: parameters are compressed tensors from then on |
 
 The config gets the name of a weights file beside the containers, which holds what they lack, if
-anything; on the Hub that finds them (`_hub`). Where it says no dtype, it gets that of the
+anything; on the Hub that finds them (`_hub`). If it says no dtype, it gets that of the
 containers. So dtypes are those that the same checkpoint would have as safetensors: of the `dtype`
 argument, else of the config, else of the checkpoint. What is stored in another one is converted
 once, and stays an ordinary parameter. No other weight is in memory or on disk as BF16 meanwhile.
@@ -69,7 +69,7 @@ class Method(str, Enum):
     DF11 = METHOD
 
 
-#: As `df11 compress` inserts it, behind the first brace; `df11 decompress` takes it out
+#: As `df11 compress` inserts it, after the first brace; `df11 decompress` takes it out
 #: (src/write/config.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
 #: The calls with the config, before files are looked for; each release has one of them at least.

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from typing import NamedTuple
 
-
-def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values, as notebooks show it."""
-    lines = (
-        f"<tr><th style='text-align:left'>{escape(name)}</th>"
-        f"<td style='text-align:left'>{escape(value)}</td></tr>"
-        for name, value in rows
-    )
-    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
+from . import _html
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ class Report:
             **{f"left out: {name}": why for name, why in self.left_out},
             **{f"note {at}": note for at, note in enumerate(self.notes, start=1)},
         }
-        return html_table("df11: compressed", rows.items())
+        return _html.table("df11: compressed", rows.items())
 
 
 @dataclass(frozen=True)

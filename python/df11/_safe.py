@@ -68,7 +68,7 @@ class safe_open:
         """The `__metadata__` of the original file; None if it has none. Of several files the
         entries of all.
 
-        Raises `ParameterError` where files give one key different values.
+        Raises `ParameterError` if files give one key different values.
         """
         found: dict[str, str] | None = None
         for header in self._headers():

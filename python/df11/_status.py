@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _native
+from . import _html, _native
 from ._errors import CorruptError
 from ._load import check_gpus
 from ._parallel import local
-from ._report import html_table
 from ._source import Source, Weight, sources, sum_of
 from ._tensor import CompressedTensor
-from ._torch import bytes_of, show_bytes
+from ._torch import bytes_of
 
 
 @dataclass
@@ -95,7 +94,7 @@ class ModelReport:
     def __str__(self) -> str:
         if not self.active:
             return "df11: inactive: the model has no compressed weights"
-        show = show_bytes
+        show = _html.show_bytes
         more = "saved" if self.saved_bytes >= 0 else "more"
         lines = [
             f"df11: active, {' and '.join(self.modes) or 'nothing compressed'}, "
@@ -131,7 +130,7 @@ class ModelReport:
 
     def _repr_html_(self) -> str:
         caption, *lines = str(self).splitlines()
-        return html_table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
+        return _html.table(caption, ((line[:_LABEL].strip(), line[_LABEL:]) for line in lines))
 
 
 #: Columns of the text before what a line says.

@@ -21,12 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import _shared
+from ._dispatch import REMEDY, Compressed, contiguous_strides, dispatch, refuse_writing
 from ._matrices import ARRAYS, FAST, Part, lay_out, shape_of
 
-REMEDY = (
-    "load the model in BF16 to change its weights, take a decoded copy with .decode(), or merge an "
-    "adapter by df11.merge_adapter"
-)
 _PLAIN = (Tensor, nn.Parameter)
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
@@ -38,7 +35,7 @@ FAST_VERSION = 2
 Numbers = Sequence[int]
 
 
-class CompressedTensor(Tensor):
+class CompressedTensor(Compressed):
     """A BF16 tensor whose memory is the compressed arrays of some pieces (see `_matrices`).
 
     The rows of all parts, stacked, are its elements in row-major order: of a tensor of any rank the
@@ -137,6 +134,10 @@ class CompressedTensor(Tensor):
     def kept(self) -> list[Tensor]:
         """The arrays that cannot be made of others: all but decode tables."""
         return [getattr(self, f"{label}{at}") for at, label in _kept(self.parts)]
+
+    def with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
+        """Another one on the device of such arrays as `kept` are."""
+        return self.like(with_tables(kept, self.parts), device=None)
 
     @property
     def nbytes_stored(self) -> int:
@@ -246,7 +247,7 @@ class CompressedTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return _dispatch.dispatch(func, args, kwargs or {})
+        return dispatch(func, args, kwargs or {})
 
 
 @cache
@@ -266,18 +267,6 @@ def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> Compr
         requires_grad=False,
     )
     return made
-
-
-def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
-    """Strides of a dense tensor, if `flipped` with the last two dimensions the other way round."""
-    order = list(range(len(shape)))
-    if flipped:
-        order[-2:] = order[-1], order[-2]
-    strides, step = [0] * len(shape), 1
-    for at in reversed(order):
-        strides[at] = step
-        step *= max(shape[at], 1)
-    return tuple(strides)
 
 
 # ---- functions that need no dispatch, or have no operator ----
@@ -304,11 +293,6 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
     ):
         return None
     return _shared.multiply(x, weight.operand, bias)
-
-
-def refuse_writing(what: str) -> None:
-    """Raises RuntimeError for what would change a compressed tensor."""
-    raise RuntimeError(f"{what} would change a compressed tensor, which is read only; {REMEDY}")
 
 
 def refuse_gradients() -> None:
@@ -445,5 +429,3 @@ def from_arrays(name: str, arrays: Mapping[str, Tensor], told: str) -> Compresse
 
 
 torch.serialization.add_safe_globals([rebuild])
-
-from . import _dispatch  # noqa: E402  it needs the class

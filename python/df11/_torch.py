@@ -10,7 +10,7 @@ from ._arrays import NUMPY
 
 
 def dtype_of(tensor: Any) -> torch.dtype | None:
-    """The dtype of a tensor of a container; None where PyTorch has none such."""
+    """The dtype of a tensor of a container; None if PyTorch has none such."""
     # PyTorch calls types as NumPy and ml_dtypes do.
     bits, extended = NUMPY.get(tensor.dtype, ("", None))
     return getattr(torch, extended or bits, None)
@@ -24,12 +24,3 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def raw_stream(index: int) -> int:
     """PyTorch's current stream of a GPU, as CUDA's handle."""
     return int(torch._C._cuda_getCurrentRawStream(index))
-
-
-def show_bytes(count: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"

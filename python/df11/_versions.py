@@ -33,7 +33,7 @@ def untested(library: str, version: str) -> str | None:
 
 
 def mismatch(library: str, version: str, lacking: str) -> str:
-    """What to say where a release lacks something: too old, too new, or neither. `lacking`: what it
+    """What to say if a release lacks something: too old, too new, or neither. `lacking`: what it
     lacks.
     """
     first, last = TESTED[library]

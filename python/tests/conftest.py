@@ -1,5 +1,7 @@
 """Files and processes for the tests; nothing here needs NumPy, PyTorch or a GPU."""
 
+import ast
+import importlib.util
 import json
 import os
 import random
@@ -10,8 +12,12 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+# Models here are so small that threads take longer to start than to work; before PyTorch is there.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}
@@ -130,6 +136,31 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         **base,
         **{f"DRIVER_{name}": answer for name, answer in answers.items()},
     }
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Small models of transformers: a `models.Folders`."""
+    from models import Folders
+
+    return Folders(tmp_path_factory.mktemp("models"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Files of tests that import what is not installed are left out, which is said."""
+    if not collection_path.match("test_*.py"):
+        return None
+    named: list[str] = []
+    for node in ast.parse(collection_path.read_text("utf-8")).body:
+        if isinstance(node, ast.Import):
+            named += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            named.append(str(node.module))
+    roots = {name.partition(".")[0] for name in named}
+    missing = [root for root in sorted(roots) if importlib.util.find_spec(root) is None]
+    if missing:
+        print(f"{collection_path.name} is left out: {missing[0]} is not installed")
+    return True if missing else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Repository:
-    """A folder at one commit, which branches name; with a token where it is private."""
+    """A folder at one commit, which branches name; with a token if it is private."""
 
     def __init__(self, folder: Path, *branches: str, token: str | None = None) -> None:
         self.files = {

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+
+import df11
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -100,6 +106,63 @@ def causal(name: str, folder: Path) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(config_of(name))
     seeded(model).save_pretrained(folder)
     return folder
+
+
+class Folders:
+    """Models of CAUSAL as folders, each made once for all tests; nobody writes to them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def bf16(self, name: str) -> Path:
+        """One in BF16."""
+        folder = self.root / name / "bf16"
+        return folder if folder.exists() else causal(name, folder)
+
+    def df11(self, name: str, layout: str = "tile") -> Path:
+        """What `df11.compress` makes of it."""
+        folder = self.root / name / layout
+        return folder if folder.exists() else compressed(self.bf16(name), folder, layout=layout)
+
+    def both(self, name: str) -> tuple[Path, Path]:
+        """In BF16, and compressed."""
+        return self.bf16(name), self.df11(name)
+
+    def pair(self, name: str, device: Any = "cpu", **options: Any) -> tuple[Any, Any]:
+        """The model of each."""
+        original, model = (load(folder, device, **options) for folder in self.both(name))
+        return original.requires_grad_(False), model
+
+    def worded(self, name: str) -> tuple[Path, Path]:
+        """As `both`, with a tokenizer."""
+        bf16, folder = self.root / name / "worded", self.root / name / "worded-df11"
+        if not folder.exists():
+            tokenizer().save_pretrained(causal(name, bf16))
+            compressed(bf16, folder)
+        return bf16, folder
+
+
+def compressed(source: Path, out: Path, **options: Any) -> Path:
+    """Compresses without a bar, and returns where."""
+    df11.compress(source, out, progress=False, **options)
+    return out
+
+
+def load(folder: Path, device: Any = "cpu", **options: Any) -> Any:
+    """The causal model of a folder."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)
+
+
+def equal(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors are the same, one by one."""
+    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def same_weights(model: Any, original: Any) -> bool:
+    """Whether the decoded weights of a model have the names and bits of those of another one."""
+    found, expected = df11.state_dict(model), original.state_dict()
+    assert found.keys() == expected.keys()
+    return equal(found.values(), (expected[name].cpu() for name in found))
 
 
 def bert_config(**options: Any) -> Any:

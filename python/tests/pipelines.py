@@ -78,3 +78,73 @@ def image(pipeline: Any, pooled: Any, hidden: Any) -> Any:
             output_type="latent",
             generator=torch.Generator().manual_seed(3),
         ).images
+
+
+# ---- models by themselves ----
+
+
+def flux(layers: int = 6) -> Any:
+    """A small transformer of FLUX.1, with the weights that it begins with."""
+    return diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=layers, num_single_layers=layers,
+        attention_head_dim=32, num_attention_heads=4, joint_attention_dim=64,
+        pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
+    )  # fmt: skip
+
+
+def sd3() -> Any:
+    """A small transformer of Stable Diffusion 3."""
+    return diffusers.SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=4, num_layers=8, attention_head_dim=32,
+        num_attention_heads=4, joint_attention_dim=64, caption_projection_dim=128,
+        pooled_projection_dim=32, out_channels=4, pos_embed_max_size=16,
+    )  # fmt: skip
+
+
+def unet() -> Any:
+    """A small U-Net, which has convolutions."""
+    return diffusers.UNet2DConditionModel(
+        block_out_channels=(32, 64), layers_per_block=2, sample_size=16, in_channels=4,
+        out_channels=4, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), cross_attention_dim=32,
+        norm_num_groups=8,
+    )  # fmt: skip
+
+
+def wan() -> Any:
+    """A small transformer of Wan, which diffusers keeps in F32 in parts."""
+    return diffusers.WanTransformer3DModel(
+        num_attention_heads=4, attention_head_dim=32, in_channels=4, out_channels=4, text_dim=64,
+        freq_dim=32, ffn_dim=512, num_layers=6, rope_max_seq_len=32,
+    )  # fmt: skip
+
+
+#: What is shown to these, by name; floats are BF16.
+_SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "flux": {
+        "hidden_states": (1, 16, 4),
+        "encoder_hidden_states": (1, 8, 64),
+        "pooled_projections": (1, 32),
+    },
+    "sd3": {
+        "hidden_states": (1, 4, 16, 16),
+        "encoder_hidden_states": (1, 8, 64),
+        "pooled_projections": (1, 32),
+    },
+    "unet": {"sample": (1, 4, 16, 16), "encoder_hidden_states": (1, 8, 32)},
+    "wan": {"hidden_states": (1, 4, 2, 8, 8), "encoder_hidden_states": (1, 8, 64)},
+}
+
+
+def inputs(kind: str) -> dict[str, Any]:
+    """What a step of denoising is given."""
+    generator = torch.Generator().manual_seed(1)
+    made = {
+        name: torch.randn(shape, generator=generator).bfloat16()
+        for name, shape in _SHAPES[kind].items()
+    }
+    if kind == "flux":
+        made |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(8, 3)}
+    step = [0.5] if kind in ("flux", "sd3") else [3]
+    timestep = torch.tensor(step)
+    return {**made, "timestep": timestep.bfloat16() if timestep.is_floating_point() else timestep}

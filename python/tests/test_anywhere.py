@@ -4,47 +4,25 @@ offloading.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from models import Folders, load
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from models import causal  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
 Pair = tuple[Any, Any]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("anywhere")
-
-
 @pytest.fixture
-def pair(root: Path) -> Pair:
+def pair(folders: Folders) -> Pair:
     """The BF16 model and the compressed one."""
-    return load(root, "llama")
-
-
-def load(root: Path, name: str, **options: Any) -> Pair:
-    bf16, folder = root / name / "bf16", root / name / "df11"
-    if not folder.exists():
-        causal(name, bf16)
-        df11.compress(bf16, folder, progress=False)
-    kind = transformers.AutoModelForCausalLM
-    models = [kind.from_pretrained(path, device_map="cpu", **options) for path in (bf16, folder)]
-    return models[0].requires_grad_(False), models[1]
+    return folders.pair("llama")
 
 
 def prompt() -> Any:
@@ -117,6 +95,7 @@ def test_resized_embeddings(pair: Pair, tmp_path: Path) -> None:
 
 # ---- adapters ----
 
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
 LORA = {"target_modules": ["q_proj", "v_proj", "up_proj"], "r": 4, "lora_alpha": 8}
 
 
@@ -150,22 +129,24 @@ def test_adapters_compute_and_train(pair: Pair, options: dict[str, Any]) -> None
     assert isinstance(base, CompressedTensor) and base.grad is None
 
 
-def test_an_adapter_is_saved_and_loaded(pair: Pair, root: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_saved_and_loaded(pair: Pair, folders: Folders, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = adapted(pair[1])
     expected = model(prompt()).logits
     model.save_pretrained(tmp_path / "adapter")
     assert {file.name for file in (tmp_path / "adapter").iterdir()} >= {"adapter_model.safetensors"}
-    again = peft.PeftModel.from_pretrained(load(root, "llama")[1], tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(load(folders.df11("llama")), tmp_path / "adapter")
     assert torch.equal(again(prompt()).logits, expected)
 
 
-def test_an_adapter_is_not_merged_in_place(pair: Pair) -> None:
+def test_decoded_weights_have_their_own_names(pair: Pair) -> None:
+    """What an adapter wraps has no name of the wrapper's; adapters have theirs."""
+    names = pair[0].state_dict().keys()
     model = adapted(pair[1])
-    expected = model(prompt()).logits
-    with pytest.raises(RuntimeError, match="a compressed tensor"):
-        model.merge_adapter()
-    assert torch.equal(model(prompt()).logits, expected)
+    assert df11.report(model, verify=True).verified
+    state = df11.state_dict(model.get_base_model())
+    assert names <= state.keys() and all(".lora_" in name for name in state.keys() - names)
+    assert torch.equal(state[WEIGHT], pair[0].get_parameter(WEIGHT))
 
 
 def test_an_adapter_is_merged_into_a_decoded_copy(pair: Pair) -> None:
@@ -174,10 +155,12 @@ def test_an_adapter_is_merged_into_a_decoded_copy(pair: Pair) -> None:
     with pytest.warns(UserWarning, match="ordinary"):
         model.merge_adapter(safe_merge=True)
     assert torch.equal(model(prompt()).logits, original(prompt()).logits)
+    with pytest.raises(df11.CorruptError, match=WEIGHT):
+        df11.report(model, verify=True)
 
 
 @pytest.mark.parametrize("kind", ["pissa", "olora"])
-def test_an_adapter_that_changes_its_base(root: Path, pair: Pair, kind: str) -> None:
+def test_an_adapter_that_changes_its_base(folders: Folders, pair: Pair, kind: str) -> None:
     """What it takes out of the base weight is taken out of a decoded copy, and no other weight."""
     with pytest.warns(UserWarning, match="ordinary"):
         model = adapted(pair[1], init_lora_weights=kind)
@@ -186,7 +169,7 @@ def test_an_adapter_that_changes_its_base(root: Path, pair: Pair, kind: str) -> 
     layer = model.base_model.model.model.layers[1]
     assert not isinstance(layer.self_attn.q_proj.base_layer.weight, CompressedTensor)
     assert isinstance(layer.self_attn.o_proj.weight, CompressedTensor)
-    again = load(root, "llama")[1]
+    again = load(folders.df11("llama"))
     assert df11.report(again, verify=True).verified
 
 
@@ -233,75 +216,3 @@ def test_a_model_that_waits_on_the_host(pair: Pair) -> None:
         hook.offload()
         assert isinstance(model.lm_head.weight, CompressedTensor)
         assert model.lm_head.weight.device.type == "cpu"
-
-
-# ---- diffusers ----
-
-
-def flux() -> Any:
-    diffusers = pytest.importorskip("diffusers")
-    return diffusers.FluxTransformer2DModel(
-        patch_size=1, in_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=32,
-        num_attention_heads=4, joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8,
-        12, 12],
-    )  # fmt: skip
-
-
-def flux_inputs() -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(1)
-    shapes = {
-        "hidden_states": (1, 16, 4),
-        "encoder_hidden_states": (1, 8, 64),
-        "pooled_projections": (1, 32),
-    }
-    made = {
-        name: torch.randn(shape, generator=generator).to(torch.bfloat16)
-        for name, shape in shapes.items()
-    }
-    made["timestep"] = torch.tensor([0.5], dtype=torch.bfloat16)
-    return {**made, "img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(8, 3)}
-
-
-@pytest.fixture(scope="module")
-def transformer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    folder = tmp_path_factory.mktemp("flux")
-    torch.manual_seed(2)
-    original = flux().to(torch.bfloat16).eval().requires_grad_(False)
-    original.save_pretrained(folder / "bf16")
-    df11.compress(folder / "bf16", folder / "df11", progress=False)
-    return original, folder / "df11"
-
-
-@torch.no_grad()
-def test_fused_projections(transformer: tuple[Any, Path]) -> None:
-    """diffusers stacks the weights of three projections into a new one."""
-    original, folder = transformer
-    original, model = copy.deepcopy(original), df11.attach(flux(), folder, device="cpu")
-    plain = original(**flux_inputs()).sample
-    for each in (original, model):
-        each.fuse_qkv_projections()
-    assert torch.equal(model(**flux_inputs()).sample, original(**flux_inputs()).sample)
-    model.unfuse_qkv_projections()
-    assert torch.equal(model(**flux_inputs()).sample, plain)
-
-
-def test_an_adapter_of_diffusers(transformer: tuple[Any, Path], tmp_path: Path) -> None:
-    """It is read by code that looks at all of `state_dict()`."""
-    diffusers = pytest.importorskip("diffusers")
-    peft = pytest.importorskip("peft")
-    original, folder = transformer
-    source = copy.deepcopy(original)
-    source.add_adapter(
-        peft.LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False)
-    )
-    layers = peft.get_peft_model_state_dict(source)
-    diffusers.FluxPipeline.save_lora_weights(tmp_path, transformer_lora_layers=layers)
-    answers = []
-    for each in (copy.deepcopy(original), df11.attach(flux(), folder, device="cpu")):
-        state, alphas = diffusers.FluxPipeline.lora_state_dict(tmp_path, return_alphas=True)
-        diffusers.FluxPipeline.load_lora_into_transformer(state, alphas, each)
-        with torch.no_grad():
-            answers.append(each(**flux_inputs()).sample)
-    with torch.no_grad():
-        assert not torch.equal(answers[0], original(**flux_inputs()).sample)
-    assert torch.equal(*answers)

@@ -11,19 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from conftest import run
+from models import SMALL, Folders, compressed, equal, greedy, load, same_weights, seeded
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from models import SMALL, causal, greedy, seeded  # noqa: E402
-
-import df11  # noqa: E402
-from df11 import _online  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11 import _online
+from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
@@ -31,23 +26,17 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPT = torch.arange(1, 28).reshape(3, 9)
 
 
-def load(folder: Path, device: str = "cpu", **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)
-
-
 def online(folder: Path, device: str = "cpu", **options: Any) -> Any:
     return load(folder, device, quantization_config=df11.Config(**options))
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def several(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model of several files, and what `df11 compress` makes of it."""
     root = tmp_path_factory.mktemp("online")
-    model = load(causal("llama-tied", root / "one"))
-    model.save_pretrained(root / "bf16", max_shard_size="400KB")
+    load(folders.bf16("llama-tied")).save_pretrained(root / "bf16", max_shard_size="400KB")
     assert len(list((root / "bf16").glob("*.safetensors"))) > 2
-    df11.compress(root / "bf16", root / "df11", progress=False)
-    return root / "bf16", root / "df11"
+    return root / "bf16", compressed(root / "bf16", root / "df11")
 
 
 def containers(folder: Path) -> dict[str, bytes]:
@@ -55,52 +44,48 @@ def containers(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_bits_are_those_of_the_model(folders: tuple[Path, Path], device: str) -> None:
-    original, model = load(folders[0], device), online(folders[0], device)
+def test_bits_are_those_of_the_model(several: tuple[Path, Path], device: str) -> None:
+    original, model = load(several[0], device), online(several[0], device)
     assert isinstance(model.model.layers[0].mlp.up_proj.weight, CompressedTensor)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    expected, found = greedy(original, PROMPT, 4), greedy(model, PROMPT, 4)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-    state = df11.state_dict(model)
-    assert all(
-        torch.equal(state[name], value.cpu()) for name, value in original.state_dict().items()
-    )
+    assert equal(greedy(model, PROMPT, 4), greedy(original, PROMPT, 4))
+    assert same_weights(model, original)
     assert df11.report(model, verify=True).verified
-    assert df11.report(model).ratio == df11.report(load(folders[1], device)).ratio
+    assert df11.report(model).ratio == df11.report(load(several[1], device)).ratio
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt2"])
-def test_what_transformers_stacks_and_turns(name: str, tmp_path: Path) -> None:
-    original, model = load(causal(name, tmp_path / "bf16")), online(tmp_path / "bf16")
+def test_what_transformers_stacks_and_turns(folders: Folders, name: str) -> None:
+    original, model = load(folders.bf16(name)), online(folders.bf16(name))
     assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
     assert df11.report(model, verify=True).verified
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_saved_it_is_the_compressed_folder(
-    folders: tuple[Path, Path], device: str, tmp_path: Path
+    several: tuple[Path, Path], device: str, tmp_path: Path
 ) -> None:
-    model = online(folders[0], device)
+    model = online(several[0], device)
     model.save_pretrained(tmp_path / "saved")
-    assert containers(tmp_path / "saved") == containers(folders[1])
+    assert containers(tmp_path / "saved") == containers(several[1])
     config = (tmp_path / "saved/config.json").read_text()
     assert json.loads(config)["quantization_config"] == {"quant_method": "df11"}
     assert not list((tmp_path / "saved").glob("*.safetensors"))
-    assert torch.equal(load(tmp_path / "saved")(PROMPT).logits, load(folders[0])(PROMPT).logits)
+    assert torch.equal(load(tmp_path / "saved")(PROMPT).logits, load(several[0])(PROMPT).logits)
 
 
-def test_options_are_those_of_compressed_folders(folders: tuple[Path, Path]) -> None:
-    model = online(folders[0], mode="fused")
+def test_options_are_those_of_compressed_folders(several: tuple[Path, Path]) -> None:
+    model = online(several[0], mode="fused")
     assert df11.report(model).modes == ["fused"]
-    by_dict = load(folders[0], quantization_config={"quant_method": "df11", "mode": "fused"})
+    by_dict = load(several[0], quantization_config={"quant_method": "df11", "mode": "fused"})
     assert df11.report(by_dict).modes == ["fused"]
     with pytest.warns(UserWarning, match="take their full size"):
-        wide = load(folders[0], quantization_config=df11.Config(), dtype=torch.float32)
+        wide = load(several[0], quantization_config=df11.Config(), dtype=torch.float32)
     assert {value.dtype for value in wide.parameters()} == {torch.float32}
 
 
-def test_copies_and_pickles(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    model = online(folders[0])
+def test_copies_and_pickles(several: tuple[Path, Path], tmp_path: Path) -> None:
+    model = online(several[0])
     expected = model(PROMPT).logits
     copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     del model
@@ -108,42 +93,40 @@ def test_copies_and_pickles(folders: tuple[Path, Path], tmp_path: Path) -> None:
         assert torch.equal(other(PROMPT).logits, expected)
         assert df11.report(other, verify=True).verified
         other.save_pretrained(tmp_path / "again")
-        assert containers(tmp_path / "again") == containers(folders[1])
+        assert containers(tmp_path / "again") == containers(several[1])
 
 
 def test_an_original_that_has_changed_is_refused(
-    folders: tuple[Path, Path], tmp_path: Path
+    folders: Folders, several: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Of a pickled model the containers are made again, which need the same files."""
-    shutil.copytree(folders[0], tmp_path / "bf16")
+    shutil.copytree(several[0], tmp_path / "bf16")
     model = pickle.loads(pickle.dumps(online(tmp_path / "bf16")))
-    causal("llama", tmp_path / "other")
     shutil.rmtree(tmp_path / "bf16")
-    (tmp_path / "other").rename(tmp_path / "bf16")
+    shutil.copytree(folders.bf16("llama"), tmp_path / "bf16")
     with pytest.raises(ValueError, match="other weights than when the model was loaded"):
         model.save_pretrained(tmp_path / "saved")
 
 
 def test_nothing_is_left_in_folders(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    several: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_online, "PLACES", [tmp_path])
-    before = containers(folders[0])
-    model = online(folders[0])
+    before = containers(several[0])
+    model = online(several[0])
     assert not list(tmp_path.rglob("*.df11")), "a process that is killed leaves no weights"
     del model
     gc.collect()
     assert not list(tmp_path.iterdir())
-    assert containers(folders[0]) == before == {}
+    assert containers(several[0]) == before == {}
 
 
-def test_memory(tmp_path: Path) -> None:
+def test_memory(folders: Folders, tmp_path: Path) -> None:
     """Host memory: one file and the result, and not the BF16 model beside it."""
     changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 24}
     config = transformers.LlamaConfig(**{**SMALL, **changes, "head_dim": 128}, dtype="bfloat16")
     model = seeded(transformers.LlamaForCausalLM(config))
     model.save_pretrained(tmp_path / "large", max_shard_size="30MB")
-    causal("llama", tmp_path / "small")
     files = [path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors")]
     out = run(
         """
@@ -160,7 +143,7 @@ def test_memory(tmp_path: Path) -> None:
         more = peak() - before
         print(more, df11.report(model).device_bytes)
         """,
-        tmp_path / "small",
+        folders.bf16("llama"),
         tmp_path / "large",
     )
     more, result = map(int, out.splitlines()[-1].split())
@@ -169,54 +152,52 @@ def test_memory(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    several: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = transformers.AutoModelForCausalLM
     torch.save({"a": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
-    shutil.copy(folders[0] / "config.json", tmp_path)
+    shutil.copy(several[0] / "config.json", tmp_path)
     with pytest.raises(ValueError, match=r"pytorch_model\.bin.*save it with save_pretrained"):
         online(tmp_path)
     with pytest.raises(ValueError, match="its options are mode, residence"):
-        load(folders[0], quantization_config={"quant_method": "df11", "bits": 4})
+        load(several[0], quantization_config={"quant_method": "df11", "bits": 4})
     with pytest.raises(ValueError, match="but you are passing a Config config"):
-        config = transformers.AutoConfig.from_pretrained(folders[0])
+        config = transformers.AutoConfig.from_pretrained(several[0])
         config.quantization_config = {"quant_method": "fp8"}
-        kind.from_pretrained(folders[0], config=config, quantization_config=df11.Config())
+        kind.from_pretrained(several[0], config=config, quantization_config=df11.Config())
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda *_: 2)
     with pytest.raises(ValueError, match=r"df11 compress .* -o FOLDER"):
-        online(folders[0])
+        online(several[0])
     monkeypatch.undo()
     monkeypatch.setattr(_online, "_free", lambda place: 1000)
     with pytest.raises(OSError, match="TMPDIR"):
-        online(folders[0])
+        online(several[0])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("residence", ["stored", "fast"])
 @pytest.mark.parametrize("options", [{"device_map": "cuda"}, {"device_map": "auto"}, {}])
 def test_a_gpu_compresses_by_itself(
-    folders: tuple[Path, Path], options: dict[str, Any], residence: str, tmp_path: Path
+    several: tuple[Path, Path], options: dict[str, Any], residence: str, tmp_path: Path
 ) -> None:
     """Without containers, which are made when they are asked for."""
     config = df11.Config(residence=residence)
     kind = transformers.AutoModelForCausalLM
-    model = kind.from_pretrained(folders[0], quantization_config=config, **options)
+    model = kind.from_pretrained(several[0], quantization_config=config, **options)
     assert not model.__dict__["_df11"].is_open
-    original = load(folders[0], "cuda")
-    expected, found = greedy(original, PROMPT, 4), greedy(model, PROMPT, 4)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    original = load(several[0], "cuda")
+    assert equal(greedy(model, PROMPT, 4), greedy(original, PROMPT, 4))
     report = df11.report(model, verify=True)
     assert report.verified and report.verified_by == "sums of bits"
     assert report.residences["model.layers.0.mlp.up_proj.weight"] == residence
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {"cuda"}
     assert not any(value.requires_grad for value in model.parameters())
-    state = df11.state_dict(model)
-    assert all(torch.equal(state[name], v.cpu()) for name, v in original.state_dict().items())
+    assert same_weights(model, original)
     for each in (model, pickle.loads(pickle.dumps(model))):
         each.save_pretrained(tmp_path / "saved")
-        assert containers(tmp_path / "saved") == containers(folders[1])
+        assert containers(tmp_path / "saved") == containers(several[1])
 
 
 @pytest.fixture
@@ -228,27 +209,27 @@ def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device_map": "auto"}, {}])
 @pytest.mark.usefixtures("by_pytorch")
 def test_a_device_compresses_by_itself(
-    folders: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
+    several: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
 ) -> None:
     kind = transformers.AutoModelForCausalLM
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("df11._quantizer.Made", None)
-        model = kind.from_pretrained(folders[0], quantization_config=df11.Config(), **options)
+        model = kind.from_pretrained(several[0], quantization_config=df11.Config(), **options)
     assert not model.__dict__["_df11"].is_open
-    expected = greedy(load(folders[0]), PROMPT, 4)
-    found = greedy(model, PROMPT, 4)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-    report, other = df11.report(model, verify=True), df11.report(load(folders[1]))
+    assert equal(greedy(model, PROMPT, 4), greedy(load(several[0]), PROMPT, 4))
+    report, other = df11.report(model, verify=True), df11.report(load(several[1]))
     assert report.verified and report.verified_by == "sums of bits"
     assert (report.residences, report.device_bytes) == (other.residences, other.device_bytes)
     model.save_pretrained(tmp_path / "saved")
-    assert containers(tmp_path / "saved") == containers(folders[1])
+    assert containers(tmp_path / "saved") == containers(several[1])
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt2"])
 @pytest.mark.usefixtures("by_pytorch")
-def test_a_device_compresses_what_transformers_stacks_and_turns(name: str, tmp_path: Path) -> None:
-    original, model = load(causal(name, tmp_path / "bf16")), online(tmp_path / "bf16")
+def test_a_device_compresses_what_transformers_stacks_and_turns(
+    folders: Folders, name: str
+) -> None:
+    original, model = load(folders.bf16(name)), online(folders.bf16(name))
     assert model.__dict__["_df11"].is_packed
     assert any(isinstance(value, CompressedTensor) for value in model.parameters())
     assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)

@@ -11,17 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import diffusers
+import peft
 import pytest
+import torch
+import transformers
+from models import compressed, same_weights
+from pipelines import DTYPES, WITHOUT, answers, flux, image, inputs, save
 
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
-from pipelines import DTYPES, WITHOUT, answers, image, save  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
+import df11
+from df11._tensor import CompressedTensor
 
 diffusers.utils.logging.set_verbosity_error()
 diffusers.utils.logging.disable_progress_bar()
@@ -113,8 +112,7 @@ def test_a_component_by_itself(folders: tuple[Path, Path], place: str, tmp_path:
         folders[1], subfolder=place, torch_dtype=dtype, output_loading_info=True
     )
     assert not any(info.values())
-    state = df11.state_dict(model)
-    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    assert same_weights(model, original)
     assert not model.training
     model.save_pretrained(tmp_path / "saved")
     for path in (folders[1] / place).glob("*.df11"):
@@ -122,8 +120,7 @@ def test_a_component_by_itself(folders: tuple[Path, Path], place: str, tmp_path:
     config = json.loads((tmp_path / "saved/config.json").read_text())
     assert config["quantization_config"] == {"quant_method": "df11"}
     again = kind.from_pretrained(tmp_path / "saved", torch_dtype=dtype)
-    state = df11.state_dict(again)
-    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    assert same_weights(again, original)
 
 
 def test_a_component_of_several_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -135,8 +132,7 @@ def test_a_component_of_several_files(folders: tuple[Path, Path], tmp_path: Path
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
     model = kind.from_pretrained(tmp_path / "df11", **options)
     assert isinstance(model.transformer_blocks[0].attn.to_q.weight, CompressedTensor)
-    state = df11.state_dict(model)
-    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    assert same_weights(model, original)
 
 
 def test_a_pipeline_is_saved_as_it_was(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -219,6 +215,20 @@ def test_lora(folders: tuple[Path, Path], tmp_path: Path) -> None:
         pipeline.save_pretrained(tmp_path / "saved")
     pipeline.unload_lora_weights()
     assert same(answers(pipeline), plain)
+
+
+@torch.no_grad()
+def test_fused_projections(tmp_path: Path) -> None:
+    """diffusers stacks the weights of three projections into a new one."""
+    original = flux(2).bfloat16().eval()
+    original.save_pretrained(tmp_path / "bf16")
+    model = df11.attach(flux(2), compressed(tmp_path / "bf16", tmp_path / "df11"), device="cpu")
+    plain = original(**inputs("flux")).sample
+    for each in (original, model):
+        each.fuse_qkv_projections()
+    assert torch.equal(model(**inputs("flux")).sample, original(**inputs("flux")).sample)
+    model.unfuse_qkv_projections()
+    assert torch.equal(model(**inputs("flux")).sample, plain)
 
 
 def test_copies(folders: tuple[Path, Path]) -> None:

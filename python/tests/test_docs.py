@@ -2,7 +2,7 @@
 
 Blocks of a page run one after the other in one folder, those of Python in one namespace, on small
 models of the architectures that they name. A block after `<!-- not run: REASON -->` is checked for
-its syntax, and run where the reason does not hold. Blocks of Rust are tests of the crate.
+its syntax, and run if the reason does not hold. Blocks of Rust are tests of the crate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pytest
@@ -184,16 +184,38 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-#: Runs the blocks of Python of a page, which standard input gives, in one namespace.
+#: Runs the blocks of each page in a process of its own and in its folder, those of Python in one
+#: namespace. Pages are forks of one process, which imports the libraries once for all.
 RUNNER = """
-import json, subprocess, sys
-names = {"__name__": "__main__"}
-for where, language, code in json.load(sys.stdin):
-    print("==", where, flush=True)
-    if language == "sh":
-        subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
-    else:
-        exec(compile(code, where, "exec"), names)
+import json, os, subprocess, sys, traceback
+import df11, diffusers, torch, transformers.models.llama.modeling_llama
+
+def run(blocks):
+    names = {"__name__": "__main__"}
+    for where, language, code in blocks:
+        print("==", where, flush=True)
+        if language == "sh":
+            subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
+        else:
+            exec(compile(code, where, "exec"), names)
+
+for folder, blocks in json.load(sys.stdin):
+    if not os.fork():
+        said = os.open(folder + ".said", os.O_CREAT | os.O_WRONLY)
+        os.dup2(said, 1), os.dup2(said, 2)
+        status = 1
+        try:
+            os.chdir(folder)
+            run(blocks)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    with open(folder + ".status", "w") as file:
+        file.write(str(status))
 """
 
 
@@ -208,9 +230,9 @@ def wanted(block: Block) -> bool:
     return block.reason is None
 
 
-def environment(folder: Path, models: Path) -> dict[str, str]:
+def environment(root: Path, models: Path) -> dict[str, str]:
     """With the command `df11` of this package, and without the network."""
-    command = folder / "bin/df11"
+    command = root / "bin/df11"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m df11 "$@"\n')
     command.chmod(0o755)
@@ -223,21 +245,31 @@ def environment(folder: Path, models: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs(page: Path, models: Path, tmp_path: Path) -> None:
-    runs: list[Any] = [(str(one), one.language, one.code) for one in blocks(page) if wanted(one)]
-    if not runs:
-        pytest.skip("no code to run")
-    folder = tmp_path / "here"
-    shutil.copytree(models, folder, ignore=shutil.ignore_patterns("cache"))
-    done = subprocess.run(
+@pytest.fixture(scope="module")
+def pages(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
+    """By page the folder in which its code has run."""
+    root = tmp_path_factory.mktemp("pages")
+    jobs, found = [], {}
+    for at, page in enumerate(PAGES):
+        runs = [(str(one), one.language, one.code) for one in blocks(page) if wanted(one)]
+        if runs:
+            found[page] = root / str(at)
+            shutil.copytree(models, found[page], ignore=shutil.ignore_patterns("cache"))
+            jobs.append((str(found[page]), runs))
+    subprocess.run(
         [sys.executable, "-c", RUNNER],
-        input=json.dumps(runs),
-        cwd=folder,
-        env=environment(tmp_path, models),
-        capture_output=True,
+        input=json.dumps(jobs),
+        env=environment(root, models),
         text=True,
         timeout=900,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path, pages: dict[Path, Path]) -> None:
+    if page not in pages:
+        pytest.skip("no code to run")
+    said = pages[page].with_suffix(".said").read_text(encoding="utf-8")
+    assert pages[page].with_suffix(".status").read_text() == "0", said

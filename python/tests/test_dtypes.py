@@ -13,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
+import torch
+import transformers
+from models import Folders, load, same_weights
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch")
-
-from models import causal  # noqa: E402
-
-import df11  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
@@ -77,25 +72,12 @@ def with_dtypes(folder: Path, out: Path, kind: Any, said: dict[str, str]) -> Pat
     return out
 
 
-@pytest.fixture(scope="module")
-def bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return causal("llama", tmp_path_factory.mktemp("dtypes") / "bf16")
-
-
-def load(folder: Path, **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map="cpu", **options)
-
-
 def check_same(original: Any, compressed: Any) -> None:
-    expected, found = original.state_dict(), df11.state_dict(compressed)
-    assert found.keys() == expected.keys()
-    assert {name: value.dtype for name, value in found.items()} == {
-        n: v.dtype for n, v in expected.items()
-    }
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert {n: p.dtype for n, p in compressed.named_parameters()} == {
-        n: p.dtype for n, p in original.named_parameters()
-    }
+    assert same_weights(compressed, original)
+    state = df11.state_dict(compressed)
+    assert all(state[name].dtype == value.dtype for name, value in original.state_dict().items())
+    kinds = {name: value.dtype for name, value in original.named_parameters()}
+    assert {name: value.dtype for name, value in compressed.named_parameters()} == kinds
     assert compressed.dtype == original.dtype
     assert compressed.config.dtype == original.config.dtype
     tokens = torch.arange(1, 40).reshape(1, -1)
@@ -106,13 +88,13 @@ def check_same(original: Any, compressed: Any) -> None:
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("stored", STORED)
 def test_dtypes_are_those_of_safetensors(
-    bf16: Path, stored: str, said: str, tmp_path: Path
+    folders: Folders, stored: str, said: str, tmp_path: Path
 ) -> None:
-    check_all(bf16, stored, said, tmp_path)
+    check_all(folders.bf16("llama"), stored, said, tmp_path)
 
 
-def test_dtypes_of_fused_parameters(tmp_path: Path) -> None:
-    check_all(causal("mixtral", tmp_path / "bf16"), "mixed-f32-first", "nothing", tmp_path)
+def test_dtypes_of_fused_parameters(folders: Folders, tmp_path: Path) -> None:
+    check_all(folders.bf16("mixtral"), "mixed-f32-first", "nothing", tmp_path)
 
 
 def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
@@ -134,10 +116,11 @@ def check_all(bf16: Path, stored: str, said: str, tmp_path: Path) -> None:
         assert ("full size" in said_so) == widens, asked
 
 
-def test_the_first_of_several_files_says_the_dtype(bf16: Path, tmp_path: Path) -> None:
-    """As with safetensors, where a config says none: of the first file, and there of the first
+def test_the_first_of_several_files_says_the_dtype(folders: Folders, tmp_path: Path) -> None:
+    """As with safetensors, if a config says none: of the first file, and there of the first
     name.
     """
+    bf16 = folders.bf16("llama")
     said = with_dtypes(bf16, tmp_path / "one", STORED["mixed-f32-first"], {"dtype": "float32"})
     model = load(said)
     model.save_pretrained(tmp_path / "plain", max_shard_size="400KB")
@@ -158,8 +141,8 @@ def test_the_first_of_several_files_says_the_dtype(bf16: Path, tmp_path: Path) -
     check_same(original, compressed)
 
 
-def test_a_subfolder_whose_config_says_no_dtype(bf16: Path, tmp_path: Path) -> None:
-    plain = with_dtypes(bf16, tmp_path / "plain", one(F32), {})
+def test_a_subfolder_whose_config_says_no_dtype(folders: Folders, tmp_path: Path) -> None:
+    plain = with_dtypes(folders.bf16("llama"), tmp_path / "plain", one(F32), {})
     (tmp_path / "parts").mkdir()
     df11.compress(plain, tmp_path / "parts" / "text", progress=False)
     shutil.copytree(plain, tmp_path / "plains" / "text")
@@ -181,8 +164,7 @@ def test_a_trained_model_of_f32(tmp_path: Path) -> None:
         kind.from_pretrained(tmp_path / "df11", device_map="cpu"),
     )
     assert found.dtype == original.dtype == F32
-    state = df11.state_dict(found)
-    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    assert same_weights(found, original)
     tokens = torch.arange(1000, 1040).reshape(1, -1)
     with torch.no_grad():
         assert torch.equal(*(model(tokens).last_hidden_state for model in (original, found)))

@@ -12,39 +12,25 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import accelerate
+import peft
 import pytest
+import torch
+import transformers
 from conftest import ROOT
+from models import Folders, bert_config, compressed, load, seeded, sentence_encoder, tokenizer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-accelerate = pytest.importorskip("accelerate")
-
-from models import bert_config, causal, seeded, sentence_encoder, tokenizer  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 TABLE = ROOT / "docs/flows.md"
 PROMPT = torch.arange(1, 28).reshape(3, 9)
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("flows")
-    causal("llama", root / "bf16")
-    tokenizer().save_pretrained(root / "bf16")
-    df11.compress(root / "bf16", root / "df11", progress=False)
-    return root / "bf16", root / "df11"
-
-
-def load(folder: Path, **options: Any) -> Any:
-    options = {"device_map": "cpu", **options}
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+@pytest.fixture(scope="module", name="both")
+def folders_of_llama(folders: Folders) -> tuple[Path, Path]:
+    return folders.worded("llama")
 
 
 # ---- the table ----
@@ -63,40 +49,40 @@ def test_each_row_of_the_table_names_a_test() -> None:
 # ---- transformers ----
 
 
-def test_pipelines_of_text(folders: tuple[Path, Path]) -> None:
+def test_pipelines_of_text(both: tuple[Path, Path]) -> None:
     answers = [
         transformers.pipeline("text-generation", model=str(folder), device_map="cpu")(
             "Small models of", max_new_tokens=6, do_sample=False
         )
-        for folder in folders
+        for folder in both
     ]
     assert answers[0] == answers[1]
-    model, words = load(folders[1]), transformers.AutoTokenizer.from_pretrained(folders[1])
+    model, words = load(both[1]), transformers.AutoTokenizer.from_pretrained(both[1])
     features = transformers.pipeline("feature-extraction", model=model, tokenizer=words)
-    expected = transformers.pipeline("feature-extraction", model=load(folders[0]), tokenizer=words)
+    expected = transformers.pipeline("feature-extraction", model=load(both[0]), tokenizer=words)
     assert features("Small models") == expected("Small models")
 
 
-def test_an_assistant_drafts(folders: tuple[Path, Path]) -> None:
+def test_an_assistant_drafts(both: tuple[Path, Path]) -> None:
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
     options["attention_mask"] = torch.ones_like(PROMPT[:1])
-    expected = load(folders[0]).generate(PROMPT[:1], **options)
-    model = load(folders[1])
-    found = model.generate(PROMPT[:1], assistant_model=load(folders[1]), **options)
+    expected = load(both[0]).generate(PROMPT[:1], **options)
+    model = load(both[1])
+    found = model.generate(PROMPT[:1], assistant_model=load(both[1]), **options)
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_ways_of_attention(folders: tuple[Path, Path], attention: str) -> None:
+def test_ways_of_attention(both: tuple[Path, Path], attention: str) -> None:
     found, expected = (
         load(folder, attn_implementation=attention).requires_grad_(False)(PROMPT).logits
-        for folder in folders
+        for folder in both
     )
     assert torch.equal(found, expected)
 
 
-def test_training_all_weights_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    model = load(folders[1])
+def test_training_all_weights_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
+    model = load(both[1])
     options = transformers.TrainingArguments(output_dir=tmp_path, report_to=[], use_cpu=True)
     with pytest.raises(ValueError, match="attach trainable adapters"):
         transformers.Trainer(model, options, train_dataset=[])
@@ -104,13 +90,13 @@ def test_training_all_weights_is_refused(folders: tuple[Path, Path], tmp_path: P
         model.get_parameter(WEIGHT).requires_grad_()
 
 
-def test_evaluation_by_the_trainer(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_evaluation_by_the_trainer(both: tuple[Path, Path], tmp_path: Path) -> None:
     options = transformers.TrainingArguments(
         output_dir=tmp_path, report_to=[], use_cpu=True, per_device_eval_batch_size=2
     )
     examples = [{"input_ids": row, "labels": row} for row in PROMPT]
     losses = []
-    for folder in folders:
+    for folder in both:
         model = peft.get_peft_model(
             load(folder).requires_grad_(False), peft.LoraConfig(target_modules=["q_proj"])
         )
@@ -118,19 +104,19 @@ def test_evaluation_by_the_trainer(folders: tuple[Path, Path], tmp_path: Path) -
     assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
 
 
-def test_another_quantization_is_refused(folders: tuple[Path, Path]) -> None:
+def test_another_quantization_is_refused(both: tuple[Path, Path]) -> None:
     class Other(transformers.BitsAndBytesConfig):
         def post_init(self) -> None:
             """Without the package."""
 
     with pytest.raises(ValueError, match="is quantized with Config but you are passing a Other"):
-        load(folders[1], quantization_config=Other(load_in_8bit=True))
+        load(both[1], quantization_config=Other(load_in_8bit=True))
 
 
-def test_half_and_float(folders: tuple[Path, Path]) -> None:
+def test_half_and_float(both: tuple[Path, Path]) -> None:
     """As any module: ordinary weights of full size from then on, which a warning says."""
     for change, dtype in (("half", torch.float16), ("float", torch.float32)):
-        model, original = load(folders[1]), load(folders[0])
+        model, original = load(both[1]), load(both[0])
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
@@ -162,26 +148,26 @@ def adapter(folder: Path, place: Path, **options: Any) -> Path:
     return place
 
 
-def test_adapters_by_their_own_folder(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_adapters_by_their_own_folder(both: tuple[Path, Path], tmp_path: Path) -> None:
     """`AutoPeftModel` finds the compressed base by the name in the adapter."""
     torch.manual_seed(4)
-    place = adapter(folders[1], tmp_path / "adapter")
+    place = adapter(both[1], tmp_path / "adapter")
     model = peft.AutoPeftModelForCausalLM.from_pretrained(place, device_map="cpu")
-    expected = peft.PeftModel.from_pretrained(load(folders[0]), place)
+    expected = peft.PeftModel.from_pretrained(load(both[0]), place)
     assert isinstance(model.get_parameter(f"base_model.model.{BASE}"), CompressedTensor)
     with torch.no_grad():
         assert torch.equal(model(PROMPT).logits, expected(PROMPT).logits)
         with model.disable_adapter():
-            assert torch.equal(model(PROMPT).logits, load(folders[0])(PROMPT).logits)
+            assert torch.equal(model(PROMPT).logits, load(both[0])(PROMPT).logits)
 
 
 BASE = WEIGHT.replace("up_proj", "up_proj.base_layer")
 
 
-def test_adapters_by_transformers(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_adapters_by_transformers(both: tuple[Path, Path], tmp_path: Path) -> None:
     torch.manual_seed(4)
-    places = [adapter(folders[0], tmp_path / name) for name in ("one", "two")]
-    models = [load(folder).requires_grad_(False) for folder in folders]
+    places = [adapter(both[0], tmp_path / name) for name in ("one", "two")]
+    models = [load(folder).requires_grad_(False) for folder in both]
     for model in models:
         for place in places:
             model.load_adapter(str(place), adapter_name=place.name)
@@ -204,9 +190,9 @@ def test_adapters_by_transformers(folders: tuple[Path, Path], tmp_path: Path) ->
     ],
     ids=["ia3", "prefix", "loha"],
 )
-def test_other_adapters_train(folders: tuple[Path, Path], options: Any) -> None:
+def test_other_adapters_train(both: tuple[Path, Path], options: Any) -> None:
     grads = []
-    for folder in folders:
+    for folder in both:
         torch.manual_seed(6)
         model = peft.get_peft_model(load(folder).requires_grad_(False), options)
         model(input_ids=PROMPT, labels=PROMPT).loss.backward()
@@ -215,9 +201,9 @@ def test_other_adapters_train(folders: tuple[Path, Path], options: Any) -> None:
     assert all(torch.equal(grads[1][name], grad) for name, grad in grads[0].items())
 
 
-def test_preparing_for_few_bits_decodes_all(folders: tuple[Path, Path]) -> None:
+def test_preparing_for_few_bits_decodes_all(both: tuple[Path, Path]) -> None:
     """PEFT makes F32 of all weights that it does not know as quantized, which a warning says."""
-    model, original = load(folders[1]), load(folders[0])
+    model, original = load(both[1]), load(both[0])
     with pytest.warns(UserWarning, match="all of its memory"):
         peft.prepare_model_for_kbit_training(model)
     peft.prepare_model_for_kbit_training(original)
@@ -225,10 +211,8 @@ def test_preparing_for_few_bits_decodes_all(folders: tuple[Path, Path]) -> None:
     assert torch.equal(model.get_parameter(WEIGHT), original.get_parameter(WEIGHT))
 
 
-def test_merging_in_place_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    model = peft.PeftModel.from_pretrained(
-        load(folders[1]), adapter(folders[1], tmp_path / "adapter")
-    )
+def test_merging_in_place_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
+    model = peft.PeftModel.from_pretrained(load(both[1]), adapter(both[1], tmp_path / "adapter"))
     for merge in (model.merge_and_unload, model.merge_adapter):
         with pytest.raises(RuntimeError, match=r"df11\.merge_adapter"):
             merge()
@@ -237,9 +221,9 @@ def test_merging_in_place_is_refused(folders: tuple[Path, Path], tmp_path: Path)
 # ---- accelerate ----
 
 
-def test_accelerator_prepares_and_trains(folders: tuple[Path, Path]) -> None:
+def test_accelerator_prepares_and_trains(both: tuple[Path, Path]) -> None:
     losses = []
-    for folder in folders:
+    for folder in both:
         torch.manual_seed(6)
         accelerator = accelerate.Accelerator(cpu=True)
         model = peft.get_peft_model(
@@ -261,9 +245,9 @@ def test_accelerator_prepares_and_trains(folders: tuple[Path, Path]) -> None:
     assert losses[:3] == losses[3:] and len(set(losses)) > 1
 
 
-def test_offloading_to_disk_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_offloading_to_disk_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
-        load(folders[1], device_map={"": "disk"}, offload_folder=tmp_path)
+        load(both[1], {"": "disk"}, offload_folder=tmp_path)
 
 
 # ---- sentence-transformers ----
@@ -272,7 +256,7 @@ def test_offloading_to_disk_is_refused(folders: tuple[Path, Path], tmp_path: Pat
 def test_sentence_encoders(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     sentence_encoder(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    compressed(tmp_path / "bf16", tmp_path / "df11")
     found, expected = (
         library.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("df11", "bf16")
     )
@@ -286,7 +270,7 @@ def test_cross_encoders(tmp_path: Path) -> None:
     model = seeded(transformers.BertForSequenceClassification(bert_config(num_labels=1)))
     model.save_pretrained(tmp_path / "bf16")
     tokenizer().save_pretrained(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
+    compressed(tmp_path / "bf16", tmp_path / "df11")
     pairs = [("small", "models"), ("of", "many")]
     scores = [
         library.CrossEncoder(str(tmp_path / name), device="cpu").predict(pairs)
@@ -298,21 +282,21 @@ def test_cross_encoders(tmp_path: Path) -> None:
 # ---- notebooks ----
 
 
-def test_reports_render_in_notebooks(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    shown = df11.report(load(folders[1]))._repr_html_()
+def test_reports_render_in_notebooks(both: tuple[Path, Path], tmp_path: Path) -> None:
+    shown = df11.report(load(both[1]))._repr_html_()
     assert shown.startswith("<table") and shown.endswith("</table>")
     for part in ("active, exact", "weights", " saved", "cpu", "a vector"):
         assert part in shown
-    made = df11.compress(folders[0], tmp_path / "<b>", progress=False)
+    made = df11.compress(both[0], tmp_path / "<b>", progress=False)
     html = made._repr_html_()
     assert f"{made.ratio:.1%}" in html and f"{made.bits_per_weight:.2f}" in html
     odd = df11.report(load(tmp_path / "<b>"))._repr_html_()
     assert "&lt;b&gt;" in odd and "<b>" not in odd
-    assert "inactive" in df11.report(load(folders[0]))._repr_html_()
+    assert "inactive" in df11.report(load(both[0]))._repr_html_()
 
 
 def test_the_bar_of_loading_counts(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, int]] = []
 
@@ -324,7 +308,7 @@ def test_the_bar_of_loading_counts(
             calls.append((-1, -1))
 
     monkeypatch.setattr("df11._progress.watcher", lambda progress: Watcher())
-    load(folders[1])
+    load(both[1])
     done = [count for count, _ in calls[:-1]]
     assert done == sorted(done) and calls[-1] == (-1, -1)
     assert 0 < done[-1] <= calls[-2][1] and len({total for _, total in calls[:-1]}) == 1

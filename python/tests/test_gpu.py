@@ -361,29 +361,3 @@ def test_other_threads_decode_meanwhile(raw: Path, stand_in: Environment) -> Non
         raw,
         **stand_in(),
     )
-
-
-def test_a_call_takes_some_microseconds(raw: Path, stand_in: Environment) -> None:
-    """Timings are no tests: the bound only finds what is wrong by far. `pytest -s` prints them."""
-    out = run(
-        script("""
-        import time
-        tensors = [f"model.layers.{layer}.c" for layer in range(4)]
-        for options in (dict(), dict(streamed=True)):
-            loaded = model.load(**options)
-            pointer, view, keep = output(loaded.largest_block_bytes)
-            all_of_them = [(name, 512 * at) for at, name in enumerate(tensors)]
-            for what in (loaded.program([(tensors[0], 0)]), loaded.program(all_of_them)):
-                best = 1e9
-                for _ in range(20):
-                    start = time.perf_counter()
-                    for _ in range(1000):
-                        what.decode(pointer, 0)
-                    best = min(best, (time.perf_counter() - start) / 1000)
-                print(what, what.is_streamed, f"{best * 1e6:.2f} µs a call")
-                assert best < 1e-3
-        """),
-        raw,
-        **stand_in(),
-    )
-    print(out)

@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
+import torch
+import transformers
+from models import Folders, compressed, load, seeded
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch")
-
-from models import causal, seeded  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
@@ -27,20 +22,12 @@ IMPLEMENTATIONS = ["eager", "batched_mm", "grouped_mm"]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mixtures")
-
-
-def folders(root: Path, name: str) -> tuple[Path, Path]:
-    bf16, folder = root / name / "bf16", root / name / "df11"
-    if not folder.exists():
-        if name == "qwen3-vl-moe":
-            seeded(vision_language_model()).save_pretrained(bf16)
-            transpose_experts(bf16 / "model.safetensors")
-        else:
-            causal(name, bf16)
-        df11.compress(bf16, folder, progress=False)
-    return bf16, folder
+def transposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model whose experts transformers transposes, in BF16 and compressed."""
+    root = tmp_path_factory.mktemp("mixtures")
+    seeded(vision_language_model()).save_pretrained(root / "bf16")
+    transpose_experts(root / "bf16/model.safetensors")
+    return root / "bf16", compressed(root / "bf16", root / "df11")
 
 
 def prompt(rows: int, length: int) -> Any:
@@ -52,19 +39,34 @@ def prompt(rows: int, length: int) -> Any:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 def test_experts_compute_as_in_bf16(
-    root: Path, name: str, implementation: str, device: str
+    folders: Folders, name: str, implementation: str, device: str
 ) -> None:
-    kind = transformers.AutoModelForCausalLM
-    original, model = (
-        kind.from_pretrained(path, device_map=device, experts_implementation=implementation)
-        for path in folders(root, name)
-    )
+    original, model = folders.pair(name, device, experts_implementation=implementation)
     experts = [value for name, value in model.named_parameters() if ".experts." in name]
     assert all(isinstance(value, CompressedTensor) and value.dim() == 3 for value in experts)
     with torch.no_grad():
         for rows, length in [(1, 1), (2, 9)]:
             tokens = prompt(rows, length).to(device)
             assert torch.equal(model(tokens).logits, original(tokens).logits)
+
+
+@torch.no_grad()
+def test_only_routed_experts_are_decoded(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, model = (each.model.layers[0].mlp for each in folders.pair("mixtral"))
+    x, real, decoded = torch.randn(1, 1, 128).bfloat16(), df11._ops.decode, list[int]()
+
+    def counted(arrays: Any, parts: Any, device: Any) -> torch.Tensor:
+        dense = real(arrays, parts, device)
+        decoded.append(dense.numel())
+        return dense
+
+    monkeypatch.setattr(df11._ops, "decode", counted)
+    found = model(x)
+    monkeypatch.undo()
+    assert torch.equal(found, original(x))
+    experts = sum(value.numel() for value in model.experts.parameters())
+    gate = model.gate.weight.numel()
+    assert sum(count for count in decoded if count > gate) == experts // 2  # two of four
 
 
 def transpose_experts(file: Path) -> None:
@@ -111,8 +113,10 @@ def vision_language_model() -> Any:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_experts_that_transformers_transposes(root: Path, implementation: str, device: str) -> None:
-    bf16, folder = folders(root, "qwen3-vl-moe")
+def test_experts_that_transformers_transposes(
+    transposed: tuple[Path, Path], implementation: str, device: str
+) -> None:
+    bf16, folder = transposed
     stored = df11.open(folder)["model.language_model.layers.0.mlp.experts.down_proj"]
     kind = transformers.AutoModelForImageTextToText
     original, model = (
@@ -142,13 +146,11 @@ def test_experts_that_transformers_transposes(root: Path, implementation: str, d
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("residence", ["stored", "fast"])
-def test_fused_experts_wait_for_nothing(root: Path, residence: str) -> None:
+def test_fused_experts_wait_for_nothing(folders: Folders, residence: str) -> None:
     """In the fast layout kernels read the router's choice where it is: CUDA graphs capture them."""
     options = df11.Config(mode="fused", residence=residence)
-    kind = transformers.AutoModelForCausalLM
-    bf16, folder = folders(root, "qwen3-moe")
-    original = kind.from_pretrained(bf16, device_map="cuda")
-    model = kind.from_pretrained(folder, device_map="cuda", quantization_config=options)
+    original = load(folders.bf16("qwen3-moe"), "cuda")
+    model = load(folders.df11("qwen3-moe"), "cuda", quantization_config=options)
     with torch.no_grad():
         for rows, length in [(1, 1), (4, 40)]:
             tokens = prompt(rows, length).cuda()

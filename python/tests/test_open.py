@@ -310,7 +310,7 @@ def test_inspect_tells_all(container: Path) -> None:
     tensors = [tensor for block in told["blocks"] for tensor in block["tensors"]]
     assert sorted(tensor["name"] for tensor in tensors) == sorted(SAMPLE)
     assert all("tensors" not in block for block in df11.inspect(container, tensors=False)["blocks"])
-    # As the command says it, but for what only it knows.
+    # As the command says it, except for what only it knows.
     said = json.loads(
         run(
             "import sys; from df11.__main__ import main; main()",
@@ -330,7 +330,7 @@ def test_inspect_tells_all(container: Path) -> None:
 
 
 def test_decoding_works_after_a_fork(container: Path) -> None:
-    # Data loaders fork; threads stay behind.
+    # Data loaders fork, which leaves threads out.
     if not hasattr(os, "fork"):
         pytest.skip("no fork")
     out = run(

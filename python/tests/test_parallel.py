@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from models import SMALL, config_of, greedy, seeded
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("transformers.distributed.tensor_parallel")
-
-from models import SMALL, config_of, greedy, seeded  # noqa: E402
-
-import df11  # noqa: E402
-from df11 import _plan  # noqa: E402
-from df11._parallel import local  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
+import df11
+from df11 import _plan
+from df11._parallel import local
+from df11._tensor import CompressedTensor
 
 #: All slices begin and end between tiles.
 EVEN = {

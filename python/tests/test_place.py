@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors.torch")
-
-from test_attach import LAYERS, WIDTH, Net, compressed, fill, tokens  # noqa: E402
-
-import df11  # noqa: E402
-from df11 import _load, _plan  # noqa: E402
-from df11._container import Tensors  # noqa: E402
-from df11._names import common, look_up  # noqa: E402
-from df11._parameters import by_name  # noqa: E402
-from df11._place import Placement, resolve  # noqa: E402
+import df11
+from df11 import _load, _plan
+from df11._container import Tensors
+from df11._names import common, look_up
+from df11._parameters import by_name
+from df11._place import Placement, resolve
 
 FORMS: list[_plan.Residence] = ["streamed", "stored", "fast"]
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -35,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def groups(made: dict[str, Any], name: str) -> list[_plan.Group]:
     module, container = made[name]
-    items = _load.known(module, by_name(module, Tensors(container)), container, on_gpu=True)
+    items = _load._known(module, by_name(module, Tensors(container)), container, on_gpu=True)
     return _plan.group(items, container)
 
 
@@ -242,7 +239,7 @@ def test_modules_that_run_on_one_device(made: dict[str, Any]) -> None:
     for at, each in enumerate(found):
         each.device = torch.device("cuda", at)
     module, _ = made["free"]
-    homes = _plan.homes(found, lambda path: _load.is_callable(module.get_submodule(path)))
+    homes = _plan.homes(found, lambda path: _load._is_callable(module.get_submodule(path)))
     assert {f"layers.{at}" for at in range(LAYERS)} <= homes.keys()
     assert not any(name.count(".") > 1 for name in homes)
     assert {"embed", "head", "norm"} <= homes.keys()

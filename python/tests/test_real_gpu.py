@@ -3,11 +3,11 @@ there is none.
 """
 
 import pytest
+import torch
 from conftest import SAMPLE, Tensors, normal, write_safetensors
 
 import df11
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 # Experts of a layer, and rows of a matrix whose rows are not whole 16 bytes.
@@ -139,22 +139,3 @@ def test_the_current_device_stays(model: df11.Model) -> None:
 
 def test_gpus_verify(model: df11.Model) -> None:
     assert model.verify(device="gpu", progress=False) == model.verify(device="cpu", progress=False)
-
-
-def test_a_call_takes_some_microseconds(model: df11.Model) -> None:
-    """Timings are no tests; `pytest -s` prints them."""
-    import time
-
-    for streamed in (False, True):
-        loaded = model.load(streamed=streamed, progress=False)
-        block, stream = loaded.block("model.layers.2"), torch.cuda.current_stream().cuda_stream
-        output = poisoned(block.nbytes)
-        for _ in range(3):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(200):
-                block.decode(output.data_ptr(), stream)
-            seconds = time.perf_counter() - start
-            torch.cuda.synchronize()
-        print(f"{'streamed' if streamed else 'resident'}: {seconds / 200 * 1e6:.1f} µs a call")
-        assert seconds < 1

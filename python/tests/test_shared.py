@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch.nn import functional
-from weights import of_tiles
+from weights import compressed, container_of
 
-import df11
 from df11 import _ops, _shared
 from df11._tensor import CompressedTensor
 
@@ -23,10 +21,8 @@ SIZES = {"q": (256, 512), "k": (128, 512), "v": (384, 512), "o": (512, 256)}
 def weights(tmp_path: Path) -> dict[str, tuple[torch.Tensor, CompressedTensor]]:
     torch.manual_seed(3)
     dense = {name: (torch.randn(size) * 0.02).bfloat16() for name, size in SIZES.items()}
-    save_file(dense, tmp_path / "model.safetensors")
-    df11.compress(tmp_path / "model.safetensors", tmp_path / "model.df11", progress=False)
-    container = df11.open(tmp_path / "model.df11")
-    return {name: (dense[name], of_tiles([container[name].tiles])) for name in SIZES}
+    container = container_of(dense, tmp_path)
+    return {name: (dense[name], compressed(container, name)) for name in SIZES}
 
 
 @pytest.fixture

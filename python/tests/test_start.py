@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, run
@@ -17,17 +18,7 @@ START = ROOT / "python/data/purelib"
 AS_INSTALLED = f"import site; site.addsitedir({str(START)!r})\n"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers")
-    from models import causal
-
-    root = tmp_path_factory.mktemp("start")
-    df11.compress(causal("llama", root / "bf16"), root / "df11", progress=False)
-    return root / "df11"
-
-
-def test_transformers_alone(folder: Path) -> None:
+def test_transformers_alone(folders: Any) -> None:
     out = run(
         AS_INSTALLED
         + """
@@ -36,7 +27,7 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cpu")
 print(type(model.lm_head.weight).__name__)
 """,
-        folder,
+        folders.df11("llama"),
     )
     assert out.splitlines()[-1] == "CompressedTensor"
 
@@ -72,7 +63,6 @@ def test_it_imports_nothing_by_itself() -> None:
 
 def test_a_start_without_df11_goes_on() -> None:
     """As after a removal that left the file."""
-    pytest.importorskip("transformers")
     script = AS_INSTALLED + "import sys; sys.modules['df11'] = None\n"
     script += "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as known\n"
     script += "print('bitsandbytes_8bit' in known)"

@@ -16,7 +16,7 @@ from conftest import run
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from weights import compressed, container_of, of_tiles, same, seeded_weights
+from weights import compressed, container_of, same, seeded_weights
 
 from df11._tensor import CompressedTensor, arrays_of, from_arrays, rebuild
 
@@ -48,12 +48,13 @@ def test_it_decodes_to_the_original_bits(container: Any, name: str) -> None:
 
 
 def test_pieces_are_stacked(container: Any) -> None:
-    tiles = [container[name].tiles for name in "qkv"]
+    pieces = torch.cat([compressed(container, name) for name in "qkv"])
     expected = torch.cat([WEIGHTS[name] for name in "qkv"])
-    assert same(of_tiles(tiles), expected)
-    assert same(of_tiles(tiles, (4, 64, 256)), expected.view(4, 64, 256))
+    assert isinstance(pieces, CompressedTensor) and same(pieces, expected)
+    experts = CompressedTensor(pieces.arrays, pieces.parts, (4, 64, 256))
+    assert same(experts, expected.view(4, 64, 256))
     with pytest.raises(ValueError, match="256 x 256"):
-        of_tiles(tiles, (3, 64, 256))
+        CompressedTensor(pieces.arrays, pieces.parts, (3, 64, 256))
 
 
 # ---- products ----
@@ -610,9 +611,16 @@ def test_compiled_without_a_graph_break(layers: tuple[Layers, Layers], mode: Any
         torch._dynamo.reset()
         exact = torch.compile(ours, fullgraph=True, backend="aot_eager")
         assert same(exact(ids), expected)
-        torch._dynamo.reset()
-        found = torch.compile(ours, fullgraph=True)(ids)
-        assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_compiled_by_inductor(layers: tuple[Layers, Layers]) -> None:
+    """Generated code rounds less often than PyTorch's functions, and not at the same places."""
+    ids = torch.tensor([[1, 5, 127], [0, 0, 64]])
+    ours, plain = layers
+    torch._dynamo.reset()
+    found, expected = torch.compile(ours, fullgraph=True)(ids), plain(ids)
+    assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)
 
 
 def test_compiled_with_gradients(layers: tuple[Layers, Layers]) -> None:

@@ -5,34 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+import torch
+import transformers
+from models import Folders, load, same_weights
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
-from models import causal  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 STEPS = 200
 PROJECTION = "model.layers.0.mlp.down_proj.weight"
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("training")
-    causal("llama", root / "bf16")
-    df11.compress(root / "bf16", root / "df11", progress=False)
-    return root / "bf16", root / "df11"
+@pytest.fixture(scope="module", name="both")
+def folders_of_llama(folders: Folders) -> tuple[Path, Path]:
+    return folders.both("llama")
 
 
 def adapted(folder: Path) -> Any:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map="cpu")
+    model = load(folder)
     torch.manual_seed(5)
     options = peft.LoraConfig(
         r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
@@ -76,9 +68,9 @@ def trained(folder: Path, out: Path) -> tuple[list[float], list[int], dict[str, 
     return losses, recorder.sums, peft.get_peft_model_state_dict(model), model
 
 
-def test_trainer_and_checkpointing(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    expected = trained(folders[0], tmp_path / "bf16")
-    losses, gradients, adapter, model = trained(folders[1], tmp_path / "df11")
+def test_trainer_and_checkpointing(both: tuple[Path, Path], tmp_path: Path) -> None:
+    expected = trained(both[0], tmp_path / "bf16")
+    losses, gradients, adapter, model = trained(both[1], tmp_path / "df11")
     assert len(losses) == STEPS and losses == expected[0] and losses[-1] < losses[0]
     assert len(set(gradients)) == STEPS and gradients == expected[1]
     assert all(torch.equal(adapter[name], value) for name, value in expected[2].items())
@@ -86,9 +78,9 @@ def test_trainer_and_checkpointing(folders: tuple[Path, Path], tmp_path: Path) -
     assert isinstance(weight, CompressedTensor) and weight.grad is None
 
 
-def test_no_decoded_weight_waits_for_backward(folders: tuple[Path, Path]) -> None:
+def test_no_decoded_weight_waits_for_backward(both: tuple[Path, Path]) -> None:
     """What backward reads are compressed arrays: memory of a decoded weight may be used again."""
-    model = adapted(folders[1])
+    model = adapted(both[1])
     weights = [p for p in model.parameters() if isinstance(p, CompressedTensor)]
     shapes = {tuple(weight.shape) for weight in weights}
     shapes |= {shape[::-1] for shape in shapes}
@@ -106,31 +98,27 @@ def test_no_decoded_weight_waits_for_backward(folders: tuple[Path, Path]) -> Non
     assert len(weights) >= 10 and len(compressed) >= 5 and not decoded
 
 
-def test_merged_into_a_new_container(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    model = adapted(folders[1])
+def test_merged_into_a_new_container(both: tuple[Path, Path], tmp_path: Path) -> None:
+    model = adapted(both[1])
     generator = torch.Generator().manual_seed(6)
     for name, value in model.named_parameters():
         if "lora_B" in name:
             value.data.copy_(0.05 * torch.randn(value.shape, generator=generator))
     model.save_pretrained(tmp_path / "adapter")
-    report = df11.merge_adapter(folders[1], tmp_path / "adapter", tmp_path / "merged")
+    report = df11.merge_adapter(both[1], tmp_path / "adapter", tmp_path / "merged")
     assert 0.5 < report.ratio < 0.9
-    kind = transformers.AutoModelForCausalLM
-    base = kind.from_pretrained(folders[0], device_map="cpu")
+    base = load(both[0])
     before = base.get_parameter(PROJECTION).detach().clone()
     expected = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
-    merged = kind.from_pretrained(tmp_path / "merged", device_map="cpu")
+    merged = load(tmp_path / "merged")
     assert isinstance(merged.get_parameter(PROJECTION), CompressedTensor)
-    found, wanted = df11.state_dict(merged), expected.state_dict()
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
-    assert not torch.equal(wanted[PROJECTION], before)
+    assert same_weights(merged, expected)
+    assert not torch.equal(expected.get_parameter(PROJECTION), before)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"adapter", "merged"}, "nothing is left beside the result"
 
 
-def test_an_adapter_of_another_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_adapter_of_another_model(both: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(df11.Error, match=r"adapter_config\.json"):
-        df11.merge_adapter(folders[1], tmp_path, tmp_path / "merged")
+        df11.merge_adapter(both[1], tmp_path, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

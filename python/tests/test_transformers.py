@@ -14,49 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from models import (
+    CAUSAL,
+    Folders,
+    compressed,
+    config_of,
+    equal,
+    greedy,
+    load,
+    same_weights,
+    seeded,
+)
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from models import CAUSAL, causal, config_of, greedy, seeded  # noqa: E402
-
-import df11  # noqa: E402
-from df11._tensor import CompressedTensor  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+import df11
+from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-class Folders:
-    """BF16 and compressed folders of each architecture, made once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def bf16(self, name: str) -> Path:
-        folder = self.root / name / "bf16"
-        return folder if folder.exists() else causal(name, folder)
-
-    def compressed(self, name: str, layout: str | None = None) -> Path:
-        folder = self.root / name / f"df11-{layout}"
-        if not folder.exists():
-            df11.compress(
-                self.bf16(name), folder, progress=False, **({"layout": layout} if layout else {})
-            )
-        return folder
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("models"))
-
-
-def load(folder: Path, device: Any = "cpu", **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=device, **options)
 
 
 def with_options(folder: Path, **options: Any) -> Any:
@@ -71,35 +48,33 @@ def prompt(rows: int = 2, length: int = 37, vocabulary: int = 512) -> Any:
     )
 
 
+def same_steps(original: Any, model: Any, tokens: Any = None, steps: int = 12) -> bool:
+    """Whether greedy steps give the same logits."""
+    tokens = prompt() if tokens is None else tokens
+    return equal(greedy(model, tokens, steps), greedy(original, tokens, steps))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_logits_are_those_of_the_bf16_model(folders: Folders, name: str, device: str) -> None:
-    original = load(folders.bf16(name), device)
-    compressed = load(folders.compressed(name), device)
+    original, model = folders.pair(name, device)
     for rows, length in [(1, 1), (1, 37), (3, 40)]:
-        expected = greedy(original, prompt(rows, length), 8)
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(expected, greedy(compressed, prompt(rows, length), 8), strict=True)
-        )
-    assert df11.report(compressed, verify=True).verified
-    assert compressed.dtype == original.dtype
-    assert compressed.device == original.device
-    assert compressed.num_parameters() == original.num_parameters()
-    assert compressed.get_memory_footprint() <= original.get_memory_footprint()
+        assert same_steps(original, model, prompt(rows, length), 8)
+    assert df11.report(model, verify=True).verified
+    for told in ("dtype", "device"):
+        assert getattr(model, told) == getattr(original, told)
+    assert model.num_parameters() == original.num_parameters()
+    assert model.get_memory_footprint() <= original.get_memory_footprint()
     shapes = {name: (p.shape, p.dtype) for name, p in original.named_parameters()}
-    assert {name: (p.shape, p.dtype) for name, p in compressed.named_parameters()} == shapes
-    assert not any(parameter.requires_grad for parameter in compressed.parameters())
-    buffers = {name: value.cpu() for name, value in original.named_buffers()}
-    assert all(
-        torch.equal(value.cpu(), buffers.pop(name)) for name, value in compressed.named_buffers()
-    )
-    assert not buffers
+    assert {name: (p.shape, p.dtype) for name, p in model.named_parameters()} == shapes
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    found, expected = (dict(each.named_buffers()) for each in (model, original))
+    assert found.keys() == expected.keys() and equal(found.values(), expected.values())
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied", "qwen3-moe", "mixtral", "gpt2"])
 def test_all_matrices_stay_compressed(folders: Folders, name: str) -> None:
-    model = load(folders.compressed(name))
+    model = load(folders.df11(name))
     report = df11.report(model)
     for parameter, value in model.named_parameters():
         # The codes of one of 16 KB take what they save.
@@ -115,20 +90,19 @@ def test_all_matrices_stay_compressed(folders: Folders, name: str) -> None:
 
 
 def test_a_large_vocabulary_stays_compressed(folders: Folders, tmp_path: Path) -> None:
-    original, model = load(folders.bf16("qwen3-wide")), load(folders.compressed("qwen3-wide"))
+    original, model = folders.pair("qwen3-wide")
     assert torch.equal(model(prompt()).logits, original(prompt()).logits)
     report = df11.report(model, verify=True)
     assert report.residences["model.embed_tokens.weight"] == "stored"
     assert report.ratio < 0.72
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    state = df11.state_dict(model)
-    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    assert same_weights(model, original)
     model.save_pretrained(tmp_path / "saved")
     assert torch.equal(load(tmp_path / "saved")(prompt()).logits, original(prompt()).logits)
 
 
 def test_state_dict_and_copies_are_compressed(folders: Folders, tmp_path: Path) -> None:
-    original, model = load(folders.bf16("llama-tied")), load(folders.compressed("llama-tied"))
+    original, model = folders.pair("llama-tied")
     expected = original(prompt()).logits
     state = model.state_dict()
     assert state.keys() == original.state_dict().keys()
@@ -147,7 +121,7 @@ def test_state_dict_and_copies_are_compressed(folders: Folders, tmp_path: Path) 
 
 
 def test_a_pickled_model_needs_no_container(folders: Folders, tmp_path: Path) -> None:
-    shutil.copytree(folders.compressed("llama"), tmp_path / "df11")
+    shutil.copytree(folders.df11("llama"), tmp_path / "df11")
     model = load(tmp_path / "df11")
     expected = model(prompt()).logits
     torch.save(model, tmp_path / "model.pt")
@@ -162,7 +136,7 @@ def test_a_pickled_model_needs_no_container(folders: Folders, tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
 def test_options(folders: Folders) -> None:
     """The caller's, whatever the checkpoint says; they are not saved."""
-    folder = folders.compressed("llama")
+    folder = folders.df11("llama")
     for model in (
         load(folder, quantization_config=df11.Config(mode="fused")),
         load(folder, config=with_options(folder, mode="fused")),
@@ -182,9 +156,8 @@ def test_options(folders: Folders) -> None:
 
 @pytest.mark.parametrize("layout", ["tile", "gap", "raw"])
 def test_other_layouts(folders: Folders, layout: str) -> None:
-    expected = greedy(load(folders.bf16("llama")), prompt(), 3)
-    found = greedy(load(folders.compressed("llama", layout)), prompt(), 3)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    original, model = load(folders.bf16("llama")), load(folders.df11("llama", layout))
+    assert same_steps(original, model, prompt(), 3)
 
 
 def test_nothing_is_read_from_safetensors_and_nothing_initialised(
@@ -198,10 +171,10 @@ def test_nothing_is_read_from_safetensors_and_nothing_initialised(
     monkeypatch.setattr(
         torch, "empty_like", lambda *a, **k: sizes.append(a[0].numel()) or empty_like(*a, **k)
     )
-    model, info = load(folders.compressed("llama"), output_loading_info=True)
+    model, info = load(folders.df11("llama"), output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert max(sizes, default=0) < 1000
-    assert not list(folders.compressed("llama").glob("*.safetensors"))
+    assert not list(folders.df11("llama").glob("*.safetensors"))
     assert not hasattr(model.config, "transformers_weights")
 
 
@@ -209,9 +182,9 @@ def test_nothing_is_read_from_safetensors_and_nothing_initialised(
 def test_save_pretrained_gives_the_folder_again(
     folders: Folders, name: str, tmp_path: Path
 ) -> None:
-    model = load(folders.compressed(name))
+    model = load(folders.df11(name))
     model.save_pretrained(tmp_path / "saved")
-    saved, source = tmp_path / "saved", folders.compressed(name)
+    saved, source = tmp_path / "saved", folders.df11(name)
     assert {file.name for file in saved.iterdir()} == {file.name for file in source.iterdir()}
     for file in source.glob("*.df11"):
         assert (saved / file.name).read_bytes() == file.read_bytes()
@@ -231,17 +204,15 @@ def test_several_files(folders: Folders, tmp_path: Path) -> None:
     model = load(folders.bf16("llama-tied"))
     model.save_pretrained(tmp_path / "bf16", max_shard_size="400KB")
     assert len(list((tmp_path / "bf16").glob("*.safetensors"))) > 2
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    compressed = load(tmp_path / "df11")
-    assert torch.equal(compressed(prompt()).logits, model(prompt()).logits)
-    compressed.save_pretrained(tmp_path / "saved")
-    assert len(list((tmp_path / "saved").glob("*.df11"))) == len(
-        list((tmp_path / "df11").glob("*.df11"))
-    )
+    found = load(compressed(tmp_path / "bf16", tmp_path / "df11"))
+    assert torch.equal(found(prompt()).logits, model(prompt()).logits)
+    found.save_pretrained(tmp_path / "saved")
+    names = [{file.name for file in (tmp_path / at).glob("*.df11")} for at in ("saved", "df11")]
+    assert names[0] == names[1]
 
 
 def test_the_base_model_and_a_new_head(folders: Folders) -> None:
-    folder = folders.compressed("qwen3")
+    folder = folders.df11("qwen3")
     base = transformers.AutoModel.from_pretrained(folder, device_map="cpu")
     expected = transformers.AutoModel.from_pretrained(folders.bf16("qwen3"))
     assert torch.equal(base(prompt()).last_hidden_state, expected(prompt()).last_hidden_state)
@@ -256,7 +227,7 @@ def test_the_base_model_and_a_new_head(folders: Folders) -> None:
 
 def test_a_new_head_is_saved_beside_the_containers(folders: Folders, tmp_path: Path) -> None:
     kind = transformers.AutoModelForSequenceClassification
-    model = kind.from_pretrained(folders.compressed("qwen3"), device_map="cpu", num_labels=3)
+    model = kind.from_pretrained(folders.df11("qwen3"), device_map="cpu", num_labels=3)
     report = df11.report(model, verify=True)
     assert report.ordinary["not in the containers"] == (1, 3 * 128 * 2)
     optimizer = torch.optim.SGD(model.score.parameters(), lr=0.5)
@@ -285,16 +256,15 @@ def test_a_new_head_is_saved_beside_the_containers(folders: Folders, tmp_path: P
     whole.load_state_dict(state)
     del whole.config.quantization_config
     whole.save_pretrained(tmp_path / "whole")
-    df11.compress(tmp_path / "whole", tmp_path / "whole-df11", progress=False)
-    found = kind.from_pretrained(tmp_path / "whole-df11", device_map="cpu")
+    folder = compressed(tmp_path / "whole", tmp_path / "whole-df11")
+    found = kind.from_pretrained(folder, device_map="cpu")
     assert torch.equal(found(prompt()).logits, expected)
     assert "not in the containers" not in df11.report(found).ordinary
 
 
 def test_a_shard_is_missing(folders: Folders, tmp_path: Path) -> None:
     load(folders.bf16("llama")).save_pretrained(tmp_path / "bf16", max_shard_size="400KB")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    shards = sorted((tmp_path / "df11").glob("*.df11"))
+    shards = sorted(compressed(tmp_path / "bf16", tmp_path / "df11").glob("*.df11"))
     shards[1].unlink()
     with pytest.raises(FileNotFoundError, match=f"{len(shards) - 1} of {len(shards)} containers"):
         load(tmp_path / "df11")
@@ -302,7 +272,7 @@ def test_a_shard_is_missing(folders: Folders, tmp_path: Path) -> None:
 
 def test_a_model_that_nobody_keeps_cannot_be_saved(folders: Folders, tmp_path: Path) -> None:
     with pytest.raises(ReferenceError, match="keep it in a variable"):
-        load(folders.compressed("llama")).save_pretrained(tmp_path)
+        load(folders.df11("llama")).save_pretrained(tmp_path)
 
 
 def test_attached_weights_have_the_dtypes_of_the_container(folders: Folders) -> None:
@@ -310,17 +280,14 @@ def test_attached_weights_have_the_dtypes_of_the_container(folders: Folders) -> 
     for name in ("llama", "qwen3-moe"):
         config = transformers.AutoConfig.from_pretrained(folders.bf16(name))
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        model = df11.attach(module, folders.compressed(name), device="cpu")
+        model = df11.attach(module, folders.df11(name), device="cpu")
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-        assert (
-            df11.report(model).residences == df11.report(load(folders.compressed(name))).residences
-        )
+        assert df11.report(model).residences == df11.report(load(folders.df11(name))).residences
         assert torch.equal(model(prompt()).logits, load(folders.bf16(name))(prompt()).logits)
 
 
 def test_generate(folders: Folders) -> None:
-    original, compressed = load(folders.bf16("qwen3")), load(folders.compressed("qwen3"))
-    tokens = prompt()
+    models, tokens = folders.pair("qwen3"), prompt()
     for options in [
         {"do_sample": False},
         {"num_beams": 3},
@@ -328,13 +295,10 @@ def test_generate(folders: Folders) -> None:
         {"cache_implementation": "static"},
     ]:
         answers = []
-        for model in (original, compressed):
+        options |= {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 12}
+        for model in models:
             torch.manual_seed(5)
-            answers.append(
-                model.generate(
-                    tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options
-                )
-            )
+            answers.append(model.generate(tokens, **options))
         assert torch.equal(*answers), options
 
 
@@ -350,29 +314,21 @@ def test_encoder_decoder(tmp_path: Path) -> None:
         dtype="bfloat16",
     )
     seeded(transformers.T5ForConditionalGeneration(config)).save_pretrained(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    kind = transformers.AutoModelForSeq2SeqLM
-    original, compressed = (
-        kind.from_pretrained(tmp_path / "bf16"),
-        kind.from_pretrained(tmp_path / "df11", device_map="cpu"),
-    )
-    tokens = prompt()
+    compressed(tmp_path / "bf16", tmp_path / "df11")
+    kind, tokens = transformers.AutoModelForSeq2SeqLM, prompt()
+    models = [kind.from_pretrained(tmp_path / at, device_map="cpu") for at in ("bf16", "df11")]
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    assert torch.equal(
-        original.generate(**inputs, max_new_tokens=9),
-        compressed.generate(**inputs, max_new_tokens=9),
-    )
-    first = {"decoder_input_ids": tokens[:, :4]}
-    with (
-        torch.no_grad()
-    ):  # with gradients, PyTorch chooses other kernels for weights that want them
-        assert torch.equal(original(**inputs, **first).logits, compressed(**inputs, **first).logits)
-    assert df11.report(compressed, verify=True).verified
+    assert torch.equal(*(model.generate(**inputs, max_new_tokens=9) for model in models))
+    inputs["decoder_input_ids"] = tokens[:, :4]
+    # With gradients, PyTorch chooses other kernels for weights that want them.
+    with torch.no_grad():
+        assert torch.equal(*(model(**inputs).logits for model in models))
+    assert df11.report(models[1], verify=True).verified
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral"])
 def test_experts_are_fused_without_a_copy(folders: Folders, name: str) -> None:
-    named = load(folders.compressed(name)).named_parameters()
+    named = load(folders.df11(name)).named_parameters()
     experts = [value for name, value in named if ".experts." in name]
     assert experts
     assert all(isinstance(value, CompressedTensor) and len(value.parts) > 1 for value in experts)
@@ -380,7 +336,7 @@ def test_experts_are_fused_without_a_copy(folders: Folders, name: str) -> None:
 
 def test_two_models_and_two_threads(folders: Folders) -> None:
     names = ["llama", "qwen3-moe"]
-    models = {name: load(folders.compressed(name)) for name in names}
+    models = {name: load(folders.df11(name)) for name in names}
     expected = {name: load(folders.bf16(name))(prompt()).logits for name in names}
     wrong: list[str] = []
 
@@ -399,7 +355,7 @@ def test_two_models_and_two_threads(folders: Folders) -> None:
 
 
 def test_an_error_in_a_forward_leaves_the_model_usable(folders: Folders) -> None:
-    model = load(folders.compressed("llama"))
+    model = load(folders.df11("llama"))
     expected = model(prompt()).logits
     with pytest.raises(IndexError):
         model(torch.tensor([[10**6]]))
@@ -411,7 +367,7 @@ def test_an_error_in_a_forward_leaves_the_model_usable(folders: Folders) -> None
 
 
 def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
-    model = load(folders.compressed("llama"))
+    model = load(folders.df11("llama"))
     with pytest.raises(RuntimeError, match="a compressed tensor"):
         model.load_state_dict(df11.state_dict(model))
     with pytest.raises(NotImplementedError, match="df11 decompress"):
@@ -419,20 +375,20 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     assert model.to("cpu") is model
     assert model.eval() is model
     with pytest.raises(ValueError, match='"cpu" in the place of "disk"'):
-        load(folders.compressed("llama"), {"model": "cpu", "lm_head": "disk"})
+        load(folders.df11("llama"), {"model": "cpu", "lm_head": "disk"})
     empty = tmp_path / "empty"
     empty.mkdir()
-    (empty / "config.json").write_bytes((folders.compressed("llama") / "config.json").read_bytes())
+    (empty / "config.json").write_bytes((folders.df11("llama") / "config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="df11 compress"):
         load(empty)
     wrong = config_of("llama")
     wrong.intermediate_size = 192
     wrong.quantization_config = {"quant_method": "df11"}
     with pytest.raises(ValueError, match="shape"):
-        load(folders.compressed("llama"), config=wrong)
+        load(folders.df11("llama"), config=wrong)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match='device_map="cpu"'):
-            load(folders.compressed("llama"), "cuda")
+            load(folders.df11("llama"), "cuda")
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe"])
@@ -441,7 +397,7 @@ def test_a_model_is_gone_when_nobody_uses_it(folders: Folders, name: str) -> Non
     gc.collect()
     gc.disable()
     try:
-        model = load(folders.compressed(name))
+        model = load(folders.df11(name))
         model(prompt())
         source, layer = weakref.ref(model.__dict__["_df11"]), weakref.ref(model.model.layers[0])
         del model
@@ -452,16 +408,14 @@ def test_a_model_is_gone_when_nobody_uses_it(folders: Folders, name: str) -> Non
 
 
 def test_decoded_copies(folders: Folders) -> None:
-    state = df11.state_dict(load(folders.compressed("llama-tied")))
-    expected = load(folders.bf16("llama-tied")).state_dict()
-    assert state.keys() == expected.keys()
-    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    original, model = folders.pair("llama-tied")
+    assert same_weights(model, original)
 
 
 def test_auto_without_a_gpu(folders: Folders) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    model = load(folders.compressed("llama"), "auto")
+    model = load(folders.df11("llama"), "auto")
     assert model.device == torch.device("cpu")
 
 
@@ -475,33 +429,28 @@ def test_registration_does_not_depend_on_the_order(order: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
-def test_importing_is_light() -> None:
-    code = "import sys, df11; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_compiles_as_one_graph(folders: Folders) -> None:
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_compiles_as_one_graph(folders: Folders, name: str) -> None:
     """With a backend that computes as eager code does: every bit."""
-    model = load(folders.compressed("llama"))
+    original, model = folders.pair(name)
     torch._dynamo.reset()
-    try:
-        with torch.no_grad():
-            expected = model(prompt()).logits
-            compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-            for _ in range(2):
-                assert torch.equal(compiled(prompt()).logits, expected)
-    finally:
-        torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for _ in range(2):
+            assert torch.equal(compiled(prompt()).logits, original(prompt()).logits)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama-bias", "mixtral"])
+def test_gradients_reach_the_inputs(folders: Folders, name: str) -> None:
+    grads = []
+    for model in folders.pair(name):
+        x = model.get_input_embeddings()(prompt()).detach().requires_grad_()
+        model(inputs_embeds=x).logits.square().mean().backward()
+        grads.append(x.grad)
+    assert grads[0] is not None and torch.equal(*grads)
 
 
 # ---- on GPUs ----
-
-
-def same_steps(original: Any, compressed: Any, rows: int = 2) -> bool:
-    pairs = zip(
-        greedy(original, prompt(rows), 12), greedy(compressed, prompt(rows), 12), strict=True
-    )
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 RESIDENCES = ["stored", "fast", "auto", "streamed"]
@@ -516,7 +465,7 @@ def residence_options(residence: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mixtral", "phi3", "gpt2"])
 def test_residences(folders: Folders, name: str, residence: str) -> None:
     options = df11.Config(**residence_options(residence))
-    model = load(folders.compressed(name), "cuda", quantization_config=options)
+    model = load(folders.df11(name), "cuda", quantization_config=options)
     # Not loaded within the other stream: threads of transformers' loader allocate on the default
     # stream what it stacks there, and free it before that is done.
     original = load(folders.bf16(name), "cuda")
@@ -532,12 +481,12 @@ def test_residences(folders: Folders, name: str, residence: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("residence", RESIDENCES)
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_fused_products_are_nearly_those_of_bf16(
     folders: Folders, name: str, residence: str
 ) -> None:
     options = df11.Config(mode="fused", **residence_options(residence))
-    model = load(folders.compressed(name), "cuda", quantization_config=options)
+    model = load(folders.df11(name), "cuda", quantization_config=options)
     assert df11.report(model).modes == ["fused"]
     with torch.no_grad():
         for rows, length in [(1, 1), (1, 37), (3, 40)]:
@@ -553,7 +502,7 @@ def test_fused_products_are_nearly_those_of_bf16(
 def test_another_layout_of_the_container(folders: Folders, residence: str) -> None:
     """Matrices that are not in tiles are packed: they are in the fast layout then."""
     options = df11.Config(residence=residence)
-    model = load(folders.compressed("llama", "gap"), "cuda", quantization_config=options)
+    model = load(folders.df11("llama", "gap"), "cuda", quantization_config=options)
     assert set(df11.report(model, verify=True).residences.values()) == {"fast", "ordinary"}
     assert same_steps(load(folders.bf16("llama"), "cuda"), model)
 
@@ -565,7 +514,7 @@ def test_cuda_graphs(folders: Folders, name: str, residence: str) -> None:
     """A captured decode step, replayed, beside eager steps of the BF16 model; eager steps in
     between.
     """
-    folder = folders.compressed(name)
+    folder = folders.df11(name)
     options = {"experts_implementation": "batched_mm"} if "moe" in name else {}
     config = df11.Config(**residence_options(residence))
     model = load(folder, "cuda", quantization_config=config, **options)
@@ -602,7 +551,7 @@ def test_cuda_graphs(folders: Folders, name: str, residence: str) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_too_small(folders: Folders) -> None:
-    folder = folders.compressed("llama")
+    folder = folders.df11("llama")
     original = load(folders.bf16("llama"), "cuda")
     whole = df11.report(load(folder, "cuda"))
     for share in (0.95, 0.8):
@@ -621,7 +570,7 @@ def test_a_gpu_that_is_too_small(folders: Folders) -> None:
 @pytest.mark.gpu
 def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
     """While it is loaded, PyTorch allocates no more than what stays."""
-    folder = folders.compressed("llama")
+    folder = folders.df11("llama")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -635,14 +584,14 @@ def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-wide"])
 def test_several_gpus(folders: Folders, name: str) -> None:
-    model = load(folders.compressed(name), "auto")
+    model = load(folders.df11(name), "auto")
     devices = set(model.hf_device_map.values())
     assert len(devices) == torch.cuda.device_count()
     report = df11.report(model, verify=True)
     assert len(report.devices) == len(devices)
     assert same_steps(load(folders.bf16(name), "cuda"), model)
     assert torch.cuda.current_device() == 0
-    single = load(folders.compressed(name), "cuda:1")
+    single = load(folders.df11(name), "cuda:1")
     assert single.device == torch.device("cuda:1")
     assert same_steps(load(folders.bf16(name), "cuda:1"), single)
 
@@ -665,7 +614,7 @@ def test_a_device_map_of_modules(folders: Folders, name: str) -> None:
         ({}, 0),
         ({"model.layers.1": "cpu", "model.layers.2": torch.device("cpu")}, 2),
     ]:
-        model = load(folders.compressed(name), {**ends, **layers, **changes})
+        model = load(folders.df11(name), {**ends, **layers, **changes})
         for at in (0, 1):
             device = 0 if f"model.layers.{at}" in changes else at
             assert model.model.layers[at].self_attn.q_proj.weight.device == torch.device(
@@ -682,16 +631,16 @@ def test_a_device_map_of_modules(folders: Folders, name: str) -> None:
         assert torch.cuda.current_device() == 0
     if tied:
         with pytest.raises(ValueError, match="give both the same device"):
-            load(folders.compressed(name), {**ends, **layers, "lm_head": 1})
+            load(folders.df11(name), {**ends, **layers, "lm_head": 1})
     with pytest.raises(ValueError, match="give both the same device"):
-        load(folders.compressed(name), {**ends, **layers, "model.layers.0.self_attn": 1})
+        load(folders.df11(name), {**ends, **layers, "model.layers.0.self_attn": 1})
     with pytest.raises(ValueError, match="no device for"):
-        load(folders.compressed(name), {**ends, "model.layers.0": 1})
+        load(folders.df11(name), {**ends, "model.layers.0": 1})
 
 
 @pytest.mark.gpu
 def test_two_threads_on_streams_of_their_own(folders: Folders) -> None:
-    model = load(folders.compressed("llama"), "cuda")
+    model = load(folders.df11("llama"), "cuda")
     with torch.no_grad():
         expected = load(folders.bf16("llama"), "cuda")(prompt().cuda()).logits
     wrong: list[int] = []
@@ -712,24 +661,22 @@ def test_two_threads_on_streams_of_their_own(folders: Folders) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["exact", "fused"])
-def test_compiled_on_a_gpu(folders: Folders, mode: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_compiled_on_a_gpu(folders: Folders, name: str, mode: str) -> None:
     options = df11.Config(mode=mode, residence="fast")
-    model = load(folders.compressed("llama"), "cuda", quantization_config=options)
-    original = load(folders.bf16("llama"), "cuda")
+    original = load(folders.bf16(name), "cuda")
+    model = load(folders.df11(name), "cuda", quantization_config=options)
+    inputs = {"input_ids": prompt().cuda(), "attention_mask": torch.ones_like(prompt()).cuda()}
+    torch._dynamo.reset()
     with torch.no_grad():
-        expected = original(prompt().cuda()).logits.float()
-        torch._dynamo.reset()
         # Generated kernels round elsewhere: the weights are the same bits, and the logits nearly.
-        compiled = torch.compile(model, fullgraph=True)
-        found = compiled(prompt().cuda()).logits.float()
-        assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+        expected = torch.compile(original)(**inputs).logits.float()
+        found = torch.compile(model, fullgraph=True)(**inputs).logits.float()
+        # By the norm: another order of a sum can send a token to another expert.
+        assert (found - expected).norm() < 0.05 * expected.norm()
         # transformers compiles a step of decoding by itself, captured as a CUDA graph.
-        inputs = {"input_ids": prompt().cuda(), "attention_mask": torch.ones_like(prompt()).cuda()}
-        static = {
-            "min_new_tokens": 8,
-            "max_new_tokens": 8,
-            "do_sample": False,
-            "cache_implementation": "static",
-        }
-        assert model.generate(**inputs, **static).shape == (2, 45)
+        steps = {"min_new_tokens": 8, "max_new_tokens": 8, "do_sample": False}
+        for _ in range(2):
+            tokens = model.generate(**inputs, **steps, cache_implementation="static")
+        assert tokens.shape == (2, 45)
     torch._dynamo.reset()

@@ -15,6 +15,7 @@ pytest.importorskip("mypy")
 
 #: Those with Python code.
 DOCUMENTS = ["README.md", "python/README.md"]
+SETTINGS = Path(__file__).with_name("types.ini")
 #: What code takes as given.
 GIVEN = """
 from typing import Any
@@ -24,24 +25,12 @@ from sentence_transformers import SentenceTransformer
 config: Any
 module: torch.nn.Module
 """
-#: Of other libraries nothing is looked at, which would take minutes.
-SETTINGS = """
-[mypy]
-warn_unused_ignores = true
-allow_redefinition = true
-
-
-[mypy-torch.*,transformers.*,diffusers.*,sentence_transformers.*,accelerate.*,numpy.*]
-follow_imports = skip
-ignore_missing_imports = true
-"""
 
 
 def checked(folder: Path, code: str) -> str:
     """What mypy says of some code."""
-    (folder / "mypy.ini").write_text(SETTINGS)
     (folder / "code.py").write_text(GIVEN + code)
-    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "code.py"]
+    command = [sys.executable, "-m", "mypy", "--config-file", SETTINGS, "code.py"]
     environment = {**os.environ, "MYPYPATH": str(ROOT / "python")}
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=environment, check=False

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from models import SMALL, Folders, compressed, equal, load, seeded
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from models import SMALL, config_of, seeded  # noqa: E402
-
-import df11  # noqa: E402
-from df11 import _quantizer, _versions  # noqa: E402
+import df11
+from df11 import _quantizer, _versions
 
 pytestmark = pytest.mark.usefixtures("compressed_on_gpus")
 
@@ -46,7 +44,7 @@ ASKS = re.compile(
     r"is_quantized|quantization_config|quantization_method|_pre_quantization_dtype|hf_quantizer"
 )
 
-#: Models that take other ways where they are quantized.
+#: Models that take other ways if they are quantized.
 OTHER_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (
         "JambaConfig",
@@ -90,25 +88,22 @@ def test_models_that_ask_whether_they_are_quantized(name: str, dtype: str, tmp_p
     common = {key: value for key, value in known.items() if key not in left_out}
     config = getattr(transformers, kind)(**{**common, **changes}, dtype="bfloat16")
     seeded(transformers.AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "bf16")
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    load = transformers.AutoModelForCausalLM.from_pretrained
     # PyTorch chooses other kernels for weights that want gradients.
-    original = load(tmp_path / "bf16", device_map="cpu", dtype=dtype).requires_grad_(False)
-    compressed = load(tmp_path / "df11", device_map="cpu", dtype=dtype)
-    assert ("stored" in df11.report(compressed).residences.values()) == (dtype == "bfloat16")
+    original = load(tmp_path / "bf16", dtype=dtype).requires_grad_(False)
+    model = load(compressed(tmp_path / "bf16", tmp_path / "df11"), dtype=dtype)
+    assert ("stored" in df11.report(model).residences.values()) == (dtype == "bfloat16")
     tokens = torch.arange(1, 28).reshape(3, 9)
     with torch.no_grad():
         expected = original(tokens).logits
         assert torch.isfinite(expected).all()
-        assert torch.equal(compressed(tokens).logits, expected)
+        assert torch.equal(model(tokens).logits, expected)
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False}
     answers = [
-        model.generate(tokens, output_logits=True, return_dict_in_generate=True, **options)
-        for model in (original, compressed)
+        each.generate(tokens, output_logits=True, return_dict_in_generate=True, **options).logits
+        for each in (original, model)
     ]
-    pairs = zip(*(answer.logits for answer in answers), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
-    assert df11.report(compressed, verify=True).verified
+    assert equal(*answers)
+    assert df11.report(model, verify=True).verified
 
 
 def test_no_other_model_asks_whether_it_is_quantized() -> None:
@@ -174,27 +169,19 @@ def test_a_release_that_lacks_something_is_told(
 
 @pytest.mark.parametrize("lacking", _quantizer._WITH_CONFIG)
 def test_one_of_two_names_is_enough(
-    lacking: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folders: Folders, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Releases have one, the other, or both."""
-    seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama"))).save_pretrained(
-        tmp_path / "bf16"
-    )
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
     other = next(name for name in _quantizer._WITH_CONFIG if name != lacking)
     if not hasattr(_quantizer.HfQuantizer, other):
         pytest.skip(f"transformers {transformers.__version__} calls {lacking} alone")
     monkeypatch.setattr(_quantizer.Df11Quantizer, lacking, lambda self, config: config)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "df11", device_map="cpu")
+    model = load(folders.df11("llama"))
     assert df11.report(model, verify=True).verified
 
 
-def test_configs_are_not_marked_as_quantized(tmp_path: Path) -> None:
-    seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama"))).save_pretrained(
-        tmp_path / "bf16"
-    )
-    df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "df11", device_map="cpu")
+def test_configs_are_not_marked_as_quantized(folders: Folders) -> None:
+    model = load(folders.df11("llama"))
     configs = [module.config for module in model.modules() if hasattr(module, "config")]
     assert configs
     assert not any(hasattr(config, "_is_quantized") for config in configs)

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import df11  # noqa: E402
-from df11._engine import Tensors  # noqa: E402
-from df11.vllm._deferred import Source, Target, windows  # noqa: E402
+import df11
+from df11._engine import Tensors
+from df11.vllm._deferred import Source, Target, windows
 
 CPU = torch.device("cpu")
 

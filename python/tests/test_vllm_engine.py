@@ -10,21 +10,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("vllm", reason="vLLM is not installed")
-
 import models
+import pytest
 import torch
 from hub import Hub, Repository
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 from vllm.config import VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
 
-import df11
 from df11.vllm import register
 
 #: Serves folders, one after another, and prints tokens of each, or what went wrong.
@@ -55,113 +49,106 @@ EAGER = {"enforce_eager": True}
 EXACT = {"model_loader_extra_config": {"mode": "exact"}}
 
 
-def serve(*jobs: tuple[Path | str, Path | None, dict[str, Any]], **settings: str) -> list[Any]:
+def serve(jobs: dict[str, Any], **settings: str) -> dict[str, Any]:
     """What engines say, in one process, which imports vLLM once: a folder, an adapter, options."""
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
         **settings,
     }
-    command = [sys.executable, "-c", SERVE, json.dumps(jobs, default=str)]
+    command = [sys.executable, "-c", SERVE, json.dumps(list(jobs.values()), default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
     assert len(said) == len(jobs), done.stderr[-3000:]
-    return said
+    return dict(zip(jobs, said, strict=True))
 
 
-def both(model: str, root: Path) -> tuple[Path, Path]:
-    """Folders of a model in BF16, and compressed."""
-    bf16 = models.causal(model, root / "bf16")
-    df11.compress(bf16, root / "df11", progress=False)
-    return bf16, root / "df11"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A mixture with a dense layer and a tied head, in BF16 and compressed."""
-    return both("qwen3-moe-mixed", tmp_path_factory.mktemp("engine"))
-
-
-def test_tokens_are_those_of_bf16(folders: tuple[Path, Path]) -> None:
-    bf16, compressed = folders
-    expected, *found = serve(
-        (bf16, None, EAGER),
-        (compressed, None, {}),
-        (compressed, None, EAGER | EXACT),
-        (bf16, None, {**EAGER, "quantization": "df11"}),
-        (bf16, None, EAGER | EXACT),
-        (compressed, None, {**EAGER, "load_format": "dummy"}),
-    )
-    assert found[:3] == [expected] * 3
-    assert "options of df11; add --quantization df11" in found[3]
-    assert "load the BF16 checkpoint for that" in found[4]
+def adapter_of(bf16: Path, place: Path) -> Path:
+    """Writes a LoRA whose values matter."""
+    torch.manual_seed(2)
+    names = ["q_proj", "v_proj", "down_proj"]
+    options = LoraConfig(r=8, target_modules=names, init_lora_weights=False)
+    get_peft_model(models.load(bf16), options).save_pretrained(place)
+    return place
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A Llama in BF16, and compressed."""
-    return both("llama", tmp_path_factory.mktemp("llama"))
+def hub() -> Hub:
+    return Hub()
 
 
-def test_speculation_two_stages_and_repositories_leave_tokens_as_they_are(
-    llama: tuple[Path, Path], tmp_path: Path
-) -> None:
-    bf16, compressed = llama
-    (other := tmp_path / "gptq").mkdir()
-    config = json.loads((bf16 / "config.json").read_text())
+@pytest.fixture(scope="module")
+def said(
+    folders: models.Folders, hub: Hub, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What engines say of a mixture with a dense layer and a tied head, and of a Llama."""
+    root = tmp_path_factory.mktemp("engine")
+    mixture, mixture_df11 = folders.both("qwen3-moe-mixed")
+    llama, llama_df11 = folders.both("llama")
+    config = json.loads((llama / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (other := root / "gptq").mkdir()
     (other / "config.json").write_text(json.dumps(config))
-    hub = Hub()
-    hub.repositories["someone/llama-df11"] = Repository(compressed)
-    draft = {"num_speculative_tokens": 3, "method": "draft_model", "model": str(compressed)}
+    hub.repositories["someone/llama-df11"] = Repository(llama_df11)
     ngram = {"num_speculative_tokens": 3, "method": "ngram", "prompt_lookup_max": 3}
-    options = EAGER | EXACT
-    plain, *found, refused = serve(
-        (bf16, None, EAGER),
-        (compressed, None, {**options, "speculative_config": ngram}),
-        (compressed, None, {**options, "speculative_config": draft}),
-        (compressed, None, {**options, "pipeline_parallel_size": 2}),
-        ("someone/llama-df11", None, options),
-        (other, None, {**EAGER, "quantization": "df11"}),
-        HF_ENDPOINT=hub.url,
-        HF_HOME=str(tmp_path / "home"),
-        HF_HUB_OFFLINE="0",
-        HF_HUB_DISABLE_XET="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-    )
-    assert found == [plain] * 4
-    containers = {file.name for file in compressed.glob("*.df11")}
-    assert {name for name in hub.downloaded() if name.endswith(".df11")} == {
-        f"someone/llama-df11/{name}" for name in containers
+    draft = {"num_speculative_tokens": 3, "method": "draft_model", "model": str(llama_df11)}
+    exact, lora = EAGER | EXACT, {**EAGER, "enable_lora": True, "max_lora_rank": 8}
+    adapter = adapter_of(llama, root / "adapter")
+    jobs = {
+        "mixture": (mixture, None, EAGER),
+        "compiled": (mixture_df11, None, {}),
+        "exact": (mixture_df11, None, exact),
+        "on line": (mixture, None, {**EAGER, "quantization": "df11"}),
+        "options without a method": (mixture, None, exact),
+        "no weights": (mixture_df11, None, {**EAGER, "load_format": "dummy"}),
+        "llama": (llama, None, EAGER),
+        "by n-grams": (llama_df11, None, {**exact, "speculative_config": ngram}),
+        "drafted": (llama_df11, None, {**exact, "speculative_config": draft}),
+        "two stages": (llama_df11, None, {**exact, "pipeline_parallel_size": 2}),
+        "a repository": ("someone/llama-df11", None, exact),
+        "another method": (other, None, {**EAGER, "quantization": "df11"}),
+        "adapted": (llama, adapter, lora),
+        "adapted, compressed": (llama_df11, adapter, lora),
     }
-    assert "(gptq) does not match the quantization method" in refused
+    home = str(root / "home")
+    return serve(jobs, HF_ENDPOINT=hub.url, HF_HOME=home, HF_HUB_DISABLE_XET="1")
 
 
-def test_adapters_change_what_compressed_weights_say(
-    llama: tuple[Path, Path], tmp_path: Path
+@pytest.mark.parametrize("case", ["compiled", "exact", "on line"])
+def test_tokens_are_those_of_bf16(said: dict[str, Any], case: str) -> None:
+    assert said[case] == said["mixture"]
+
+
+@pytest.mark.parametrize("case", ["by n-grams", "drafted", "two stages", "a repository"])
+def test_ways_to_serve_leave_tokens_as_they_are(said: dict[str, Any], case: str) -> None:
+    assert said[case] == said["llama"]
+
+
+def test_adapters_change_what_compressed_weights_say(said: dict[str, Any]) -> None:
+    assert said["adapted, compressed"] == said["adapted"] != said["llama"]
+
+
+def test_containers_alone_are_fetched(
+    said: dict[str, Any], hub: Hub, folders: models.Folders
 ) -> None:
-    bf16, compressed = llama
-    adapter = tmp_path / "adapter"
-    get_peft_model(
-        AutoModelForCausalLM.from_pretrained(bf16),
-        LoraConfig(
-            r=8, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights="gaussian"
-        ),
-    ).save_pretrained(adapter)
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    generator = torch.Generator().manual_seed(2)
-    noisy = {
-        name: 0.1 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()
-    }
-    save_file(noisy, adapter / "adapter_model.safetensors")
-    options = {**EAGER, "enable_lora": True, "max_lora_rank": 8}
-    plain, expected, found = serve(
-        (bf16, None, EAGER), (bf16, adapter, options), (compressed, adapter, options)
-    )
-    assert found == expected != plain
+    weights = {name for name in hub.downloaded() if name.endswith((".df11", ".safetensors"))}
+    containers = folders.df11("llama").glob("*.df11")
+    assert weights == {f"someone/llama-df11/{file.name}" for file in containers}
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("options without a method", "options of df11; add --quantization df11"),
+        ("no weights", "load the BF16 checkpoint for that"),
+        ("another method", "(gptq) does not match the quantization method"),
+    ],
+)
+def test_what_engines_refuse(said: dict[str, Any], case: str, words: str) -> None:
+    assert words in said[case]
 
 
 def test_the_entry_point_is_named() -> None:

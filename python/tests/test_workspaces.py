@@ -9,9 +9,9 @@ import pytest
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = pytest.importorskip("torch")
+import torch
 
-from df11 import _native, _workspaces  # noqa: E402
+from df11 import _native, _workspaces
 
 #: Large products of the fast layout, and of matrices as stored, need about as much, in bytes.
 LARGE, SMALL, MIB = 69_210_368, 2_400_000, 1 << 20

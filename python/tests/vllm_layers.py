@@ -105,7 +105,7 @@ def filled(module: Any, mode: str = "exact", residence: str = "stored") -> Any:
     config.choose({"mode": mode, "residence": residence})
     for each in module.modules():
         if isinstance(getattr(each, "quant_method", None), QuantizeMethodBase):
-            each.quant_method.config = config
+            each.quant_method.options = config
     # vLLM's loaders run outside of its device.
     with torch.device("cpu"):
         fill(module, config, DEVICE, None)

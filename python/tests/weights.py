@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from conftest import write_safetensors
 
 import df11
-from df11._matrices import STORED, Part
+from df11._container import Tensors
 from df11._tensor import CompressedTensor
 
 
@@ -48,23 +47,11 @@ def container_of(weights: dict[str, torch.Tensor], folder: Path) -> Any:
     return df11.open(folder / "weights.df11")
 
 
-def of_tiles(
-    tiles: Sequence[Any], shape: Sequence[int] | None = None, exact: bool = True
-) -> CompressedTensor:
-    """What containers hold, stacked row after row, on the CPU."""
-    arrays: list[torch.Tensor] = []
-    for each in tiles:
-        arrays += [torch.frombuffer(each.array(at), dtype=torch.uint8) for at in range(4)]
-        arrays.append(torch.empty(0, dtype=torch.uint8))
-    parts = [Part.whole(STORED, each.rows, each.columns, each.staged_bytes) for each in tiles]
-    shape = shape or (sum(part.rows for part in parts), parts[0].columns)
-    return CompressedTensor(arrays, parts, shape, exact=exact)
-
-
 def compressed(container: Any, name: str, exact: bool = True) -> CompressedTensor:
     """A tensor of a container."""
-    stored = container[name]
-    return of_tiles([stored.tiles], stored.shape, exact)
+    found = Tensors(container)[name]
+    assert isinstance(found, CompressedTensor)
+    return found.with_mode(exact)
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The quantization method `df11` of vLLM, and its options."""
+"""The quantization method `df11` of vLLM."""
 
 from __future__ import annotations
 
@@ -13,42 +13,22 @@ from vllm.model_executor.layers.quantization.base_config import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from ._experts import Df11ExpertsMethod
+from ._linear import Df11EmbeddingMethod, Df11LinearMethod
+from ._options import Options
+
 NAME = "df11"
-MODES = ("fused", "exact")
-RESIDENCES = ("auto", "fast", "stored")
-#: Options of `--model-loader-extra-config`, with their values; the first is the default.
-OPTIONS = {"mode": MODES, "residence": RESIDENCES}
 
 
-class Df11Config(QuantizationConfig):
+class Df11Config(Options, QuantizationConfig):
     """How layers get their methods. One for a model, whose layers share its options."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.mode, self.residence = MODES[0], RESIDENCES[0]
+        QuantizationConfig.__init__(self)
+        Options.__init__(self)
 
     def __repr__(self) -> str:
         return f"Df11Config(mode={self.mode!r}, residence={self.residence!r})"
-
-    @property
-    def exact(self) -> bool:
-        """Whether products have the bits of the BF16 model."""
-        return self.mode == "exact"
-
-    def choose(self, options: dict[str, Any]) -> None:
-        """Takes over options that a user named.
-
-        # Errors
-        `ValueError` for a value that an option does not have.
-        """
-        for name, value in options.items():
-            if value not in OPTIONS[name]:
-                known = ", ".join(OPTIONS[name])
-                raise ValueError(
-                    f"--model-loader-extra-config: {name}={value!r} is unknown; choose one of "
-                    f"{known}"
-                )
-            setattr(self, name, value)
 
     # ---- what vLLM asks ----
 
@@ -88,9 +68,6 @@ class Df11Config(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer; None for layers without matrices."""
-        from ._experts import Df11ExpertsMethod
-        from ._linear import Df11EmbeddingMethod, Df11LinearMethod
-
         if isinstance(layer, LinearBase):
             return Df11LinearMethod(self)
         if isinstance(layer, VocabParallelEmbedding):

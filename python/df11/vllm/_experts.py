@@ -24,9 +24,9 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
 from .._engine import FAST, CompressedTensor, products
-from ._config import Df11Config
 from ._deferred import Target
 from ._layers import NAMES, defer, finish
+from ._options import Options
 
 _NAMES = NAMES[1:]
 #: Kernels of vLLM that take weights as checkpoints have them.
@@ -38,9 +38,9 @@ _MOST_ROWS = 8
 class Df11ExpertsMethod(FusedMoEMethodBase):
     """The experts of a layer: gate and up below each other for each expert, and down."""
 
-    def __init__(self, config: Df11Config, moe: FusedMoEConfig) -> None:
+    def __init__(self, options: Options, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
-        self.config = config
+        self.options = options
         #: vLLM's kernel, for decoded experts.
         self.dense: FusedMoEKernel | None = None
         self.is_grouped = False
@@ -79,7 +79,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     def process_weights_after_loading(self, layer: Any) -> None:
         """Gives the layer what it holds, and makes vLLM's kernel."""
         for name in _NAMES:
-            finish(layer, name, self.config)
+            finish(layer, name, self.options)
         self.is_grouped = all(_is_grouped(layer, name) for name in _NAMES)
         if self.backend is None or self.dense is not None:
             return
@@ -108,7 +108,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:
         """The weighted sum of what each token's experts say: [tokens, hidden]."""
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
-        if self.dense is None or (few and self.is_grouped and not self.config.exact):
+        if self.dense is None or (few and self.is_grouped and not self.options.exact):
             return _multiply(layer, x, topk_weights, topk_ids)
         return self.dense.apply(
             hidden_states=x,

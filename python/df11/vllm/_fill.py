@@ -27,12 +27,12 @@ from .._engine import (
     Residence,
     Tensors,
     bring,
-    pack_rows,
     why_ordinary,
 )
-from ._config import Df11Config
 from ._deferred import Piece, Source, Target
 from ._layers import NAMES, give, target_of
+from ._options import Options
+from ._packing import pack, without_padding
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -63,7 +63,7 @@ class _Groups:
     repacked: list[_Entry] = field(default_factory=list)
 
 
-def fill(model: nn.Module, config: Df11Config, device: torch.device, memory: int | None) -> None:
+def fill(model: nn.Module, options: Options, device: torch.device, memory: int | None) -> None:
     """Loads all targets of a model whose values a container has.
 
     `memory`: bytes of the GPU that vLLM may use, by which `auto` decides.
@@ -76,11 +76,11 @@ def fill(model: nn.Module, config: Df11Config, device: torch.device, memory: int
     packed = [entry for entry in entries if not _prepare(entry, on_gpu)]
     for entry in packed:
         pack(entry.target, "not all of it is stored in tiles, as whole rows")
-    groups = _grouped([e for e in entries if e.item is not None], on_gpu, config.exact)
-    residences = _residences(groups, config, device, memory)
+    groups = _grouped([e for e in entries if e.item is not None], on_gpu, options.exact)
+    residences = _residences(groups, options, device, memory)
     read = sum(e.item.stored_bytes for e in entries if e.item is not None)
     with (bar := Bar(read)):
-        _load(groups, residences, config, device, bar)
+        _load(groups, residences, options, device, bar)
     _tell(groups, residences, read)
 
 
@@ -105,7 +105,7 @@ def _prepare(entry: _Entry, on_gpu: bool) -> bool:
         pieces = target.ordered()
     except ValueError as error:
         raise ValueError(f"the checkpoint lacks weights of {entry.name}: {error}") from None
-    rows = _without_padding(target, pieces)
+    rows = without_padding(target, pieces)
     pieces = [piece for piece in pieces if piece.row < rows]
     sources = [piece.values for piece in pieces if isinstance(piece.values, Source)]
     if len(sources) < len(pieces) or any(p.columns != target.columns for p in pieces):
@@ -164,14 +164,14 @@ def _grouped(entries: list[_Entry], on_gpu: bool, exact: bool) -> list[_Groups]:
 
 
 def _residences(
-    groups: list[_Groups], config: Df11Config, device: torch.device, memory: int | None
+    groups: list[_Groups], options: Options, device: torch.device, memory: int | None
 ) -> list[Residence]:
     """How each group lies."""
-    if device.type != "cuda" or config.residence == "stored":
+    if device.type != "cuda" or options.residence == "stored":
         return ["stored"] * len(groups)
     sizes = [_nbytes(group) for group in groups]
     total = sum(sizes)
-    budget = total if config.residence == "fast" or memory is None else int(_SHARE * memory)
+    budget = total if options.residence == "fast" or memory is None else int(_SHARE * memory)
     found: list[Residence] = []
     for size in sizes:
         found.append("fast" if budget >= size else "stored")
@@ -190,7 +190,7 @@ def _nbytes(group: _Groups) -> int:
 def _load(
     groups: list[_Groups],
     residences: list[Residence],
-    config: Df11Config,
+    options: Options,
     device: torch.device,
     bar: Bar,
 ) -> None:
@@ -206,7 +206,7 @@ def _load(
             _, mine = jobs.setdefault((id(group.tensors), form), (group.tensors, []))
             mine.append(Group(items, device, form))
     for tensors, mine in jobs.values():
-        for item, value in bring(tensors, mine, config.exact, bar):
+        for item, value in bring(tensors, mine, options.exact, bar):
             entry = entries[id(item)]
             if item.reason is not None:
                 value = _padded(value, entry.target).to(device)
@@ -220,77 +220,6 @@ def _padded(dense: Tensor, target: Target) -> Tensor:
     dense = dense.view(-1, target.columns)
     padding = target.rows - dense.shape[0]
     return nn.functional.pad(dense, (0, 0, 0, padding)).view(target.shape)
-
-
-# ---- dense values ----
-
-
-def pack(target: Target, because: str | None = None) -> None:
-    """Makes a target what its dense pieces say: packed on a GPU; an ordinary weight on the CPU."""
-    pieces = target.ordered()
-    value: Tensor | None = _packed(target, pieces) if _is_packed(target) else None
-    if value is None:
-        value = _rows(target, pieces, 0, target.rows).view(target.shape)
-        because = because or "it is small, on the CPU, or has too many exceptions"
-        logger.info_once("df11: a weight of shape %s stays BF16: %s", target.shape, because)
-    target.value = value
-
-
-def _is_packed(target: Target) -> bool:
-    small = target.rows * target.columns < 1 << 16
-    fits = target.dtype == torch.bfloat16 and target.columns % 8 == 0
-    return target.device.type == "cuda" and fits and not small
-
-
-def _packed(target: Target, pieces: list[Piece]) -> CompressedTensor | None:
-    """In the fast layout; None if exceptions are too many for that."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    rows = _without_padding(target, pieces)
-    result = pack_rows(
-        device,
-        rows,
-        target.columns,
-        lambda begin, end: _rows(target, pieces, begin, end, device),
-    )
-    if result is None:
-        return None
-    arrays, part = result
-    shape = target.shape if rows == target.rows else (rows, target.columns)
-    return CompressedTensor(arrays, [part], shape)
-
-
-def _without_padding(target: Target, pieces: list[Piece]) -> int:
-    """Rows before those of zeros at the end, which would be exceptions in the fast layout."""
-    rows = target.rows
-    for piece in reversed(pieces):
-        if piece.values is not None or piece.columns != target.columns:
-            break
-        rows = piece.row
-    return rows or target.rows
-
-
-def _rows(
-    target: Target, pieces: list[Piece], begin: int, end: int, device: torch.device | None = None
-) -> Tensor:
-    """Some rows of a target."""
-    device = device or target.device
-    rows = torch.zeros(end - begin, target.columns, dtype=target.dtype, device=device)
-    for piece in pieces:
-        first, last = max(begin, piece.row), min(end, piece.row + piece.rows)
-        if first >= last or piece.values is None:
-            continue
-        skipped = first - piece.row
-        some = piece._replace(
-            row=first,
-            rows=last - first,
-            source_row=piece.source_row + skipped,
-            values=piece.values[skipped : skipped + last - first]
-            if isinstance(piece.values, Tensor)
-            else piece.values,
-        )
-        place = rows[first - begin : last - begin, piece.column : piece.column + piece.columns]
-        place.copy_(some.dense())
-    return rows
 
 
 def _tell(groups: list[_Groups], residences: list[Residence], read: int) -> None:

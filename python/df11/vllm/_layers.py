@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
 from .._engine import CompressedTensor
 from ._deferred import Deferred, Target
 from ._operators import hold
-
-if TYPE_CHECKING:
-    from ._config import Df11Config
+from ._options import Options
+from ._packing import pack
 
 #: Weights that layers have: a matrix; experts.
 NAMES = ("weight", "w13_weight", "w2_weight")
@@ -19,8 +16,6 @@ NAMES = ("weight", "w13_weight", "w2_weight")
 
 def defer(layer: nn.Module, name: str, target: Target) -> nn.Parameter:
     """Registers a parameter without memory."""
-    from ._fill import pack
-
     target.complete = pack
     weight = nn.Parameter(target.tensor(), requires_grad=False)
     layer.register_parameter(name, weight)
@@ -54,7 +49,7 @@ def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
     setattr(layer, f"{name}_columns", target.columns)
 
 
-def finish(layer: nn.Module, name: str, config: Df11Config) -> None:
+def finish(layer: nn.Module, name: str, options: Options) -> None:
     """Gives a layer a weight that came from elsewhere than a container.
 
     # Errors
@@ -72,5 +67,5 @@ def finish(layer: nn.Module, name: str, config: Df11Config) -> None:
         raise RuntimeError(f"weights of {where} were read and not loaded")
     value = target.value
     if isinstance(value, CompressedTensor):
-        value = value.with_mode(config.exact)
+        value = value.with_mode(options.exact)
     give(layer, name, value, target)

@@ -12,16 +12,16 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.utils import set_weight_attrs
 
 from . import _operators
-from ._config import Df11Config
 from ._deferred import Target
 from ._layers import defer, finish
+from ._options import Options
 
 
 class _Matrix(QuantizeMethodBase):
     """A layer whose weight is a matrix, or several ones below each other."""
 
-    def __init__(self, config: Df11Config) -> None:
-        self.config = config
+    def __init__(self, options: Options) -> None:
+        self.options = options
 
     def create_weights(
         self,
@@ -40,7 +40,7 @@ class _Matrix(QuantizeMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Gives the layer what it holds, if the loader has not."""
-        finish(layer, "weight", self.config)
+        finish(layer, "weight", self.options)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """y = x Wᵀ (+ bias)."""

@@ -1,4 +1,4 @@
-"""The model loader: reads containers where the folder of a model holds some.
+"""The model loader: reads containers if the folder of a model holds some.
 
 It is registered as load format `df11`, and in the place of vLLM's own loader for `auto`, whose
 work it does for all other models: vLLM chooses a loader by the format alone, before it knows the
@@ -28,9 +28,10 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 import df11
 
 from .. import _engine
-from ._config import NAME, OPTIONS, Df11Config
+from ._config import NAME, Df11Config
 from ._deferred import Source
 from ._layers import NAMES
+from ._options import OPTIONS
 
 logger = init_logger("vllm.plugins.df11")
 
