@@ -150,17 +150,23 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Files of tests that import what is not installed are left out, which is said."""
     if not collection_path.match("test_*.py"):
         return None
+    missing = [name for name in imported(collection_path) if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{collection_path.name} is left out: {missing[0]} is not installed")
+    return True if missing else None
+
+
+def imported(file: Path) -> list[str]:
+    """What a file imports at its top, and what files beside it do that it imports."""
     named: list[str] = []
-    for node in ast.parse(collection_path.read_text("utf-8")).body:
+    for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
             named += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             named.append(str(node.module))
-    roots = {name.partition(".")[0] for name in named}
-    missing = [root for root in sorted(roots) if importlib.util.find_spec(root) is None]
-    if missing:
-        print(f"{collection_path.name} is left out: {missing[0]} is not installed")
-    return True if missing else None
+    roots = sorted({name.partition(".")[0] for name in named})
+    beside = [path for root in roots if (path := file.with_name(f"{root}.py")).exists()]
+    return [*roots, *(name for path in beside for name in imported(path))]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

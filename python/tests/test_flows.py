@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT
-from models import Folders, bert_config, compressed, load, seeded, sentence_encoder, tokenizer
+from models import Folders, bert_config, compressed, load, seeded, tokenizer
 
 import df11
 from df11._tensor import CompressedTensor
@@ -251,18 +251,6 @@ def test_offloading_to_disk_is_refused(both: tuple[Path, Path], tmp_path: Path) 
 
 
 # ---- sentence-transformers ----
-
-
-def test_sentence_encoders(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
-    sentence_encoder(tmp_path / "bf16")
-    compressed(tmp_path / "bf16", tmp_path / "df11")
-    found, expected = (
-        library.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("df11", "bf16")
-    )
-    assert df11.report(found, verify=True).verified
-    texts = ["small models", "of many architectures"]
-    assert (found.encode(texts) == expected.encode(texts)).all()
 
 
 def test_cross_encoders(tmp_path: Path) -> None:

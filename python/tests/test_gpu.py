@@ -49,6 +49,22 @@ def original(tensor):
     buffer = bytearray(tensor.nbytes)
     tensor.decode_into(buffer)
     return buffer
+def refused(call, kind=df11.ParameterError):
+    try:
+        call()
+    except kind as error:
+        assert kind is not df11.ParameterError or "; " in str(error), error
+        return error
+    raise AssertionError(call)
+def decoded(what, fill=0xA5):
+    pointer, view, keep = output(what.nbytes, fill)
+    what.decode(pointer, 0)
+    return view
+def check(blocks):
+    for block in blocks:
+        view = decoded(block)
+        for name, (start, stop) in block.layout.items():
+            assert view[start:stop] == original(model[name]), name
 model = df11.open(sys.argv[1])
 """
 
@@ -68,15 +84,11 @@ def test_a_machine_without_a_driver_is_told_what_to_do(
         for call in (lambda: model.load(), lambda: model.load([0, 1]),
                      lambda: model.verify(device="gpu"),
                      lambda: df11.decompress(sys.argv[1], "out", device=0)):
-            try:
-                call()
-            except df11.GpuError as error:
-                assert isinstance(error, RuntimeError), error
-                assert error.remedy.startswith("install one of CUDA 12.0"), error
-                begin = "GPU: no NVIDIA driver on this machine; install one"
-                assert str(error).startswith(begin), error
-            else:
-                raise AssertionError
+            error = refused(call, df11.GpuError)
+            assert isinstance(error, RuntimeError), error
+            assert error.remedy.startswith("install one of CUDA 12.0"), error
+            begin = "GPU: no NVIDIA driver on this machine; install one"
+            assert str(error).startswith(begin), error
         model.verify(device="auto")
         print(df11.plan(model).device_bytes)
         """),
@@ -93,16 +105,7 @@ def test_drivers_that_fail_are_told(raw: Path, stand_in: Environment) -> None:
         ({"capability": "75"}, "compute capability 7.5; decode on the CPU"),
         ({"memory": "5000"}, "Stand-in 0 has 5000 free; free memory"),
     ]:
-        out = run(
-            script("""
-            try:
-                model.load()
-            except df11.GpuError as error:
-                print(error)
-            """),
-            raw,
-            **stand_in(**answers),
-        )
+        out = run(script("print(refused(model.load, df11.GpuError))"), raw, **stand_in(**answers))
         assert words in out, out
 
 
@@ -141,15 +144,12 @@ def test_blocks_decode_wherever_they_lie(raw: Path, stand_in: Environment) -> No
             assert loaded.largest_block_bytes == max(block.nbytes for block in model.blocks)
             assert loaded.device_bytes > 0 and loaded.copied_bytes <= loaded.host_bytes
             for turn in range(3):
-                for block in loaded.blocks:
-                    same = model.block(block.name)
-                    assert block.layout == same.layout and block.nbytes == same.nbytes
-                    assert loaded.placements[block.name] == (block.device, block.is_streamed)
-                    assert block.device in loaded.devices
-                    pointer, view, keep = output(block.nbytes)
-                    block.decode(pointer, 0)
-                    for name, (start, stop) in block.layout.items():
-                        assert view[start:stop] == original(model[name]), name
+                check(loaded.blocks)
+            for block in loaded.blocks:
+                same = model.block(block.name)
+                assert block.layout == same.layout and block.nbytes == same.nbytes
+                assert loaded.placements[block.name] == (block.device, block.is_streamed)
+                assert block.device in loaded.devices
             loaded.check()
             loaded.check(0, loaded.devices[0])
             assert loaded.block(block.name).name == block.name
@@ -161,16 +161,8 @@ def test_blocks_decode_wherever_they_lie(raw: Path, stand_in: Environment) -> No
                       lambda: model.load(memory=1000),
                       lambda: model.load(memory=10**9, streamed=True),
                       lambda: block.decode(8, 0), lambda: model.load([0, 1], streamed=True)):
-            try:
-                wrong()
-            except df11.ParameterError as error:
-                assert "; " in str(error)
-            else:
-                raise AssertionError
-        try:
-            loaded.block("absent")
-        except KeyError:
-            print("done")
+            refused(wrong)
+        refused(lambda: loaded.block("absent"), KeyError)
         """),
         raw,
         **stand_in(devices="2"),
@@ -189,11 +181,7 @@ def test_blocks_lie_where_they_are_told_to(raw: Path, stand_in: Environment) -> 
         assert [block.name for block in loaded.blocks] == [a, c]
         assert loaded.device_bytes < sum(plan.device_bytes)
         for turn in range(3):
-            for block in loaded.blocks:
-                pointer, view, keep = output(block.nbytes)
-                block.decode(pointer, 0)
-                for name, (start, stop) in block.layout.items():
-                    assert view[start:stop] == original(model[name]), name
+            check(loaded.blocks)
         # Only some, wherever they fit.
         whole, some = df11.plan(model), df11.plan(model, blocks=[b, c])
         assert list(some.placements) == [b, c] and some.device_bytes < whole.device_bytes
@@ -207,12 +195,8 @@ def test_blocks_lie_where_they_are_told_to(raw: Path, stand_in: Environment) -> 
         assert [block.name for block in model.load(blocks=[b, c]).blocks] == [b, c]
         assert model.load(blocks=[]).blocks == []
         assert df11.plan(model, blocks=[]).device_bytes == (0,)
-        try:
-            loaded.block(b)
-        except KeyError as error:
-            assert b in str(error) and "not loaded" in str(error)
-        else:
-            raise AssertionError
+        error = refused(lambda: loaded.block(b), KeyError)
+        assert b in str(error) and "not loaded" in str(error)
         lost = next(iter(model.block(b).layout))
         for wrong, words in [
             (lambda: loaded.program([(lost, 0)]), f'tensor "{lost}" is not loaded'),
@@ -227,12 +211,7 @@ def test_blocks_lie_where_they_are_told_to(raw: Path, stand_in: Environment) -> 
              "streamed and places of blocks"),
             (lambda: model.load([0, 1], blocks=[a]), "the plan is for 1 GPUs, not 2"),
         ]:
-            try:
-                wrong()
-            except df11.ParameterError as error:
-                assert words in str(error) and "; " in str(error), error
-            else:
-                raise AssertionError(words)
+            assert words in str(refused(wrong)), words
         """),
         raw,
         **stand_in(devices="2"),
@@ -251,8 +230,7 @@ def test_programs_put_tensors_anywhere(raw: Path, stand_in: Environment) -> None
             assert program.nbytes == 70000 + 48000
             assert program.device == 0 and not program.is_streamed
             for turn in range(2):
-                pointer, view, keep = output(program.nbytes)
-                program.decode(pointer, 0)
+                view = decoded(program)
                 expected = bytearray(b"\\xa5" * program.nbytes)
                 for name, offset, *rows in pieces:
                     content = original(model[name])
@@ -264,27 +242,15 @@ def test_programs_put_tensors_anywhere(raw: Path, stand_in: Environment) -> None
             assert one.is_streamed == bool(options)
             # It keeps the model.
             del loaded
-            pointer, view, keep = output(one.nbytes)
-            one.decode(pointer, 0)
-            assert view[512:] == original(model["model.layers.3.a"])
+            assert decoded(one)[512:] == original(model["model.layers.3.a"])
         loaded = model.load([0, 1], memory=[df11.plan(model).device_bytes[0] * 3 // 4] * 2)
         tensors = {block.device: next(iter(block.layout)) for block in loaded.blocks}
         assert loaded.program([(tensors[1], 0)]).device == 1
         for wrong in ([], [("absent", 0)], [(names[0], 0, 5, 50)],
                       [(tensors[0], 0), (tensors[1], 0)], [(names[0], 2**64 - 8)]):
-            try:
-                loaded.program(wrong)
-            except df11.ParameterError as error:
-                assert "; " in str(error)
-            else:
-                raise AssertionError(wrong)
+            refused(lambda: loaded.program(wrong))
         for wrong in (None, [names[0]], [(0, names[0])], [(names[0], -1)]):
-            try:
-                loaded.program(wrong)
-            except (TypeError, OverflowError, ValueError):
-                pass
-            else:
-                raise AssertionError(wrong)
+            refused(lambda: loaded.program(wrong), (TypeError, OverflowError, ValueError))
         """),
         raw,
         **stand_in(devices="2"),
@@ -344,19 +310,15 @@ def test_other_threads_decode_meanwhile(raw: Path, stand_in: Environment) -> Non
         script("""
         import threading
         loaded = model.load(streamed=True)
-        failures = []
+        done = []
         def work():
             for _ in range(50):
-                for block in loaded.blocks:
-                    pointer, view, keep = output(block.nbytes)
-                    block.decode(pointer, 0)
-                    for name, (start, stop) in block.layout.items():
-                        if view[start:stop] != original(model[name]):
-                            failures.append(name)
+                check(loaded.blocks)
+            done.append(True)
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
-        assert not failures
+        assert len(done) == 4
         """),
         raw,
         **stand_in(),

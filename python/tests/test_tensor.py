@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
@@ -647,46 +646,3 @@ def test_fake_tensors(q: CompressedTensor) -> None:
         assert isinstance(fake, CompressedTensor) and fake.plane0.shape == q.plane0.shape
         y = functional.linear(mode.from_tensor(X), fake)
         assert y.shape == (3, 4, 128) and fake.decode().shape == (128, 256)
-
-
-# ---- tensor parallelism ----
-
-
-def test_tensor_parallel(container: Any) -> None:
-    """Two processes, each with its rows or columns: the bits of BF16's tensor parallelism."""
-    script = """
-    import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
-    sys.path.insert(0, sys.argv[2])
-    import df11
-    from torch.distributed.tensor import DTensor, Shard, Replicate, init_device_mesh
-    from weights import compressed, same, seeded_weights
-
-    def work(rank, path, port):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=2)
-        mesh = init_device_mesh("cpu", (2,))
-        container, plain = df11.open(path), seeded_weights()
-        x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
-        h = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
-        q, wide = slice(64 * rank, 64 * rank + 64), slice(256 * rank, 256 * rank + 256)
-        results = []
-        for weight in (lambda name: compressed(container, name), plain.__getitem__):
-            column = DTensor.from_local(weight("q")[q], mesh, [Shard(0)])
-            y = torch.nn.functional.linear(DTensor.from_local(x, mesh, [Replicate()]), column)
-            row = DTensor.from_local(weight("wide")[:, wide], mesh, [Shard(1)])
-            z = torch.nn.functional.linear(DTensor.from_local(h[:, wide], mesh, [Shard(1)]), row)
-            results.append((y.full_tensor(), z.full_tensor()))
-        assert all(same(a, b) for a, b in zip(*results))
-        assert same(results[0][0], torch.nn.functional.linear(x, plain["q"]))
-        dist.destroy_process_group()
-
-    if __name__ == "__main__":
-        import socket
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]
-        mp.start_processes(work, (sys.argv[1], port), nprocs=2, start_method="fork")
-        print("same")
-    """
-    from pathlib import Path
-
-    assert run(script, container.path, Path(__file__).parent).endswith("same")

@@ -15,6 +15,7 @@ from weights import compressed, container_of, same
 
 import df11
 from df11 import _native, _ops, _workspaces
+from df11._bring import pack_dense
 from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.gpu
@@ -34,19 +35,10 @@ def stream() -> int:
 
 def fast_of(tensor: CompressedTensor) -> CompressedTensor:
     """One piece in the fast layout, of a tensor on the GPU."""
-    rows, columns = tensor.matrix_shape
-    dense = ops.decode(tensor.arrays, tensor.flat_parts, GPU)
-    strips = torch.empty(_native.strips_bytes(rows, columns), dtype=torch.uint8, device=GPU)
-    packer = _native.Packer(0, rows, columns, strips.data_ptr(), stream())
-    packer.pack(0, rows, dense.data_ptr(), stream())
-    count = packer.finish(stream())
-    if count is None:
+    packed = pack_dense(GPU, tensor.decode().view(tensor.matrix_shape))
+    if packed is None:
         pytest.skip("too many exceptions for the fast layout")
-    entries = torch.empty(4 * count, dtype=torch.uint8, device=GPU)
-    if count:
-        packer.take(entries.data_ptr(), stream())
-    part = (1, rows, columns, 0, 0, rows, 0, columns)
-    return CompressedTensor([strips, entries], [part], tensor.shape, exact=tensor.exact)
+    return CompressedTensor(*packed, tensor.shape, exact=tensor.exact)
 
 
 def on_gpu(container: Any, name: str, form: str, exact: bool = True) -> CompressedTensor:

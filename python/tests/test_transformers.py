@@ -326,14 +326,6 @@ def test_encoder_decoder(tmp_path: Path) -> None:
     assert df11.report(models[1], verify=True).verified
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral"])
-def test_experts_are_fused_without_a_copy(folders: Folders, name: str) -> None:
-    named = load(folders.df11(name)).named_parameters()
-    experts = [value for name, value in named if ".experts." in name]
-    assert experts
-    assert all(isinstance(value, CompressedTensor) and len(value.parts) > 1 for value in experts)
-
-
 def test_two_models_and_two_threads(folders: Folders) -> None:
     names = ["llama", "qwen3-moe"]
     models = {name: load(folders.df11(name)) for name in names}

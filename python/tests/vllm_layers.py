@@ -69,6 +69,8 @@ def on_rank(
 
     register()
     os.environ["VLLM_DIST_IDENT"] = str(port)  # what an executor of vLLM sets
+    # What vLLM compiles for itself, such as masks of vocabularies, takes a compiler a minute.
+    torch._dynamo.config.disable = DEVICE.type == "cpu"
     found: dict[str, str] = {}
     parallel = ParallelConfig(tensor_parallel_size=world, enable_expert_parallel=is_apart)
     config = VllmConfig(parallel_config=parallel)

@@ -13,8 +13,6 @@ from vllm.model_executor.layers.quantization.base_config import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from ._experts import Df11ExpertsMethod
-from ._linear import Df11EmbeddingMethod, Df11LinearMethod
 from ._options import Options
 
 NAME = "df11"
@@ -68,6 +66,10 @@ class Df11Config(Options, QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer; None for layers without matrices."""
+        # Processes that serve other models import nothing of these.
+        from ._experts import Df11ExpertsMethod
+        from ._linear import Df11EmbeddingMethod, Df11LinearMethod
+
         if isinstance(layer, LinearBase):
             return Df11LinearMethod(self)
         if isinstance(layer, VocabParallelEmbedding):
