@@ -249,7 +249,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
                 const u32 window =
                     __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
                 e[i] = entry_at(0, window << 2);
-                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
+                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> flagged(e[i]));
                 if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                 position += e[i] & LENGTH_MASK;
             }
@@ -427,25 +427,34 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
     }
 }
 
+// All warps together: one after the other they would take 2 us.
+__device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u32 lane) {
+    constexpr u32 OF_WARP = 2, OF_SLOTS = DECODERS * TILE_SLOTS, OF_STAGES = SETS * MOST_DECODED,
+                  OF_X = SETS * TILE_ATOMS;
+    static_assert(OF_SLOTS + OF_STAGES + OF_X <= DECODED_THREADS / LANES * OF_WARP, "all");
+    auto make = [](u64* full, u32 arrivals, u64* empty, u32 back, u32 i) {
+        init_barrier(shared_address(full + i), arrivals);
+        init_barrier(shared_address(empty + i), back);
+    };
+    const u32 i = warp * OF_WARP + lane;
+    if (lane < OF_WARP) {
+        if (i < OF_SLOTS)
+            make(common.slot_full[0], SLOT_ARRIVALS, common.slot_empty[0], 1, i);
+        else if (i < OF_SLOTS + OF_STAGES)
+            make(common.stage_full[0], SET_WARPS, common.stage_empty[0], MULTIPLIERS, i - OF_SLOTS);
+        else if (i < OF_SLOTS + OF_STAGES + OF_X)
+            make(common.x_full[0], X_ARRIVALS, common.x_empty[0], MULTIPLIERS,
+                 i - OF_SLOTS - OF_STAGES);
+    }
+    show_barriers();
+}
+
 template <u32 N>
 __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     const u32 lane = kept(threadIdx.x % LANES),
               warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     __shared__ DecodedShared common;
-    if (threadIdx.x == 0) {
-        for (u32 set = 0; set < SETS; set++) {
-            for (u32 i = 0; i < MOST_DECODED; i++)
-                init_barrier(shared_address(&common.stage_full[set][i]), SET_WARPS),
-                    init_barrier(shared_address(&common.stage_empty[set][i]), MULTIPLIERS);
-            for (u32 i = 0; i < TILE_ATOMS; i++)
-                init_barrier(shared_address(&common.x_full[set][i]), X_ARRIVALS),
-                    init_barrier(shared_address(&common.x_empty[set][i]), MULTIPLIERS);
-        }
-        for (u32 i = 0; i < DECODERS * TILE_SLOTS; i++)
-            init_barrier(shared_address(&common.slot_full[0][0] + i), SLOT_ARRIVALS),
-                init_barrier(shared_address(&common.slot_empty[0][0] + i), 1);
-        show_barriers();
-    }
+    make_barriers(common, warp, lane);
     __syncthreads();
     let_next_launch_begin();
     u32 room;
