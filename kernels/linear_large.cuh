@@ -29,9 +29,9 @@
 // back.
 //
 // Rejected, in the records with their figures:
-//   strips by multicast to two bands; groups of six strips for 192 rows; x by cp.async of 16 bytes; a slice kept in registers while
-//   others are loaded (four times the instructions, which come from L2 at every launch); the last
-//   block that comes adds all
+//   strips by multicast to two bands; groups of six strips for 192 rows; x by cp.async of 16 bytes; a
+//   slice kept in registers while others are loaded, of more than two pieces (four times the
+//   instructions, which come from L2 at every launch); the last block that comes adds all
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
 #pragma once
@@ -109,9 +109,9 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
 // slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
-// stores its sums, and adds those of a slice of its own when all have come, in the order of columns.
-// It does not wait long: then it leaves the slice to the last one. So no block depends on another one
-// to run at the same time.
+// stores its sums, and adds those of a slice of its own when all have come, in the order of columns;
+// of two pieces it does not store what it is to add. It does not wait long: then it stores that, too,
+// and leaves the slice to the last one. So no block depends on another one to run at the same time.
 struct LargeMeeting {
     u32* counter;
     const float* first;  // of the first piece, this thread's place
@@ -162,7 +162,7 @@ __device__ inline void load_partial(float (&to)[4], const float* from) {
 }
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
-// With 192 rows stores of two lines are faster (the record).
+// With 192 rows stores of 4 bytes are faster (the record).
 template <u32 N>
 constexpr bool BY_EIGHTS = N == LARGE_ROWS;
 
