@@ -60,6 +60,7 @@
 // as in the decoder.
 #pragma once
 #include "linear_bulk.cuh"
+#include "linear_wide.cuh"
 #include "tile_code.cuh"
 
 constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_STEPS * STEP_COLUMNS;
@@ -543,10 +544,13 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
                turns_of(number, sets) - 1, lane);
 }
 
-// Arrivals at a slot. On 9.0 one, which tells how many bytes come by a bulk copy; else those of
-// all lanes' copies, and that of the rest.
+// Lanes of a warp that arrive at a slot after it has been written, or read: one, after __syncwarp,
+// except for racecheck (WIDE_ARRIVALS).
+constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
+// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy; else
+// there are those of all lanes' copies besides.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 SLOT_ARRIVALS = 1;
+constexpr u32 SLOT_ARRIVALS = SLOT_LANES;
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
     if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full);
 }
@@ -557,7 +561,7 @@ __device__ inline void show_barriers() {
 }
 #else
 __device__ inline void show_barriers() {}
-constexpr u32 SLOT_ARRIVALS = LANES + 1;
+constexpr u32 SLOT_ARRIVALS = LANES + SLOT_LANES;
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
 #pragma unroll 1
     for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(to + i, from + i);
@@ -565,6 +569,18 @@ __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u3
 }
 __device__ inline void arrive_with_bits(u32 full, u32) { arrive(full); }
 #endif
+// All lanes of the warp, which have written to a slot, or read it. `bytes`: that come.
+__device__ inline void show_slot(u32 full, u32 bytes, u32 lane) {
+    __syncwarp();
+    if (lane == 0)
+        arrive_with_bits(full, bytes);
+    else if (SLOT_LANES > 1)
+        arrive(full);
+}
+__device__ inline void leave_slot(u32 empty, u32 lane) {
+    __syncwarp();
+    if (lane < SLOT_LANES) arrive(empty);
+}
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
@@ -632,8 +648,7 @@ __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& 
         store_shared_16(slot + 16, make_uint4(ticket.sums, ticket.fill, ticket.arrivals, flags));
         store_shared_16(slot + 32, make_uint4(ticket.matrix, ticket.strip, 0, 0));
     }
-    __syncwarp();
-    if (lane == 0) arrive_with_bits(full, bytes);
+    show_slot(full, bytes, lane);
 }
 
 // How many tiles each warp has been brought, modulo four: a bit of each warp.
@@ -689,8 +704,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
             store_shared_16(block.slots + at * block.slot_bytes + 16,
                             make_uint4(0, 0, 0, TICKET_END));
         copy_bits(0, nullptr, 0, block.slot_full + at * 8, lane);
-        __syncwarp();
-        if (lane == 0) arrive_with_bits(block.slot_full + at * 8, 0);
+        show_slot(block.slot_full + at * 8, 0, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -949,8 +963,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         }
         const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24),
                   set = block.set_full + 8 * place_of(number, block.set_count);
-        __syncwarp();
-        if (lane == 0) arrive(block.slot_empty + place * 8);
+        leave_slot(block.slot_empty + place * 8, lane);
         for (u32 i = 0; i < arrivals; i++) arrive(set);
     }
     if (problems) atomicOr(work.status(), problems);
@@ -962,7 +975,7 @@ __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 
     const u32 of_slots = warp - TILE_HELPERS;
     if (warp >= TILE_HELPERS && lane < TILE_SLOTS)
         make(common.slot_full[of_slots][lane], SLOT_ARRIVALS),
-            make(common.slot_empty[of_slots][lane], 1);
+            make(common.slot_empty[of_slots][lane], SLOT_LANES);
     if (warp == 0) {
         if (lane < MOST_RUN_SETS)
             make(common.set_full[lane], MOST_RUNS * LANES), make(common.set_empty[lane], LANES);

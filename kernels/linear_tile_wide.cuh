@@ -79,10 +79,11 @@ __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock
     const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
     if (!(ticket.flags & TICKET_NONE))
         return bring_tile(work, block, ticket, record, slot, full, lane, problems);
-    if (lane) return;
-    store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
-    store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
-    arrive(full);
+    if (lane == 0) {
+        store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
+        store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
+    }
+    show_slot(full, 0, lane);
 }
 
 // Asks for the tiles of a third of the warps that decode, round after round; those of the first
@@ -117,11 +118,10 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
     for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
         const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
         wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
-        if (lane == 0) {
+        if (lane == 0)
             store_shared_16(block.slots + last * block.slot_bytes + 16,
                             make_uint4(0, 0, 0, TICKET_END));
-            arrive(block.slot_full + last * 8);
-        }
+        show_slot(block.slot_full + last * 8, 0, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -355,8 +355,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                                     block.bits_bytes(), stage, lane);
             for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
         }
-        __syncwarp();
-        if (lane == 0) arrive(block.slot_empty + place * 8);
+        leave_slot(block.slot_empty + place * 8, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -439,7 +438,7 @@ __device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u
     const u32 i = warp * OF_WARP + lane;
     if (lane < OF_WARP) {
         if (i < OF_SLOTS)
-            make(common.slot_full[0], SLOT_ARRIVALS, common.slot_empty[0], 1, i);
+            make(common.slot_full[0], SLOT_ARRIVALS, common.slot_empty[0], SLOT_LANES, i);
         else if (i < OF_SLOTS + OF_STAGES)
             make(common.stage_full[0], SET_WARPS, common.stage_empty[0], MULTIPLIERS, i - OF_SLOTS);
         else if (i < OF_SLOTS + OF_STAGES + OF_X)
