@@ -21,17 +21,17 @@
 // multiprocessor, 227 KiB of shared memory: 5 stages of 44 KiB, or 6 of 36. Sum of 6144 x 4096,
 // 4096 x 4096, 28672 x 4096, 4096 x 14336 on an H200, in microseconds, nvcc's build:
 //   rows of x                   192     256     384     512     1024
-//   this                        174.3   206.6   285.9   364.5   674.8
+//   this                        166.8   200.3   275.2   336.3   618.0
+//   y by 4 bytes, all stored    165.9   201.1   281.1   346.6   623.8
 //   cuBLASLt's best             159.7   178.6   237.2   302.8   607.8
-//   launches of up to 256 rows  190.1   199.6   334     401     802
 // What limits it. A stage of 256 rows takes 0.70 to 0.77 us, of which products take 0.58 at 1.755
-// GHz. About 12 us are the ends of a launch whose columns are shared out: sums go to L2 and come
+// GHz. About 10 us are the ends of a launch whose columns are shared out: sums go to L2 and come
 // back.
 //
 // Rejected, in the records with their figures:
-//   groups of six strips for 192 rows; x by cp.async of 16 bytes; a slice kept in registers while
-//   others are loaded (four times the instructions, which come from L2 at every launch); the last
-//   block that comes adds all
+//   strips by multicast to two bands; groups of six strips for 192 rows; x by cp.async of 16 bytes; a
+//   slice kept in registers while others are loaded, of more than two pieces (four times the
+//   instructions, which come from L2 at every launch); the last block that comes adds all
 //
 // Safety: as linear.cu has it. A block waits for others no longer than LARGE_LOOKS looks at a counter.
 #pragma once
@@ -109,9 +109,9 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Blocks that have pieces of a group meet at a counter: how many have come (bits 0 to 7), how many
 // slices are done (8 to 15), and which of them are left to the last one that comes (16 on). Each
-// stores its sums, and adds those of a slice of its own when all have come, in the order of columns.
-// It does not wait long: then it leaves the slice to the last one. So no block depends on another one
-// to run at the same time.
+// stores its sums, and adds those of a slice of its own when all have come, in the order of columns;
+// of two pieces it does not store what it is to add. It does not wait long: then it stores that, too,
+// and leaves the slice to the last one. So no block depends on another one to run at the same time.
 struct LargeMeeting {
     u32* counter;
     const float* first;  // of the first piece, this thread's place
@@ -162,6 +162,10 @@ __device__ inline void load_partial(float (&to)[4], const float* from) {
 }
 __device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
 
+// With 192 rows stores of 4 bytes are faster (the record).
+template <u32 N>
+constexpr bool BY_EIGHTS = N == LARGE_ROWS;
+
 // The sums of a slice by all pieces, in order.
 template <u32 N>
 __device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice,
@@ -190,7 +194,7 @@ __device__ __forceinline__ void add_slice(const LargeMeeting& meeting, u32 slice
                     for (u32 n = 0; n < FRAGMENTS * 4; n++)
                         sums[n / 4][n % 4] += more[p][n / 4][n % 4];
         }
-        output.store<FRAGMENTS>(8 * i, sums[0]);
+        output.store<FRAGMENTS, BY_EIGHTS<N>>(8 * i, sums[0]);
     }
 }
 
@@ -205,6 +209,8 @@ __device__ inline u32 look_at(const u32* counter) {
 // Comes to a meeting. Which slices this block is to add; LEAVE: others have not come. By one thread.
 constexpr u32 LEAVE = 1u << 31;
 __device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
+    // What all have stored before the barrier is there for those who see this one's arrival.
+    __threadfence();
     const u32 own_slice = meeting.own_slice(), state = atomicAdd(meeting.counter, 1);
     if ((state & 0xFF) + 1 == meeting.pieces) return state >> 16 | own_slice;
     if (!own_slice) return 0;
@@ -215,6 +221,7 @@ __device__ __forceinline__ u32 come(const LargeMeeting& meeting) {
 }
 // Leaves its own slice to the last one that comes; if that one has come, it does not.
 __device__ __forceinline__ u32 leave(const LargeMeeting& meeting) {
+    __threadfence();
     const u32 own_slice = meeting.own_slice(),
               state = atomicOr(meeting.counter, own_slice << 16);
     return (state & 0xFF) == meeting.pieces ? own_slice : 0;
@@ -231,51 +238,57 @@ __device__ __forceinline__ void add_pieces(const LargeMeeting& meeting, volatile
         barrier_of_large();  // all have read it before another one is written
         return value;
     };
-    auto store = [&] {
+    // Of two pieces a block keeps what it is to add, unless the other one comes late.
+    auto kept_here = [&](u32 fragment) {
+        return meeting.pieces == 2 && meeting.owns &&
+               (meeting.slices == 1 || fragment / (N / 16) == meeting.number);
+    };
+    auto store = [&](bool keeps) {
 #pragma unroll
         for (u32 i = 0; i < N / 8; i++)
-            if (8 * i < output.x_rows)
+            if (8 * i < output.x_rows && kept_here(i) == keeps)
                 store_partial(meeting.mine + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
-        __threadfence();
         barrier_of_large();
     };
-    // Of two pieces, where the other one comes long before, only that one is stored.
-    const bool adds = meeting.pieces == 2 && meeting.slices == 1 && meeting.owns;
     u32 todo = 0;
     if (meeting.pieces > 1) {
-        if (!adds) store();
+        store(false);
         todo = tell(threadIdx.x == 0 ? come(meeting) : 0);
         if (todo == LEAVE) {
-            if (adds) store();
+            if (meeting.pieces == 2) store(true);
             todo = tell(threadIdx.x == 0 ? leave(meeting) : 0);
         }
         if (!todo) return;
     }
-    if (adds) {
-        const float* const other = meeting.partial(1);
+    const u32 done = __popc(todo);
+    if (meeting.pieces <= 2) {
+        // What is kept here. FRAGMENTS at once: a half has two or more of them.
+        constexpr u32 FRAGMENTS = N / 32;
 #pragma unroll
-        for (u32 first = 0; first < N / 8; first += 8) {
+        for (u32 first = 0; first < N / 8; first += FRAGMENTS) {
             if (8 * first >= output.x_rows) break;
-            float more[8][4];
+            if (meeting.pieces == 2) {
+                if (!kept_here(first)) continue;
+                const float* const other = meeting.partial(1 - meeting.number);
+                float more[FRAGMENTS][4];
 #pragma unroll
-            for (u32 i = 0; i < 8; i++)
-                load_partial(more[i], other + (first + i) * LARGE_FRAGMENT_FLOATS);
+                for (u32 i = 0; i < FRAGMENTS; i++)
+                    load_partial(more[i], other + (first + i) * LARGE_FRAGMENT_FLOATS);
 #pragma unroll
-            for (u32 i = 0; i < 32; i++) sums[4 * first + i] += more[i / 4][i % 4];
+                for (u32 i = 0; i < 4 * FRAGMENTS; i++) sums[4 * first + i] += more[i / 4][i % 4];
+            }
+            output.store<FRAGMENTS, BY_EIGHTS<N>>(8 * first, sums + 4 * first);
         }
-    }
-    if (adds || meeting.pieces == 1) {
-        output.store<N / 8>(0, sums);
         if (meeting.pieces == 1) return;
-    } else {
-#pragma unroll 1
-        for (u32 slice = 0; slice < LARGE_SLICES; slice++)
-            if (todo >> slice & 1) add_slice<N>(meeting, slice, output);
+        todo &= ~meeting.own_slice();
     }
+#pragma unroll 1
+    for (u32 slice = 0; slice < LARGE_SLICES; slice++)
+        if (todo >> slice & 1) add_slice<N>(meeting, slice, output);
     barrier_of_large();
     if (threadIdx.x == 0) {
-        const u32 count = __popc(todo), state = atomicAdd(meeting.counter, count << 8);
-        if ((state >> 8 & 0xFF) + count == meeting.slices) atomicExch(meeting.counter, 0);
+        const u32 state = atomicAdd(meeting.counter, done << 8);
+        if ((state >> 8 & 0xFF) + done == meeting.slices) atomicExch(meeting.counter, 0);
     }
 }
 

@@ -60,6 +60,7 @@
 // as in the decoder.
 #pragma once
 #include "linear_bulk.cuh"
+#include "linear_wide.cuh"
 #include "tile_code.cuh"
 
 constexpr u32 TILE_BANDS = 4, BAND_ROWS = 8, BAND_UNITS = 8, TILE_WIDTH = TILE_STEPS * STEP_COLUMNS;
@@ -256,7 +257,7 @@ __device__ __forceinline__ u32 entry_at(u32 table, u32 window) {
 // A lane's next bits, 96 of them from the word with `position` on: it is read in order.
 struct Window {
     u32 w0, w1, w2;
-    u32 position;    // its low five bits, a shift's: the others may be anything
+    u32 position;    // of the next one in w0
     u32 next, last;  // shared addresses: of the word after, and of the last one there is
     u32 table;       // of entry_at
     // `bits`: the shared address of the first staged bits.
@@ -264,14 +265,14 @@ struct Window {
         table = of_table;
         const u32 at = bits - 4 + min(from >> 5, (bytes - 16) / 4) * 4;
         w0 = load_shared(at), w1 = load_shared(at + 4), w2 = load_shared(at + 8);
-        next = at + 12, last = bits + bytes - 4, position = from;
+        next = at + 12, last = bits + bytes - 4, position = from & 31;
     }
     __device__ void refill() {
         w0 = w1, w1 = w2, w2 = load_shared(next), next = min(next + 4, last);
     }
     // Counted as LaneBits; none where the end of the slot was met.
     __device__ u32 place(u32 bits) const {
-        return next == last ? ~0u : (next - 12 - (bits - 4)) * 8 + (position & 31);
+        return next == last ? ~0u : (next - 12 - (bits - 4)) * 8 + position;
     }
 };
 
@@ -281,8 +282,8 @@ __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
     for (u32 i = 0; i < 4; i++) {
         const u32 low = __funnelshift_r(bits.w0, bits.w1, bits.position);
         u32 entry = entry_at(bits.table, low), length = entry & LENGTH_MASK;
-        if (int(entry) < 0) entry = escaped(entry, low >> ((entry >> 15 & 31) + 2));
-        length += bits.position & 31, bits.position = length;
+        if (int(entry) < 0) entry = escaped(entry, low >> (flagged(entry) + 2));
+        length += bits.position, bits.position = length & 31;
         if (length >= 32) bits.refill();
         e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = entry;
     }
@@ -290,7 +291,7 @@ __device__ __forceinline__ void decode_long_unit(Window& bits, u32 (&e)[4]) {
 
 // Four pairs: 48 bits at most, except with escapes.
 __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& problems) {
-    const u32 before = bits.position & 31;
+    const u32 before = bits.position;
     u32 low[4], high = __funnelshift_r(bits.w1, bits.w2, bits.position);
     low[0] = __funnelshift_r(bits.w0, bits.w1, bits.position);
 #pragma unroll
@@ -302,25 +303,25 @@ __device__ __forceinline__ void decode_unit(Window& bits, u32 (&e)[4], u32& prob
     // Right in seven bits, unless there are several escapes.
     u32 position = e[0] + e[1] + before + e[2] + e[3];
     // Rarely: an escape, or more bits than one word more makes up for.
-    if (int(e[0] | e[1] | e[2] | e[3] | position << 25) < 0) {
+    if (position & (RARE_SUM | 64)) {
         const u32 total = (position - before) & 127;
         if (total > WINDOW_BITS) {
             decode_long_unit(bits, e);
-            position = bits.position & 31;
+            position = bits.position;
             if (int(e[0] | e[1] | e[2] | e[3]) < 0) problems |= STATUS_NO_CODE;
         } else {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 if (int(e[i]) >= 0) continue;
                 const u32 raw = __funnelshift_r(low[i], 0, e[i] >> 15);  // less two bits
-                if (e[i] >> 15 == (0x10000 | NO_CODE)) problems |= STATUS_NO_CODE;
+                if (flagged(e[i]) == NO_CODE) problems |= STATUS_NO_CODE;
                 e[i] = (raw << 5 & 0x7F80) | (raw << 13 & 0x7F800000);
             }
             position = before + total;
             if (position >= 64) position -= 32, bits.refill();
         }
     }
-    bits.position = position;
+    bits.position = position & 31;
     if (position & 32) bits.refill();
 }
 
@@ -473,7 +474,7 @@ __device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 t
                     const u32 window =
                         __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
                     e[i] = entry_at(table, window << 2);
-                    if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
+                    if (int(e[i]) < 0) e[i] = escaped(e[i], window >> flagged(e[i]));
                     if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                     position += e[i] & LENGTH_MASK;
                 }
@@ -543,10 +544,13 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
                turns_of(number, sets) - 1, lane);
 }
 
-// Arrivals at a slot. On 9.0 one, which tells how many bytes come by a bulk copy; else those of
-// all lanes' copies, and that of the rest.
+// Lanes of a warp that arrive at a slot after it has been written, or read: one, after __syncwarp,
+// except for racecheck (WIDE_ARRIVALS).
+constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
+// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy; else
+// there are those of all lanes' copies besides.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 SLOT_ARRIVALS = 1;
+constexpr u32 SLOT_ARRIVALS = SLOT_LANES;
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
     if (bytes && lane == 0) copy_bulk_once(to, from, bytes, full);
 }
@@ -557,7 +561,7 @@ __device__ inline void show_barriers() {
 }
 #else
 __device__ inline void show_barriers() {}
-constexpr u32 SLOT_ARRIVALS = LANES + 1;
+constexpr u32 SLOT_ARRIVALS = LANES + SLOT_LANES;
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
 #pragma unroll 1
     for (u32 i = lane * 16; i < bytes; i += LANES * 16) copy_async(to + i, from + i);
@@ -565,6 +569,18 @@ __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u3
 }
 __device__ inline void arrive_with_bits(u32 full, u32) { arrive(full); }
 #endif
+// All lanes of the warp, which have written to a slot, or read it. `bytes`: that come.
+__device__ inline void show_slot(u32 full, u32 bytes, u32 lane) {
+    __syncwarp();
+    if (lane == 0)
+        arrive_with_bits(full, bytes);
+    else if (SLOT_LANES > 1)
+        arrive(full);
+}
+__device__ inline void leave_slot(u32 empty, u32 lane) {
+    __syncwarp();
+    if (lane < SLOT_LANES) arrive(empty);
+}
 
 // Dynamic shared memory, and the barriers, by shared addresses.
 struct TileBlock {
@@ -632,8 +648,7 @@ __device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& 
         store_shared_16(slot + 16, make_uint4(ticket.sums, ticket.fill, ticket.arrivals, flags));
         store_shared_16(slot + 32, make_uint4(ticket.matrix, ticket.strip, 0, 0));
     }
-    __syncwarp();
-    if (lane == 0) arrive_with_bits(full, bytes);
+    show_slot(full, bytes, lane);
 }
 
 // How many tiles each warp has been brought, modulo four: a bit of each warp.
@@ -689,8 +704,7 @@ __device__ __forceinline__ void bring_tiles(const Shared& work, const TileBlock&
             store_shared_16(block.slots + at * block.slot_bytes + 16,
                             make_uint4(0, 0, 0, TICKET_END));
         copy_bits(0, nullptr, 0, block.slot_full + at * 8, lane);
-        __syncwarp();
-        if (lane == 0) arrive_with_bits(block.slot_full + at * 8, 0);
+        show_slot(block.slot_full + at * 8, 0, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -840,33 +854,41 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
     }
 }
 
-// Asks for the table, and brings a warp's first tile: its number in the strip if its x can be held,
-// else none.
-__device__ __forceinline__ u32 bring_first(const Shared& work, const TileBlock& block, u32 warp,
-                                           u32 warps, u32 lane, u32& problems) {
+// A warp's first tile, for which it asks itself, and the block's first table: as far as that can be
+// before there are barriers.
+struct FirstTile {
     TileWalk walk;
-    walk.start(work);
-    if (walk.exists)
-        ask_for_table(work.launch.matrices[walk.at.matrix].table, block.table,
-                      threadIdx.x - TILE_HELPERS * LANES, warps * LANES);
-    walk.skip_to(work, warp);
-    if (!walk.exists) return ~0u;
-    const Record record = load_record(walk.records + walk.at.tile, lane);
-    const bool aligned = work.aligned();
-    bring_tile(work, block, ticket_of(work, block, walk, aligned), record,
-               block.slots + warp * TILE_SLOTS * block.slot_bytes,
-               block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
-    return aligned && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
-}
+    Record record;
+    __device__ __forceinline__ void ask(const Shared& work, u32 table, u32 warp, u32 warps,
+                                        u32 lane) {
+        walk.start(work);
+        if (walk.exists)
+            ask_for_table(work.launch.matrices[walk.at.matrix].table, table, warp * LANES + lane,
+                          warps * LANES);
+        walk.skip_to(work, warp);
+        if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
+    }
+    // Its number in the strip if its x can be held, else none.
+    __device__ __forceinline__ u32 bring(const Shared& work, const TileBlock& block, u32 warp,
+                                         u32 lane, u32& problems) {
+        if (!walk.exists) return ~0u;
+        const bool aligned = work.aligned();
+        bring_tile(work, block, ticket_of(work, block, walk, aligned), record,
+                   block.slots + warp * TILE_SLOTS * block.slot_bytes,
+                   block.slot_full + warp * TILE_SLOTS * 8, lane, problems);
+        return aligned && columns_left(work, walk.at) == TILE_WIDTH ? walk.at.tile : ~0u;
+    }
+};
 
 template <u32 EIGHTS>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
-                                               TileShared& common, u32 warp, u32 warps, u32 lane) {
+                                               TileShared& common, FirstTile& tile, u32 warp,
+                                               u32 warps, u32 lane) {
     constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
     // So that it stays in a register: the assembler would read it again in each band.
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
-    u32 held = bring_first(work, block, warp, warps, lane, problems);
+    u32 held = tile.bring(work, block, warp, lane, problems);
     uint4 x[units_held(EIGHTS)][EIGHTS] = {};
     const u32 rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16;
     wait_for_launch_before();
@@ -941,11 +963,26 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
         }
         const u32 number = load_shared(slot + 12), arrivals = load_shared(slot + 24),
                   set = block.set_full + 8 * place_of(number, block.set_count);
-        __syncwarp();
-        if (lane == 0) arrive(block.slot_empty + place * 8);
+        leave_slot(block.slot_empty + place * 8, lane);
         for (u32 i = 0; i < arrivals; i++) arrive(set);
     }
     if (problems) atomicOr(work.status(), problems);
+}
+
+// All warps of the block together: one after the other they would take 2 us.
+__device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 lane) {
+    auto make = [](u64& barrier, u32 arrivals) { init_barrier(shared_address(&barrier), arrivals); };
+    const u32 of_slots = warp - TILE_HELPERS;
+    if (warp >= TILE_HELPERS && lane < TILE_SLOTS)
+        make(common.slot_full[of_slots][lane], SLOT_ARRIVALS),
+            make(common.slot_empty[of_slots][lane], SLOT_LANES);
+    if (warp == 0) {
+        if (lane < MOST_RUN_SETS)
+            make(common.set_full[lane], MOST_RUNS * LANES), make(common.set_empty[lane], LANES);
+        if (lane < MOST_TABLES) make(common.filled[lane], LANES);
+        if (lane == 0) common.added = common.fills = 0;
+    }
+    show_barriers();
 }
 
 template <u32 EIGHTS>
@@ -953,21 +990,15 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
               warps = blockDim.x / LANES - TILE_HELPERS;
     __shared__ TileShared common;
+    const bool decodes = warp >= TILE_HELPERS;
+    FirstTile first;
+    if (decodes)
+        first.ask(work, shared_address(linear_shared), warp - TILE_HELPERS, warps, lane);
     TileBlock block;
     block.set_full = shared_address(common.set_full),
     block.slot_full = shared_address(common.slot_full),
     block.slot_empty = shared_address(common.slot_empty);
-    if (warp == 0) {
-        for (u32 i = lane; i < warps * TILE_SLOTS; i += LANES)
-            init_barrier(block.slot_full + 8 * i, SLOT_ARRIVALS),
-                init_barrier(block.slot_empty + 8 * i, 1);
-        if (lane < MOST_RUN_SETS)
-            init_barrier(block.set_full + 8 * lane, MOST_RUNS * LANES),
-                init_barrier(shared_address(common.set_empty + lane), LANES);
-        if (lane < MOST_TABLES) init_barrier(shared_address(common.filled + lane), LANES);
-        if (lane == 0) common.added = common.fills = 0;
-        show_barriers();
-    }
+    make_barriers(common, warp, lane);
     __syncthreads();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     let_next_launch_begin();
@@ -984,7 +1015,7 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
     const float* const sums = reinterpret_cast<float*>(linear_shared + tables * sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
-    if (warp < TILE_HELPERS) {
+    if (!decodes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
 #endif
@@ -996,6 +1027,6 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
 #endif
-        multiply_tiles<EIGHTS>(work, block, common, warp - TILE_HELPERS, warps, lane);
+        multiply_tiles<EIGHTS>(work, block, common, first, warp - TILE_HELPERS, warps, lane);
     }
 }

@@ -27,7 +27,7 @@ struct PairReader {
     __device__ u32 take(const TileTable& table) {
         const u32 window = __funnelshift_r(w0, w1, position);
         u32 entry = table.entries[window & (TABLE_ENTRIES - 1)];
-        if (int(entry) < 0) entry = escaped(entry, window >> (entry >> 15 & 31));
+        if (int(entry) < 0) entry = escaped(entry, window >> flagged(entry));
         position += entry & LENGTH_MASK;
         if (position >= 32) w0 = w1, w1 = w2, w2 = word(next++), position -= 32;
         return entry;

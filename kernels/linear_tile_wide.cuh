@@ -79,10 +79,11 @@ __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock
     const u32 slot = block.slots + place * block.slot_bytes, full = block.slot_full + place * 8;
     if (!(ticket.flags & TICKET_NONE))
         return bring_tile(work, block, ticket, record, slot, full, lane, problems);
-    if (lane) return;
-    store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
-    store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
-    arrive(full);
+    if (lane == 0) {
+        store_shared_16(slot + 16, make_uint4(0, 0, 0, ticket.flags));
+        store_shared_16(slot + 32, make_uint4(ticket.matrix, 0, 0, 0));
+    }
+    show_slot(full, 0, lane);
 }
 
 // Asks for the tiles of a third of the warps that decode, round after round; those of the first
@@ -117,11 +118,10 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
     for (warp = bringer; warp < DECODERS; warp += TILE_BRINGERS) {
         const u32 last = warp * TILE_SLOTS + turn % TILE_SLOTS;
         wait_for(block.slot_empty + last * 8, turn / TILE_SLOTS % 2 ^ 1);
-        if (lane == 0) {
+        if (lane == 0)
             store_shared_16(block.slots + last * block.slot_bytes + 16,
                             make_uint4(0, 0, 0, TICKET_END));
-            arrive(block.slot_full + last * 8);
-        }
+        show_slot(block.slot_full + last * 8, 0, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -249,7 +249,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
                 const u32 window =
                     __funnelshift_r(word(position / 32), word(position / 32 + 1), position);
                 e[i] = entry_at(0, window << 2);
-                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> (e[i] >> 15 & 31));
+                if (int(e[i]) < 0) e[i] = escaped(e[i], window >> flagged(e[i]));
                 if (int(e[i]) < 0) problems |= STATUS_NO_CODE;
                 position += e[i] & LENGTH_MASK;
             }
@@ -355,8 +355,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
                                     block.bits_bytes(), stage, lane);
             for (u32 i = 0; i < TILE_BANDS * TILE_ATOMS / ATOMS; i++) stage.at.next(stage.count);
         }
-        __syncwarp();
-        if (lane == 0) arrive(block.slot_empty + place * 8);
+        leave_slot(block.slot_empty + place * 8, lane);
     }
     if (problems) atomicOr(work.status(), problems);
 }
@@ -427,25 +426,34 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
     }
 }
 
+// All warps together: one after the other they would take 2 us.
+__device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u32 lane) {
+    constexpr u32 OF_WARP = 2, OF_SLOTS = DECODERS * TILE_SLOTS, OF_STAGES = SETS * MOST_DECODED,
+                  OF_X = SETS * TILE_ATOMS;
+    static_assert(OF_SLOTS + OF_STAGES + OF_X <= DECODED_THREADS / LANES * OF_WARP, "all");
+    auto make = [](u64* full, u32 arrivals, u64* empty, u32 back, u32 i) {
+        init_barrier(shared_address(full + i), arrivals);
+        init_barrier(shared_address(empty + i), back);
+    };
+    const u32 i = warp * OF_WARP + lane;
+    if (lane < OF_WARP) {
+        if (i < OF_SLOTS)
+            make(common.slot_full[0], SLOT_ARRIVALS, common.slot_empty[0], SLOT_LANES, i);
+        else if (i < OF_SLOTS + OF_STAGES)
+            make(common.stage_full[0], SET_WARPS, common.stage_empty[0], MULTIPLIERS, i - OF_SLOTS);
+        else if (i < OF_SLOTS + OF_STAGES + OF_X)
+            make(common.x_full[0], X_ARRIVALS, common.x_empty[0], MULTIPLIERS,
+                 i - OF_SLOTS - OF_STAGES);
+    }
+    show_barriers();
+}
+
 template <u32 N>
 __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     const u32 lane = kept(threadIdx.x % LANES),
               warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     __shared__ DecodedShared common;
-    if (threadIdx.x == 0) {
-        for (u32 set = 0; set < SETS; set++) {
-            for (u32 i = 0; i < MOST_DECODED; i++)
-                init_barrier(shared_address(&common.stage_full[set][i]), SET_WARPS),
-                    init_barrier(shared_address(&common.stage_empty[set][i]), MULTIPLIERS);
-            for (u32 i = 0; i < TILE_ATOMS; i++)
-                init_barrier(shared_address(&common.x_full[set][i]), X_ARRIVALS),
-                    init_barrier(shared_address(&common.x_empty[set][i]), MULTIPLIERS);
-        }
-        for (u32 i = 0; i < DECODERS * TILE_SLOTS; i++)
-            init_barrier(shared_address(&common.slot_full[0][0] + i), SLOT_ARRIVALS),
-                init_barrier(shared_address(&common.slot_empty[0][0] + i), 1);
-        show_barriers();
-    }
+    make_barriers(common, warp, lane);
     __syncthreads();
     let_next_launch_begin();
     u32 room;

@@ -495,6 +495,7 @@ struct WideOutput {
     u32 rows, x_rows;  // rows: of the matrix, from the warp's first one on
     float bias[2];     // without one -0, which changes no sum
     bool whole;        // all 16 rows exist, and pairs are aligned
+    bool eights;       // likewise, and eight rows are aligned
 
     __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
                           const WideShare& share) {
@@ -504,16 +505,20 @@ struct WideOutput {
         pitch = m.y_pitch, to = m.y + row + lane % 4 * 2 + (item.x_first + lane / 4) * pitch;
         rows = share.strip < item.strips && row < m.rows ? m.rows - row : 0;
         x_rows = item.x_rows;
-        whole = rows >= 16 && (reinterpret_cast<u64>(m.y) | pitch * 2) % 4 == 0;
+        const u64 places = reinterpret_cast<u64>(m.y) | pitch * 2;
+        whole = rows >= 16 && places % 4 == 0, eights = whole && places % 16 == 0;
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
             const u32 at = lane / 4 + 8 * k;
             bias[k] = m.bias && at < rows ? widen_bf16(__ldg(m.bias + row + at)) : -0.f;
         }
     }
-    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on.
-    template <u32 COUNT>
+    // COUNT fragments of 16 rows of a strip by eight rows of x, from row `first` of x on. BY_EIGHTS:
+    // eight rows of a strip by one store, if they are aligned.
+    template <u32 COUNT, bool BY_EIGHTS = false>
     __device__ __forceinline__ void store(u32 first, const float* sums) const {
+        if constexpr (BY_EIGHTS)
+            if (eights) return store_eights<COUNT>(first, sums);
         if (whole)
             store_as<COUNT, true>(first, sums);
         else
@@ -527,9 +532,7 @@ struct WideOutput {
         for (u32 i = 0; i < COUNT; i++, at += 8 * pitch) {
             u32 pairs[2];
 #pragma unroll
-            for (u32 k = 0; k < 2; k++)
-                pairs[k] = transposed(round_two(sums[4 * i + 2 * k] + bias[k],
-                                                sums[4 * i + 2 * k + 1] + bias[k]));
+            for (u32 k = 0; k < 2; k++) pairs[k] = pair_of(sums + 4 * i, k);
             if (first + 8 * i + threadIdx.x % LANES / 4 >= x_rows) continue;
             if (WHOLE) {
                 reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
@@ -541,6 +544,30 @@ struct WideOutput {
                         at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
             }
         }
+    }
+    // Of two fragments lanes 0 and 1 of a quad store the first one's, 2 and 3 the second one's.
+    template <u32 COUNT>
+    __device__ __forceinline__ void store_eights(u32 first, const float* sums) const {
+        static_assert(COUNT % 2 == 0, "two at once");
+        const u32 lane = threadIdx.x % LANES, q = lane % 4;
+        u32 row = first + lane / 4 + q / 2 * 8;
+        u16* at = to - q * 2 + (first + q / 2 * 8) * pitch + q % 2 * 8;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i += 2, row += 16, at += 16 * pitch) {
+            u32 words[4];
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) words[k] = pair_of(sums + 4 * (i + k / 2), k % 2);
+            transpose_quads(words, lane);
+            if (row >= x_rows) continue;
+            // The compiler would take four stores.
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(words[0]),
+                         "r"(words[1]), "r"(words[2]), "r"(words[3])
+                         : "memory");
+        }
+    }
+    // Half of a fragment's rows of the strip, rounded, in the order of y.
+    __device__ u32 pair_of(const float* sums, u32 half) const {
+        return transposed(round_two(sums[2 * half] + bias[half], sums[2 * half + 1] + bias[half]));
     }
     __device__ static u32 round_two(float low, float high) {
         u32 pair;

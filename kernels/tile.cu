@@ -366,14 +366,14 @@ extern "C" __global__ void df11_tile_tables(const TableTask* tasks) {
     TileTable& table = *static_cast<TileTable*>(task.table);
     for (u32 index = threadIdx.x; index < TABLE_ENTRIES; index += blockDim.x) {
         const u32 bits = __brev(index) >> (32 - TABLE_BITS);
-        u32 entry = FLAG | NO_CODE << 15 | 1;
+        u32 entry = FLAG | RARE | NO_CODE << 15 | 1;
         for (u32 length = TABLE_BITS; length > 0; length--) {
             if (bits >= limits[length]) break;
             // Below the limit of the next shorter length too: then that one's.
             if (length > 1 && bits < limits[length - 1]) continue;
             // The escape is the last code of its length.
             const u32 at = (bits >> (TABLE_BITS - length)) - codes[length], pair = word(pairs[length] + at);
-            entry = length == escape && at == word(COUNTS_AT + length - 1) ? FLAG | length << 15 | length + 16
+            entry = length == escape && at == word(COUNTS_AT + length - 1) ? FLAG | RARE | length << 15 | length + 16
                                                                            : (pair >> 8) << 23 | (pair & 255) << 7 | length;
             break;
         }

@@ -7,10 +7,15 @@ constexpr u32 POSITION_OF_BIT_0 = 30, WINDOW_BITS = 62;
 constexpr u32 INDEX_MASK = (TABLE_ENTRIES - 1) << 2;
 // Of an entry.
 constexpr u32 EXPONENTS = 0x7F807F80u, LENGTH_MASK = 63, NO_CODE = 31, FLAG = 0x80000000u;
+// What an entry with FLAG has besides: a sum of up to four entries has one of the bits of RARE_SUM if
+// and only if one of them has RARE, as exponents end at bit 16 of such a sum or begin at bit 23.
+constexpr u32 RARE = 1u << 20, RARE_SUM = 7u << 20;
+// The length of an escape's code, or NO_CODE, of an entry with FLAG.
+__device__ inline u32 flagged(u32 entry) { return entry >> 15 & 31; }
 
 // The entry of an escape, from the bits after its code; still flagged where the bits are no code.
 __device__ inline u32 escaped(u32 entry, u32 raw) {
-    const u32 kept = entry >> 15 == (0x10000 | NO_CODE) ? FLAG | LENGTH_MASK : LENGTH_MASK;
+    const u32 kept = flagged(entry) == NO_CODE ? FLAG | LENGTH_MASK : LENGTH_MASK;
     return (entry & kept) | (raw & 255) << 7 | (raw << 15 & 0x7F800000u);
 }
 

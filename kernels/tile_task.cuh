@@ -14,8 +14,8 @@ constexpr u32 TABLE_BITS = TILE_TABLE_BITS, TABLE_ENTRIES = 1u << TABLE_BITS;
 //   entries[next TABLE_BITS bits]
 //     31 30       23 22    20 19       15 14     7 6      6 5       0
 //     |0|  second   |    0   |     0     |  first |   0    | length  |    a pair of exponents, where they are in two BF16 weights
-//     |1|     0     |    0   |  length   |    0   |   0    | + 16    |    the escape: its length, alone and with the 16 bits behind it
-//     |1|     0     |    0   |    31     |    0   |   0    |   1     |    no code
+//     |1|     0     |    1   |  length   |    0   |   0    | + 16    |    the escape: its length, alone and with the 16 bits behind it
+//     |1|     0     |    1   |    31     |    0   |   0    |   1     |    no code
 struct alignas(16) TileTable {
     u32 entries[TABLE_ENTRIES];
 };

@@ -25,7 +25,7 @@ __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
     bits.words(position, w0, w1, w2);
     u32 e = entry_of(table, __funnelshift_r(w0, w1, position));
     if (int(e) < 0) {
-        u32 at = (position & 31) + 2 + (e >> 15 & 31);
+        u32 at = (position & 31) + 2 + flagged(e);
         e = escaped(e, __funnelshift_r(at < 32 ? w0 : w1, at < 32 ? w1 : w2, at));
     }
     return e;
