@@ -44,7 +44,7 @@ pub struct SideFile {
     pub path: String,
     /// Where to read it.
     pub file: PathBuf,
-    /// Its length in bytes when it was found, at most [`MAX_SIDE_BYTES`].
+    /// Its length in bytes when it was found, at most 256 MiB.
     pub length: u64,
 }
 

@@ -71,7 +71,7 @@ impl WeightsFile {
         Self::parse(path, Arc::new(FileReader::open(file)?))
     }
 
-    /// Reads and validates the header; the cost grows with the header alone, at most [`MAX_HEADER_BYTES`].
+    /// Reads and validates the header; the cost grows with the header alone, at most 100 MB.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where the file is none, is truncated, has trailing bytes, or breaks a rule of safetensors, or

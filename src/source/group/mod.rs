@@ -58,7 +58,7 @@ pub struct GroupedBlock {
     pub tensors: Vec<usize>,
 }
 
-/// Divides tensors into blocks: each is in exactly one. See the [module](self) for the rule.
+/// Divides tensors into blocks: each is in exactly one.
 ///
 /// The result depends on the set of tensors, not on their order. O(n log n) for n tensors, in time and memory,
 /// since only the first 32 components of a name are looked at.
