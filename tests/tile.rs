@@ -5,7 +5,7 @@
 mod normal;
 
 use df11::hazmat::tile::{
-    Codebook, Decoder, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, encode_tensor,
+    Codebook, TileDecoder, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, encode_tensor,
 };
 use df11::{Error, hazmat::bf16};
 use normal::Random;
@@ -622,7 +622,7 @@ proptest! {
         let strips = tensor.sizes.strips_of(&elements).unwrap();
         let wider = strips.start - more % (strips.start + 1)
             ..strips.end + (more >> 32) % (tensor.sizes.strip_count() - strips.end + 1);
-        let decoder = Decoder::new(&Codebook::from_bytes(&tensor.codebook).unwrap(), &tensor.sizes);
+        let decoder = TileDecoder::new(&Codebook::from_bytes(&tensor.codebook).unwrap(), &tensor.sizes);
         let mut output = vec![0; 2 * (end - start)];
         decoder.decode_strips(&tensor.span(wider).unwrap(), elements, &mut output).unwrap();
         prop_assert!(output == weights[2 * start..2 * end]);

@@ -51,7 +51,7 @@ pub fn verify_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result {
     let [tile_columns, columns, bit_count] = parameters;
     let again = tile::encode(&weights, codebook, [tile_columns, columns], |_| false);
     require(plane == again.plane, "order of the plane")?;
-    require(bit_count == again.bit_count, "bits of lanes, or an escaped pair with a code")?;
+    require(bit_count == again.parameters[2], "bits of lanes, or an escaped pair with a code")?;
     require(records == again.records, "records")?;
     require(
         bitstream == again.bitstream,

@@ -352,7 +352,7 @@ impl Tally {
     }
 }
 
-fn table_bytes(coded: &[(TensorId, Coding)]) -> u64 {
+fn table_bytes(coded: &[(TensorId, KernelEncoding)]) -> u64 {
     coded.iter().map(|(_, coding)| coding.table_bytes()).sum()
 }
 

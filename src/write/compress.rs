@@ -6,11 +6,11 @@ use super::{
     analysis::{self, FileAnalysis},
     blocks::Blocks,
     card, config, encode,
-    folder::{OutputFolder, Part},
+    folder::{OutputFolder, ModelFolder},
     input::{Input, Side},
     options::{CompressOptions, Layout, check_metadata},
     output::{ClosedOutput, Output},
-    plan::{Contents, Plan},
+    plan::{Contents, ContainerPlan},
     rename::check_absent,
     replace::{Earlier, check_file},
     report::Report,
@@ -291,7 +291,7 @@ impl<'a> Compressor<'a> {
     /// Both passes over one shard; the container lacks its directory still.
     fn write(&self, shard: &ShardSource<'_>, path: &Path, report: &mut Report) -> Result<Output> {
         let analyses = self.analyse(shard)?;
-        let mut plan = Plan::new(&self.contents(shard, &analyses)?)?;
+        let mut plan = ContainerPlan::new(&self.contents(shard, &analyses)?)?;
         report.add(&plan, plan.file_length());
         let output = Output::create(path, &mut plan)?;
         self.observer.enter(Stage::Encode);
@@ -316,7 +316,7 @@ impl<'a> Compressor<'a> {
     /// Fills a folder, or a part of one. Returns the model's identity too.
     fn folder(
         &self,
-        folder: &Part<'_>,
+        folder: &ModelFolder<'_>,
         options: &CompressOptions,
         in_pipeline: bool,
     ) -> Result<(Report, [u8; 32])> {

@@ -130,7 +130,7 @@ impl Estimate {
         let mut drafts = Vec::new();
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
             let analyses = analyse(shard)?;
-            let plan = Plan::new(&compressor.contents(shard, &analyses)?)?;
+            let plan = ContainerPlan::new(&compressor.contents(shard, &analyses)?)?;
             report.add(&plan, plan.file_length());
             drafts.push(Draft::new(path, plan));
         }

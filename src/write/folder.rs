@@ -47,8 +47,8 @@ impl OutputFolder {
 
     /// The part of the folder that belongs to one model: a folder in it, or all of it if the name
     /// is empty.
-    pub(super) fn part(&self, name: &str) -> Part<'_> {
-        Part { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
+    pub(super) fn part(&self, name: &str) -> ModelFolder<'_> {
+        ModelFolder { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
     }
 
     /// The place of a file in the folder, whose own folder is made.
@@ -123,12 +123,12 @@ impl OutputFolder {
 }
 
 /// The part of an output folder that one model fills; paths are relative to it.
-pub(super) struct Part<'a> {
+pub(super) struct ModelFolder<'a> {
     folder: &'a OutputFolder,
     prefix: String,
 }
 
-impl Part<'_> {
+impl ModelFolder<'_> {
     /// Where the part is until the folder is finished.
     pub(super) fn path(&self) -> PathBuf {
         self.folder.path().join(self.prefix.trim_end_matches('/'))

@@ -96,6 +96,16 @@ impl Codebook {
         Self { escape, pairs }
     }
 
+    /// Of an array whose rules have been checked.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let words: Vec<u16> =
+            bytes.chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]])).collect();
+        let (head, values) = words.split_at(1 + usize::from(MAX_CODE_LENGTH));
+        let lengths = (1..=MAX_CODE_LENGTH).zip(&head[1..]);
+        let lengths = lengths.flat_map(|(length, &count)| std::iter::repeat_n(length, count.into()));
+        Self::new(head[0], lengths.zip(values.iter().copied()))
+    }
+
     /// Codes for the pairs that occur at least `least` times, by package-merge; the others are escaped.
     pub fn of(tiles: &[Tile], least: u64) -> Self {
         let mut counts = BTreeMap::<u16, u64>::new();

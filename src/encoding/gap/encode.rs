@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::crossings::{GROUP, PIECE};
 use super::tracker::{IndexArrays, Tracker};
 use super::writer::Writer;
-use super::{Geometry, Layout, pair_table::PairTable};
+use super::{Geometry, GapSizes, pair_table::PairTable};
 use crate::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES};
 use crate::huffman::{CodeLengths, Codes};
 use crate::{Error, Result, bf16};
@@ -30,7 +30,7 @@ pub struct ChunkEncoder {
     lengths: CodeLengths,
     codes: Codes,
     pairs: Option<PairTable>,
-    layout: Layout,
+    layout: GapSizes,
 }
 
 /// One chunk of a tensor: consecutive weights, and some that follow them.
@@ -64,7 +64,7 @@ pub struct ChunkOutput {
 
 /// Bytes, and where in their array they belong.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
+pub struct PlacedBytes<'a> {
     /// The byte of the array at which the piece starts.
     pub offset: u64,
     /// Its bytes; possibly none.
@@ -73,23 +73,23 @@ pub struct Piece<'a> {
 
 impl ChunkOutput {
     /// Bytes of the bitstream.
-    pub fn bitstream(&self) -> Piece<'_> {
-        Piece { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
+    pub fn bitstream(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
     }
 
     /// Bytes of the gap array.
-    pub fn gaps(&self) -> Piece<'_> {
-        Piece { offset: self.gaps_offset, bytes: &self.index.gaps }
+    pub fn gaps(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.gaps_offset, bytes: &self.index.gaps }
     }
 
     /// Bytes of the output offsets.
-    pub fn output_offsets(&self) -> Piece<'_> {
-        Piece { offset: self.output_offsets_offset, bytes: &self.index.output_offsets }
+    pub fn output_offsets(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.output_offsets_offset, bytes: &self.index.output_offsets }
     }
 
     /// Bytes of the plane.
-    pub fn plane(&self) -> Piece<'_> {
-        Piece { offset: self.plane_offset, bytes: &self.plane }
+    pub fn plane(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.plane_offset, bytes: &self.plane }
     }
 }
 
@@ -102,7 +102,7 @@ struct Ownership {
 }
 
 impl Ownership {
-    fn new(layout: &Layout, start_bit: u64, end_bit: u64) -> Self {
+    fn new(layout: &GapSizes, start_bit: u64, end_bit: u64) -> Self {
         let unit_bits = layout.geometry().unit_bits();
         let first = start_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE;
         let end = (end_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE).min(layout.thread_count());
@@ -118,7 +118,7 @@ impl Ownership {
 
 impl ChunkEncoder {
     /// Prepares the tables of a tensor: some microseconds, for a big tensor some tens.
-    pub fn new(lengths: &CodeLengths, layout: &Layout) -> Self {
+    pub fn new(lengths: &CodeLengths, layout: &GapSizes) -> Self {
         let codes = Codes::new(lengths);
         let pairs = (layout.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
         Self { lengths: lengths.clone(), codes, pairs, layout: *layout }

@@ -17,17 +17,18 @@ mod decode;
 mod encode;
 mod geometry;
 mod lanes;
-mod layout;
+
 mod pair_table;
+mod sizes;
 mod span;
 mod tracker;
 mod verify;
 mod whole;
 mod writer;
 
-pub use decode::Decoder;
-pub use encode::{ChunkEncoder, ChunkInput, ChunkOutput, Piece};
+pub use decode::GapDecoder;
+pub use encode::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes};
 pub use geometry::Geometry;
-pub use layout::Layout;
+pub use sizes::GapSizes;
 pub use span::{Arrays, Span};
 pub use whole::{EncodedTensor, encode_tensor};

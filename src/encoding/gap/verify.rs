@@ -2,11 +2,11 @@
 
 use super::crossings::{Crossings, GROUP};
 use super::lanes::Decoded;
-use super::{Decoder, Span};
+use super::{GapDecoder, Span};
 use crate::constants::GAP_THREADS_PER_BYTE;
 use crate::{Error, Result};
 
-impl Decoder {
+impl GapDecoder {
     /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode)
     /// checks.
     ///
@@ -33,7 +33,7 @@ impl Decoder {
     fn check_boundaries(
         &self,
         span: &Span<'_>,
-        decoded: &Decoded<'_>,
+        decoded: &ExponentRun<'_>,
         crossings: &mut Crossings,
     ) -> Result<()> {
         let thread_bits = self.layout.geometry().thread_bits() as usize;

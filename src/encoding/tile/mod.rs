@@ -35,9 +35,9 @@ mod window;
 mod writer;
 
 pub use arrays::{Arrays, OwnedArrays};
-pub(crate) use arrays::{Part, cut};
+pub(crate) use arrays::{CutArray, cut};
 pub use codebook::Codebook;
-pub use decode::{Decoder, Span};
+pub use decode::{TileDecoder, Span};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Codebook, Decoder, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span};
+use super::{Codebook, TileDecoder, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span};
 use crate::{Error, Result};
 
 /// The four arrays of a tensor, and the numbers that its directory record holds.
@@ -60,9 +60,9 @@ impl EncodedTensor {
     /// Decodes a range of weights into little-endian BF16.
     ///
     /// # Errors
-    /// As [`Decoder::decode_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
+    /// As [`TileDecoder::decode_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        let decoder = Decoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
+        let decoder = TileDecoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
         let span = self.span(self.sizes.strips_of(&elements)?)?;
         let mut weights = vec![0; 2 * (elements.end - elements.start) as usize];
         decoder.decode_strips(&span, elements, &mut weights)?;
@@ -72,9 +72,9 @@ impl EncodedTensor {
     /// Verifies all strips, `strips_a_span` at a time.
     ///
     /// # Errors
-    /// As [`Decoder::verify_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
+    /// As [`TileDecoder::verify_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
     pub fn verify(&self, strips_a_span: u64) -> Result<()> {
-        let decoder = Decoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
+        let decoder = TileDecoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
         let count = self.sizes.strip_count();
         let each = strips_a_span.max(1);
         (0..count.div_ceil(each))

@@ -28,7 +28,7 @@ const LOOK_BYTES: usize = 16;
 const CHECK_BYTES: u64 = 64 << 10;
 
 /// A block's arrays, whose sizes agree.
-pub(super) struct Coded {
+pub(super) struct CodedBlock {
     codes: FileRange,
     plane: FileRange,
     positions: FileRange,
@@ -46,7 +46,7 @@ struct ThreadBlock {
     end: u64,
 }
 
-impl Coded {
+impl CodedBlock {
     /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all positions: 4 bytes for some 25 KB of weights.
     pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;

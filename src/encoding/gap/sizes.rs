@@ -13,14 +13,14 @@ use crate::{Error, Result};
 ///
 /// Always consistent: no method overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct GapSizes {
     geometry: Geometry,
     elements: u64,
     bit_count: u64,
     lut_count: u64,
 }
 
-impl Layout {
+impl GapSizes {
     /// The layout that the directory of a file states.
     ///
     /// # Errors
