@@ -138,7 +138,7 @@ fn verification_names_what_it_does_not_know() {
     }
 }
 
-/// A tensor of several thread blocks, and the first one behind whose start a code reaches.
+/// A tensor of several thread blocks, and the first one after whose start a code reaches.
 fn several_thread_blocks() -> (EncodedTensor, usize) {
     let weights: Vec<u8> = (0..20_000u32)
         .flat_map(|i| {

@@ -487,13 +487,13 @@ fn each_rule_of_decoding_is_checked() {
 /// Arrays that decode, but that verification must refuse.
 #[test]
 fn each_rule_of_verification_is_checked() {
-    // Zeros behind the last tile.
+    // Zeros after the last tile.
     let mut bad = encode_tensor(&normal(1001), vector(1001)).unwrap();
     assert_ne!(bad.sizes.bit_count() % 128, 0);
     *bad.bitstream.last_mut().unwrap() |= 0x80;
     assert!(bad.decode(0..1001).unwrap() == normal(1001));
     corrupt(&bad.verify(1), "bitstream");
-    // Zeros behind the pairs of a lane.
+    // Zeros after the pairs of a lane.
     let found = (0..20).map(lane_ends).sum::<usize>();
     assert!(found > 10, "{found}");
 

@@ -4,6 +4,7 @@
 //! only if it decodes, and its weights, coded again, are its arrays.
 
 #[path = "../../tests/support/tile_arrays.rs"]
+#[allow(missing_docs, reason = "documented there, for tests")]
 mod arrays;
 
 pub use arrays::Arrays;

@@ -89,7 +89,7 @@ fn index(code_lengths: impl Iterator<Item = u8>, parameters: [u64; 3]) -> (Vec<u
 /// Checks a container whose directory is valid: checksums, zeros, coded tensors, and that tensors cover their files.
 ///
 /// # Errors
-/// [`Failure::Corrupt`] at the first broken rule; [`Failure::Unsupported`] where there is none.
+/// [`Failure::Corrupt`] at the first broken rule; [`Failure::Unsupported`] if there is none.
 pub fn verify(container: &[u8], directory: &Directory) -> Result {
     checksums(container, directory)?;
     zeros(container, directory)?;

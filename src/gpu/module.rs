@@ -85,7 +85,7 @@ pub(super) struct Shape {
     shared: u32,
 }
 
-/// A launch of a decode kernel, but for output, status and stream.
+/// A launch of a decode kernel, except for output, status and stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Launch {
     /// Which of the decode kernels.
@@ -155,7 +155,7 @@ impl Kernels {
     /// How the blocks of a decode kernel fill this GPU if each warp stages this many bytes.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where not even one warp fits.
+    /// [`Error::Gpu`] if not even one warp fits.
     pub(super) fn shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
         let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&shape) = shapes.get(&(kernel, staged_bytes)) {

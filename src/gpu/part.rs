@@ -68,7 +68,7 @@ struct HeldArray {
 /// Device addresses of decode tables.
 type Tables = HashMap<TensorId, CUdeviceptr>;
 
-/// The same, but for what lies in a slot.
+/// The same, except for what lies in a slot.
 pub(super) struct SlotMap<'p> {
     part: &'p Part,
     sections: HashMap<SectionId, CUdeviceptr>,

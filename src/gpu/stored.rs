@@ -136,7 +136,7 @@ pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 /// of that.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where one is malformed; [`Error::Io`].
+/// [`Error::Corrupt`] if one is malformed; [`Error::Io`].
 pub(super) fn read_all(
     model: &Model,
     tensors: impl Iterator<Item = TensorId>,

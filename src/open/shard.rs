@@ -176,7 +176,7 @@ impl Shard {
     /// not matter and which is worth keeping: fresh memory costs more than the read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where a checksum does not match; [`Error::Io`].
+    /// [`Error::Corrupt`] if a checksum does not match; [`Error::Io`].
     ///
     /// # Panics
     /// Where the array does not exist or the range exceeds it.

@@ -1,7 +1,7 @@
 //! Slices of tensors: for each of the first dimensions the indices that are wanted.
 //!
 //! ```text
-//!            columns                 the last dimension that is not wanted whole, with those behind it
+//!            columns                 the last dimension that is not wanted whole, with those after it
 //!          ┌────┬──────┬────┐
 //!     rows │    │wanted│    │        the dimensions before it
 //!          └────┴──────┴────┘
@@ -21,7 +21,7 @@ pub(crate) struct Slice {
     levels: Vec<Dimension>,
 }
 
-/// One dimension, or several that are wanted whole but for the outermost of them.
+/// One dimension, or several that are wanted whole except for the outermost of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Dimension {
     wanted: Range<u64>,
@@ -76,7 +76,7 @@ impl Slice {
         self.levels.iter().map(Dimension::count).product()
     }
 
-    /// Its rows, in order, cut where they do not follow each other; none where it is empty.
+    /// Its rows, in order, cut where they do not follow each other; none if it is empty.
     pub(crate) fn rects(&self) -> impl Iterator<Item = Rect> + '_ {
         let (columns, outer) = self.levels.split_first().expect("there is a level");
         let (rows, around) =

@@ -38,7 +38,7 @@ pub(super) struct TensorAnalysis {
     pub(super) hash: [u8; 32],
     /// Of its bytes, for the second pass.
     pub(super) fingerprint: Fingerprint,
-    /// How it would be coded; `None` where it is stored raw whatever comes out.
+    /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
 }
 
@@ -54,7 +54,7 @@ struct BatchPiece {
     work: Work,
 }
 
-/// What is to be done with a piece, but for hashing.
+/// What is to be done with a piece, except for hashing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
     /// Nothing.
@@ -167,7 +167,7 @@ impl Pass<'_> {
         &self.file.file.tensors[index]
     }
 
-    /// Bytes of a tensor's pieces, but for the last one: whole units of where they are read from.
+    /// Bytes of a tensor's pieces, except for the last one: whole units of where they are read from.
     fn piece_bytes(&self, index: usize) -> u64 {
         let unit = self.file.unit(index);
         (PIECE_BYTES / unit * unit).max(unit)

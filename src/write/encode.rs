@@ -47,7 +47,7 @@ struct Target<'a> {
 /// Does all jobs of a plan.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the source is not what the first pass has read; what reading and
+/// [`Error::Parameter`] if the source is not what the first pass has read; what reading and
 /// writing answer.
 pub(super) fn encode(plan: &ContainerPlan<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
     let pass = Pass {
@@ -144,7 +144,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads part of a tensor and what the encoder must see behind it.
+    /// Reads part of a tensor and what the encoder must see after it.
     fn read(&mut self, target: Target<'_>, coding: &gap::GapCoding, start: u64, length: u64) -> Result<()> {
         let (lookahead, part) = (2 * coding.layout.geometry().lookahead() as u64, length as usize);
         let length = (length + lookahead).min(target.tensor.length - start);

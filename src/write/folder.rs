@@ -137,7 +137,7 @@ impl ModelFolder<'_> {
     /// The place of a file, whose own folder is made.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where a folder that has another name is found under this one.
+    /// [`Error::Parameter`] if a folder that has another name is found under this one.
     pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
         self.folder.path_of(&format!("{}{relative}", self.prefix))
     }
@@ -145,7 +145,7 @@ impl ModelFolder<'_> {
     /// Creates a file.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where one that has another name is found under this one, since the disk
+    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
     /// takes both for the same.
     pub(super) fn create_file(&self, relative: &str) -> Result<(File, PathBuf)> {
         let path = self.path_of(relative)?;

@@ -44,7 +44,7 @@ pub(super) struct Contents<'a> {
 
 /// Where everything goes.
 pub(super) struct ContainerPlan<'a> {
-    /// Complete but for checksums and identity.
+    /// Complete except for checksums and identity.
     pub(super) directory: Directory,
     pub(super) directory_offset: u64,
     pub(super) jobs: Vec<Job<'a>>,

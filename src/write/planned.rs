@@ -67,7 +67,7 @@ pub(super) fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
     tensors
 }
 
-/// Coded, where that makes the tensor smaller, with all its alignment.
+/// Coded, if that makes the tensor smaller, with all its alignment.
 fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
     let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
     match &analysis.coding {

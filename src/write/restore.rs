@@ -120,8 +120,8 @@ impl<'d> DecompressOptions<'d> {
 /// Works on all threads of the current rayon pool, in about 3 MiB a thread.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the output exists, a shard is missing, or one file is asked for of a model of several;
-/// [`Error::Corrupt`], also where a side file is missing or changed; [`Error::Io`], also where the disk
+/// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a model of several;
+/// [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`], also if the disk
 /// has too little free space, before anything is written; [`Error::Cancelled`], and what the decoder
 /// answers. Then nothing is left behind.
 pub fn decompress(
@@ -140,7 +140,7 @@ pub fn decompress(
 /// paths relative to the output.
 ///
 /// # Errors
-/// As [`decompress`], and [`Error::Parameter`] where components are missing.
+/// As [`decompress`], and [`Error::Parameter`] if components are missing.
 pub fn decompress_all(
     models: &Models,
     out: &Path,

@@ -47,7 +47,7 @@ pub(super) struct TileCoding {
     /// Of the exponents, in bits.
     pub(super) entropy_bits: f64,
     chunks: Chunks,
-    /// The first byte of each chunk's bits, and the byte behind the last one's.
+    /// The first byte of each chunk's bits, and the byte after the last one's.
     chunk_starts: Vec<u64>,
 }
 
@@ -241,7 +241,7 @@ impl TileCoding {
     /// of records, bitstream and plane.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the weights are not those that were measured, and what `read` and `write` answer.
+    /// [`Error::Parameter`] if the weights are not those that were measured, and what `read` and `write` answer.
     pub(super) fn encode_chunk(
         &self,
         encoder: &Encoder,

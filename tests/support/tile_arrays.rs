@@ -13,7 +13,7 @@ const ESCAPE: u32 = 1 << 16;
 /// How a pair is to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pair {
-    /// As its code, or behind the escape if it has none.
+    /// As its code, or after the escape if it has none.
     Coded(u16),
     /// Behind the escape in any case.
     Escaped(u16),
@@ -173,7 +173,7 @@ fn code_lengths(symbols: &[(u64, u32)]) -> BTreeMap<u32, u16> {
     lengths
 }
 
-/// The bits of a tile, and its record but for the offset.
+/// The bits of a tile, and its record except for the offset.
 #[derive(Clone, Debug)]
 pub struct Bits {
     pub lanes: [Vec<bool>; LANES],
@@ -202,7 +202,7 @@ impl Bits {
         new
     }
 
-    /// Makes the record that a writer must, but for a `shift` of at least this.
+    /// Makes the record that a writer must, except for a `shift` of at least this.
     pub fn describe(&mut self, shift: u32) {
         let lengths = self.lanes.each_ref().map(|lane| lane.len() as u64);
         self.least = *lengths.iter().min().unwrap();

@@ -38,8 +38,8 @@ impl GapDecoder {
     /// merging the range.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the index contradicts itself or the codes, where a code is none, or where
-    /// padding is not zero; then `weights` holds anything. [`Error::Parameter`] where a slice has another
+    /// [`Error::Corrupt`] if the index contradicts itself or the codes, where a code is none, or where
+    /// padding is not zero; then `weights` holds anything. [`Error::Parameter`] if a slice has another
     /// size than the range or the span asks for.
     pub fn decode(
         &self,

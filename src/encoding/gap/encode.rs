@@ -1,7 +1,7 @@
 //! Encoding chunk by chunk: parallel, in bounded memory, and with the same bytes for any chunking.
 //!
 //! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units whose
-//! first bit lies in its codes. It writes each of them whole, with the codes of a few weights behind the
+//! first bit lies in its codes. It writes each of them whole, with the codes of a few weights after the
 //! chunk, and leaves out the bits before its first unit, which belong to the chunk before. So chunks write
 //! disjoint bytes.
 //!
@@ -45,7 +45,7 @@ pub struct ChunkInput<'a> {
     pub first_element: u64,
     /// The bit at which the chunk's first code starts: the bits of all chunks before it.
     pub start_bit: u64,
-    /// The bit behind the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's histogram.
+    /// The bit after the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's histogram.
     pub end_bit: u64,
 }
 
@@ -97,7 +97,7 @@ impl ChunkOutput {
 struct Ownership {
     /// The unit boundary at or before the chunk's first bit, from which bits are counted.
     base: u64,
-    /// Owned threads, an even first one; empty where the chunk lies within one unit.
+    /// Owned threads, an even first one; empty if the chunk lies within one unit.
     threads: Range<u64>,
 }
 
@@ -130,7 +130,7 @@ impl ChunkEncoder {
     /// Bytes come out only for weights that have codes and that end at the bit that the histograms promised.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the chunk does not fit the layout or lacks lookahead, and where its weights
+    /// [`Error::Parameter`] if the chunk does not fit the layout or lacks lookahead, and if its weights
     /// are not those of the histograms, as when the source changed between two passes. Then `output` holds
     /// nothing of use.
     pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
@@ -209,7 +209,7 @@ impl ChunkEncoder {
         output.plane.resize(input.elements, 0);
     }
 
-    /// Splits and writes the chunk's own weights; false where they are not those that the histograms counted.
+    /// Splits and writes the chunk's own weights; false if they are not those that the histograms counted.
     fn write_chunk(&self, weights: &[u8], first: u64, plane: &mut [u8], writer: &mut Writer<'_>) -> bool {
         let mut exponents = [0; PIECE];
         let mut element = first;

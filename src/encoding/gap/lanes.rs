@@ -37,7 +37,7 @@ const SCRATCH: usize = 1024;
 /// Each look-up stores 8 bytes, of which the count says how many are exponents.
 const STORE: usize = 8;
 
-/// A bitstream has no code at a bit, or one that ends behind its thread block.
+/// A bitstream has no code at a bit, or one that ends after its thread block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoCode {
     /// The bit, from the start of the span.

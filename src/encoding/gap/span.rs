@@ -23,7 +23,7 @@ impl<'a> Arrays<'a> {
     /// The parts for a span of thread blocks; no byte is read.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor, or an array is shorter than
+    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor, or an array is shorter than
     /// the layout says.
     pub fn span(&self, layout: &GapSizes, thread_blocks: Range<u64>) -> Result<Span<'a>> {
         Ok(Span {
@@ -85,7 +85,7 @@ impl Span<'_> {
         ))
     }
 
-    /// The index of the first weight of a thread block of the span, or of the one behind it.
+    /// The index of the first weight of a thread block of the span, or of the one after it.
     pub(super) fn output_offset(&self, thread_block: u64) -> u64 {
         let entries = self.output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>().0;
         u64::from_le_bytes(entries[(thread_block - self.thread_blocks.start) as usize])
@@ -102,8 +102,8 @@ impl Span<'_> {
         self.thread_blocks.start * layout.geometry().thread_block_bits()
     }
 
-    /// The first boundary at or behind the start of a thread block, in bits from the start of the span; the
-    /// end of the last code for the thread block behind the last.
+    /// The first boundary at or after the start of a thread block, in bits from the start of the span; the
+    /// end of the last code for the thread block after the last.
     fn boundary(&self, layout: &GapSizes, thread_block: u64) -> usize {
         if thread_block == layout.thread_block_count() {
             return (layout.bit_count() - self.first_bit(layout)) as usize;
@@ -116,7 +116,7 @@ impl Span<'_> {
     /// Where the codes of a thread block of a checked span lie.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where gaps and output offsets contradict each other or the layout.
+    /// [`Error::Corrupt`] if gaps and output offsets contradict each other or the layout.
     pub(super) fn block_codes(&self, layout: &GapSizes, thread_block: u64) -> Result<BlockCodes> {
         let corrupt = |problem: &str| {
             Err(Error::corrupt("output offsets", thread_block * OUTPUT_OFFSET_BYTES as u64, problem))

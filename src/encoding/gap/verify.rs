@@ -17,7 +17,7 @@ impl GapDecoder {
     /// thread block's first boundary to the next.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays
+    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's arrays
     /// have other sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
         let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);

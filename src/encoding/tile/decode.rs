@@ -46,8 +46,8 @@ impl TileDecoder {
     /// Tiles that hold none of them are not decoded; the cost is that of the others.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the records contradict themselves or the codes, or a code is none; then `weights`
-    /// holds anything. [`Error::Parameter`] where a slice has another size than the range or the span asks for.
+    /// [`Error::Corrupt`] if the records contradict themselves or the codes, or a code is none; then `weights`
+    /// holds anything. [`Error::Parameter`] if a slice has another size than the range or the span asks for.
     pub fn decode_strips(&self, span: &Span<'_>, elements: Range<u64>, weights: &mut [u8]) -> Result<()> {
         self.decode(span, &Wanted::elements(&self.sizes.geometry(), elements), weights)
     }

@@ -63,7 +63,7 @@ const LANE_UNITS: usize = LANE_ELEMENTS / UNIT;
 pub(crate) const RECORD_BYTES: usize = 32;
 /// The longest code, in bits.
 const MAX_CODE_BITS: u8 = 12;
-/// Bits of a value behind the code of the escape.
+/// Bits of a value after the code of the escape.
 const VALUE_BITS: u8 = 16;
 /// The most bits of a pair.
 const MAX_PAIR_BITS: usize = (MAX_CODE_BITS + VALUE_BITS) as usize;

@@ -23,7 +23,7 @@ pub struct EncodedTensor {
 /// Encodes `n` little-endian BF16 weights (`2n` bytes), strip by strip.
 ///
 /// # Errors
-/// [`Error::Parameter`] where `weights` are not as many as the geometry's elements.
+/// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
 pub fn encode_tensor(weights: &[u8], geometry: Geometry) -> Result<EncodedTensor> {
     if weights.len() as u64 != 2 * geometry.elements() {
         return Err(Error::parameter("the weights are not those of the geometry", "pass a whole tensor"));
@@ -48,7 +48,7 @@ impl EncodedTensor {
     /// The parts of the arrays that some strips need.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the strips are none or reach beyond the tensor, or an array is shorter than
+    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor, or an array is shorter than
     /// its size; [`Error::Corrupt`] as [`Sizes::bitstream_of`].
     pub fn span(&self, strips: Range<u64>) -> Result<Span<'_>> {
         let records = part(&self.records, &self.sizes.records_of(&strips)?)?;

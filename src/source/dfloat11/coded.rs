@@ -42,7 +42,7 @@ pub(super) struct CodedBlock {
 struct ThreadBlock {
     index: u64,
     first: u64,
-    /// One behind the last.
+    /// One after the last.
     end: u64,
 }
 
@@ -225,7 +225,7 @@ impl CodedBlock {
         self.gaps.read(start, &mut scratch.gaps)
     }
 
-    /// Decodes as many codes as there is room for; returns the bit behind the last, counted from the start of the thread block.
+    /// Decodes as many codes as there is room for; returns the bit after the last, counted from the start of the thread block.
     fn decode_codes(
         &self,
         block: ThreadBlock,

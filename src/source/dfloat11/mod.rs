@@ -70,7 +70,7 @@ pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
 /// known. `root` is the source's folder.
 ///
 /// # Errors
-/// [`Error::Parameter`] where config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] where arrays are missing or
+/// [`Error::Parameter`] if config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] if arrays are missing or
 /// contradict each other; [`Error::Unsupported`]; [`Error::Io`].
 pub(super) fn import(source: &mut Source, root: &Path) -> Result<()> {
     let folders: BTreeSet<String> =

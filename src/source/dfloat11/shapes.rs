@@ -59,7 +59,7 @@ const TOKENS: &[&str] =
 pub(super) struct ModelGeometry {
     width: Option<u64>,
     vocabulary: Option<u64>,
-    /// The widths of inner layers; none where they are unknown.
+    /// The widths of inner layers; none if they are unknown.
     inner: BTreeSet<u64>,
 }
 
@@ -122,7 +122,7 @@ fn number(config: &Value, key: &str) -> Option<u64> {
     config.get(key)?.as_u64()
 }
 
-/// The widths of a block's layers but for that of the hidden state; empty where the config does not tell those of heads.
+/// The widths of a block's layers except for that of the hidden state; empty if the config does not tell those of heads.
 fn inner(config: &Value, width: u64) -> BTreeSet<u64> {
     let Some(heads) = number(config, "num_attention_heads").filter(|&heads| heads > 0) else {
         return BTreeSet::new();
