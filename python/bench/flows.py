@@ -3,8 +3,8 @@
 
     python bench/llm.py --only make                        # makes the checkpoint and compresses it
     python bench/flows.py --out rows.jsonl                 # 8B geometry, GPU 0
-    python bench/llm.py --only make --geometry tiny --device cpu --work /tmp/w
-    python bench/flows.py --model /tmp/w/tiny-3 --device cpu --tokens 64   # tries the script itself
+    python bench/llm.py --only make --geometry tiny --device cpu --work WORK
+    python bench/flows.py --model WORK/tiny-3 --device cpu --tokens 64   # tries the script itself
 
 | part | what it measures |
 |---|---|

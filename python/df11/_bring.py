@@ -28,7 +28,7 @@ from . import _native
 from ._container import Tensors, Tiles, of_windows
 from ._errors import GpuError
 from ._matrices import FAST, TABLE_BYTES, TILE_ROWS, Part
-from ._memory import readable
+from ._memory import memory_at
 from ._plan import Group, Item, Residence, aligned, matrix_of
 from ._progress import Bar
 from ._tensor import CompressedTensor
@@ -132,6 +132,14 @@ def pack_rows(
     return pack(device, rows, columns, (values(*step).to(device) for step in steps))
 
 
+def pack_dense(device: torch.device, value: Tensor) -> _Packed | None:
+    """As `pack`, of a dense weight on any device: arrays and parts."""
+    rows, columns = matrix_of(value)
+    dense = value.reshape(rows, columns)
+    result = pack_rows(device, rows, columns, lambda first, last: dense[first:last])
+    return None if result is None else (result[0], [result[1]])
+
+
 class _Device:
     """A container's tensors on one device."""
 
@@ -208,7 +216,7 @@ class _Device:
         all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
         slices = self._slices(window for runs in all_runs for run in runs for window in run)
         for item, runs in zip(items, all_runs, strict=True):
-            yield self._pack(runs, slices) if runs else self._pack_dense(item)
+            yield self._pack(runs, slices) if runs else pack_dense(self.device, item.value)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
         """For each window its decoded rows, some at a time; its tiles are there only meanwhile."""
@@ -238,13 +246,6 @@ class _Device:
         if len(found) < len(packed):
             return None
         return [array for arrays, _ in found for array in arrays], [part for _, part in found]
-
-    def _pack_dense(self, item: Item) -> _Packed | None:
-        """A weight whose tensors are not in tiles of 32 rows, which the CPU has decoded."""
-        rows, columns = matrix_of(item.value)
-        dense = item.value.reshape(rows, columns)
-        result = pack_rows(self.device, rows, columns, lambda first, last: dense[first:last])
-        return None if result is None else (result[0], [result[1]])
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         """Windows whose tiles are there together; none while two batches would be too much."""
@@ -347,7 +348,7 @@ def _keeping(array: Tensor, registered: _Registered) -> Tensor:
     """The same memory, with what it needs to stay where it is."""
     if not array.numel():
         return array
-    memory = readable(array.data_ptr(), array.numel(), (array, registered))
+    memory = memory_at(array.data_ptr(), array.numel(), (array, registered))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

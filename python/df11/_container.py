@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, each
-from ._memory import readable
+from ._memory import memory_at
 from ._tensor import CompressedTensor, rebuild
 from ._torch import dtype_of
 
@@ -53,7 +53,7 @@ class Tensors(Mapping[str, Tensor]):
         self._found: dict[str, CompressedTensor] = {}
         self._names: dict[int, str] = {}
         self._mapped = [
-            (address, readable(address, length, container))
+            (address, memory_at(address, length, container))
             for address, length in sorted(container.mappings)
         ]
 
@@ -95,7 +95,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def _arrays(self, tiles: Any) -> Arrays:
         if (places := tiles.places) is None:
-            return [*(_frombuffer(tiles.array(at)) for at in range(4)), _frombuffer(b"")]
+            return [*(_frombuffer(tiles.array(at).obj) for at in range(4)), _frombuffer(b"")]
         found = []
         for address, length in places:
             start, memory = self._mapped[bisect_right(self._mapped, address, key=_first) - 1]

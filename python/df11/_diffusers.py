@@ -33,14 +33,13 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from . import _native
 from ._container import Tensors
 from ._hub import folder_of
-from ._load import load
 from ._online import Made, check_taken
 from ._online import folder_of as bf16_folder
-from ._parameters import tell_conversions, wanted_by
+from ._parameters import wanted_by
 from ._place import default_device, device_of, resolve
 from ._plan import Item
-from ._quantizer import METHOD, Config, Handed, changed, mark_config, others
-from ._source import KEY, Ref, copy_containers, keep
+from ._quantizer import METHOD, Config, Handed, Save, changed, finish, mark_config, others
+from ._source import KEY, copy_containers
 from ._tensor import CompressedTensor
 from ._torch import dtype_of
 from ._versions import mismatch
@@ -182,11 +181,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         assert self.tensors is not None
-        said = self.quantization_config
-        form = "streamed" if said.streamed else said.residence
-        tell_conversions(self._items, self.tensors.container, self.dtype)
-        load(model, self.tensors, self._items, self.placement, mode=said.mode, residence=form)
-        keep(model.__dict__[KEY], self.made)
+        finish(model, self, self.tensors, self._items)
         model.save_pretrained = _Save(model)
         # Weights are what they were, and may be moved and converted as those of any model.
         model.is_quantized = False
@@ -199,14 +194,9 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         )
 
 
-class _Save(Ref):
-    """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
-
-    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes containers and config, as `df11 compress` made them."""
-        model = self.module
-        if model is None:
-            raise ReferenceError("the model is gone; keep it in a variable while it is saved")
+class _Save(Save):
+    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As diffusers does."""
         if kwargs.get("variant") or kwargs.get("push_to_hub"):
             raise ValueError(
                 "a compressed model is saved as it is, without variant and push_to_hub; "

@@ -39,3 +39,10 @@ class ParameterError(Error, ValueError):
 
 class GpuError(Error, RuntimeError):
     """The GPU or its driver failed, or there is none."""
+
+
+def unfit(problem: str, remedy: str) -> ParameterError:
+    """The error of a request, with what to ask for instead."""
+    error = ParameterError(f"{problem}; {remedy}")
+    error.remedy = remedy
+    return error

@@ -51,10 +51,10 @@ def load(
     """
     main = placement.devices[0]
     modules = dict(root.named_modules(remove_duplicate=False))
-    items = known(root, items, tensors.container, main.type == "cuda")
+    items = _known(root, items, tensors.container, main.type == "cuda")
     groups = group(items, tensors.container)
     place(groups, placement, residence)
-    where = placement.where or homes(groups, lambda path: is_callable(modules[path]))
+    where = placement.where or homes(groups, lambda path: _is_callable(modules[path]))
     if main.type == "cuda":
         where = {path: main if home.type == "cpu" else home for path, home in where.items()}
     runs_on = _devices(modules, where, main)
@@ -85,7 +85,7 @@ def check_gpus(devices: Iterable[torch.device]) -> None:
             _native.check(device.index, raw_stream(device.index))
 
 
-def known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
+def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
     """Items with all places where the module has them, each parameter once, and why ordinary."""
     entries_by_name = {place.name: entry for entry in entries(root) for place in entry.places}
     found: dict[int, Item] = {}
@@ -97,7 +97,7 @@ def known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> l
     return list(found.values())
 
 
-def is_callable(module: nn.Module) -> bool:
+def _is_callable(module: nn.Module) -> bool:
     """Whether it has a forward, so that hooks of it run."""
     return type(module).forward is not nn.Module.forward
 

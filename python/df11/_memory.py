@@ -6,7 +6,7 @@ import ctypes
 import re
 from typing import Any
 
-from ._errors import ParameterError
+from ._errors import unfit
 
 #: Of formats of the struct module: Python's objects and pointers.
 _POINTERS = frozenset("O&P")
@@ -26,12 +26,12 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
             "tensor.view(torch.uint8).numpy() of a tensor on the CPU"
         ) from error
     if view.readonly:
-        raise _refused("the buffer is read-only", "pass a writable one")
+        raise unfit("the buffer is read-only", "pass a writable one")
     if not view.c_contiguous:
-        raise _refused("the buffer is not contiguous", "pass a contiguous one")
+        raise unfit("the buffer is not contiguous", "pass a contiguous one")
     # Names of fields are between colons.
     if set(re.sub(r":[^:]*:", "", view.format)) & _POINTERS:
-        raise _refused(
+        raise unfit(
             "the buffer holds objects, whose addresses would be overwritten", "pass one of numbers"
         )
     if view.nbytes == 0:
@@ -40,18 +40,16 @@ def writable(buffer: Any) -> tuple[int, int, Any]:
     return ctypes.addressof(memory), view.nbytes, memory
 
 
-def readable(address: int, length: int, owner: Any) -> memoryview:
-    """The bytes at an address, for reading, which keep their owner while they are used.
+def memory_at(address: int, length: int, owner: Any) -> Any:
+    """The bytes at an address, which keep their owner while they are used, for PyTorch.
 
-    The view itself would let them be written to: PyTorch, which has no read-only tensors, warns of
-    others.
+    It has no read-only tensors, and warns of read-only buffers. Nobody may write to them.
     """
     memory = (ctypes.c_ubyte * length).from_address(address)
     memory._owner = owner  # type: ignore[attr-defined]
-    return memoryview(memory).cast("B")
+    return memory
 
 
-def _refused(problem: str, remedy: str) -> ParameterError:
-    error = ParameterError(f"{problem}; {remedy}")
-    error.remedy = remedy
-    return error
+def readable(address: int, length: int, owner: Any) -> memoryview:
+    """As `memory_at`, for reading; its `obj` is what that gives."""
+    return memoryview(memory_at(address, length, owner)).cast("B").toreadonly()

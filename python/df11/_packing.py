@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
 from . import _native
-from ._bring import pack_rows
+from ._bring import pack_dense
 from ._names import Place
 from ._online import stamp
 from ._parameters import entries
@@ -79,13 +79,8 @@ class Packer(ConversionOps):
         return nn.Parameter(value if packed is None else packed, requires_grad=False)
 
     def _packed(self, value: Tensor) -> CompressedTensor | None:
-        rows, columns = matrix_of(value)
-        dense = value.reshape(rows, columns)
-        result = pack_rows(self.device, rows, columns, lambda first, last: dense[first:last])
-        if result is None:
-            return None
-        arrays, part = result
-        return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
+        packed = pack_dense(self.device, value)
+        return packed and CompressedTensor(*packed, value.shape, exact=self.exact)
 
     # ---- afterwards ----
 

@@ -49,6 +49,7 @@ from ._packing import PACKED, Packer
 from ._parallel import gathered, is_first, local, prepare
 from ._parameters import tell_conversions
 from ._place import Placement, default_device, resolve
+from ._plan import Item
 from ._pretrained import Taker, checkpoint_dtype
 from ._source import KEY, Ref, copy_containers, keep
 from ._tensor import CompressedTensor
@@ -319,11 +320,7 @@ class Df11Quantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = self._ignored
         taker, self.taker, self._handed = self.taker, None, None
         items = taker.finish()
-        tell_conversions(items, taker.tensors.container, self.dtype)
-        said = self.quantization_config
-        form = "streamed" if said.streamed else said.residence
-        load(model, taker.tensors, items, self.placement, mode=said.mode, residence=form)
-        keep(model.__dict__[KEY], self.made)
+        finish(model, self, taker.tensors, items)
 
     # ---- afterwards ----
 
@@ -411,14 +408,32 @@ def handed(key: str) -> dict[str, Any]:
 torch.serialization.add_safe_globals([handed])
 
 
-class _Save(Ref):
+def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
+    """Puts what a quantizer's loader took into a model, as its config says."""
+    said = quantizer.quantization_config
+    form = "streamed" if said.streamed else said.residence
+    tell_conversions(items, tensors.container, quantizer.dtype)
+    load(model, tensors, items, quantizer.placement, mode=said.mode, residence=form)
+    keep(model.__dict__[KEY], quantizer.made)
+
+
+class Save(Ref):
     """`save_pretrained` of a model, without keeping it; a copy of the model has its own."""
 
     def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Writes containers and config, as `df11 compress` made them."""
-        model = self.module
-        if model is None:
+        if self.module is None:
             raise ReferenceError("the model is gone; keep it in a variable while it is saved")
+        self.write(self.module, save_directory, *args, **kwargs)
+
+    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As a library saves its models."""
+        raise NotImplementedError
+
+
+class _Save(Save):
+    def write(self, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers does."""
         if kwargs.get("variant") or kwargs.get("state_dict"):
             raise ValueError("a compressed model is saved as it is, without variant or state_dict")
         folder = Path(save_directory)

@@ -7,7 +7,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any
 
-from ._errors import ParameterError
+from ._errors import unfit
 from ._native import Model, Tensor, open
 
 #: What safetensors calls the frameworks that there are here.
@@ -145,10 +145,3 @@ def _is_plain(part: Any) -> bool:
     if isinstance(part, slice):
         return part.step in (None, 1)
     return isinstance(part, int) and not isinstance(part, bool)
-
-
-def unfit(problem: str, remedy: str) -> ParameterError:
-    """The error of a request, with what to ask for instead."""
-    error = ParameterError(f"{problem}; {remedy}")
-    error.remedy = remedy
-    return error

@@ -41,14 +41,14 @@ def mismatch(library: str, version: str, lacking: str) -> str:
     found = _numbers(version)
     said = f"{library} {version}"
     tested = f"df11 is tested with {first} to {last}"
-    within = f"pip install '{library}>={first},<{newest[0]}.{newest[1] + 1}'"
+    install = f"pip install '{library}{within(library)}'"
     if found < oldest:
-        return f"{said} is too old for df11: it lacks {lacking}; {tested}: {within}"
+        return f"{said} is too old for df11: it lacks {lacking}; {tested}: {install}"
     if found > newest:
-        within = f"pip install -U df11, or {within}"
-        return f"{said} is too new for this df11: it lacks {lacking}; {tested}: {within}"
+        install = f"pip install -U df11, or {install}"
+        return f"{said} is too new for this df11: it lacks {lacking}; {tested}: {install}"
     said = f"{said} is not as it was released"
-    return f"{said}: it lacks {lacking}; {tested}: {within} --force-reinstall"
+    return f"{said}: it lacks {lacking}; {tested}: {install} --force-reinstall"
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from ._errors import unfit
 from ._native import compress
 from ._report import Report
-from ._safe import safe_open, unfit
+from ._safe import safe_open
 
 __all__ = ["load_file", "save_file"]
 

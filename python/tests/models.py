@@ -29,6 +29,15 @@ MOE: dict[str, Any] = {
     "moe_intermediate_size": 320,
 }
 
+#: What an encoder is asked for of these.
+_OF_BERT = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+
 #: The config's class, and what is not as in SMALL.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": False}),
@@ -90,6 +99,24 @@ def causal(name: str, folder: Path) -> Path:
     """Saves a model of one of CAUSAL as BF16, and returns the folder."""
     model = transformers.AutoModelForCausalLM.from_config(config_of(name))
     seeded(model).save_pretrained(folder)
+    return folder
+
+
+def bert_config(**options: Any) -> Any:
+    """Of a small encoder."""
+    sizes = {name: SMALL[name] for name in _OF_BERT}
+    return transformers.BertConfig(**sizes, **options, dtype="bfloat16")
+
+
+def sentence_encoder(folder: Path) -> Path:
+    """Saves an encoder of sentence-transformers in BF16, with a tokenizer."""
+    from sentence_transformers import SentenceTransformer, models
+
+    config, bert = bert_config(), folder.with_name("bert")
+    seeded(transformers.BertModel(config)).save_pretrained(bert)
+    tokenizer().save_pretrained(bert)
+    parts = [models.Transformer(str(bert)), models.Pooling(config.hidden_size)]
+    SentenceTransformer(modules=parts, device="cpu").save(str(folder))
     return folder
 
 

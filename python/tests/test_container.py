@@ -123,6 +123,14 @@ def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Tiles]
     return [of_windows(value, mine, whole, exact=True) for value, mine in pairs], tiles
 
 
+def test_stored_arrays_are_not_written_to(tensors: Tensors) -> None:
+    for at in range(4):
+        array = tensors.container["edge"].tiles.array(at)
+        assert array.readonly
+        with pytest.raises(TypeError, match="read-only"):
+            array[0] = 0
+
+
 def test_a_slice_takes_no_more_than_its_tiles(tensors: Tensors) -> None:
     part = tensors["edge"][40:90, 10:200]
     (found,), tiles = rebuilt(tensors, [part])

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from models import SMALL, config_of, seeded, tokenizer  # noqa: E402
+from models import config_of, seeded, sentence_encoder, tokenizer  # noqa: E402
 
 import df11  # noqa: E402
 
@@ -83,23 +83,8 @@ def test_generate(folder: Path) -> None:
 
 
 def test_sentences(tmp_path: Path) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    modules = pytest.importorskip("sentence_transformers.models")
-    names = {
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-    }
-    config = transformers.BertConfig(**{name: SMALL[name] for name in names}, dtype="bfloat16")
-    seeded(transformers.BertModel(config)).save_pretrained(tmp_path / "bert")
-    tokenizer().save_pretrained(tmp_path / "bert")
-    part = modules.Transformer(str(tmp_path / "bert"))
-    encoder = sentence_transformers.SentenceTransformer(
-        modules=[part, modules.Pooling(config.hidden_size)], device="cpu"
-    )
-    encoder.save(str(tmp_path / "bf16"))
+    pytest.importorskip("sentence_transformers")
+    sentence_encoder(tmp_path / "bf16")
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
     said = example("attach_sentence_encoder.py", tmp_path / "bf16", tmp_path / "df11")
     assert (

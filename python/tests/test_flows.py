@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 accelerate = pytest.importorskip("accelerate")
 
-from models import causal, seeded, tokenizer  # noqa: E402
+from models import bert_config, causal, seeded, sentence_encoder, tokenizer  # noqa: E402
 
 import df11  # noqa: E402
 from df11._tensor import CompressedTensor  # noqa: E402
@@ -271,22 +271,7 @@ def test_offloading_to_disk_is_refused(folders: tuple[Path, Path], tmp_path: Pat
 
 def test_sentence_encoders(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
-    modules = pytest.importorskip("sentence_transformers.models")
-    config = transformers.BertConfig(
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=512,
-        dtype="bfloat16",
-    )
-    seeded(transformers.BertModel(config)).save_pretrained(tmp_path / "bert")
-    tokenizer().save_pretrained(tmp_path / "bert")
-    part = modules.Transformer(str(tmp_path / "bert"))
-    encoder = library.SentenceTransformer(
-        modules=[part, modules.Pooling(config.hidden_size)], device="cpu"
-    )
-    encoder.save(str(tmp_path / "bf16"))
+    sentence_encoder(tmp_path / "bf16")
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)
     found, expected = (
         library.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("df11", "bf16")
@@ -298,16 +283,7 @@ def test_sentence_encoders(tmp_path: Path) -> None:
 
 def test_cross_encoders(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
-    config = transformers.BertConfig(
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=512,
-        num_labels=1,
-        dtype="bfloat16",
-    )
-    model = seeded(transformers.BertForSequenceClassification(config))
+    model = seeded(transformers.BertForSequenceClassification(bert_config(num_labels=1)))
     model.save_pretrained(tmp_path / "bf16")
     tokenizer().save_pretrained(tmp_path / "bf16")
     df11.compress(tmp_path / "bf16", tmp_path / "df11", progress=False)

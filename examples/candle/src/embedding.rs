@@ -15,6 +15,8 @@ pub struct Embedding {
     weights: Weights,
     name: String,
     dtype: DType,
+    #[cfg(feature = "cuda")]
+    matrix: Option<std::sync::Arc<df11::gpu::Matrix>>,
 }
 
 impl Embedding {
@@ -28,12 +30,24 @@ impl Embedding {
         if tensor.dtype() != Some(df11::Dtype::BF16) || tensor.shape().len() != 2 {
             bail!("{name} is {:?} {:?}, no BF16 matrix", tensor.dtype(), tensor.shape());
         }
-        Ok(Self { weights: weights.clone(), name, dtype: builder.dtype() })
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            matrix: weights.gpu().map(|gpu| gpu.matrix(&name)).transpose()?.flatten().map(Into::into),
+            weights: weights.clone(),
+            name,
+            dtype: builder.dtype(),
+        })
     }
 }
 
 impl Module for Embedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if self.weights.gpu().is_some() && self.matrix.is_none() {
+            let rows = self.weights.decode(&self.name)?;
+            let columns = rows.dim(1)?;
+            return candle_nn::Embedding::new(rows, columns).forward(ids)?.to_dtype(self.dtype);
+        }
         ids.contiguous()?.apply_op1_no_bwd(self)?.to_dtype(self.dtype)
     }
 }
@@ -59,7 +73,8 @@ impl CustomOp1 for Embedding {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, ids: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let Some(gpu) = self.weights.gpu() else { bail!("the weights are not on a GPU") };
-        let (storage, columns) = gpu.gather(&self.name, ids, layout)?;
+        let Some(matrix) = &self.matrix else { bail!("{} has no rows of tiles", self.name) };
+        let (storage, columns) = gpu.gather(matrix, ids, layout)?;
         Ok((storage, shape_of(layout, columns)))
     }
 

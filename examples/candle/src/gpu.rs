@@ -70,14 +70,23 @@ impl Gpu {
         unsafe { program.decode_into_raw(output, &stream, &self.status) }.map_err(failed)
     }
 
+    /// The matrix of this name; none if decoding all of it is the only way, as of one that is too
+    /// small to be coded.
+    pub(crate) fn matrix(&self, name: &str) -> Result<Option<Matrix>> {
+        match self.model.matrix(name) {
+            Ok(matrix) => Ok(Some(matrix)),
+            Err(df11::Error::Parameter { .. }) => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
     /// Rows of a matrix by contiguous indices, and how many columns they have.
     pub(crate) fn gather(
         &self,
-        name: &str,
+        matrix: &Matrix,
         ids: &CudaStorage,
         layout: &Layout,
     ) -> Result<(CudaStorage, usize)> {
-        let matrix = self.model.matrix(name).map_err(failed)?;
         let (count, columns) = (layout.shape().elem_count(), matrix.column_count());
         let stream = self.candle.cuda_stream();
         let ids =
@@ -104,7 +113,7 @@ pub(crate) struct Fused {
 }
 
 impl Fused {
-    /// None in the exact mode and on the CPU.
+    /// None in the exact mode, on the CPU, and for what is not stored in tiles of its own.
     ///
     /// The matrix in the fast layout would be faster, and takes more memory
     /// ([`Matrix::to_fast_or_stored`]).
@@ -112,7 +121,7 @@ impl Fused {
         let Some(gpu) = weights.gpu().filter(|gpu| gpu.mode == Mode::Fused) else {
             return Ok(None);
         };
-        let matrix: Matrix = gpu.model.matrix(name).map_err(failed)?;
+        let Some(matrix) = gpu.matrix(name)? else { return Ok(None) };
         let linear = df11::gpu::Linear::new(&[matrix]).map_err(failed)?;
         let needed = linear.workspace_bytes(linear.crossover_rows() - 1) as usize;
         let mut workspace = gpu.workspace.lock().unwrap_or_else(PoisonError::into_inner);

@@ -52,17 +52,17 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// H200, stored          172    180    211                            204 + 118
 /// H200, fast             99    103    110    134    207    365       248 + 303 for 512 rows
 /// H100, stored          174    188    218                            300 + 164
-/// H100, fast            122    132    136    148    208    425       323 + 302 for 512 rows
+/// H100, fast            121    132    136    148    208    358       327 + 300 for 512 rows
 /// ```
 ///
 /// As stored a launch takes 64 rows: two of them take 436 on the H100, and on the H200 more than
 /// decoding and cuBLASLt.
 ///
 /// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
-/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100, where no launch of
-/// more than 256 rows was measured, three of them take 642 and decoding 725; four were slower.
+/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100 1024 take 685, and 931
+/// decoded; 2048 take 1422 and 1623.
 const KNOWN: [(Gpu, Crossover); 2] =
-    [(H100, Crossover { stored: 129, fast: 769 }), (H200, Crossover { stored: 65, fast: 2049 })];
+    [(H100, Crossover { stored: 129, fast: 2049 }), (H200, Crossover { stored: 65, fast: 2049 })];
 
 /// Of a GPU that nobody has measured, by bytes alone: decoding reads 11 or 12 bits of a weight,
 /// writes 16, and a BLAS reads them again, which is as much as three launches of 16 rows and more.
