@@ -1,4 +1,4 @@
-//! What a run of the command leaves behind and says next: model cards, how to load, default
+//! What a run of the command leaves after and says next: model cards, how to load, default
 //! outputs, models from the cache of the Hub, completions and manual pages.
 
 #[path = "support/command.rs"]

@@ -35,7 +35,7 @@ fn mark(config: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Puts the side files beside the containers, each configuration with its mark.
-pub(super) fn write_side_files(input: &Input<'_>, folder: &Part<'_>) -> Result<()> {
+pub(super) fn write_side_files(input: &Input<'_>, folder: &ModelFolder<'_>) -> Result<()> {
     for side in &input.side {
         if is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
             let config = side.bytes()?;

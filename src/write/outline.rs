@@ -29,7 +29,7 @@ pub(super) struct Draft {
 
 impl Draft {
     /// Of a plan, for a container with this path.
-    pub(super) fn new(path: PathBuf, plan: Plan<'_>) -> Self {
+    pub(super) fn new(path: PathBuf, plan: ContainerPlan<'_>) -> Self {
         Self { path, directory: plan.directory, directory_offset: plan.directory_offset }
     }
 
