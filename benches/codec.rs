@@ -65,7 +65,7 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let tensor = tile::encode_tensor(weights, geometry).expect("the weights encode");
-    let decoder = tile::Decoder::new(&codebook, &tensor.sizes);
+    let decoder = tile::TileDecoder::new(&codebook, &tensor.sizes);
     let span = tensor.span(0..tensor.sizes.strip_count()).expect("the span exists");
     let mut output = vec![0; weights.len()];
     decoder.decode_strips(&span, 0..tensor.sizes.elements(), &mut output).expect("it decodes");

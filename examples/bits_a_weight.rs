@@ -3,7 +3,7 @@
 //! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672 × 4096
 //! matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
-use df11::hazmat::gap::{Geometry, GapSizes};
+use df11::hazmat::gap::{GapSizes, Geometry};
 use df11::hazmat::huffman::{CodeLengths, Histogram};
 
 #[path = "../benches/support/normal.rs"]

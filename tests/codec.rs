@@ -5,7 +5,7 @@
 mod normal;
 
 use df11::hazmat::gap::{
-    ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, EncodedTensor, Geometry, encode_tensor,
+    ChunkEncoder, ChunkInput, ChunkOutput, EncodedTensor, GapDecoder, Geometry, encode_tensor,
 };
 use df11::hazmat::huffman::{CodeLengths, Histogram, Luts, read_codebook, verify_codebook};
 use df11::{Error, hazmat::bf16};

@@ -5,7 +5,7 @@ use df11::{
     hazmat::{
         code_lengths,
         format::{Directory, Header},
-        gap::{EncodedTensor, Geometry, GapSizes, encode_tensor},
+        gap::{EncodedTensor, GapSizes, Geometry, encode_tensor},
         histogram,
         huffman::verify_codebook,
     },
@@ -203,9 +203,13 @@ fn no_thread_block_is_left_out() {
     }
     let elements = tensor.layout.elements() - count;
     tensor.plane.truncate(elements as usize);
-    tensor.layout =
-        GapSizes::new(tensor.layout.geometry(), elements, tensor.layout.bit_count(), tensor.layout.lut_count())
-            .unwrap();
+    tensor.layout = GapSizes::new(
+        tensor.layout.geometry(),
+        elements,
+        tensor.layout.bit_count(),
+        tensor.layout.lut_count(),
+    )
+    .unwrap();
     let boundary = entry(&tensor, 1);
     for range in [0..elements, 0..boundary, boundary..elements, 0..1] {
         assert!(matches!(tensor.decode(range), Err(Error::Corrupt { .. })));

@@ -5,7 +5,8 @@
 mod normal;
 
 use df11::hazmat::tile::{
-    Codebook, TileDecoder, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, encode_tensor,
+    Codebook, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, TileDecoder,
+    encode_tensor,
 };
 use df11::{Error, hazmat::bf16};
 use normal::Random;

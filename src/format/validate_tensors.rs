@@ -14,7 +14,7 @@ use crate::{
     constants::{MAX_ALIASES, MAX_DIMENSIONS},
     dtype::elements,
     encoding::{
-        gap::{Geometry, GapSizes},
+        gap::{GapSizes, Geometry},
         tile,
     },
 };

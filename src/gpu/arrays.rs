@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::{
     Device,
-    coding::Coding,
+    coding::KernelEncoding,
     memory::Buffer,
     task::TableTask,
     upload::{Delivery, Origin, default_readers, upload},

@@ -100,7 +100,13 @@ impl Draft {
         self.copies.push(Copy { from, to, width: each, rows, pitch: *width });
     }
 
-    fn decode(&mut self, coded: &dyn CodedTensor, part: &Rect, to: u64, addresses: &dyn Addresses) -> Result<()> {
+    fn decode(
+        &mut self,
+        coded: &dyn CodedTensor,
+        part: &Rect,
+        to: u64,
+        addresses: &dyn Addresses,
+    ) -> Result<()> {
         let launch = &mut self.parts[coded.kernel()];
         let (task, units) = coded.task(part, to, launch.units, addresses)?;
         launch.tasks.push(task);

@@ -15,7 +15,7 @@ use cudarc::{
 };
 
 use super::{
-    coding::{CODINGS, KernelEncoding, KERNELS, TILE_KERNEL},
+    coding::{CODINGS, KERNELS, KernelEncoding, TILE_KERNEL},
     fault::{OrFault, gpu},
     fit::{Demand, Fit, LANES},
     memory::Buffer,
@@ -186,7 +186,12 @@ impl Kernels {
     }
 
     /// Builds decode tables, of one task or more, and waits.
-    pub(super) fn build_tables(&self, coding: KernelEncoding, stream: &CudaStream, tasks: &Buffer) -> Result<()> {
+    pub(super) fn build_tables(
+        &self,
+        coding: KernelEncoding,
+        stream: &CudaStream,
+        tasks: &Buffer,
+    ) -> Result<()> {
         let count = tasks.bytes() / size_of::<TableTask>() as u64;
         let config = LaunchConfig {
             grid_dim: (count as u32, 1, 1),

@@ -1,7 +1,7 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
 use super::{
-    coding::Coding,
+    coding::KernelEncoding,
     linear::{self, FastArrays, Residence},
 };
 use crate::{
@@ -103,7 +103,8 @@ impl Needs {
         let mut sections: Vec<SectionId> = arrays.collect();
         sections.sort_unstable();
         sections.dedup();
-        let coded = |&id: &TensorId| KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding));
+        let coded =
+            |&id: &TensorId| KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding));
         Ok(Self {
             section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
             sections,

@@ -233,7 +233,10 @@ impl Part {
         build_tables(&self.device, &tables, load.stored)?;
         let wanted = matrices.iter().map(|(matrix, place)| Wanted {
             tensor: load.model.tensor_at(matrix.id),
-            stored: load.stored[&matrix.id].coded().and_then(CodedTensor::as_tile).expect("a matrix has tiles"),
+            stored: load.stored[&matrix.id]
+                .coded()
+                .and_then(CodedTensor::as_tile)
+                .expect("a matrix has tiles"),
             table: tables[&matrix.id],
             strips: place.first(matrix.strips_bytes),
         });

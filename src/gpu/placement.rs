@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    coding::Coding,
+    coding::KernelEncoding,
     linear::Residence,
     needs::{self, Needs, TensorId},
     task::Task,

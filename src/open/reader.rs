@@ -6,7 +6,7 @@ use super::{Encoding, Shard, Tensor, slice::Rect};
 use crate::{
     Error, Result,
     encoding::{
-        gap::{GapDecoder, Geometry, GapSizes, Span},
+        gap::{GapDecoder, GapSizes, Geometry, Span},
         tile::{self, Sizes},
     },
     huffman,
@@ -232,8 +232,12 @@ pub(super) fn gap_index<'m>(tensor: &Tensor<'m>) -> Result<GapIndex<'m>> {
     let [bytes_per_thread, threads_per_block, bit_count, _] =
         record.parameters.map(zerocopy::little_endian::U64::get);
     let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
-    let layout =
-        GapSizes::new(geometry, tensor.elements(), bit_count, GapSizes::lut_count_of(codebook.len() as u64)?)?;
+    let layout = GapSizes::new(
+        geometry,
+        tensor.elements(),
+        bit_count,
+        GapSizes::lut_count_of(codebook.len() as u64)?,
+    )?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
     Ok(GapIndex { first_array, codebook, layout, output_offsets })
 }

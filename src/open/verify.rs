@@ -11,7 +11,7 @@ use super::{
     decoder::read_parallel,
     head::check_zero,
     original::check_header,
-    pieces::Part,
+    pieces::TensorPart,
     reader::{gap_index, tile_index},
 };
 use crate::{

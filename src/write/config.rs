@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::{folder::Part, input::Input};
+use super::{folder::ModelFolder, input::Input};
 use crate::{
     Result,
     open::beside::{MARK, MARKED_NAME, place},

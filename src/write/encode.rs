@@ -6,13 +6,13 @@ use super::{
     gap::{self, MIN_CHUNK_BYTES},
     input::{Side, Weights, changed},
     output::Output,
-    plan::{Job, ContainerPlan, Read},
+    plan::{ContainerPlan, Job, Read},
     tile,
 };
 use crate::{
     Error, Result,
     encoding::{
-        gap::{ChunkEncoder, ChunkInput, ChunkOutput, PieceChecksum},
+        gap::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes},
         tile::{EncodedStrips, Encoder},
     },
     huffman::Histogram,
@@ -179,7 +179,7 @@ impl Worker {
     }
 
     fn write(&self, first_array: usize, output: &Output) -> Result<()> {
-        let put = |array: usize, piece: PieceChecksum<'_>| {
+        let put = |array: usize, piece: PlacedBytes<'_>| {
             if piece.bytes.is_empty() {
                 Ok(())
             } else {

@@ -8,7 +8,7 @@ use super::{
     input::Input,
     options::Layout,
     outline::{self, Draft},
-    plan::Plan,
+    plan::ContainerPlan,
     report::Report,
 };
 use crate::{

@@ -5,7 +5,7 @@
 
 use crate::{
     Result,
-    encoding::gap::{Geometry, GapSizes},
+    encoding::gap::{GapSizes, Geometry},
     huffman::{CodeLengths, Histogram, Luts},
 };
 

@@ -13,7 +13,7 @@ use std::{
 use blake3::Hasher;
 
 use super::{
-    folder::Part,
+    folder::ModelFolder,
     options::{CompressOptions, check_key, check_metadata},
 };
 use crate::{

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 
 use zerocopy::{IntoBytes, little_endian::U32};
 
-use super::{output::seal, plan::Plan};
+use super::{output::seal, plan::ContainerPlan};
 use crate::{
     Model, OpenOptions, Result,
     format::{self, Directory, Header, IdentifiedFile, directory::chunk_count},

@@ -9,7 +9,7 @@ use std::{
 use tempfile::{NamedTempFile, TempPath};
 use zerocopy::IntoBytes;
 
-use super::{plan::Plan, rename, temporary::file_beside};
+use super::{plan::ContainerPlan, rename, temporary::file_beside};
 use crate::{
     Error, Result,
     format::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{input::Input, plan::Plan};
+use super::{input::Input, plan::ContainerPlan};
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,

@@ -11,7 +11,7 @@ use std::{
 use blake3::Hasher;
 
 use super::{
-    folder::{OutputFolder, ModelFolder},
+    folder::{ModelFolder, OutputFolder},
     rename::{self, check_absent},
     replace::{Earlier, check_file},
     temporary::{file_beside, parent_of},

@@ -129,12 +129,12 @@ impl Inspect {
         path: &'m Path,
         models: &'m Models,
         session: &Session,
-    ) -> Result<html::Found<'m>, Failure> {
+    ) -> Result<html::InspectedPath<'m>, Failure> {
         let mut parts = Vec::new();
         for component in models.components() {
             parts.push((component, self.threads.run(|| self.examine(&component.model, session))?));
         }
-        Ok(html::Found { path, models, parts })
+        Ok(html::InspectedPath { path, models, parts })
     }
 
     /// Writes a file that was asked for, and tells it.

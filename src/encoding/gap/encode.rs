@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::crossings::{GROUP, PIECE};
 use super::tracker::{IndexArrays, Tracker};
 use super::writer::Writer;
-use super::{Geometry, GapSizes, pair_table::PairTable};
+use super::{GapSizes, Geometry, pair_table::PairTable};
 use crate::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES};
 use crate::huffman::{CodeLengths, Codes};
 use crate::{Error, Result, bf16};

@@ -94,8 +94,11 @@ impl Lane {
 
     /// Hands on what was decoded.
     pub(super) fn hand_on(&mut self) -> ExponentRun<'_> {
-        let decoded =
-            ExponentRun { element: self.element, bit: self.first_bit, exponents: &self.scratch[..self.filled] };
+        let decoded = ExponentRun {
+            element: self.element,
+            bit: self.first_bit,
+            exponents: &self.scratch[..self.filled],
+        };
         self.element += self.filled as u64;
         self.left -= self.filled;
         self.first_bit = self.bit;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Layout;
+use super::GapSizes;
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
 use crate::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Checking all of the index, of which decoding uses but the starts of thread blocks.
 
 use super::crossings::{Crossings, GROUP};
-use super::lanes::Decoded;
+use super::lanes::ExponentRun;
 use super::{GapDecoder, Span};
 use crate::constants::GAP_THREADS_PER_BYTE;
 use crate::{Error, Result};

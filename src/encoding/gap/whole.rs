@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Arrays, ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, GapSizes, PlacedBytes};
+use super::{Arrays, ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, GapSizes, Geometry, PlacedBytes};
 use crate::Result;
 use crate::huffman::{CodeLengths, Histogram, codebook};
 

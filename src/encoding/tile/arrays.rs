@@ -5,7 +5,7 @@ use std::{borrow::Cow, ops::Range};
 use rayon::prelude::*;
 
 use super::{
-    Codebook, TileDecoder, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, decode, record,
+    Codebook, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, TileDecoder, decode, record,
     staging::{check_offsets, staged_bytes},
 };
 use crate::{Error, Result};

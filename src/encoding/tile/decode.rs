@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::coded::Coded;
+use super::coded::CodedTile;
 use super::lanes::Lookup;
 use super::record::{self, Lengths};
 use super::stage::Stage;

@@ -37,7 +37,7 @@ mod writer;
 pub use arrays::{Arrays, OwnedArrays};
 pub(crate) use arrays::{CutArray, cut};
 pub use codebook::Codebook;
-pub use decode::{TileDecoder, Span};
+pub use decode::{Span, TileDecoder};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;

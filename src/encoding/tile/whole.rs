@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Codebook, TileDecoder, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span};
+use super::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span, TileDecoder};
 use crate::{Error, Result};
 
 /// The four arrays of a tensor, and the numbers that its directory record holds.

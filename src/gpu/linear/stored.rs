@@ -11,7 +11,7 @@ use crate::{
     encoding::tile::RECORD_BYTES,
     gpu::{
         Device, Status,
-        coding::Coding,
+        coding::KernelEncoding,
         model::Inner,
         task::{TileArrays, TileSource, TileTask, Tiles},
     },

@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::coded::Coded;
+use super::coded::CodedBlock;
 use crate::{Dtype, Error, Result, io::ReadAt, source::WeightsFile};
 
 /// A tensor as it will stand in the merged file.

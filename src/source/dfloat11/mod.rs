@@ -36,11 +36,11 @@ use std::{
 use serde_json::Value;
 
 use self::{
-    coded::Coded,
+    coded::CodedBlock,
     config::Config,
     file_range::{AGAIN, FileRange},
-    merged::{Entry, Merged, BytesOf},
-    shapes::Geometry,
+    merged::{BytesOf, Entry, Merged},
+    shapes::ModelGeometry,
 };
 use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
 use crate::{Dtype, Error, Result};

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Series, jobs::without_verification};
 use crate::cli::{Answer, Failure, Session, measure::timed};
-use decode::Decoder;
+use decode::BlockDecoder;
 
 /// Bytes read and written.
 const COPY: &str = "device copy";
