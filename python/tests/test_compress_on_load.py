@@ -253,3 +253,26 @@ def test_a_device_compresses_what_transformers_stacks_and_turns(name: str, tmp_p
     assert any(isinstance(value, CompressedTensor) for value in model.parameters())
     assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
     assert df11.report(model, verify=True).verified
+
+
+def test_when_a_gpu_compresses_by_itself(folders: tuple[Path, Path]) -> None:
+    """One GPU into which all of it fits, also if nothing became smaller."""
+    from df11._place import Placement
+    from df11._quantizer import Df11Quantizer
+
+    gpu, files = torch.device("cuda", 0), list(folders[0].glob("*.safetensors"))
+    whole = sum(path.stat().st_size for path in files)
+    elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}
+    for place, options, expected in [
+        (Placement([gpu]), {}, True),
+        (Placement([gpu], [whole]), {"residence": "fast"}, True),
+        (Placement([gpu], [whole - 1]), {}, False),
+        (Placement([gpu], None, elsewhere), {"residence": "fast"}, False),
+        (Placement([gpu, torch.device("cuda", 1)], [whole, whole]), {}, False),
+        (Placement([gpu]), {"residence": "auto"}, False),
+        (Placement([gpu]), {"streamed": True}, False),
+        (Placement([torch.device("cpu")]), {}, False),
+    ]:
+        quantizer = Df11Quantizer(df11.Config(**options), pre_quantized=False)
+        quantizer.placement = place
+        assert quantizer._packs(list(map(str, files))) is expected, (place, options)

@@ -201,7 +201,7 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         answer.text.push_str("\n  ");
         answer.text.push_str(&text::printable(line));
     }
-    if out.is_file() {
+    if out.is_file() && has_config(out) {
         let folder = out.with_extension("");
         let (out, folder) = (out.display().to_string(), folder.display().to_string());
         let (out, folder) = (text::printable(&out), text::printable(&folder));
@@ -209,6 +209,17 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         answer.text.push_str(&hint);
     }
     answer.json["load"] = json!(python);
+}
+
+/// Whether a container holds what transformers asks of a folder.
+fn has_config(container: &Path) -> bool {
+    df11::open(container).is_ok_and(|model| {
+        model
+            .shards()
+            .iter()
+            .map(df11::open::Shard::directory)
+            .any(|directory| directory.files.iter().any(|file| directory.file_path(file) == "config.json"))
+    })
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {
