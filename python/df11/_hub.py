@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._errors import unfit
-
 #: What a config names as its weights file: parameters that the containers lack, a new head. Mostly
 #: there is none.
 WEIGHTS = "df11.safetensors"
