@@ -86,6 +86,11 @@ def test_saved_it_is_the_compressed_folder(
     config = (tmp_path / "saved/config.json").read_text()
     assert json.loads(config)["quantization_config"] == {"quant_method": "df11"}
     assert not list((tmp_path / "saved").glob("*.safetensors"))
+    # Also the files that belong to it, so that all of it can be checked and restored.
+    df11.verify(tmp_path / "saved", progress=False)
+    df11.decompress(tmp_path / "saved", tmp_path / "restored", progress=False)
+    originals = {path.name: path.read_bytes() for path in folders[0].iterdir()}
+    assert originals == {p.name: p.read_bytes() for p in (tmp_path / "restored").iterdir()}
     assert torch.equal(load(tmp_path / "saved")(PROMPT).logits, load(folders[0])(PROMPT).logits)
 
 
