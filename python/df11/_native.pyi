@@ -734,6 +734,14 @@ class Packer:
 def strips_bytes(rows: int, columns: int) -> int:
     """Bytes of a matrix in the fast layout, except its exceptions."""
 
+def code_of(counts: bytes) -> tuple[bytearray, bytearray] | None:
+    """The codebook of a matrix with these counts (65,536 of 64 bits), and what each pair of
+    exponents is written as (as many of 64 bits): the number of its bits in the low 16, and these
+    above. None if codes make the matrix no smaller. Some milliseconds at most.
+
+    Raises `ParameterError` for other counts.
+    """
+
 def upload(
     model: Model,
     device: int,

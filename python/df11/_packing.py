@@ -1,7 +1,8 @@
-"""Packs BF16 weights into the fast layout while transformers loads them, on the GPU.
+"""Compresses BF16 weights while transformers loads them, on the GPU: as stored, or fast.
 
-That is as fast as loading them, and needs no container: each matrix is packed as soon as the loader
-has brought it there. What asks for the containers later (saving) makes them of the same files.
+That takes about as long as loading them, and needs no container: each matrix is compressed as soon
+as the loader has brought it there. What asks for the containers later (saving) makes them of the
+same files.
 """
 
 from __future__ import annotations
@@ -13,32 +14,53 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
-from . import _native
+from . import _native, _plan
 from ._bring import pack_dense
+from ._encoding import LEAST_BYTES, encode, is_encodable
 from ._names import Place
 from ._online import stamp
 from ._parameters import entries
-from ._plan import EXCEPTIONS, SMALL, matrix_of
+from ._plan import EXCEPTIONS, NO_TILES, SMALL, aligned, matrix_of
+from ._reading import Ahead
 from ._source import Source, Spot, Weight, sum_of
 from ._tensor import CompressedTensor
 
-#: About how much of BF16 the fast layout takes.
+#: About how much of BF16 the larger one, the fast layout, takes.
 PACKED = 0.76
 
 
 class Packer(ConversionOps):
-    """To the loader a quantizer and its operation: it is given each parameter, and packs it.
+    """To the loader a quantizer and its operation: it is given each parameter, and compresses it.
 
     Such loading is done in turn, one parameter after another.
     """
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype | None, exact: bool
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        exact: bool,
+        residence: str,
     ) -> None:
         self.folder, self.device, self.dtype, self.exact = folder, device, dtype, exact
+        self.is_fast = residence == "fast"
         self.stamp = stamp(folder)
         #: By name, why a parameter is ordinary, if it is, and the sum of its bits.
         self._known: dict[str, tuple[str | None, Tensor]] = {}
+        #: Where decode tables are to be made.
+        self._tables: list[tuple[int, int, int]] = []
+        self._ahead: Ahead | None = None
+
+    def slices(self, files: list[str]) -> dict[str, Any] | None:
+        """What the loader takes for the checkpoint: tensors that are on the device already. None
+        for files with a dtype that PyTorch lacks, which the loader reads by itself.
+        """
+        try:
+            self._ahead = Ahead(files, self.device)
+        except KeyError:
+            return None
+        return self._ahead.slices()
 
     # ---- what the loader calls ----
 
@@ -60,7 +82,7 @@ class Packer(ConversionOps):
         model: Any = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """Packs what the loader would put into the model."""
+        """Compresses what the loader would put into the model."""
         return {
             name: self._parameter(model, name, value[0] if isinstance(value, list) else value)
             for name, value in input_dict.items()
@@ -71,21 +93,49 @@ class Packer(ConversionOps):
         value = value.to(self.device)
         if attribute in model.get_submodule(path)._buffers:
             return value
-        reason = _why_ordinary(value)
-        packed = self._packed(value) if reason is None else None
-        if reason is None and packed is None:
-            reason = "too many exceptions for the fast layout"
+        found = _why_ordinary(value) or (self._fast(value) if self.is_fast else self._stored(value))
+        reason = found if isinstance(found, str) else None
         self._known[name] = reason, sum_of(value)
-        return nn.Parameter(value if packed is None else packed, requires_grad=False)
+        return nn.Parameter(value if isinstance(found, str) else found, requires_grad=False)
 
-    def _packed(self, value: Tensor) -> CompressedTensor | None:
-        packed = pack_dense(self.device, value)
-        return packed and CompressedTensor(*packed, value.shape, exact=self.exact)
+    def _fast(self, value: Tensor) -> CompressedTensor | str:
+        """The weight in the fast layout, or why it is not."""
+        rows, columns = matrix_of(value)
+        if columns % 8:
+            return "rows of no multiple of eight weights"
+        if _native.strips_bytes(rows, columns) * (1 + EXCEPTIONS) >= value.nbytes:
+            return SMALL
+        if (packed := pack_dense(self.device, value)) is None:
+            return "too many exceptions for the fast layout"
+        return CompressedTensor(*packed, value.shape, exact=self.exact)
+
+    def _stored(self, value: Tensor) -> CompressedTensor | str:
+        """The weight in tiles, or why it is not. The fast layout is for what writers do not cut
+        into tiles of 32 rows.
+        """
+        if value.nbytes < LEAST_BYTES:
+            return SMALL
+        matrix = value.flatten(1) if value.dim() > 3 else value.reshape(matrix_of(value))
+        if not is_encodable(matrix):
+            return self._fast(value) if value.is_cuda else NO_TILES
+        arrays, part = encode(matrix) or ([], None)
+        nbytes = sum(aligned(array.numel()) for array in arrays)
+        if part is None or value.nbytes - nbytes < _plan.LEAST_SAVED:
+            return SMALL
+        if value.is_cuda:
+            book, table = arrays[0], arrays[-1]
+            self._tables.append((book.data_ptr(), book.nbytes, table.data_ptr()))
+        return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
 
     # ---- afterwards ----
 
     def finish(self, model: nn.Module) -> Source:
         """Brings the rest of a model to the GPU; what it has of the files."""
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._tables:
+            torch.cuda.current_stream(self.device).synchronize()
+            _native.build_tables(self.device.index, self._tables)
         weights = []
         for entry in entries(model):
             places = [place for place in entry.places if place.name in self._known]
@@ -108,13 +158,7 @@ class Packer(ConversionOps):
 
 
 def _why_ordinary(value: Tensor) -> str | None:
-    """Why a weight is not packed, if it is not."""
+    """Why a weight is not compressed, if it is not."""
     if value.dtype != torch.bfloat16:
         return f"used as {value.dtype}".replace("torch.", "")
-    if value.dim() < 2:
-        return "a vector"
-    rows, columns = matrix_of(value)
-    if columns % 8 or not value.numel():
-        return "rows of no multiple of eight weights"
-    packed = _native.strips_bytes(rows, columns) * (1 + EXCEPTIONS)
-    return SMALL if packed >= value.nbytes else None
+    return "a vector" if value.dim() < 2 or not value.numel() else None

@@ -28,6 +28,8 @@ Residence = Literal["stored", "fast", "streamed", "ordinary"]
 CPU = torch.device("cpu")
 #: Why a weight is ordinary of which compression, as stored, saves nothing.
 SMALL = "as small as it is"
+#: Why a matrix that a writer did not cut into tiles of rows is an ordinary parameter.
+NO_TILES = "stored in another way than tiles of 32 rows"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
 #: Bytes that compression saves of a weight, or it is left as it is.
@@ -120,7 +122,7 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     if all(one.tiles is not None for one in stored):
         return "made of other tensors by transformers"
     is_packed = on_gpu and value.numel() and value.shape[-1] % 8 == 0
-    return None if is_packed else "stored in another way than tiles of 32 rows"
+    return None if is_packed else NO_TILES
 
 
 @dataclass

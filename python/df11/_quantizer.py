@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._container import Tensors
-from ._hub import WEIGHTS, Expected, explain_containers, folder_of, wrap_resolution
+from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_gpus, check_options, load
 from ._names import join
 from ._online import Made, check_taken
@@ -56,6 +57,10 @@ from ._tensor import CompressedTensor
 from ._versions import mismatch
 
 METHOD = "df11"
+
+
+#: Types of devices that compress BF16 weights by themselves while they are loaded.
+PACKING_DEVICES = ("cuda",)
 
 
 class Method(str, Enum):
@@ -154,6 +159,7 @@ class Df11Quantizer(HfQuantizer):
         self.saving_to: Path | None = None
         self._handed: Handed | None = None
         self._ignored: Any = None
+        self._later: Callable[[], None] | None = None
         self._ratio = 1.0
 
     # ---- before the model is made ----
@@ -226,10 +232,26 @@ class Df11Quantizer(HfQuantizer):
         self.model = model
         if self.wanted is None and files:
             self.placement = resolve({"": _home(files[0])}, self.quantization_config.memory)
-        if self._packs():
+        if self.pre_quantized or self.placement is not None:
+            self._begin(files, checkpoint_files)
+        else:
+            # Whether a GPU compresses BF16 weights is known when it is known where they go.
+            self._later = partial(self._begin, files, checkpoint_files)
+            self._ratio = PACKED
+
+    def _begin(self, files: list[str], checkpoint_files: list[str] | None) -> None:
+        """Gives the loader what takes weights, and containers in the place of files."""
+        model = self.model
+        if self._packs(files):
             assert self.placement is not None
-            exact = self.quantization_config.mode == "exact"
-            self.packer = Packer(bf16_folder(files), self.placement.devices[0], self.dtype, exact)
+            said, device = self.quantization_config, self.placement.devices[0]
+            self.packer = Packer(
+                bf16_folder(files), device, self.dtype, said.mode == "exact", said.residence
+            )
+            slices = self.packer.slices(files)
+            if slices is not None and checkpoint_files is not None:
+                self._handed = Handed(slices, None)
+                checkpoint_files[:] = [os.fspath(self._handed.file)]
             self._ratio = PACKED
             return
         beside = self._prepare(files)
@@ -246,12 +268,18 @@ class Df11Quantizer(HfQuantizer):
         # To the loader these weights are not quantized, but made so as it goes.
         self.pre_quantized = False
 
-    def _packs(self) -> bool:
-        """Whether a GPU packs BF16 weights by itself, without containers."""
+    def _packs(self, files: list[str]) -> bool:
+        """Whether a GPU compresses BF16 weights by itself, without containers."""
         said, place = self.quantization_config, self.placement
-        if self.pre_quantized or place is None or said.residence != "fast" or said.streamed:
+        if self.pre_quantized or place is None or said.residence == "auto" or said.streamed:
             return False
-        return place.memory is None and [each.type for each in place.devices] == ["cuda"]
+        if place.where is not None or len(place.devices) > 1:
+            return False
+        if place.devices[0].type not in PACKING_DEVICES:
+            return False
+        # What would fit in BF16 fits compressed, whatever comes out.
+        whole = sum(Path(file).stat().st_size for file in files)
+        return place.memory is None or whole <= place.memory[0]
 
     def _prepare(self, files: list[str] | None) -> Path | None:
         """Opens the containers, or makes them; where a file beside them would be."""
@@ -291,9 +319,13 @@ class Df11Quantizer(HfQuantizer):
 
     def _settle(self, device_map: dict[str, Any]) -> None:
         """For "auto" and the like: what else there is goes to one device."""
-        assert self.max_memory is not None and self.taker is not None
+        assert self.max_memory is not None
         self.placement = resolve(self.wanted, self.quantization_config.memory, self.max_memory)
-        self.taker.rest = self.placement.rest
+        begin, self._later = self._later, None
+        if begin is not None:
+            begin()
+        if self.taker is not None:
+            self.taker.rest = self.placement.rest
         device_map.clear()
         device_map[""] = self.placement.rest
 
@@ -305,6 +337,7 @@ class Df11Quantizer(HfQuantizer):
         if hasattr(model.config, "transformers_weights"):
             del model.config.transformers_weights
         if self.packer is not None:
+            self._handed = None
             model.__dict__[KEY] = self.packer.finish(model)
             check_gpus([self.packer.device])
         else:
@@ -489,6 +522,3 @@ def mark_config(path: Path) -> None:
         return
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     path.write_text(text.replace("{", "{" + MARK, 1), encoding="utf-8")
-
-
-explain_containers()

@@ -37,7 +37,7 @@ mod _native {
             unpin, upload,
         },
         tensor::{Slice, Tensor},
-        tiles::Tiles,
+        tiles::{Tiles, code_of},
         write::{compress, convert, decompress, estimate},
     };
     use std::ffi::OsString;

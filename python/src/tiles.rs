@@ -3,7 +3,10 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use df11::{Error, hazmat::tile::Arrays};
+use df11::{
+    Error,
+    hazmat::tile::{Arrays, Codebook, PairHistogram},
+};
 use pyo3::{
     exceptions::PyIndexError,
     intern,
@@ -108,6 +111,25 @@ impl Tiles {
     fn __repr__(&self) -> String {
         format!("<df11.Tiles of {:?}, {} x {}>", self.name, self.rows, self.columns)
     }
+}
+
+/// Codebook and entries of a matrix with these counts of its pairs of exponents; None if codes make it no smaller.
+#[pyfunction]
+pub(crate) fn code_of<'py>(
+    py: Python<'py>,
+    counts: &[u8],
+) -> PyResult<Option<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>)>> {
+    let found = work::briefly(py, || {
+        let (counts, _) = counts.as_chunks();
+        let counts: Vec<u64> = counts.iter().map(|&count| u64::from_le_bytes(count)).collect();
+        let weights = 2 * counts.iter().sum::<u64>();
+        let histogram = PairHistogram::from_counts(counts)?;
+        let codebook = Codebook::from_histogram(&histogram)?;
+        let is_smaller = codebook.expected_bits(&histogram).is_some_and(|bits| bits < 8 * weights);
+        let entries = || codebook.entries().into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+        Ok(is_smaller.then(|| (codebook.to_bytes(), entries())))
+    })?;
+    Ok(found.map(|(book, entries)| (PyByteArray::new(py, &book), PyByteArray::new(py, &entries))))
 }
 
 /// A piece in one of two forms, and a window of it: eight numbers.

@@ -86,6 +86,11 @@ def test_saved_it_is_the_compressed_folder(
     config = (tmp_path / "saved/config.json").read_text()
     assert json.loads(config)["quantization_config"] == {"quant_method": "df11"}
     assert not list((tmp_path / "saved").glob("*.safetensors"))
+    # Also the files that belong to it, so that all of it can be checked and restored.
+    df11.verify(tmp_path / "saved", progress=False)
+    df11.decompress(tmp_path / "saved", tmp_path / "restored", progress=False)
+    originals = {path.name: path.read_bytes() for path in folders[0].iterdir()}
+    assert originals == {p.name: p.read_bytes() for p in (tmp_path / "restored").iterdir()}
     assert torch.equal(load(tmp_path / "saved")(PROMPT).logits, load(folders[0])(PROMPT).logits)
 
 
@@ -193,12 +198,13 @@ def test_what_is_refused(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{"device_map": "cuda"}, {}])
-def test_a_gpu_packs_into_the_fast_layout(
-    folders: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("residence", ["stored", "fast"])
+@pytest.mark.parametrize("options", [{"device_map": "cuda"}, {"device_map": "auto"}, {}])
+def test_a_gpu_compresses_by_itself(
+    folders: tuple[Path, Path], options: dict[str, Any], residence: str, tmp_path: Path
 ) -> None:
     """Without containers, which are made when they are asked for."""
-    config = df11.Config(residence="fast")
+    config = df11.Config(residence=residence)
     kind = transformers.AutoModelForCausalLM
     model = kind.from_pretrained(folders[0], quantization_config=config, **options)
     assert not model.__dict__["_df11"].is_open
@@ -207,7 +213,7 @@ def test_a_gpu_packs_into_the_fast_layout(
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     report = df11.report(model, verify=True)
     assert report.verified and report.verified_by == "sums of bits"
-    assert report.residences["model.layers.0.mlp.up_proj.weight"] == "fast"
+    assert report.residences["model.layers.0.mlp.up_proj.weight"] == residence
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {value.device.type for value in [*model.parameters(), *model.buffers()]} == {"cuda"}
     assert not any(value.requires_grad for value in model.parameters())
@@ -216,3 +222,62 @@ def test_a_gpu_packs_into_the_fast_layout(
     for each in (model, pickle.loads(pickle.dumps(model))):
         each.save_pretrained(tmp_path / "saved")
         assert containers(tmp_path / "saved") == containers(folders[1])
+
+
+@pytest.fixture
+def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of GPUs on the CPU, on which all of it runs too, except for the fast layout."""
+    monkeypatch.setattr("df11._quantizer.PACKING_DEVICES", ("cpu", "cuda"))
+
+
+@pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device_map": "auto"}, {}])
+@pytest.mark.usefixtures("by_pytorch")
+def test_a_device_compresses_by_itself(
+    folders: tuple[Path, Path], options: dict[str, Any], tmp_path: Path
+) -> None:
+    kind = transformers.AutoModelForCausalLM
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("df11._quantizer.Made", None)
+        model = kind.from_pretrained(folders[0], quantization_config=df11.Config(), **options)
+    assert not model.__dict__["_df11"].is_open
+    expected = greedy(load(folders[0]), PROMPT, 4)
+    found = greedy(model, PROMPT, 4)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    report, other = df11.report(model, verify=True), df11.report(load(folders[1]))
+    assert report.verified and report.verified_by == "sums of bits"
+    assert (report.residences, report.device_bytes) == (other.residences, other.device_bytes)
+    model.save_pretrained(tmp_path / "saved")
+    assert containers(tmp_path / "saved") == containers(folders[1])
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt2"])
+@pytest.mark.usefixtures("by_pytorch")
+def test_a_device_compresses_what_transformers_stacks_and_turns(name: str, tmp_path: Path) -> None:
+    original, model = load(causal(name, tmp_path / "bf16")), online(tmp_path / "bf16")
+    assert model.__dict__["_df11"].is_packed
+    assert any(isinstance(value, CompressedTensor) for value in model.parameters())
+    assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
+    assert df11.report(model, verify=True).verified
+
+
+def test_when_a_gpu_compresses_by_itself(folders: tuple[Path, Path]) -> None:
+    """One GPU into which all of it fits, also if nothing became smaller."""
+    from df11._place import Placement
+    from df11._quantizer import Df11Quantizer
+
+    gpu, files = torch.device("cuda", 0), list(folders[0].glob("*.safetensors"))
+    whole = sum(path.stat().st_size for path in files)
+    elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}
+    for place, options, expected in [
+        (Placement([gpu]), {}, True),
+        (Placement([gpu], [whole]), {"residence": "fast"}, True),
+        (Placement([gpu], [whole - 1]), {}, False),
+        (Placement([gpu], None, elsewhere), {"residence": "fast"}, False),
+        (Placement([gpu, torch.device("cuda", 1)], [whole, whole]), {}, False),
+        (Placement([gpu]), {"residence": "auto"}, False),
+        (Placement([gpu]), {"streamed": True}, False),
+        (Placement([torch.device("cpu")]), {}, False),
+    ]:
+        quantizer = Df11Quantizer(df11.Config(**options), pre_quantized=False)
+        quantizer.placement = place
+        assert quantizer._packs(list(map(str, files))) is expected, (place, options)

@@ -6,6 +6,7 @@
 //! bytes 26..    these pairs, u16 each, by length and then by value
 //! ```
 
+use super::table::Table;
 use super::{MAX_CODE_BITS, PAIRS, PairHistogram, VALUE_BITS, choice};
 use crate::huffman::Code;
 use crate::{Error, Result};
@@ -117,6 +118,12 @@ impl Codebook {
     /// The number of pairs with codes.
     pub const fn coded(&self) -> usize {
         self.pairs.len()
+    }
+
+    /// What each pair is written as, from pair 0 on: the number of its bits in the low 16 bits, and
+    /// these bits above, the first one lowest. Pairs that cannot be written have 64 bits.
+    pub fn entries(&self) -> Vec<u64> {
+        Table::new(self).into()
     }
 
     /// Bits of the code of the escape, where there is one.

@@ -2,7 +2,7 @@
 
 use super::PAIRS;
 use crate::constants::SYMBOLS;
-use crate::{bf16, huffman};
+use crate::{Error, Result, bf16, huffman};
 
 /// Neighbouring pairs count in different tables: a counter raised twice in a row waits for its own store.
 const TABLES: usize = 2;
@@ -25,6 +25,18 @@ impl PairHistogram {
     /// A histogram of nothing. Its memory comes when it is touched.
     pub fn new() -> Self {
         Self { tables: [vec![0; PAIRS], vec![0; PAIRS]], odd: None }
+    }
+
+    /// The histogram with these counts, of pair 0 and on: what another device has counted.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] unless there are 65,536 of them.
+    pub fn from_counts(counts: Vec<u64>) -> Result<Self> {
+        if counts.len() == PAIRS {
+            return Ok(Self { tables: [counts, vec![0; PAIRS]], odd: None });
+        }
+        let problem = format!("{} counts of pairs of exponents", counts.len());
+        Err(Error::parameter(problem, "pass 65,536 of them"))
     }
 
     /// Counts `n` more little-endian weights (`2n` bytes), consecutive ones from an even element on. An odd

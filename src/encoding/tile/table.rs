@@ -51,6 +51,12 @@ impl Table {
     }
 }
 
+impl From<Table> for Vec<u64> {
+    fn from(table: Table) -> Self {
+        table.entries.to_vec()
+    }
+}
+
 fn entry(bits: u64, length: u8) -> u64 {
     bits << 16 | u64::from(length)
 }

@@ -1,0 +1,186 @@
+"""Encodes BF16 matrices as stored, in tiles of 32 x 256, by operations of PyTorch on any device.
+
+The arrays are those that `df11 compress` writes (spec/format.md, "Encoding tile"). The native code
+does the same on CPUs, faster; this is for weights that are on a GPU already, where it takes about
+as long as bringing them there.
+
+```text
+weights ──▶ pairs of exponents ──▶ counts ──▶ code (native, on the CPU)
+             └──▶ bits of each lane ──▶ records, size ──▶ bits, each pair added to its two words
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import _native
+from ._matrices import STORED, TABLE_BYTES, TILE_COLUMNS, TILE_ROWS, Part
+
+#: The least columns and rows of a matrix that a writer cuts into such tiles, and its least bytes.
+LEAST_COLUMNS, LEAST_ROWS, LEAST_BYTES = 128, 16, 32 << 10
+#: BF16 bytes that are worked on at once, which takes 20 times as much memory.
+SLICE_BYTES = 16 << 20
+_PAIRS = 1 << 16
+#: Counters of a pair: the GPU adds to one of them after the other.
+_COUNTERS = 8
+_LANES, _LANE_PAIRS = 32, 128
+_RECORD_BYTES, _COPY_BYTES = 32, 16
+_MOST_EXCESS = 63
+#: Dimensions of `_tiles` in the order of bits, and in that of the plane.
+_BY_LANES, _BY_BANDS = (0, 3, 2, 6, 1, 4, 5, 7), (0, 3, 1, 4, 2, 6, 5, 7)
+
+
+class _Measured(NamedTuple):
+    """Where bits of tiles go."""
+
+    records: Tensor
+    #: Of each tile and lane, the bit of the bitstream where it begins.
+    begins: Tensor
+    bitstream_bytes: int
+    staged_bytes: int
+
+
+def is_encodable(value: Tensor) -> bool:
+    """Whether a writer would cut a BF16 matrix into such tiles."""
+    rows, columns = value.shape
+    large = rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and value.nbytes >= LEAST_BYTES
+    return large and columns % 8 == 0
+
+
+def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
+    """A BF16 matrix that `is_encodable`, as stored: its five arrays, on its device, and the part.
+
+    On a GPU the last one, the decode table, has only its memory; `_native.build_tables` makes it.
+    None if codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a
+    GPU twice.
+    """
+    value = value.contiguous()
+    rows, columns = value.shape
+    found = _native.code_of(_counts(value).cpu().numpy().tobytes())
+    if found is None:
+        return None
+    codebook, entries = (torch.frombuffer(one, dtype=torch.uint8) for one in found)
+    entries = entries.view(torch.int64).to(value.device)
+    bits = [(lanes & 0xFFFF).sum(-1) for _, lanes in _entries(value, entries)]
+    measured = _measure(torch.cat(bits))
+    plane = torch.cat([_plane(words) for words in _slices(value)])
+    bitstream = _write(value, entries, measured)
+    table = value.new_empty(TABLE_BYTES if value.is_cuda else 0, dtype=torch.uint8)
+    arrays = [codebook.to(value.device), measured.records, bitstream, plane, table]
+    return arrays, Part.whole(STORED, rows, columns, measured.staged_bytes)
+
+
+def _slices(value: Tensor) -> Iterator[Tensor]:
+    """Words of two weights each, of some whole strips at a time: [rows, columns / 2]."""
+    words = value.view(torch.int32)
+    step = max(1, SLICE_BYTES // (2 * value.shape[1] * TILE_ROWS)) * TILE_ROWS
+    return (words[first : first + step] for first in range(0, value.shape[0], step))
+
+
+def _pairs(words: Tensor) -> Tensor:
+    """The two exponents of each word, the first one in the low byte."""
+    return (words >> 7 & 0xFF) | (words >> 15 & 0xFF00)
+
+
+def _counts(value: Tensor) -> Tensor:
+    """How often each pair of exponents occurs."""
+    counts = torch.zeros(_COUNTERS * _PAIRS, dtype=torch.int64, device=value.device)
+    one = torch.ones(1, dtype=torch.int64, device=value.device)
+    counter = torch.arange(value.shape[1] // 2, device=value.device) % _COUNTERS * _PAIRS
+    for words in _slices(value):
+        at = (_pairs(words) + counter).view(-1)
+        counts.scatter_add_(0, at, one.expand_as(at))
+    return counts.view(_COUNTERS, _PAIRS).sum(0)
+
+
+def _tiles(words: Tensor) -> Tensor:
+    """Whole tiles around words: strip, band, row, tile, two units, unit, lane of the row, pair."""
+    rows, columns = words.shape
+    down, right = -rows % TILE_ROWS, -columns % (TILE_COLUMNS // 2)
+    if down or right:
+        words = functional.pad(words, (0, right, 0, down))
+    return words.view(-1, 4, 8, words.shape[1] // (TILE_COLUMNS // 2), 4, 2, 4, 4)
+
+
+def _entries(value: Tensor, entries: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The first tile, and for tiles, lanes and their pairs, in order, what these are written as.
+
+    Of pairs that partial tiles lack it is no bits.
+    """
+    first = 0
+    for words in _slices(value):
+        pairs = _pairs(_tiles(words)).permute(_BY_LANES).reshape(-1)
+        found = entries.index_select(0, pairs).view(-1, _LANES, _LANE_PAIRS)
+        if found.numel() > words.numel():
+            there = _tiles(torch.ones_like(words)).permute(_BY_LANES)
+            found = found * there.reshape(found.shape)
+        yield first, found
+        first += len(found)
+
+
+def _measure(bits: Tensor) -> _Measured:
+    """Places of tiles and lanes whose pairs take this many bits, and the records."""
+    least = bits.amin(-1, keepdim=True)
+    most = bits.amax(-1, keepdim=True) - least
+    # The least shift with which all lengths of a tile can be written.
+    steps = 1 << torch.arange(7, device=bits.device)
+    shift = (-(-most // steps) > _MOST_EXCESS).sum(-1, keepdim=True)
+    excess = -(-(bits - least) // (1 << shift))
+    lengths = least + (excess << shift)
+    ends = lengths.cumsum(-1)
+    tile_bits = -(-ends[:, -1] // 8) * 8
+    tile_ends = tile_bits.cumsum(0)
+    offsets = functional.pad(tile_ends, (1, 0))
+    heads = offsets.clone()
+    heads[:-1] += (least << 48 | shift << 61)[:, 0]
+    copies = (offsets[1:] // 8 - offsets[:-1] // 8 // _COPY_BYTES * _COPY_BYTES).amax()
+    total, staged = torch.stack([offsets[-1] // 8, copies]).tolist()
+    return _Measured(
+        _records(heads, excess),
+        offsets[:-1, None] + ends - lengths,
+        -(-total // _COPY_BYTES) * _COPY_BYTES,
+        -(-staged // _COPY_BYTES) * _COPY_BYTES,
+    )
+
+
+def _records(heads: Tensor, excess: Tensor) -> Tensor:
+    """Of each tile 8 bytes, and four lanes in three bytes; of the end no lanes."""
+    places = torch.tensor([0, 6, 12, 18], device=heads.device)
+    four = (excess.view(-1, _LANES // 4, 4) << places).sum(-1)
+    records = torch.zeros(len(heads), _RECORD_BYTES, dtype=torch.uint8, device=heads.device)
+    records[:, :8] = heads.view(torch.uint8).view(-1, 8)
+    records[:-1, 8:] = four.view(torch.uint8).view(-1, _LANES // 4, 8)[..., :3].flatten(1)
+    return records.view(-1)
+
+
+def _write(value: Tensor, entries: Tensor, measured: _Measured) -> Tensor:
+    """The bitstream: each pair's bits in one word, or in two neighbouring ones."""
+    count = measured.bitstream_bytes // 4
+    # Pairs that are not there end with the last one, and add zeros.
+    stream = torch.zeros(count + 2, dtype=torch.int32, device=value.device)
+    for first, found in _entries(value, entries):
+        lengths = found & 0xFFFF
+        begins = measured.begins[first : first + len(found), :, None]
+        at = (begins + lengths.cumsum(-1) - lengths).view(-1)
+        shifted = (found >> 16).view(-1) << (at & 31)
+        word = at >> 5
+        # No two pairs have a bit in common, so that adding them is joining them.
+        stream.scatter_add_(0, word, shifted.to(torch.int32))
+        stream.scatter_add_(0, word + 1, (shifted >> 32).to(torch.int32))
+    return stream[:count].view(torch.uint8)
+
+
+def _plane(words: Tensor) -> Tensor:
+    """Signs and mantissas, in the order of tiles, bands, pairs of units and lanes."""
+    first = (words & 0x7F) | (words >> 8 & 0x80)
+    both = first | (words >> 8 & 0x7F00) | (words >> 16 & 0x8000)
+    tiles = _tiles(both.to(torch.int16)).permute(_BY_BANDS)
+    if tiles.numel() > words.numel():
+        tiles = tiles[_tiles(torch.ones_like(words, dtype=torch.bool)).permute(_BY_BANDS)]
+    return tiles.reshape(-1).view(torch.uint8)
