@@ -16,7 +16,7 @@ use crate::{Result, parallel};
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-/// use df11::{Level, open::Cpu};
+/// use df11::{Level, hazmat::Cpu};
 ///
 /// let model = df11::open(&path)?;
 /// assert_eq!(model.verify_with(Level::Full, &Cpu, &())?, model.verify(Level::Full, &())?);
