@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use df11::hazmat::gap::{ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, encode_tensor};
+use df11::hazmat::gap::{ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, encode_tensor};
 use df11::hazmat::huffman::{Histogram, read_codebook};
 use df11::hazmat::tile;
 
@@ -65,7 +65,7 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let tensor = tile::encode_tensor(weights, geometry).expect("the weights encode");
-    let decoder = tile::Decoder::new(&codebook, &tensor.sizes);
+    let decoder = tile::TileDecoder::new(&codebook, &tensor.sizes);
     let span = tensor.span(0..tensor.sizes.strip_count()).expect("the span exists");
     let mut output = vec![0; weights.len()];
     decoder.decode_strips(&span, 0..tensor.sizes.elements(), &mut output).expect("it decodes");
@@ -117,7 +117,7 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
         });
     });
 
-    let decoder = Decoder::new(&lengths, &tensor.layout);
+    let decoder = GapDecoder::new(&lengths, &tensor.layout);
     let span =
         tensor.arrays().span(&tensor.layout, 0..tensor.layout.thread_block_count()).expect("the span exists");
     let mut output = vec![0; weights.len()];

@@ -3,7 +3,7 @@
 //! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672 × 4096
 //! matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
-use df11::hazmat::gap::{Geometry, Layout};
+use df11::hazmat::gap::{GapSizes, Geometry};
 use df11::hazmat::huffman::{CodeLengths, Histogram};
 
 #[path = "../benches/support/normal.rs"]
@@ -47,7 +47,7 @@ fn print(histogram: &Histogram, name: &str) -> df11::Result<()> {
     for bytes_per_thread in [8, 16, 32, 64] {
         for threads_per_block in [128, 256, 512] {
             let layout =
-                Layout::plan(&lengths, histogram, Geometry::new(bytes_per_thread, threads_per_block)?)?;
+                GapSizes::plan(&lengths, histogram, Geometry::new(bytes_per_thread, threads_per_block)?)?;
             let bits = |bytes: u64| 8.0 * bytes as f64 / weights;
             let (gaps, offsets) = (bits(layout.gaps_bytes()), bits(layout.output_offsets_bytes()));
             let all = bits(layout.encoded_bytes());

@@ -138,7 +138,7 @@ impl Builder {
 /// tokenizer, a tied head that is stored twice, and some tensors that are not BF16. Returns that folder.
 ///
 /// # Errors
-/// [`Error::Io`] where a file cannot be written.
+/// [`Error::Io`] if a file cannot be written.
 pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
     let mut builder = Builder { seed, matrices: 0, tensors: Vec::new() };
     builder.matrix("model.embed_tokens.weight", shape.vocabulary, shape.hidden, 0.02);
@@ -197,7 +197,7 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
     Ok(folder.to_owned())
 }
 
-/// The system's answer, where there is one: a full disk is to be known as one.
+/// The system's answer, if there is one: a full disk is to be known as one.
 fn system_error(error: SafeTensorError) -> std::io::Error {
     match error {
         SafeTensorError::IoError(error) => error,

@@ -61,12 +61,12 @@ impl Dtype {
         self as u32
     }
 
-    /// The dtype with this id, or `None` where this version knows none.
+    /// The dtype with this id, or `None` if this version knows none.
     pub fn from_id(id: u32) -> Option<Self> {
         id.checked_sub(1).and_then(|index| Self::ALL.get(index as usize)).copied()
     }
 
-    /// The dtype with this safetensors name, or `None` where this version knows none.
+    /// The dtype with this safetensors name, or `None` if this version knows none.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|dtype| dtype.name() == name)
     }
@@ -76,8 +76,8 @@ impl Dtype {
     /// All dimensions are multiplied before a zero dimension decides, so that `[2^63, 4, 0]` overflows too.
     ///
     /// # Errors
-    /// [`Error::Limit`] where the element count or the size in bits exceeds 2^64 − 1;
-    /// [`Error::Parameter`] where the bits do not fill whole bytes.
+    /// [`Error::Limit`] if the element count or the size in bits exceeds 2^64 − 1;
+    /// [`Error::Parameter`] if the bits do not fill whole bytes.
     pub fn bytes(self, shape: &[u64]) -> Result<u64> {
         let bits = product(shape)?
             .checked_mul(self.bits())
@@ -99,7 +99,7 @@ impl Dtype {
 /// The number of elements in a tensor of this shape; an empty shape is a scalar with one element.
 ///
 /// # Errors
-/// [`Error::Limit`] where the product of the non-zero dimensions exceeds 2^64 − 1.
+/// [`Error::Limit`] if the product of the non-zero dimensions exceeds 2^64 − 1.
 pub(crate) fn elements(shape: &[u64]) -> Result<u64> {
     let product = product(shape)?;
     Ok(if shape.contains(&0) { 0 } else { product })

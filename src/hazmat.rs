@@ -14,7 +14,7 @@
 //! // 1.0 and 1.5 have one exponent, 127, so one code.
 //! let weights = [0x80, 0x3f, 0xc0, 0x3f];
 //! assert_eq!(Histogram::of(&weights).used(), 1);
-//! let encoded = gap::encode_tensor(&weights, Geometry::default())?;
+//! let encoded = gap::encode_tensor(&weights, Geometry::default(), usize::MAX)?;
 //! # Ok::<(), df11::Error>(())
 //! ```
 

@@ -21,7 +21,7 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` with the bytes from `offset` on. One system call on a file, a copy in memory.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] where fewer bytes than `buf.len()` follow `offset`, and whatever the
+    /// [`io::ErrorKind::UnexpectedEof`] if fewer bytes than `buf.len()` follow `offset`, and whatever the
     /// system reports.
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
@@ -64,7 +64,7 @@ impl FileReader {
     /// Opens a file for reading and notes its length.
     ///
     /// # Errors
-    /// [`Error::Io`] where it cannot be opened; [`Error::Parameter`] where it is not a regular file, since
+    /// [`Error::Io`] if it cannot be opened; [`Error::Parameter`] if it is not a regular file, since
     /// reading a pipe or a device would block or never end.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -117,7 +117,7 @@ static KEPT: AtomicUsize = AtomicUsize::new(0);
 struct Kept(File);
 
 impl Kept {
-    /// None where there are enough; then the file is closed.
+    /// None if there are enough; then the file is closed.
     fn new(file: File) -> Option<Self> {
         let kept = Self(file);
         (KEPT.fetch_add(1, Ordering::Relaxed) < most_kept()).then_some(kept)

@@ -46,7 +46,7 @@ pub(crate) fn for_each<S>(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Cuts a buffer into parts of these lengths in bytes, one behind the other, each for whichever thread takes it.
+/// Cuts a buffer into parts of these lengths in bytes, one after the other, each for whichever thread takes it.
 ///
 /// # Panics
 /// Where the buffer is shorter than they are together.

@@ -13,8 +13,8 @@ use crate::{
 /// forbidden, since some systems read them as something else than part of a name. Cost: one pass.
 ///
 /// # Errors
-/// [`Error::Limit`] where the path is longer than [`MAX_NAME_BYTES`], has more than
-/// [`MAX_PATH_COMPONENTS`] components or one of more than [`MAX_COMPONENT_BYTES`]; [`Error::Corrupt`] where it breaks
+/// [`Error::Limit`] if the path is longer than [`MAX_NAME_BYTES`], has more than
+/// [`MAX_PATH_COMPONENTS`] components or one of more than [`MAX_COMPONENT_BYTES`]; [`Error::Corrupt`] if it breaks
 /// another rule, with the offset of the offending byte in the path.
 pub fn check_path(path: &str) -> Result<()> {
     if path.len() as u64 > MAX_NAME_BYTES {

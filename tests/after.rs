@@ -1,4 +1,4 @@
-//! What a run of the command leaves behind and says next: model cards, how to load, default
+//! What a run of the command leaves after and says next: model cards, how to load, default
 //! outputs, models from the cache of the Hub, completions and manual pages.
 
 #[path = "support/command.rs"]
@@ -95,6 +95,10 @@ fn the_end_says_how_to_load() {
     let said = good(&["compress", fixture.model.to_str().unwrap(), "-o", &file]);
     assert!(said.contains(&format!("df11.attach(module, {file:?})")), "{said}");
     assert!(said.lines().last().unwrap().contains("df11 convert"), "{said}");
+    // Without a config there is no folder for them.
+    let weights = fixture.model.join("model-00001-of-00002.safetensors");
+    let alone = good(&["compress", weights.to_str().unwrap(), "-o", &fixture.arg("alone.df11")]);
+    assert!(alone.contains("df11.attach") && !alone.contains("df11 convert"), "{alone}");
     let report = json(&["convert", &file, &fixture.arg("folder")]);
     assert!(report["load"].as_str().unwrap().contains("from_pretrained"), "{report}");
 }

@@ -5,7 +5,7 @@
 mod normal;
 
 use df11::hazmat::gap::{
-    ChunkEncoder, ChunkInput, ChunkOutput, Decoder, EncodedTensor, Geometry, encode_tensor,
+    ChunkEncoder, ChunkInput, ChunkOutput, EncodedTensor, GapDecoder, Geometry, encode_tensor,
 };
 use df11::hazmat::huffman::{CodeLengths, Histogram, Luts, read_codebook, verify_codebook};
 use df11::{Error, hazmat::bf16};
@@ -77,7 +77,7 @@ fn check_by_definition(weights: &[u8], tensor: &EncodedTensor) {
 
 fn verify(tensor: &EncodedTensor, blocks_a_span: u64) -> df11::Result<()> {
     verify_codebook(&tensor.codebook)?;
-    let decoder = Decoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
     let blocks = tensor.layout.thread_block_count();
     for start in (0..blocks).step_by(blocks_a_span as usize) {
         let span = tensor.arrays().span(&tensor.layout, start..(start + blocks_a_span).min(blocks))?;
@@ -430,7 +430,7 @@ fn impossible_requests_are_the_callers_fault() {
     parameter(tensor.decode(0..(1 << 15) + 1).map(drop));
     parameter(Geometry::new(12, 64).map(drop));
     parameter(encode_tensor(&[], Geometry::default(), 1).map(drop));
-    let decoder = Decoder::new(&read_codebook(&tensor.codebook).unwrap(), layout);
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook).unwrap(), layout);
     let span = arrays.span(layout, 0..1).unwrap();
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..10], &mut [0; 19]));
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..9], &mut [0; 18]));

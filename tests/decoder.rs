@@ -55,7 +55,7 @@ impl PreparedTensor for PreparedAhead<'_> {
     }
 }
 
-/// Decodes on the CPU, but for one tensor whose last byte it makes up, or fails to read.
+/// Decodes on the CPU, except for one tensor whose last byte it makes up, or fails to read.
 #[derive(Debug)]
 struct Liar {
     victim: &'static str,

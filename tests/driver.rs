@@ -29,7 +29,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// The compiler defines a macro for each of `defines`. None where there is no compiler.
+    /// The compiler defines a macro for each of `defines`. None if there is no compiler.
     fn compile(defines: &[String]) -> Option<Self> {
         Some(Self { folder: stand_in::compile(defines)? })
     }

@@ -10,7 +10,7 @@ fn folder(root: &Path) -> Source {
     Source::open(&df11::hazmat::demo::tiny_checkpoint(root).unwrap()).unwrap()
 }
 
-/// Everything that a directory says but for the checksums of arrays.
+/// Everything that a directory says except for the checksums of arrays.
 fn said(model: &Model) -> Vec<String> {
     let shards = model.shards().iter().map(|shard| {
         let d = shard.directory();

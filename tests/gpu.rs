@@ -44,7 +44,7 @@ use df11::{
 };
 
 const POISON: u8 = 0xA5;
-/// Bytes behind an output that must stay as they are.
+/// Bytes after an output that must stay as they are.
 const GUARD: usize = 4096;
 
 /// Tells what eprintln would not: the test harness hides that.
@@ -79,7 +79,7 @@ const FAMILIES: [Family; 2] = [
 ];
 
 impl Family {
-    /// The first GPU as it is and as smaller ones are; none where there is none.
+    /// The first GPU as it is and as smaller ones are; none if there is none.
     fn gpus(&self) -> Vec<Device> {
         static DEVICES: Mutex<BTreeMap<u32, Device>> = Mutex::new(BTreeMap::new());
         let mut devices = DEVICES.lock().unwrap();

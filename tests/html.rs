@@ -34,7 +34,7 @@ fn weights(name: &str, seed: u64) -> Item {
     Item::raw(name, Dtype::BF16, &[256, 128], normal_weights(256 * 128, seed))
 }
 
-/// The page as a browser has drawn it, after `script` has run in it; `None` where there is no
+/// The page as a browser has drawn it, after `script` has run in it; `None` if there is no
 /// browser.
 fn drawn(page: &Path, script: &str) -> Option<String> {
     let trap = "<script>window.onerror = (message) => \

@@ -376,7 +376,7 @@ fn tables_and_arrays_come_to_the_caller() {
     };
     upload(&["a", "tied", "stack"]).unwrap();
     for name in ["vector", "gap", "raw", "floats", "folded", "absent"] {
-        assert!(refused(upload(&["a", name])).contains("Tensor::tile_shape"));
+        assert!(refused(upload(&["a", name])).contains("Tiles::of"));
     }
 }
 

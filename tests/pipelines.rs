@@ -291,7 +291,7 @@ fn the_variant_that_loads_by_default_is_taken() {
     assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("--variant fp16"), "{report}");
     assert!(report["notes"].to_string().contains("--variant bf16"), "{report}");
     assert_eq!(names(&fixture.path("pipe-df11/unet")), ["config.json", "diffusion_pytorch_model.df11"]);
-    // A variant that is asked for, where there is one, and what is there elsewhere: as diffusers.
+    // A variant that is asked for, if there is one, and what is there elsewhere: as diffusers.
     json(&["compress", &pipe, "--force", "--variant", "bf16"]);
     assert!(fixture.path("pipe-df11/vae/diffusion_pytorch_model.bf16.df11").exists());
     assert!(fixture.path("pipe-df11/unet/diffusion_pytorch_model.df11").exists());

@@ -5,7 +5,7 @@ use df11::{
     hazmat::{
         code_lengths,
         format::{Directory, Header},
-        gap::{EncodedTensor, Geometry, Layout, encode_tensor},
+        gap::{EncodedTensor, GapSizes, Geometry, encode_tensor},
         histogram,
         huffman::verify_codebook,
     },
@@ -138,7 +138,7 @@ fn verification_names_what_it_does_not_know() {
     }
 }
 
-/// A tensor of several thread blocks, and the first one behind whose start a code reaches.
+/// A tensor of several thread blocks, and the first one after whose start a code reaches.
 fn several_thread_blocks() -> (EncodedTensor, usize) {
     let weights: Vec<u8> = (0..20_000u32)
         .flat_map(|i| {
@@ -162,7 +162,7 @@ fn ending_in(tensor: &EncodedTensor, block: usize, extra_bits: u64) -> EncodedTe
     let (elements, gap) = (entry(&tensor, block), tensor.gaps[32 * block] & 15);
     let bits = 4096 * block as u64 + u64::from(gap);
     tensor.layout =
-        Layout::new(tensor.layout.geometry(), elements, bits + extra_bits, tensor.layout.lut_count())
+        GapSizes::new(tensor.layout.geometry(), elements, bits + extra_bits, tensor.layout.lut_count())
             .unwrap();
     tensor.gaps.truncate(32 * block);
     tensor.gaps.push(gap);
@@ -203,9 +203,13 @@ fn no_thread_block_is_left_out() {
     }
     let elements = tensor.layout.elements() - count;
     tensor.plane.truncate(elements as usize);
-    tensor.layout =
-        Layout::new(tensor.layout.geometry(), elements, tensor.layout.bit_count(), tensor.layout.lut_count())
-            .unwrap();
+    tensor.layout = GapSizes::new(
+        tensor.layout.geometry(),
+        elements,
+        tensor.layout.bit_count(),
+        tensor.layout.lut_count(),
+    )
+    .unwrap();
     let boundary = entry(&tensor, 1);
     for range in [0..elements, 0..boundary, boundary..elements, 0..1] {
         assert!(matches!(tensor.decode(range), Err(Error::Corrupt { .. })));

@@ -5,7 +5,8 @@
 mod normal;
 
 use df11::hazmat::tile::{
-    Codebook, Decoder, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, encode_tensor,
+    Codebook, EncodedStrips, EncodedTensor, Encoder, Geometry, PairHistogram, Sizes, TileDecoder,
+    encode_tensor,
 };
 use df11::{Error, hazmat::bf16};
 use normal::Random;
@@ -487,13 +488,13 @@ fn each_rule_of_decoding_is_checked() {
 /// Arrays that decode, but that verification must refuse.
 #[test]
 fn each_rule_of_verification_is_checked() {
-    // Zeros behind the last tile.
+    // Zeros after the last tile.
     let mut bad = encode_tensor(&normal(1001), vector(1001)).unwrap();
     assert_ne!(bad.sizes.bit_count() % 128, 0);
     *bad.bitstream.last_mut().unwrap() |= 0x80;
     assert!(bad.decode(0..1001).unwrap() == normal(1001));
     corrupt(&bad.verify(1), "bitstream");
-    // Zeros behind the pairs of a lane.
+    // Zeros after the pairs of a lane.
     let found = (0..20).map(lane_ends).sum::<usize>();
     assert!(found > 10, "{found}");
 
@@ -622,7 +623,7 @@ proptest! {
         let strips = tensor.sizes.strips_of(&elements).unwrap();
         let wider = strips.start - more % (strips.start + 1)
             ..strips.end + (more >> 32) % (tensor.sizes.strip_count() - strips.end + 1);
-        let decoder = Decoder::new(&Codebook::from_bytes(&tensor.codebook).unwrap(), &tensor.sizes);
+        let decoder = TileDecoder::new(&Codebook::from_bytes(&tensor.codebook).unwrap(), &tensor.sizes);
         let mut output = vec![0; 2 * (end - start)];
         decoder.decode_strips(&tensor.span(wider).unwrap(), elements, &mut output).unwrap();
         prop_assert!(output == weights[2 * start..2 * end]);

@@ -15,7 +15,7 @@ pub fn geometry_of(choice: u8) -> Geometry {
     Geometry::new(per_thread, per_block).expect("one of the geometries of the format")
 }
 
-/// A geometry of tiles for these weights, the last of which are cut off where need be; none where all would be.
+/// A geometry of tiles for these weights, the last of which are cut off where need be; none if all would be.
 pub fn tile_geometry(choice: u8, weights: &mut Vec<u8>) -> Option<tile::Geometry> {
     let geometry = if choice.is_multiple_of(3) {
         tile::Geometry::vector(weights.len() as u64 / 2)

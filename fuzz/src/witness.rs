@@ -51,7 +51,7 @@ pub fn verify_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result {
     let [tile_columns, columns, bit_count] = parameters;
     let again = tile::encode(&weights, codebook, [tile_columns, columns], |_| false);
     require(plane == again.plane, "order of the plane")?;
-    require(bit_count == again.bit_count, "bits of lanes, or an escaped pair with a code")?;
+    require(bit_count == again.parameters[2], "bits of lanes, or an escaped pair with a code")?;
     require(records == again.records, "records")?;
     require(
         bitstream == again.bitstream,
@@ -89,7 +89,7 @@ fn index(code_lengths: impl Iterator<Item = u8>, parameters: [u64; 3]) -> (Vec<u
 /// Checks a container whose directory is valid: checksums, zeros, coded tensors, and that tensors cover their files.
 ///
 /// # Errors
-/// [`Failure::Corrupt`] at the first broken rule; [`Failure::Unsupported`] where there is none.
+/// [`Failure::Corrupt`] at the first broken rule; [`Failure::Unsupported`] if there is none.
 pub fn verify(container: &[u8], directory: &Directory) -> Result {
     checksums(container, directory)?;
     zeros(container, directory)?;

@@ -41,7 +41,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _native
 from ._container import Tensors
-from ._hub import WEIGHTS, Expected, explain_containers, folder_of, wrap_resolution
+from ._hub import WEIGHTS, Expected, folder_of, wrap_resolution
 from ._load import check_gpus, check_options, load
 from ._names import join
 from ._online import Made, check_taken
@@ -522,6 +522,3 @@ def mark_config(path: Path) -> None:
         return
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     path.write_text(text.replace("{", "{" + MARK, 1), encoding="utf-8")
-
-
-explain_containers()

@@ -26,6 +26,7 @@ from transformers.core_model_loading import dot_natural_key
 
 from ._torch import dtype_of
 
+_Event: Any = torch.cuda.Event
 THREADS = 4
 #: Of each of the two buffers that a thread has.
 BUFFER_BYTES = 8 << 20
@@ -61,7 +62,8 @@ class Ahead:
         self._read: dict[str, Future[Tensor]] = {}
         self._ahead = 0
         self._own = threading.local()
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        is_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
         self._threads = ThreadPoolExecutor(THREADS)
 
     def slices(self) -> dict[str, Any]:
@@ -122,8 +124,8 @@ class Ahead:
         own = self._own
         if not hasattr(own, "buffers"):
             empty = [torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in (0, 1)]
-            own.buffers = deque((buffer, torch.cuda.Event()) for buffer in empty)
-        for part in data.split(BUFFER_BYTES):
+            own.buffers = deque((buffer, _Event()) for buffer in empty)
+        for part in torch.split(data, BUFFER_BYTES):
             buffer, copied = own.buffers[0]
             own.buffers.rotate()
             copied.synchronize()
@@ -176,7 +178,7 @@ def _dtype(entry: _Entry) -> torch.dtype:
 
 def _fill(buffer: Tensor, file: BinaryIO) -> None:
     """Fills memory of the host with what follows in a file."""
-    view = memoryview(buffer.numpy())
+    view = buffer.numpy().data
     while view:
         count = file.readinto(view)  # type: ignore[attr-defined]
         if not count:

@@ -13,15 +13,17 @@ import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
-#: The modules that keep a library's list of quantizers, and what puts df11 there.
-_QUANTIZERS = {
+#: The modules that keep a library's list of quantizers, and what puts df11 there; and the one that
+#: reads configs, and what explains containers there.
+_MODULES = {
+    "transformers.configuration_utils": "_explain",
     "transformers.quantizers.auto": "_quantizer",
     "diffusers.quantizers.auto": "_diffusers",
 }
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for a module that keeps a list of quantizers."""
+    """Waits for a module."""
 
     def __init__(self, awaited: str) -> None:
         self.awaited = awaited
@@ -48,7 +50,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _register_now(name: str) -> None:
     library = name.partition(".")[0]
     try:
-        importlib.import_module(f".{_QUANTIZERS[name]}", __package__)
+        importlib.import_module(f".{_MODULES[name]}", __package__)
     except Exception as error:  # the library itself must stay importable
         from ._versions import TESTED
 
@@ -64,7 +66,7 @@ def _register_now(name: str) -> None:
 def register() -> None:
     """Once for each process; importing twice changes nothing."""
     waiting = {finder.awaited for finder in sys.meta_path if isinstance(finder, _Finder)}
-    for name in _QUANTIZERS:
+    for name in _MODULES:
         if name in sys.modules:
             _register_now(name)
         elif name not in waiting:

@@ -223,9 +223,16 @@ def keep(source: Source, made: Made | None) -> None:
 
 
 def copy_containers(source: Source, folder: Path) -> None:
-    """Puts copies of all containers of a model into a folder."""
+    """Puts copies of all containers of a model into a folder, and of the files that belong to them
+    and are not there, such as the tokenizer.
+    """
     was_open = source.is_open
     _copy(source, folder)
+    for name in source.container.side_files:
+        path, target = Path(source.place, name), folder / name
+        if path.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
     if source.made is not None and not was_open:
         source.close()
 

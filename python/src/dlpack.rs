@@ -171,7 +171,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
 /// # Safety
 /// Called by Python, of a capsule that `Decoded::capsule` made.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None where a receiver took the tensor, which
+    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None if a receiver took the tensor, which
     // changed the capsule's name.
     if let Some(managed) = unsafe { take(capsule, PLAIN) } {
         // SAFETY: nobody took it, so that it is still the one of `release`.

@@ -71,6 +71,11 @@ def test_saved_it_is_the_compressed_folder(
     config = (tmp_path / "saved/config.json").read_text()
     assert json.loads(config)["quantization_config"] == {"quant_method": "df11"}
     assert not list((tmp_path / "saved").glob("*.safetensors"))
+    # Also the files that belong to it, so that all of it can be checked and restored.
+    df11.verify(tmp_path / "saved", progress=False)
+    df11.decompress(tmp_path / "saved", tmp_path / "restored", progress=False)
+    originals = {path.name: path.read_bytes() for path in several[0].iterdir()}
+    assert originals == {p.name: p.read_bytes() for p in (tmp_path / "restored").iterdir()}
     assert torch.equal(load(tmp_path / "saved")(PROMPT).logits, load(several[0])(PROMPT).logits)
 
 
@@ -234,3 +239,26 @@ def test_a_device_compresses_what_transformers_stacks_and_turns(
     assert any(isinstance(value, CompressedTensor) for value in model.parameters())
     assert torch.equal(model(PROMPT).logits, original(PROMPT).logits)
     assert df11.report(model, verify=True).verified
+
+
+def test_when_a_gpu_compresses_by_itself(folders: tuple[Path, Path]) -> None:
+    """One GPU into which all of it fits, also if nothing became smaller."""
+    from df11._place import Placement
+    from df11._quantizer import Df11Quantizer
+
+    gpu, files = torch.device("cuda", 0), list(folders[0].glob("*.safetensors"))
+    whole = sum(path.stat().st_size for path in files)
+    elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}
+    for place, options, expected in [
+        (Placement([gpu]), {}, True),
+        (Placement([gpu], [whole]), {"residence": "fast"}, True),
+        (Placement([gpu], [whole - 1]), {}, False),
+        (Placement([gpu], None, elsewhere), {"residence": "fast"}, False),
+        (Placement([gpu, torch.device("cuda", 1)], [whole, whole]), {}, False),
+        (Placement([gpu]), {"residence": "auto"}, False),
+        (Placement([gpu]), {"streamed": True}, False),
+        (Placement([torch.device("cpu")]), {}, False),
+    ]:
+        quantizer = Df11Quantizer(df11.Config(**options), pre_quantized=False)
+        quantizer.placement = place
+        assert quantizer._packs(list(map(str, files))) is expected, (place, options)

@@ -237,6 +237,20 @@ def test_a_single_container_says_what_loads_it(folders: Folders, tmp_path: Path)
             df11.ParameterError, match=r"is one container.* df11 convert .*one-df11"
         ):
             kind.from_pretrained(one)
+    # Also if it is the first thing that a process does.
+    out = run(
+        """
+        import sys
+        from transformers import AutoModelForCausalLM
+        import df11
+        try:
+            AutoModelForCausalLM.from_pretrained(sys.argv[1])
+        except df11.ParameterError as error:
+            print(error)
+        """,
+        one,
+    )
+    assert "is one container" in out
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(OSError, match="not a valid JSON"):
         transformers.AutoConfig.from_pretrained(tmp_path)

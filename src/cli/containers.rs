@@ -82,7 +82,7 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         answer.text.push_str("\n  ");
         answer.text.push_str(&text::printable(line));
     }
-    if out.is_file() {
+    if out.is_file() && has_config(out) {
         let folder = out.with_extension("");
         let (out, folder) = (out.display().to_string(), folder.display().to_string());
         let (out, folder) = (text::printable(&out), text::printable(&folder));
@@ -90,6 +90,17 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         answer.text.push_str(&hint);
     }
     answer.json["load"] = json!(python);
+}
+
+/// Whether a container holds what transformers asks of a folder.
+fn has_config(container: &Path) -> bool {
+    df11::open(container).is_ok_and(|model| {
+        model
+            .shards()
+            .iter()
+            .map(df11::hazmat::Shard::directory)
+            .any(|directory| directory.files.iter().any(|file| directory.file_path(file) == "config.json"))
+    })
 }
 
 pub(super) fn result_text(out: &Path, sizes: &Sizes, seconds: f64, verified: bool) -> String {

@@ -68,7 +68,7 @@ impl LevelName {
 }
 
 /// What was found of one model.
-struct Found<'m> {
+struct Verified<'m> {
     component: &'m Component<Model>,
     verification: Verification,
     /// What has decoded.
@@ -76,7 +76,7 @@ struct Found<'m> {
     seconds: f64,
 }
 
-impl Found<'_> {
+impl Verified<'_> {
     /// What could not be checked, with paths relative to the folder of all models.
     fn unchecked(&self) -> Vec<String> {
         self.verification.unchecked.iter().map(|what| self.component.sentence(what)).collect()
@@ -104,7 +104,7 @@ impl Verify {
         for component in models.components() {
             let start = Instant::now();
             let (verification, device) = self.threads.run(|| self.check(&component.model, session))?;
-            found.push(Found { component, verification, device, seconds: start.elapsed().as_secs_f64() });
+            found.push(Verified { component, verification, device, seconds: start.elapsed().as_secs_f64() });
         }
         let answer = self.answer(&models, &found);
         self.check_complete(&models, answer)
@@ -159,7 +159,7 @@ impl Verify {
         Err(Failure::Incomplete(format!("{problem}, and what is there is good; fetch the rest"), answer.json))
     }
 
-    fn answer(&self, models: &Models, found: &[Found<'_>]) -> Answer {
+    fn answer(&self, models: &Models, found: &[Verified<'_>]) -> Answer {
         let json = self.json(models, found);
         let path = text::printable(&self.source.display().to_string());
         let mut text = format!(
@@ -171,7 +171,7 @@ impl Verify {
             text.push_str("\n  device     ");
             text.push_str(&device.text());
         }
-        for unchecked in found.iter().flat_map(Found::unchecked) {
+        for unchecked in found.iter().flat_map(Verified::unchecked) {
             text.push_str("\n  unchecked  ");
             text.push_str(&text::printable(&unchecked));
         }
@@ -203,8 +203,8 @@ impl Verify {
         format!("{result}{what}")
     }
 
-    fn json(&self, models: &Models, found: &[Found<'_>]) -> Value {
-        let sum = |value: fn(&Found<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
+    fn json(&self, models: &Models, found: &[Verified<'_>]) -> Value {
+        let sum = |value: fn(&Verified<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
         let mut json = json!({
             "command": "verify",
             "source": self.source.to_string_lossy(),
@@ -216,7 +216,7 @@ impl Verify {
             "files": sum(|each| each.verification.files),
             "bytes": sum(|each| each.verification.bytes),
             "stored_bytes": sum(|each| container_bytes(&each.component.model)),
-            "unchecked": found.iter().flat_map(Found::unchecked).collect::<Vec<_>>(),
+            "unchecked": found.iter().flat_map(Verified::unchecked).collect::<Vec<_>>(),
             "device": found[0].device.as_ref().map(DecodedBy::json),
             "seconds": found.iter().map(|each| each.seconds).sum::<f64>(),
         });
@@ -236,7 +236,7 @@ impl Verify {
 }
 
 /// A line for each component.
-fn table(found: &[Found<'_>]) -> String {
+fn table(found: &[Verified<'_>]) -> String {
     let mut table = Table::new(["  component", "result", "tensors", "files", "stored"]);
     for each in found {
         let verification = &each.verification;

@@ -25,9 +25,9 @@ struct Run {
 
 /// The CRC-32 of one piece of a section, cut at the ends of chunks: start and length in bytes, and the CRC.
 #[derive(Debug, Default)]
-pub struct Piece(Vec<(u64, u64, Hasher)>);
+pub struct PieceChecksum(Vec<(u64, u64, Hasher)>);
 
-impl Piece {
+impl PieceChecksum {
     /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time goes
     /// (26 GB/s a core); call it where the bytes are still in the cache.
     pub fn new(mut offset: u64, mut bytes: &[u8]) -> Self {
@@ -47,7 +47,7 @@ impl Piece {
 
 impl SectionChecksums {
     /// Adds a piece. Pieces must not overlap.
-    pub fn add(&mut self, piece: Piece) {
+    pub fn add(&mut self, piece: PieceChecksum) {
         for (start, length, crc) in piece.0 {
             self.insert(start, Run { length, crc });
         }
@@ -120,7 +120,7 @@ mod tests {
             for i in 0..cuts.len() - 1 {
                 let i = (i * 3 + rotation) % (cuts.len() - 1);
                 if cuts[i] != 4096 {
-                    checksums.add(Piece::new(cuts[i] as u64, &section[cuts[i]..cuts[i + 1]]));
+                    checksums.add(PieceChecksum::new(cuts[i] as u64, &section[cuts[i]..cuts[i + 1]]));
                 }
             }
             assert_eq!(checksums.finish(length as u64), expected);

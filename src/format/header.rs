@@ -84,7 +84,7 @@ impl Header {
     /// The header of a finished container whose directory has this place, these bytes and this checksum.
     ///
     /// # Errors
-    /// [`Error::Limit`] where directory or file would be too large.
+    /// [`Error::Limit`] if directory or file would be too large.
     pub fn complete(directory_offset: u64, directory: &[u8]) -> Result<Self> {
         let length = directory.len() as u64;
         let mut header = Self::unfinished();
@@ -189,7 +189,7 @@ impl Header {
     /// Checks that the file has the length that the header says and the directory its place (step 6).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the file is truncated or grew; [`Error::Limit`] for sizes out of bounds.
+    /// [`Error::Corrupt`] if the file is truncated or grew; [`Error::Limit`] for sizes out of bounds.
     pub fn check_placement(&self, actual_length: u64) -> Result<()> {
         let stated = self.file_length.get();
         if stated > MAX_FILE_BYTES {

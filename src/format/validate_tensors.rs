@@ -14,7 +14,7 @@ use crate::{
     constants::{MAX_ALIASES, MAX_DIMENSIONS},
     dtype::elements,
     encoding::{
-        gap::{Geometry, Layout},
+        gap::{GapSizes, Geometry},
         tile,
     },
 };
@@ -124,8 +124,8 @@ impl Check<'_> {
             .map_err(|error| self.tensor_corrupt(i, error))?;
         let codebook =
             self.directory.arrays[tensor.array_range()].first().map_or(0, |array| array.length.get());
-        let layout = Layout::lut_count_of(codebook)
-            .and_then(|lut_count| Layout::new(geometry, count, bit_count, lut_count))
+        let layout = GapSizes::lut_count_of(codebook)
+            .and_then(|lut_count| GapSizes::new(geometry, count, bit_count, lut_count))
             .map_err(|error| self.tensor_corrupt(i, error))?;
         self.array_kinds(
             i,

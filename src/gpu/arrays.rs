@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::{
     Device,
-    coding::Coding,
+    coding::KernelEncoding,
     memory::Buffer,
     task::TableTask,
     upload::{Delivery, Origin, default_readers, upload},
@@ -33,7 +33,7 @@ pub struct TableAddresses {
 impl Device {
     /// Bytes of the decode table of a tensor in tiles.
     pub const fn table_bytes() -> u64 {
-        Coding::Tile.table_bytes()
+        KernelEncoding::Tile.table_bytes()
     }
 
     /// Builds the decode tables of tensors in tiles, and waits. Any content of a codebook is safe.
@@ -59,7 +59,7 @@ impl Device {
         };
         let tasks: Vec<TableTask> = tables.iter().map(task).collect();
         let tasks = Buffer::of(self.copies(), &tasks)?;
-        self.kernels().build_tables(Coding::Tile, self.copies(), &tasks)
+        self.kernels().build_tables(KernelEncoding::Tile, self.copies(), &tasks)
     }
 }
 

@@ -4,20 +4,20 @@ use crate::{Encoding, constants::GAP_BYTES_PER_THREAD};
 
 /// An encoding with kernels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Coding {
+pub(super) enum KernelEncoding {
     Gap,
     Tile,
 }
 
 /// All of them.
-pub(super) const CODINGS: [Coding; 2] = [Coding::Gap, Coding::Tile];
+pub(super) const CODINGS: [KernelEncoding; 2] = [KernelEncoding::Gap, KernelEncoding::Tile];
 
 /// Decode kernels: those of `gap`, one for each number of bytes a thread, then that of `tile`.
 pub(super) const KERNELS: usize = GAP_BYTES_PER_THREAD.len() + 1;
 /// The number of the decode kernel of `tile`.
 pub(super) const TILE_KERNEL: usize = KERNELS - 1;
 
-impl Coding {
+impl KernelEncoding {
     /// `None` for tensors that no kernel decodes.
     pub(super) fn of(encoding: Encoding) -> Option<Self> {
         match encoding {

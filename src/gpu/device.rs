@@ -36,7 +36,7 @@ pub struct DeviceInfo {
 /// All GPUs that the driver shows, in its order. Starts nothing on them; some milliseconds the first time.
 ///
 /// # Errors
-/// [`Error::Gpu`] where there is no driver, it is older than CUDA 12.0, does not start, or shows no GPU.
+/// [`Error::Gpu`] if there is no driver, it is older than CUDA 12.0, does not start, or shows no GPU.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     let version = driver::start()?;
     let count = result::device::get_count().or_fault("counting the GPUs")?;
@@ -93,10 +93,10 @@ struct Inner {
 
 impl Device {
     /// Opens a GPU by its number and loads the kernels, which the driver compiles for it the first time (about a second; it keeps
-    /// the result on disk), but for compute capability 9.0, for which machine code is at hand.
+    /// the result on disk), except for compute capability 9.0, for which machine code is at hand.
     ///
     /// # Errors
-    /// As [`devices`]; [`Error::Parameter`] where there is no such GPU; [`Error::Gpu`] where it is older than compute capability 8.0
+    /// As [`devices`]; [`Error::Parameter`] if there is no such GPU; [`Error::Gpu`] if it is older than compute capability 8.0
     /// (Ampere), or does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::open_with_shared_memory(ordinal, u32::MAX)
@@ -150,7 +150,7 @@ impl Device {
     /// Memory that is free now, in bytes.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where the driver does not answer.
+    /// [`Error::Gpu`] if the driver does not answer.
     pub fn free_memory(&self) -> Result<u64> {
         let (free, _) = self.inner.context.mem_get_info().or_fault("asking for free memory")?;
         Ok(free as u64)

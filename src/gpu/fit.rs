@@ -35,12 +35,12 @@ impl Demand {
         self.block + warps * self.warp
     }
 
-    /// The fit with most warps at once; of equal ones that with about as many a block as are good. None where no warp fits.
+    /// The fit with most warps at once; of equal ones that with about as many a block as are good. None if no warp fits.
     ///
     /// `room` is the shared memory that a block may have, `resident` tells how many blocks of this many warps a multiprocessor runs at once.
     pub(super) fn fill(self, room: u32, resident: impl Fn(u32) -> Result<u32>) -> Result<Option<Fit>> {
         let fits = (1..=self.most_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
-            // A multiprocessor has as much as one block may have and 1 KiB, so that this changes nothing but for tests of a small room.
+            // A multiprocessor has as much as one block may have and 1 KiB, so that this changes nothing except for tests of a small room.
             let blocks = resident(warps)?.min(room / self.with(warps));
             Ok(Fit { warps, blocks })
         });

@@ -95,7 +95,7 @@ impl HostSection {
     }
 }
 
-/// Pins mapped memory; `None` where the driver does not, or another model has pinned it already.
+/// Pins mapped memory; `None` if the driver does not, or another model has pinned it already.
 fn pin(device: &Device, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Memory> {
     // Memory that shares a page with something else cannot be pinned twice.
     if view.is_empty() || !(view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize) {

@@ -16,7 +16,7 @@ use super::{
     fault::OrFault,
     linear::FastArrays,
     module::Launch,
-    stored::{Addresses, Coded, Stored},
+    stored::{Addresses, CodedTensor, Stored},
     task::Task,
 };
 use crate::{
@@ -77,7 +77,7 @@ impl Draft {
     ) -> Result<()> {
         self.bytes = self.bytes.max(to + slice.bytes());
         let mut to = to;
-        let fast = tensor.coded().and_then(Coded::as_tile).and_then(|tile| addresses.fast(tile.id()));
+        let fast = tensor.coded().and_then(CodedTensor::as_tile).and_then(|tile| addresses.fast(tile.id()));
         let takes = |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
         for part in slice.rects().flat_map(|rect| rect.split(takes)) {
             match tensor {
@@ -100,7 +100,13 @@ impl Draft {
         self.copies.push(Copy { from, to, width: each, rows, pitch: *width });
     }
 
-    fn decode(&mut self, coded: &dyn Coded, part: &Rect, to: u64, addresses: &dyn Addresses) -> Result<()> {
+    fn decode(
+        &mut self,
+        coded: &dyn CodedTensor,
+        part: &Rect,
+        to: u64,
+        addresses: &dyn Addresses,
+    ) -> Result<()> {
         let launch = &mut self.parts[coded.kernel()];
         let (task, units) = coded.task(part, to, launch.units, addresses)?;
         launch.tasks.push(task);

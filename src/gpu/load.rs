@@ -131,7 +131,7 @@ impl Model {
     /// [`LoadOptions::readers`], and what [`GpuModel`] holds.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where the memory does not suffice or the GPU fails; [`Error::Corrupt`] where the container is damaged;
+    /// [`Error::Gpu`] if the memory does not suffice or the GPU fails; [`Error::Corrupt`] if the container is damaged;
     /// [`Error::Unsupported`] for a tensor of a newer version; [`Error::Parameter`] for a plan of another model; [`Error::Io`].
     pub fn load(&self, device: &Device, options: &LoadOptions) -> Result<GpuModel> {
         self.load_on(std::slice::from_ref(device), options, &())

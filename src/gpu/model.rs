@@ -124,7 +124,7 @@ impl GpuModel {
     /// The block with this name. Constant time.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the model has no such block, or the plan [left it out](Plan::of).
+    /// [`Error::Parameter`] if the model has no such block, or the plan [left it out](Plan::of).
     pub fn block(&self, name: &str) -> Result<GpuBlock<'_>> {
         Ok(self.block_at(*find(&self.inner.block_names, "block", name)?.1))
     }
@@ -136,7 +136,7 @@ impl GpuModel {
     /// The tensor with this name. Constant time.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the model has no such tensor, or the plan [left its block out](Plan::of).
+    /// [`Error::Parameter`] if the model has no such tensor, or the plan [left its block out](Plan::of).
     pub fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
         self.inner.tensor(name)
     }
@@ -154,7 +154,7 @@ impl GpuModel {
     /// block where rows are asked for, are read in place, over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where there is no piece, or no such tensor or row; where a tensor is not loaded, a row does not fill whole
+    /// [`Error::Parameter`] if there is no piece, or no such tensor or row; where a tensor is not loaded, a row does not fill whole
     /// bytes, the tensors lie on several GPUs, or an offset is no multiple of 16; [`Error::Gpu`].
     pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
         GpuProgram::new(&self.inner, pieces)

@@ -15,7 +15,7 @@ use cudarc::{
 };
 
 use super::{
-    coding::{CODINGS, Coding, KERNELS, TILE_KERNEL},
+    coding::{CODINGS, KERNELS, KernelEncoding, TILE_KERNEL},
     fault::{OrFault, gpu},
     fit::{Demand, Fit, LANES},
     memory::Buffer,
@@ -34,15 +34,15 @@ struct Source {
     constants: usize,
 }
 
-const fn source(coding: Coding) -> Source {
+const fn source(coding: KernelEncoding) -> Source {
     match coding {
-        Coding::Gap => Source {
+        KernelEncoding::Gap => Source {
             name: "gap",
             ptx: include_str!("../../kernels/ptx/gap.ptx"),
             sm_90: include_bytes!("../../kernels/ptx/gap.sm_90.cubin"),
             constants: 12,
         },
-        Coding::Tile => Source {
+        KernelEncoding::Tile => Source {
             name: "tile",
             ptx: include_str!("../../kernels/ptx/tile.ptx"),
             sm_90: include_bytes!("../../kernels/ptx/tile.sm_90.cubin"),
@@ -85,7 +85,7 @@ pub(super) struct Shape {
     shared: u32,
 }
 
-/// A launch of a decode kernel, but for output, status and stream.
+/// A launch of a decode kernel, except for output, status and stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Launch {
     /// Which of the decode kernels.
@@ -118,14 +118,14 @@ impl Kernels {
             let constants =
                 read_constants(stream, &function("constants")?, source.constants, &sizes(coding))?;
             match coding {
-                Coding::Gap => {
+                KernelEncoding::Gap => {
                     for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
                         let [warp, most_warps] = [4, 8].map(|group| constants[group + index]);
                         let function = function(&format!("decode_{bytes}"))?;
                         decode.push(Decode::prepare(function, [warp, most_warps, most_warps], room)?);
                     }
                 }
-                Coding::Tile => {
+                KernelEncoding::Tile => {
                     let demand = [4, 5, 6].map(|at| constants[at]);
                     if constants[7] as usize != FEW_TASKS {
                         return Err(mismatch(&constants));
@@ -155,7 +155,7 @@ impl Kernels {
     /// How the blocks of a decode kernel fill this GPU if each warp stages this many bytes.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where not even one warp fits.
+    /// [`Error::Gpu`] if not even one warp fits.
     pub(super) fn shape(&self, kernel: usize, staged_bytes: u32) -> Result<Shape> {
         let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&shape) = shapes.get(&(kernel, staged_bytes)) {
@@ -186,7 +186,12 @@ impl Kernels {
     }
 
     /// Builds decode tables, of one task or more, and waits.
-    pub(super) fn build_tables(&self, coding: Coding, stream: &CudaStream, tasks: &Buffer) -> Result<()> {
+    pub(super) fn build_tables(
+        &self,
+        coding: KernelEncoding,
+        stream: &CudaStream,
+        tasks: &Buffer,
+    ) -> Result<()> {
         let count = tasks.bytes() / size_of::<TableTask>() as u64;
         let config = LaunchConfig {
             grid_dim: (count as u32, 1, 1),
@@ -311,7 +316,7 @@ pub(super) fn read_constants(
 }
 
 /// The first of an encoding's constants: bytes of a task, a decode table, and a task of tables.
-const fn sizes(coding: Coding) -> [u64; 3] {
+const fn sizes(coding: KernelEncoding) -> [u64; 3] {
     [size_of::<Task>() as u64, coding.table_bytes(), size_of::<TableTask>() as u64]
 }
 

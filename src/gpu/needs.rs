@@ -1,7 +1,7 @@
 //! What each block of a model needs on a GPU, told by the directories alone.
 
 use super::{
-    coding::Coding,
+    coding::KernelEncoding,
     linear::{self, FastArrays, Residence},
 };
 use crate::{
@@ -24,7 +24,7 @@ pub(super) struct Needs {
     /// Their bytes in device memory.
     pub(super) section_bytes: u64,
     /// Its coded tensors, which need a decode table each.
-    pub(super) coded: Vec<(TensorId, Coding)>,
+    pub(super) coded: Vec<(TensorId, KernelEncoding)>,
     /// Tensors, of which each takes a task or a copy.
     pub(super) tensors: u64,
     /// Bytes of the block when it is decoded.
@@ -41,7 +41,7 @@ pub(super) struct FastNeeds {
     /// The arrays of all other tensors.
     pub(super) arrays: Vec<ArrayId>,
     /// The coded ones of these.
-    pub(super) coded: Vec<(TensorId, Coding)>,
+    pub(super) coded: Vec<(TensorId, KernelEncoding)>,
     /// Device memory of matrices and arrays, at most: a matrix with too many exceptions stays as it is stored.
     pub(super) bytes: u64,
 }
@@ -103,7 +103,8 @@ impl Needs {
         let mut sections: Vec<SectionId> = arrays.collect();
         sections.sort_unstable();
         sections.dedup();
-        let coded = |&id: &TensorId| Coding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding));
+        let coded =
+            |&id: &TensorId| KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding));
         Ok(Self {
             section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
             sections,
@@ -142,9 +143,9 @@ impl FastNeeds {
             }
             let arrays = arrays_of_id(model, id);
             let stored = arrays_bytes(model, arrays.clone());
-            let coding = Coding::of(tensor.encoding());
+            let coding = KernelEncoding::of(tensor.encoding());
             if let Some(sizes) = linear::fast_sizes(&tensor)? {
-                let table = coding.map_or(0, Coding::table_bytes);
+                let table = coding.map_or(0, KernelEncoding::table_bytes);
                 let (rows, columns) = (sizes.geometry().rows(), sizes.geometry().columns());
                 let strips_bytes = FastArrays::strips_bytes(rows, columns);
                 let place_bytes = strips_bytes.max(stored + table).next_multiple_of(ARRAY_ALIGNMENT);
@@ -168,5 +169,5 @@ pub(super) fn arrays_of_id(model: &Model, id: TensorId) -> impl Iterator<Item = 
 /// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block (spec/format.md, section 6).
 fn arrays_of(tensor: &Tensor<'_>) -> std::ops::Range<usize> {
     let arrays = tensor.record().array_range();
-    if Coding::of(tensor.encoding()).is_some() { arrays.start + 1..arrays.end } else { arrays }
+    if KernelEncoding::of(tensor.encoding()).is_some() { arrays.start + 1..arrays.end } else { arrays }
 }

@@ -11,13 +11,13 @@ use rayon::prelude::*;
 
 use super::{
     Device,
-    coding::{CODINGS, Coding},
+    coding::{CODINGS, KernelEncoding},
     host_section::HostSection,
     linear::{self, FastArrays, FastLoad, Outcome, Residence, Wanted},
     memory::{Buffer, Region},
     needs::{self, ArrayId, FastMatrix, FastNeeds, Needs, SectionId, TensorId, arrays_bytes, section_bytes},
     placement::{Plan, SLOTS},
-    stored::{Addresses, ArrayPlace, Coded, Tensors},
+    stored::{Addresses, ArrayPlace, CodedTensor, Tensors},
     streamer::{Streamer, Transfer},
     task::TableTask,
     upload::{self, Delivery, Origin},
@@ -68,7 +68,7 @@ struct HeldArray {
 /// Device addresses of decode tables.
 type Tables = HashMap<TensorId, CUdeviceptr>;
 
-/// The same, but for what lies in a slot.
+/// The same, except for what lies in a slot.
 pub(super) struct SlotMap<'p> {
     part: &'p Part,
     sections: HashMap<SectionId, CUdeviceptr>,
@@ -186,7 +186,7 @@ impl Part {
     }
 
     /// Device memory for decode tables, likewise.
-    fn hold_tables(&mut self, coded: impl Iterator<Item = (TensorId, Coding)>) -> Result<()> {
+    fn hold_tables(&mut self, coded: impl Iterator<Item = (TensorId, KernelEncoding)>) -> Result<()> {
         if let Some((memory, tables)) = allocate_tables(&self.device, coded)? {
             self.addresses.tables.extend(tables);
             self.memory.push(Arc::new(memory));
@@ -228,12 +228,15 @@ impl Part {
     /// as it is stored.
     pub(super) fn make_fast(&mut self, load: &FastLoad<'_>) -> Result<()> {
         let matrices = std::mem::take(&mut self.wanted);
-        let coded = matrices.iter().map(|(matrix, _)| (matrix.id, Coding::Tile));
+        let coded = matrices.iter().map(|(matrix, _)| (matrix.id, KernelEncoding::Tile));
         let Some((memory, tables)) = allocate_tables(&self.device, coded)? else { return Ok(()) };
         build_tables(&self.device, &tables, load.stored)?;
         let wanted = matrices.iter().map(|(matrix, place)| Wanted {
             tensor: load.model.tensor_at(matrix.id),
-            stored: load.stored[&matrix.id].coded().and_then(Coded::as_tile).expect("a matrix has tiles"),
+            stored: load.stored[&matrix.id]
+                .coded()
+                .and_then(CodedTensor::as_tile)
+                .expect("a matrix has tiles"),
             table: tables[&matrix.id],
             strips: place.first(matrix.strips_bytes),
         });
@@ -322,16 +325,16 @@ impl Part {
 /// Device memory for decode tables, of any content yet; none for no tensor.
 fn allocate_tables(
     device: &Device,
-    coded: impl Iterator<Item = (TensorId, Coding)>,
+    coded: impl Iterator<Item = (TensorId, KernelEncoding)>,
 ) -> Result<Option<(Buffer, Tables)>> {
-    let coded: Vec<(TensorId, Coding)> = coded.collect();
+    let coded: Vec<(TensorId, KernelEncoding)> = coded.collect();
     if coded.is_empty() {
         return Ok(None);
     }
     let bytes = coded.iter().map(|(_, coding)| coding.table_bytes()).sum();
     let memory = device.allocate(bytes, "the model's decode tables")?;
     let mut next = memory.pointer();
-    let place = |(tensor, coding): (TensorId, Coding)| {
+    let place = |(tensor, coding): (TensorId, KernelEncoding)| {
         let at = next;
         next += coding.table_bytes();
         (tensor, at)

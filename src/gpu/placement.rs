@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    coding::Coding,
+    coding::KernelEncoding,
     linear::Residence,
     needs::{self, Needs, TensorId},
     task::Task,
@@ -74,7 +74,7 @@ impl Plan {
     /// copies have time while resident blocks are used. The cost grows with the number of blocks.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
+    /// [`Error::Parameter`] if a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
     /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
         Self::fit_preferring(model, memory, Preference::Stored)
@@ -138,7 +138,7 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] where a block is placed on a GPU that is none of them; [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Parameter`] if a block is placed on a GPU that is none of them; [`Error::Unsupported`] for a tensor of a newer version.
     pub fn of(
         model: &Model,
         devices: usize,
@@ -352,11 +352,11 @@ impl Tally {
     }
 }
 
-fn table_bytes(coded: &[(TensorId, Coding)]) -> u64 {
+fn table_bytes(coded: &[(TensorId, KernelEncoding)]) -> u64 {
     coded.iter().map(|(_, coding)| coding.table_bytes()).sum()
 }
 
-/// All blocks resident, each GPU filled before the next one; `None` where that is too much.
+/// All blocks resident, each GPU filled before the next one; `None` if that is too much.
 fn fill(blocks: &[&Needs], memory: &[u64], residence: Residence) -> Option<Vec<Placement>> {
     let mut placements = Vec::with_capacity(blocks.len());
     for (device, &memory) in memory.iter().enumerate() {
@@ -426,7 +426,7 @@ fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
 
 /// Which blocks of a run are streamed: the fewest with which it fits.
 fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
-    // More parts streamed take less memory, but for roundings: the search ends at a number that fits.
+    // More parts streamed take less memory, except for roundings: the search ends at a number that fits.
     let (mut low, mut high) = (0, run.len());
     while low < high {
         let middle = low.midpoint(high);

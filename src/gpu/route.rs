@@ -70,7 +70,7 @@ impl Route {
         self.in_place.bytes()
     }
 
-    /// When the streamed block has its turn through whose slots it decodes; `None` where it needs none.
+    /// When the streamed block has its turn through whose slots it decodes; `None` if it needs none.
     pub(super) fn turn(&self) -> Option<usize> {
         self.streamed.as_ref().map(|streamed| streamed.turn)
     }
@@ -154,7 +154,7 @@ pub(super) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
 /// The same of a stream of any library: the number is another one for each capture of the process.
 ///
 /// # Errors
-/// [`Error::Gpu`] where the driver refuses.
+/// [`Error::Gpu`] if the driver refuses.
 ///
 /// # Safety
 /// The stream exists, and its context is the calling thread's current one.

@@ -17,7 +17,7 @@ impl Status {
     /// A word that is 0. Allocates, and waits for the GPU.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where the driver refuses.
+    /// [`Error::Gpu`] if the driver refuses.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self { word: Buffer::of(device.copies(), &[0u32])? })
     }
@@ -34,7 +34,7 @@ impl Status {
     /// Its value once all that is on the stream is done, for which it waits.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where something on the GPU failed.
+    /// [`Error::Gpu`] if something on the GPU failed.
     pub fn read(&self, stream: &CudaStream) -> Result<u32> {
         let mut word = [0];
         self.word.read(stream, &mut word)?;
@@ -44,7 +44,7 @@ impl Status {
     /// That no decoding so far found a malformed stream. Waits as [`Status::read`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with what was found; [`Error::Gpu`] where something on the GPU failed.
+    /// [`Error::Corrupt`] with what was found; [`Error::Gpu`] if something on the GPU failed.
     pub fn check(&self, stream: &CudaStream) -> Result<()> {
         match self.read(stream)? {
             0 => Ok(()),
@@ -55,7 +55,7 @@ impl Status {
     /// Sets it to 0 after what is on the stream, and waits.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where something on the GPU failed.
+    /// [`Error::Gpu`] if something on the GPU failed.
     pub fn clear(&self, stream: &CudaStream) -> Result<()> {
         self.word.clear(stream)
     }

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::{
-    coding::{Coding, TILE_KERNEL},
+    coding::{KernelEncoding, TILE_KERNEL},
     linear::FastArrays,
     needs::{ArrayId, SectionId, TensorId},
     task::{GapTask, Task, TileArrays, TileSource, TileTask, Tiles},
@@ -15,7 +15,7 @@ use crate::{
     Encoding, Error, Model, Result, Tensor,
     constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD},
     encoding::{
-        gap::Layout,
+        gap::GapSizes,
         tile::{self, Codebook, Sizes},
     },
     huffman,
@@ -66,12 +66,12 @@ pub(super) enum Stored {
     /// The bytes themselves.
     Raw(ArrayPlace),
     /// The arrays of an encoding with kernels.
-    Coded(Box<dyn Coded>),
+    Coded(Box<dyn CodedTensor>),
 }
 
 /// A tensor that a kernel decodes.
-pub(super) trait Coded: std::fmt::Debug + Send + Sync {
-    fn coding(&self) -> Coding;
+pub(super) trait CodedTensor: std::fmt::Debug + Send + Sync {
+    fn coding(&self) -> KernelEncoding;
 
     /// Which of the decode kernels.
     fn kernel(&self) -> usize;
@@ -108,7 +108,7 @@ pub(super) trait Coded: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct StoredGap {
     id: TensorId,
-    layout: Layout,
+    layout: GapSizes,
     gaps: ArrayPlace,
     output_offsets: ArrayPlace,
     bitstream: ArrayPlace,
@@ -136,7 +136,7 @@ pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 /// of that.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where one is malformed; [`Error::Io`].
+/// [`Error::Corrupt`] if one is malformed; [`Error::Io`].
 pub(super) fn read_all(
     model: &Model,
     tensors: impl Iterator<Item = TensorId>,
@@ -173,7 +173,7 @@ impl Stored {
     }
 
     /// For a kernel, if it is coded.
-    pub(super) fn coded(&self) -> Option<&dyn Coded> {
+    pub(super) fn coded(&self) -> Option<&dyn CodedTensor> {
         match self {
             Self::Coded(coded) => Some(&**coded),
             _ => None,
@@ -223,9 +223,9 @@ impl StoredGap {
     }
 }
 
-impl Coded for StoredGap {
-    fn coding(&self) -> Coding {
-        Coding::Gap
+impl CodedTensor for StoredGap {
+    fn coding(&self) -> KernelEncoding {
+        KernelEncoding::Gap
     }
 
     fn kernel(&self) -> usize {
@@ -334,9 +334,9 @@ impl StoredTile {
     }
 }
 
-impl Coded for StoredTile {
-    fn coding(&self) -> Coding {
-        Coding::Tile
+impl CodedTensor for StoredTile {
+    fn coding(&self) -> KernelEncoding {
+        KernelEncoding::Tile
     }
 
     fn kernel(&self) -> usize {

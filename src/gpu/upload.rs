@@ -39,7 +39,7 @@ pub(super) struct Delivery<'m> {
 }
 
 /// Part of one, and its device address.
-struct Piece<'m> {
+struct UploadPiece<'m> {
     shard: &'m Shard,
     from: Origin,
     range: Range<u64>,
@@ -52,7 +52,7 @@ pub(super) fn default_readers() -> NonZero<usize> {
     cores.min(NonZero::new(MAX_READERS).expect("more than none"))
 }
 
-fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
+fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<UploadPiece<'m>> {
     let cut = |delivery: &Delivery<'m>| {
         let &Delivery { shard, from, to } = delivery;
         let directory = shard.directory();
@@ -60,7 +60,7 @@ fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
             Origin::Section(section) => directory.sections[section].length.get(),
             Origin::Array(array) => directory.arrays[array].length.get(),
         };
-        (0..length).step_by(PIECE_BYTES as usize).map(move |start| Piece {
+        (0..length).step_by(PIECE_BYTES as usize).map(move |start| UploadPiece {
             shard,
             from,
             range: start..length.min(start + PIECE_BYTES),
@@ -70,7 +70,7 @@ fn pieces<'m>(deliveries: &[Delivery<'m>]) -> Vec<Piece<'m>> {
     deliveries.iter().flat_map(cut).collect()
 }
 
-impl Piece<'_> {
+impl UploadPiece<'_> {
     /// Reads it, checking its checksums.
     fn read(&self, out: &mut [u8]) -> Result<()> {
         match self.from {
@@ -150,7 +150,7 @@ pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
 
 /// One reader: takes pieces until there are no more; gives its buffers back.
 fn carry(
-    pieces: &[Piece<'_>],
+    pieces: &[UploadPiece<'_>],
     next: &AtomicUsize,
     stop: &AtomicBool,
     mut ring: Ring,

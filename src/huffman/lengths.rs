@@ -19,7 +19,7 @@ impl CodeLengths {
     /// A function of the counts alone: ties are broken as the package-merge module documents.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the histogram is empty.
+    /// [`Error::Parameter`] if the histogram is empty.
     pub fn from_histogram(histogram: &Histogram) -> Result<Self> {
         Self::with_limit(histogram, MAX_CODE_LENGTH)
     }
@@ -27,7 +27,7 @@ impl CodeLengths {
     /// As [`from_histogram`](Self::from_histogram), with codes of at most `limit` bits.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the histogram is empty, or where `limit` is not in 1..=16 or has too few
+    /// [`Error::Parameter`] if the histogram is empty, or where `limit` is not in 1..=16 or has too few
     /// codes for the exponents that occur.
     pub fn with_limit(histogram: &Histogram, limit: u8) -> Result<Self> {
         let used = histogram.used();
@@ -73,7 +73,7 @@ impl CodeLengths {
         &self.lengths
     }
 
-    /// The code length of an exponent, in bits; 0 where it has no code.
+    /// The code length of an exponent, in bits; 0 if it has no code.
     #[inline]
     pub const fn get(&self, exponent: u8) -> u8 {
         self.lengths[exponent as usize]
@@ -88,7 +88,7 @@ impl CodeLengths {
     /// The bits that the weights of this histogram take.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where an exponent occurs that has no code; [`Error::Limit`] where the sum exceeds
+    /// [`Error::Parameter`] if an exponent occurs that has no code; [`Error::Limit`] if the sum exceeds
     /// 2^64 − 1.
     pub fn bits(&self, histogram: &Histogram) -> Result<u64> {
         let mut bits = 0u64;

@@ -55,7 +55,7 @@ pub(crate) fn recorded(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
 /// Looks for a recorded side file in the folder of its model, and compares its hash.
 ///
 /// # Errors
-/// [`Error::Io`] where a file that is there cannot be read.
+/// [`Error::Io`] if a file that is there cannot be read.
 pub(crate) fn find(root: &Path, path: &str, record: &FileRecord) -> Result<Beside> {
     let file = root.join(path);
     let metadata = match fs::metadata(&file) {

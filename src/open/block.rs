@@ -57,7 +57,7 @@ impl<'m> Block<'m> {
     /// Where each tensor goes in a buffer for [`Block::decode_into`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where a tensor has a dtype of a newer version; [`Error::Limit`] where the size exceeds 2^64 − 1.
+    /// [`Error::Unsupported`] if a tensor has a dtype of a newer version; [`Error::Limit`] if the size exceeds 2^64 − 1.
     pub fn layout(&self) -> Result<BlockLayout> {
         let mut bytes = 0u64;
         let mut tensors = Vec::with_capacity(self.entry.tensors.len());

@@ -12,7 +12,7 @@ use super::{
 use crate::{Result, parallel};
 
 /// What one thread decodes at once.
-enum Part {
+enum ThreadWork {
     /// Columns of some rows, without the others.
     Columns(Rect),
     /// Columns of some rows, out of whole rows: where codes have no columns, each row alone would decode its neighbours too.
@@ -21,7 +21,7 @@ enum Part {
     Run(Range<u64>),
 }
 
-impl Part {
+impl ThreadWork {
     fn bytes(&self) -> u64 {
         match self {
             Self::Columns(rect) | Self::OfWholeRows(rect) => rect.bytes(),
@@ -47,13 +47,13 @@ impl Part {
 
 /// Decodes a slice into as many bytes.
 pub(super) fn read_slice(tensor: &TensorReader<'_>, slice: &Slice, out: &mut [u8]) -> Result<()> {
-    let parts: Vec<Part> = slice.rects().flat_map(|rect| parts(tensor, rect)).collect();
-    let outs: Vec<_> = parallel::split(out, parts.iter().map(Part::bytes)).collect();
+    let parts: Vec<ThreadWork> = slice.rects().flat_map(|rect| parts(tensor, rect)).collect();
+    let outs: Vec<_> = parallel::split(out, parts.iter().map(ThreadWork::bytes)).collect();
     parts.into_par_iter().zip(outs).try_for_each(|(part, out)| part.read(tensor, out))
 }
 
 /// Cuts a rect into parts of about [`PIECE_BYTES`].
-fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Part> {
+fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<ThreadWork> {
     let rows = |row_bytes: u64, unit: u64| {
         let Rect { rows, columns, width } = rect.clone();
         cut(rows, PIECE_BYTES / row_bytes, unit).map(move |rows| Rect {
@@ -64,12 +64,12 @@ fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<Part> {
     };
     if rect.rows.end - rect.rows.start > 1 {
         if let Some(unit) = tensor.unit_rows(rect.width) {
-            return rows(rect.columns.end - rect.columns.start, unit).map(Part::Columns).collect();
+            return rows(rect.columns.end - rect.columns.start, unit).map(ThreadWork::Columns).collect();
         }
         if rect.width <= PIECE_BYTES {
-            return rows(rect.width, 1).map(Part::OfWholeRows).collect();
+            return rows(rect.width, 1).map(ThreadWork::OfWholeRows).collect();
         }
     }
     let unit = tensor.unit();
-    rect.runs().flat_map(|run| ranges(run, unit)).map(Part::Run).collect()
+    rect.runs().flat_map(|run| ranges(run, unit)).map(ThreadWork::Run).collect()
 }

@@ -16,7 +16,7 @@ use crate::{Result, parallel};
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-/// use df11::{Level, open::Cpu};
+/// use df11::{Level, hazmat::Cpu};
 ///
 /// let model = df11::open(&path)?;
 /// assert_eq!(model.verify_with(Level::Full, &Cpu, &())?, model.verify(Level::Full, &())?);
@@ -76,7 +76,7 @@ impl PreparedTensor for TensorReader<'_> {
     }
 }
 
-/// Where a piece for one thread ends that begins at `start`: behind about `length`, at a multiple of `unit` where it does not end with the
+/// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of `unit` where it does not end with the
 /// range.
 pub(super) fn piece_end(start: u64, end: u64, length: u64, unit: u64) -> u64 {
     let cut = start.saturating_add(length) / unit * unit;

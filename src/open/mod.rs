@@ -63,7 +63,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Unsupported`], [`Error::Corrupt`] or [`Error::Limit`], with the file's name;
-/// [`Error::Parameter`] where a folder holds no container, or shards of different models.
+/// [`Error::Parameter`] if a folder holds no container, or shards of different models.
 pub fn open(path: impl AsRef<Path>) -> Result<Model> {
     OpenOptions::new().open(path)
 }
@@ -195,7 +195,7 @@ pub(crate) fn hash(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 /// some and no safetensors file.
 ///
 /// # Errors
-/// [`Error::Io`] where the folder cannot be read.
+/// [`Error::Io`] if the folder cannot be read.
 pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     let path = path.as_ref();
     if !path.is_dir() {

@@ -69,7 +69,7 @@ impl Model {
     /// and the card that compression wrote; none of a single container.
     ///
     /// # Errors
-    /// [`Error::Io`] where the folder cannot be read.
+    /// [`Error::Io`] if the folder cannot be read.
     pub(crate) fn walk(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
         let Some(root) = self.folder() else { return Ok(Default::default()) };
         let (mut found, mut left_out) = crate::source::walk(root)?;
@@ -115,7 +115,7 @@ impl Model {
     /// (`*.safetensors.index.json`) beside the shards. Ascending.
     ///
     /// # Errors
-    /// [`Error::Io`] where the folder cannot be read.
+    /// [`Error::Io`] if the folder cannot be read.
     pub fn missing_files(&self) -> Result<Vec<String>> {
         let (found, _) = self.walk()?;
         let mut named = crate::source::named_files(&found);

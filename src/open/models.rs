@@ -30,7 +30,7 @@ impl OpenOptions {
     /// components. A component that is not there is no error: see [`Models::missing`].
     ///
     /// # Errors
-    /// As [`OpenOptions::open`], and [`Error::Parameter`] where a component is another model than
+    /// As [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
     /// the pipeline's container says.
     ///
     /// ```
@@ -108,7 +108,7 @@ impl Models {
     /// The only model, for what takes no pipeline.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where this is one; `what` says who asks.
+    /// [`Error::Parameter`] if this is one; `what` says who asks.
     pub fn single(mut self, what: &str) -> Result<Model> {
         match self.components.pop() {
             Some(component) if self.components.is_empty() && self.missing.is_empty() => Ok(component.model),
@@ -130,7 +130,7 @@ pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (Stri
 /// Folders and identities that a directory lists, if it does.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where they are no such list.
+/// [`Error::Corrupt`] if they are no such list.
 pub(crate) fn listed_components(directory: &Directory) -> Result<Option<BTreeMap<String, String>>> {
     let mut metadata = directory.metadata();
     let Some((_, list)) = metadata.find(|(key, _)| *key == COMPONENTS) else { return Ok(None) };

@@ -29,19 +29,19 @@ pub(crate) struct Batch<'m> {
     /// The bytes.
     pub(crate) bytes: Vec<u8>,
     /// The bytes of `bytes` that belong to each tensor; the prefix to none.
-    pub(crate) parts: Vec<Part<'m>>,
+    pub(crate) parts: Vec<TensorPart<'m>>,
 }
 
 /// Part of a tensor.
 #[derive(Clone)]
-pub(crate) struct Part<'m> {
+pub(crate) struct TensorPart<'m> {
     pub(crate) tensor: Tensor<'m>,
     /// Its bytes, counted from the tensor's start.
     pub(crate) range: Range<u64>,
     prepared: Arc<dyn PreparedTensor + 'm>,
 }
 
-impl Part<'_> {
+impl TensorPart<'_> {
     /// Whether it is the last one of its tensor.
     pub(crate) fn is_last(&self) -> Result<bool> {
         Ok(self.range.end == self.tensor.byte_length()?)
@@ -109,7 +109,7 @@ impl<'m> FilePieces<'m> {
     }
 
     /// The parts of the next batch: together as many bytes as there are threads, times a piece, or a unit where that is more.
-    fn take_parts(&mut self) -> Result<Vec<Part<'m>>> {
+    fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {
@@ -125,7 +125,7 @@ impl<'m> FilePieces<'m> {
             if end <= start {
                 break;
             }
-            parts.push(Part { tensor, range: start..end, prepared });
+            parts.push(TensorPart { tensor, range: start..end, prepared });
             taken += end - start;
             self.next = if end == length { (index + 1, 0) } else { (index, end) };
         }

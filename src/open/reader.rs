@@ -6,7 +6,7 @@ use super::{Encoding, Shard, Tensor, slice::Rect};
 use crate::{
     Error, Result,
     encoding::{
-        gap::{Decoder, Geometry, Layout, Span},
+        gap::{GapDecoder, GapSizes, Geometry, Span},
         tile::{self, Sizes},
     },
     huffman,
@@ -47,15 +47,15 @@ pub(crate) struct TensorReader<'m> {
     shard: &'m Shard,
     name: &'m str,
     length: u64,
-    stored: Stored<'m>,
+    stored: ReaderArrays<'m>,
 }
 
 /// Arrays by their index in the directory.
-enum Stored<'m> {
+enum ReaderArrays<'m> {
     Empty,
     Raw { array: usize },
-    Gap { first_array: usize, decoder: Box<Decoder>, layout: Layout, output_offsets: Cow<'m, [u8]> },
-    Tile { first_array: usize, decoder: Box<tile::Decoder>, sizes: Sizes },
+    Gap { first_array: usize, decoder: Box<GapDecoder>, layout: GapSizes, output_offsets: Cow<'m, [u8]> },
+    Tile { first_array: usize, decoder: Box<tile::TileDecoder>, sizes: Sizes },
 }
 
 impl<'m> TensorReader<'m> {
@@ -65,8 +65,8 @@ impl<'m> TensorReader<'m> {
         tensor.check_known()?;
         let target = tensor.target();
         let stored = match target.encoding() {
-            Encoding::Raw if length == 0 => Stored::Empty,
-            Encoding::Raw => Stored::Raw { array: target.record().array_range().start },
+            Encoding::Raw if length == 0 => ReaderArrays::Empty,
+            Encoding::Raw => ReaderArrays::Raw { array: target.record().array_range().start },
             Encoding::Gap => gap(&target).map_err(|error| target.locate(error))?,
             Encoding::Tile => tile(&target).map_err(|error| target.locate(error))?,
             // The target of an alias is none, and `check_known` refused what is unknown.
@@ -78,7 +78,7 @@ impl<'m> TensorReader<'m> {
     /// Bytes that are decoded together.
     pub(super) fn unit(&self) -> u64 {
         match &self.stored {
-            Stored::Tile { sizes, .. } => 2 * sizes.geometry().strip_elements(),
+            ReaderArrays::Tile { sizes, .. } => 2 * sizes.geometry().strip_elements(),
             _ => 2,
         }
     }
@@ -90,20 +90,20 @@ impl<'m> TensorReader<'m> {
             "range of the tensor"
         );
         match &self.stored {
-            Stored::Empty => Ok(()),
-            Stored::Raw { array } => SCRATCH.with_borrow_mut(|scratch| {
+            ReaderArrays::Empty => Ok(()),
+            ReaderArrays::Raw { array } => SCRATCH.with_borrow_mut(|scratch| {
                 out.copy_from_slice(self.shard.read_array_with(*array, range, &mut scratch.plane)?);
                 Ok(())
             }),
-            Stored::Gap { .. } | Stored::Tile { .. } if range.is_empty() => Ok(()),
-            Stored::Gap { first_array, decoder, layout, output_offsets } => {
+            ReaderArrays::Gap { .. } | ReaderArrays::Tile { .. } if range.is_empty() => Ok(()),
+            ReaderArrays::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
                 self.with_span(*first_array, layout, output_offsets, &elements, |span, scratch| {
                     let plane = self.shard.read_array_with(first_array + 4, elements.clone(), scratch)?;
                     decoder.decode(span, elements.clone(), plane, out)
                 })
             }
-            Stored::Tile { first_array, decoder, sizes } => {
+            ReaderArrays::Tile { first_array, decoder, sizes } => {
                 let elements = range.start / 2..range.end / 2;
                 self.with_strips(*first_array, sizes, &elements, |span| {
                     decoder.decode_strips(span, elements.clone(), out)
@@ -115,11 +115,11 @@ impl<'m> TensorReader<'m> {
     /// Rows of this width in bytes that are decoded together, if columns of them can be decoded without the others.
     pub(super) fn unit_rows(&self, width: u64) -> Option<u64> {
         match &self.stored {
-            Stored::Empty | Stored::Raw { .. } => Some(1),
-            Stored::Tile { sizes, .. } if 2 * sizes.geometry().columns() == width => {
+            ReaderArrays::Empty | ReaderArrays::Raw { .. } => Some(1),
+            ReaderArrays::Tile { sizes, .. } if 2 * sizes.geometry().columns() == width => {
                 Some(sizes.geometry().tile_rows())
             }
-            Stored::Gap { .. } | Stored::Tile { .. } => None,
+            ReaderArrays::Gap { .. } | ReaderArrays::Tile { .. } => None,
         }
     }
 
@@ -127,7 +127,7 @@ impl<'m> TensorReader<'m> {
     pub(super) fn read_rect(&self, rect: &Rect, out: &mut [u8]) -> Result<()> {
         let Rect { rows, columns, width } = rect;
         match &self.stored {
-            Stored::Tile { first_array, decoder, sizes } if self.unit_rows(*width).is_some() => {
+            ReaderArrays::Tile { first_array, decoder, sizes } if self.unit_rows(*width).is_some() => {
                 let elements = rows.start * width / 2..rows.end * width / 2;
                 let columns = columns.start / 2..columns.end / 2;
                 self.with_strips(*first_array, sizes, &elements, |span| {
@@ -144,13 +144,13 @@ impl<'m> TensorReader<'m> {
     /// Checks the whole index of a range of the tensor's bytes against its codes.
     pub(super) fn verify_index(&self, range: Range<u64>) -> Result<()> {
         match &self.stored {
-            Stored::Gap { first_array, decoder, layout, output_offsets } => {
+            ReaderArrays::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
                 self.with_span(*first_array, layout, output_offsets, &elements, |span, _| {
                     decoder.verify_index(span)
                 })
             }
-            Stored::Tile { first_array, decoder, sizes } if !range.is_empty() => {
+            ReaderArrays::Tile { first_array, decoder, sizes } if !range.is_empty() => {
                 let elements = range.start / 2..range.end / 2;
                 self.with_strips(*first_array, sizes, &elements, |span| decoder.verify_strips(span))
             }
@@ -167,7 +167,7 @@ impl<'m> TensorReader<'m> {
     fn with_span(
         &self,
         first_array: usize,
-        layout: &Layout,
+        layout: &GapSizes,
         output_offsets: &[u8],
         elements: &Range<u64>,
         work: impl FnOnce(&Span<'_>, &mut Vec<u8>) -> Result<()>,
@@ -211,7 +211,7 @@ impl<'m> TensorReader<'m> {
 pub(crate) struct GapIndex<'m> {
     first_array: usize,
     pub(crate) codebook: Cow<'m, [u8]>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: GapSizes,
     pub(crate) output_offsets: Cow<'m, [u8]>,
 }
 
@@ -232,19 +232,23 @@ pub(super) fn gap_index<'m>(tensor: &Tensor<'m>) -> Result<GapIndex<'m>> {
     let [bytes_per_thread, threads_per_block, bit_count, _] =
         record.parameters.map(zerocopy::little_endian::U64::get);
     let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)?;
-    let layout =
-        Layout::new(geometry, tensor.elements(), bit_count, Layout::lut_count_of(codebook.len() as u64)?)?;
+    let layout = GapSizes::new(
+        geometry,
+        tensor.elements(),
+        bit_count,
+        GapSizes::lut_count_of(codebook.len() as u64)?,
+    )?;
     let output_offsets = shard.read_array(first_array + 2, 0..layout.output_offsets_bytes())?;
     Ok(GapIndex { first_array, codebook, layout, output_offsets })
 }
 
 /// Prepares a tensor.
-fn gap<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
+fn gap<'m>(tensor: &Tensor<'m>) -> Result<ReaderArrays<'m>> {
     let GapIndex { first_array, codebook, layout, output_offsets } = gap_index(tensor)?;
     let lengths = huffman::read_codebook(&codebook)?;
     layout.check_output_offsets(&output_offsets)?;
-    let decoder = Box::new(Decoder::new(&lengths, &layout));
-    Ok(Stored::Gap { first_array, decoder, layout, output_offsets })
+    let decoder = Box::new(GapDecoder::new(&lengths, &layout));
+    Ok(ReaderArrays::Gap { first_array, decoder, layout, output_offsets })
 }
 
 /// The codebook of a `tile` tensor, not validated, and what its record says.
@@ -272,9 +276,9 @@ pub(super) fn tile_sizes(tensor: &Tensor<'_>) -> Result<Sizes> {
 }
 
 /// Prepares a tensor.
-fn tile<'m>(tensor: &Tensor<'m>) -> Result<Stored<'m>> {
+fn tile<'m>(tensor: &Tensor<'m>) -> Result<ReaderArrays<'m>> {
     let TileIndex { codebook, sizes } = tile_index(tensor)?;
     let codebook = tile::Codebook::from_bytes(&codebook)?;
-    let decoder = Box::new(tile::Decoder::new(&codebook, &sizes));
-    Ok(Stored::Tile { first_array: tensor.record().array_range().start, decoder, sizes })
+    let decoder = Box::new(tile::TileDecoder::new(&codebook, &sizes));
+    Ok(ReaderArrays::Tile { first_array: tensor.record().array_range().start, decoder, sizes })
 }

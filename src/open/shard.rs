@@ -46,14 +46,14 @@ pub struct Shard {
     locks: Vec<Mutex<()>>,
     /// Of chunks that are read in parts, by their index, the parts so far.
     #[cfg(feature = "cudarc")]
-    parts: Mutex<HashMap<usize, Vec<Part>>>,
+    parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
     /// The tensors of each file, by index; listed when a file is first restored or verified.
     tensors_of_files: OnceLock<Vec<Vec<usize>>>,
 }
 
 /// Bytes of a chunk that were read, from and to these places of their section, and their checksum.
 #[cfg(feature = "cudarc")]
-struct Part {
+struct ReadChunk {
     range: Range<u64>,
     hasher: crc32fast::Hasher,
 }
@@ -176,7 +176,7 @@ impl Shard {
     /// not matter and which is worth keeping: fresh memory costs more than the read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where a checksum does not match; [`Error::Io`].
+    /// [`Error::Corrupt`] if a checksum does not match; [`Error::Io`].
     ///
     /// # Panics
     /// Where the array does not exist or the range exceeds it.
@@ -390,7 +390,7 @@ impl Shard {
                 at = next;
             }
             if self.check_checksums && !counts.is_empty() {
-                self.count_part(section, chunk, Part { range: counts, hasher })?;
+                self.count_part(section, chunk, ReadChunk { range: counts, hasher })?;
             }
             out = rest;
         }
@@ -399,7 +399,7 @@ impl Shard {
 
     /// Checks a chunk's checksum if that was its last part.
     #[cfg(feature = "cudarc")]
-    fn count_part(&self, section: usize, chunk: u64, part: Part) -> Result<()> {
+    fn count_part(&self, section: usize, chunk: u64, part: ReadChunk) -> Result<()> {
         let whole = self.chunk_range(section, chunk);
         if part.range == whole {
             return self.accept_checksum(section, chunk, part.hasher.finalize());

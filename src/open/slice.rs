@@ -1,7 +1,7 @@
 //! Slices of tensors: for each of the first dimensions the indices that are wanted.
 //!
 //! ```text
-//!            columns                 the last dimension that is not wanted whole, with those behind it
+//!            columns                 the last dimension that is not wanted whole, with those after it
 //!          ┌────┬──────┬────┐
 //!     rows │    │wanted│    │        the dimensions before it
 //!          └────┴──────┴────┘
@@ -18,12 +18,12 @@ use crate::{Dtype, Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
     /// Columns in bytes, rows, and what is around these, the innermost first. None is whole but the last one.
-    levels: Vec<Level>,
+    levels: Vec<Dimension>,
 }
 
-/// One dimension, or several that are wanted whole but for the outermost of them.
+/// One dimension, or several that are wanted whole except for the outermost of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Level {
+struct Dimension {
     wanted: Range<u64>,
     size: u64,
 }
@@ -48,12 +48,12 @@ impl Slice {
         if shape.contains(&0) || ranges.iter().any(Range::is_empty) {
             return Ok(Self::of_bytes(0..0));
         }
-        let mut levels = vec![Level { wanted: 0..dtype.bits(), size: dtype.bits() }];
+        let mut levels = vec![Dimension { wanted: 0..dtype.bits(), size: dtype.bits() }];
         for (dimension, &size) in shape.iter().enumerate().rev() {
             let wanted = ranges.get(dimension).cloned().unwrap_or(0..size);
             match levels.last_mut() {
                 Some(inner) if inner.is_whole() => *inner = inner.times(&wanted, size),
-                _ => levels.push(Level { wanted, size }),
+                _ => levels.push(Dimension { wanted, size }),
             }
         }
         let columns = &mut levels[0];
@@ -62,26 +62,26 @@ impl Slice {
             let problem = format!("a slice of tensor {name:?} does not begin and end between bytes");
             return Err(Error::parameter(problem, "decode the whole tensor"));
         }
-        *columns = Level { wanted: bits[0] / 8..bits[1] / 8, size: bits[2] / 8 };
+        *columns = Dimension { wanted: bits[0] / 8..bits[1] / 8, size: bits[2] / 8 };
         Ok(Self { levels })
     }
 
     /// A range of a tensor's bytes.
     pub(crate) fn of_bytes(range: Range<u64>) -> Self {
-        Self { levels: vec![Level { size: range.end, wanted: range }] }
+        Self { levels: vec![Dimension { size: range.end, wanted: range }] }
     }
 
     /// Its size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.levels.iter().map(Level::count).product()
+        self.levels.iter().map(Dimension::count).product()
     }
 
-    /// Its rows, in order, cut where they do not follow each other; none where it is empty.
+    /// Its rows, in order, cut where they do not follow each other; none if it is empty.
     pub(crate) fn rects(&self) -> impl Iterator<Item = Rect> + '_ {
         let (columns, outer) = self.levels.split_first().expect("there is a level");
         let (rows, around) =
             outer.split_first().map_or((0..1, outer), |(rows, around)| (rows.wanted.clone(), around));
-        let count = if columns.count() == 0 { 0 } else { around.iter().map(Level::count).product() };
+        let count = if columns.count() == 0 { 0 } else { around.iter().map(Dimension::count).product() };
         (0..count).map(move |index: u64| {
             let (mut rest, mut each, mut first) = (index, outer.first().map_or(1, |rows| rows.size), 0);
             for level in around {
@@ -104,7 +104,7 @@ impl Slice {
     }
 }
 
-impl Level {
+impl Dimension {
     fn is_whole(&self) -> bool {
         self.wanted == (0..self.size)
     }

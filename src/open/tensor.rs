@@ -108,7 +108,7 @@ impl<'m> Tensor<'m> {
         directory.block_name(&directory.blocks[self.record().block.get() as usize])
     }
 
-    /// The type of its elements, or `None` where this version does not know it.
+    /// The type of its elements, or `None` if this version does not know it.
     pub fn dtype(&self) -> Option<Dtype> {
         Dtype::from_id(self.record().dtype.get())
     }
@@ -146,7 +146,7 @@ impl<'m> Tensor<'m> {
     /// decoded is bounded by nothing.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where they are not.
+    /// [`Error::Unsupported`] if they are not.
     pub fn check_known(&self) -> Result<()> {
         self.target().known_dtype()?;
         match self.target().encoding() {
@@ -157,7 +157,7 @@ impl<'m> Tensor<'m> {
         }
     }
 
-    /// The tensor that holds its bytes: itself, but for an alias.
+    /// The tensor that holds its bytes: itself, except for an alias.
     #[must_use]
     pub fn target(&self) -> Self {
         if self.encoding() == Encoding::Alias {

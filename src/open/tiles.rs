@@ -99,8 +99,8 @@ impl<'m> Tiles<'m> {
         let [.., bitstream, plane] = self.arrays();
         let read = |part, range| {
             let array = match part {
-                tile::Part::Bitstream => bitstream,
-                tile::Part::Plane => plane,
+                tile::CutArray::Bitstream => bitstream,
+                tile::CutArray::Plane => plane,
             };
             self.target.shard().read_array(array, range)
         };

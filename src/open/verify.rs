@@ -11,7 +11,7 @@ use super::{
     decoder::read_parallel,
     head::check_zero,
     original::check_header,
-    pieces::Part,
+    pieces::TensorPart,
     reader::{gap_index, tile_index},
 };
 use crate::{
@@ -272,7 +272,7 @@ impl Verify<'_, '_> {
         let (observer, found) = (self.observer, &mut *self.found);
         pieces.for_each(|batch| {
             let (index, (tensors, ())) = rayon::join(
-                || batch.parts.par_iter().try_for_each(Part::verify_index),
+                || batch.parts.par_iter().try_for_each(TensorPart::verify_index),
                 || {
                     rayon::join(
                         || hash_parts(&mut tensor_hasher, &batch.parts, &batch.bytes),
@@ -328,7 +328,7 @@ impl Verify<'_, '_> {
 }
 
 /// Hashes parts of tensors; returns how many tensors were completed, and found right.
-fn hash_parts(hasher: &mut Hasher, parts: &[Part<'_>], mut bytes: &[u8]) -> Result<u64> {
+fn hash_parts(hasher: &mut Hasher, parts: &[TensorPart<'_>], mut bytes: &[u8]) -> Result<u64> {
     let (mut completed, mut length) = (0, 0);
     for (after, part) in (1..).zip(parts) {
         length += (part.range.end - part.range.start) as usize;

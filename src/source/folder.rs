@@ -44,7 +44,7 @@ pub struct SideFile {
     pub path: String,
     /// Where to read it.
     pub file: PathBuf,
-    /// Its length in bytes when it was found, at most [`MAX_SIDE_BYTES`].
+    /// Its length in bytes when it was found, at most 256 MiB.
     pub length: u64,
 }
 
@@ -71,11 +71,11 @@ impl Source {
     /// too; matrices whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where there are no weights, a file named by an index is missing, a link leads out of
+    /// [`Error::Parameter`] if there are no weights, a file named by an index is missing, a link leads out of
     /// the folder (except from a snapshot of the Hub's cache to its blobs), two files have a tensor of the same
-    /// name, or an entry of the cache has several snapshots; [`Error::Corrupt`] where an index is damaged or
+    /// name, or an entry of the cache has several snapshots; [`Error::Corrupt`] if an index is damaged or
     /// disagrees with its files;
-    /// those of [`WeightsFile::parse`]; [`Error::Io`] where a file or folder cannot be read.
+    /// those of [`WeightsFile::parse`]; [`Error::Io`] if a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_variant(path, None)
     }
@@ -84,7 +84,7 @@ impl Source {
     /// there.
     ///
     /// # Errors
-    /// As [`Source::open`], and [`Error::Parameter`] where no file is of the variant, or a file was
+    /// As [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
     /// named instead of a folder.
     pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;

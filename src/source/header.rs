@@ -35,7 +35,7 @@ pub(crate) struct HeaderTensor {
 }
 
 impl HeaderTensor {
-    /// The dtype, or `None` where this version knows none of that name.
+    /// The dtype, or `None` if this version knows none of that name.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
         Dtype::from_name(&self.dtype_name)
     }

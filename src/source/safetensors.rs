@@ -71,12 +71,12 @@ impl WeightsFile {
         Self::parse(path, Arc::new(FileReader::open(file)?))
     }
 
-    /// Reads and validates the header; the cost grows with the header alone, at most [`MAX_HEADER_BYTES`].
+    /// Reads and validates the header; the cost grows with the header alone, at most 100 MB.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the file is none, is truncated, has trailing bytes, or breaks a rule of safetensors, or
+    /// [`Error::Corrupt`] if the file is none, is truncated, has trailing bytes, or breaks a rule of safetensors, or
     /// has a duplicate key; [`Error::Unsupported`] for a dtype or a tensor name that a container cannot hold;
-    /// [`Error::Limit`] where a length, a shape or the number of dimensions is too large; [`Error::Io`] where
+    /// [`Error::Limit`] if a length, a shape or the number of dimensions is too large; [`Error::Io`] where
     /// reading fails. Each names `path`.
     pub fn parse(path: &str, reader: Arc<dyn ReadAt>) -> Result<Self> {
         let length = reader.size();
@@ -96,7 +96,7 @@ impl WeightsFile {
     /// Fills `buf` with the bytes of the file from `offset` on. One positional read.
     ///
     /// # Errors
-    /// [`Error::Io`] naming the file, also where it has shrunk since it was opened; an [`Error`] that the reader put into
+    /// [`Error::Io`] naming the file, also if it has shrunk since it was opened; an [`Error`] that the reader put into
     /// its [`std::io::Error`], as one does that decodes what it is asked for.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.reader.read_exact_at(offset, buf).map_err(|source| {

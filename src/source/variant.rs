@@ -59,7 +59,7 @@ pub(super) fn is_index(path: &str) -> bool {
 /// variant, else the only variant: what diffusers loads.
 ///
 /// # Errors
-/// [`Error::Parameter`] where several variants are there and nothing tells which.
+/// [`Error::Parameter`] if several variants are there and nothing tells which.
 pub(super) fn choose(found: &mut Vec<Found>, wanted: Option<&str>) -> Result<Vec<LeftOut>> {
     let mut groups: BTreeMap<(String, &str), BTreeSet<Option<String>>> = BTreeMap::new();
     for file in found.iter() {

@@ -38,13 +38,13 @@ pub(super) struct TensorAnalysis {
     pub(super) hash: [u8; 32],
     /// Of its bytes, for the second pass.
     pub(super) fingerprint: Fingerprint,
-    /// How it would be coded; `None` where it is stored raw whatever comes out.
+    /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
 }
 
 /// Part of a tensor that lies in the current batch.
 #[derive(Clone, Copy)]
-struct Piece {
+struct BatchPiece {
     tensor: usize,
     /// Where it starts in its tensor, in bytes.
     start: u64,
@@ -54,7 +54,7 @@ struct Piece {
     work: Work,
 }
 
-/// What is to be done with a piece, but for hashing.
+/// What is to be done with a piece, except for hashing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
     /// Nothing.
@@ -68,10 +68,10 @@ enum Work {
 }
 
 /// What was found in a piece.
-enum Found {
+enum Finding {
     Nothing,
     Exponents(Box<Histogram>),
-    Whole(Option<tile::Coding>),
+    Whole(Option<tile::TileCoding>),
 }
 
 /// The bytes that the first pass over one file tells the observer of: all tensors, and once more those that are measured on their own.
@@ -111,9 +111,9 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
         let coding = match (work(layout, tensor), layout) {
             (Work::None, _) | (_, Layout::Raw) => None,
             (_, Layout::Gap(geometry)) => {
-                Some(Coding::Gap(gap::Coding::assume(geometry, elements, bits(elements))?.into()))
+                Some(Coding::Gap(gap::GapCoding::assume(geometry, elements, bits(elements))?.into()))
             }
-            (_, Layout::Tile) => Some(Coding::Tile(tile::Coding::assume(&tensor.shape, bits(elements))?)),
+            (_, Layout::Tile) => Some(Coding::Tile(tile::TileCoding::assume(&tensor.shape, bits(elements))?)),
         };
         let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
         Ok(TensorAnalysis { hash, fingerprint: Fingerprint::default(), coding })
@@ -123,7 +123,7 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
 }
 
 /// Consecutive pieces for all threads; tensors are contiguous in their file, and so is a batch.
-fn batches(pieces: impl Iterator<Item = Piece>, threads: u64) -> impl Iterator<Item = Vec<Piece>> {
+fn batches(pieces: impl Iterator<Item = BatchPiece>, threads: u64) -> impl Iterator<Item = Vec<BatchPiece>> {
     let mut pieces = pieces.peekable();
     std::iter::from_fn(move || {
         let first = pieces.next()?;
@@ -133,7 +133,7 @@ fn batches(pieces: impl Iterator<Item = Piece>, threads: u64) -> impl Iterator<I
             Work::Whole => tile::WHOLE_BYTES,
             _ => first.length.max(4 * PIECE_BYTES),
         };
-        let shared = |piece: &Piece| piece.work != Work::Pairs && first.work != Work::Pairs;
+        let shared = |piece: &BatchPiece| piece.work != Work::Pairs && first.work != Work::Pairs;
         let end = first.offset + each * threads;
         let mut batch = vec![first];
         while let Some(piece) = pieces.next_if(|piece| {
@@ -167,18 +167,18 @@ impl Pass<'_> {
         &self.file.file.tensors[index]
     }
 
-    /// Bytes of a tensor's pieces, but for the last one: whole units of where they are read from.
+    /// Bytes of a tensor's pieces, except for the last one: whole units of where they are read from.
     fn piece_bytes(&self, index: usize) -> u64 {
         let unit = self.file.unit(index);
         (PIECE_BYTES / unit * unit).max(unit)
     }
 
     /// All pieces of the file, in its order.
-    fn pieces(&self) -> impl Iterator<Item = Piece> {
+    fn pieces(&self) -> impl Iterator<Item = BatchPiece> {
         self.file.file.tensors.iter().enumerate().flat_map(|(index, tensor)| {
             let work = work(self.layout, tensor);
             let most = if work == Work::Whole { tensor.length } else { self.piece_bytes(index) };
-            (0..tensor.length).step_by(most.max(1) as usize).map(move |start| Piece {
+            (0..tensor.length).step_by(most.max(1) as usize).map(move |start| BatchPiece {
                 tensor: index,
                 start,
                 offset: tensor.offset + start,
@@ -191,22 +191,22 @@ impl Pass<'_> {
     /// Reads a batch into `buffer`, and does the work of its pieces.
     fn read_batch(
         &self,
-        batch: &[Piece],
+        batch: &[BatchPiece],
         pairs: &tile::Counts,
         buffer: &mut Vec<u8>,
-    ) -> Result<Vec<(Fingerprint, Found)>> {
+    ) -> Result<Vec<(Fingerprint, Finding)>> {
         let lengths = batch.iter().map(|piece| piece.length);
         buffer.resize(lengths.clone().sum::<u64>() as usize, 0);
         let parts: Vec<_> = batch.iter().zip(parallel::split(buffer, lengths)).collect();
         let found = parts.into_par_iter().map(|(piece, part)| {
             self.file.read(piece.offset, part)?;
             let found = match piece.work {
-                Work::None => Found::Nothing,
-                Work::Exponents => Found::Exponents(Histogram::of(part).into()),
-                Work::Whole => Found::Whole(whole(self.tensor(piece.tensor), part)?),
+                Work::None => Finding::Nothing,
+                Work::Exponents => Finding::Exponents(Histogram::of(part).into()),
+                Work::Whole => Finding::Whole(whole(self.tensor(piece.tensor), part)?),
                 Work::Pairs => {
                     pairs.add(part);
-                    Found::Nothing
+                    Finding::Nothing
                 }
             };
             Ok((Fingerprint::of(piece.start, part), found))
@@ -215,22 +215,22 @@ impl Pass<'_> {
     }
 
     /// Measures a tensor whose pairs are counted.
-    fn measure(&self, tensor: &SourceTensor, histogram: &PairHistogram) -> Result<Option<tile::Coding>> {
+    fn measure(&self, tensor: &SourceTensor, histogram: &PairHistogram) -> Result<Option<tile::TileCoding>> {
         let geometry = tile::geometry(&tensor.shape)?;
         let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
             weights.resize((range.end - range.start) as usize, 0);
             self.file.read(tensor.offset + range.start, weights)
         };
-        tile::Coding::of_read(geometry, histogram, &read, self.observer)
+        tile::TileCoding::of_read(geometry, histogram, &read, self.observer)
     }
 }
 
 /// Counts and measures a tensor that is in memory.
-fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::Coding>> {
+fn whole(tensor: &SourceTensor, weights: &[u8]) -> Result<Option<tile::TileCoding>> {
     let mut histogram = PairHistogram::new();
     histogram.add(weights);
     let geometry = tile::geometry(&tensor.shape)?;
-    tile::Coding::of_whole(geometry, &histogram, weights)
+    tile::TileCoding::of_whole(geometry, &histogram, weights)
 }
 
 /// The tensor that the pass is in, and those before.
@@ -258,9 +258,9 @@ impl Progress {
     fn take(
         &mut self,
         pass: &Pass<'_>,
-        batch: &[Piece],
+        batch: &[BatchPiece],
         bytes: &[u8],
-        found: Vec<(Fingerprint, Found)>,
+        found: Vec<(Fingerprint, Finding)>,
     ) -> Result<()> {
         let base = batch[0].offset;
         for (piece, (fingerprint, found)) in batch.iter().zip(found) {
@@ -270,13 +270,13 @@ impl Progress {
             hash(&mut self.hasher, &bytes[start..start + piece.length as usize]);
             let tensor = pass.tensor(piece.tensor);
             match (found, pass.layout) {
-                (Found::Exponents(histogram), Layout::Gap(geometry)) => self
+                (Finding::Exponents(histogram), Layout::Gap(geometry)) => self
                     .exponents
                     .get_or_insert_with(|| {
                         gap::Counting::new(geometry, tensor.length, pass.piece_bytes(piece.tensor))
                     })
                     .add(piece.start, &histogram),
-                (Found::Whole(coding), _) => self.coding = coding.map(Coding::Tile),
+                (Finding::Whole(coding), _) => self.coding = coding.map(Coding::Tile),
                 _ => {}
             }
             if piece.work == Work::Pairs && piece.start + piece.length == tensor.length {

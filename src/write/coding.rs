@@ -11,8 +11,8 @@ use crate::{
 /// How a tensor would be coded, with the size of everything and the place of each chunk.
 #[derive(Debug)]
 pub(super) enum Coding {
-    Gap(Box<gap::Coding>),
-    Tile(tile::Coding),
+    Gap(Box<gap::GapCoding>),
+    Tile(tile::TileCoding),
 }
 
 impl Coding {

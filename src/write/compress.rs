@@ -6,11 +6,11 @@ use super::{
     analysis::{self, FileAnalysis},
     blocks::Blocks,
     card, config, encode,
-    folder::{OutputFolder, Part},
+    folder::{ModelFolder, OutputFolder},
     input::{Input, Side},
     options::{CompressOptions, Layout, check_metadata},
     output::{ClosedOutput, Output},
-    plan::{Contents, Plan},
+    plan::{ContainerPlan, Contents},
     rename::check_absent,
     replace::{Earlier, check_file},
     report::Report,
@@ -36,9 +36,9 @@ use crate::{
 /// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the output exists (or something takes its name meanwhile), holds files that are no earlier output, or the
-/// source changes meanwhile; [`Error::Io`] where reading or writing
-/// fails; [`Error::Cancelled`]; [`Error::Corrupt`] where verification finds a difference (then memory or disk are
+/// [`Error::Parameter`] if the output exists (or something takes its name meanwhile), holds files that are no earlier output, or the
+/// source changes meanwhile; [`Error::Io`] if reading or writing
+/// fails; [`Error::Cancelled`]; [`Error::Corrupt`] if verification finds a difference (then memory or disk are
 /// failing, or this crate has a bug).
 ///
 /// ```
@@ -67,7 +67,7 @@ pub fn compress(
 /// order of [`Sources::components`].
 ///
 /// # Errors
-/// As [`compress`], and [`Error::Parameter`] where a pipeline is to become a single container.
+/// As [`compress`], and [`Error::Parameter`] if a pipeline is to become a single container.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -104,7 +104,7 @@ pub fn compress_all(
 /// with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for decoding.
 ///
 /// # Errors
-/// As [`compress`], [`Error::Corrupt`] where the model is damaged, and [`Error::Parameter`] where shards are missing.
+/// As [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if shards are missing.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -132,7 +132,7 @@ pub fn convert(
 /// As [`convert`], of all models at a path; see [`compress_all`].
 ///
 /// # Errors
-/// As [`convert`] and [`compress_all`], and [`Error::Parameter`] where components are missing.
+/// As [`convert`] and [`compress_all`], and [`Error::Parameter`] if components are missing.
 pub fn convert_all(
     models: &Models,
     out: &Path,
@@ -291,7 +291,7 @@ impl<'a> Compressor<'a> {
     /// Both passes over one shard; the container lacks its directory still.
     fn write(&self, shard: &ShardSource<'_>, path: &Path, report: &mut Report) -> Result<Output> {
         let analyses = self.analyse(shard)?;
-        let mut plan = Plan::new(&self.contents(shard, &analyses)?)?;
+        let mut plan = ContainerPlan::new(&self.contents(shard, &analyses)?)?;
         report.add(&plan, plan.file_length());
         let output = Output::create(path, &mut plan)?;
         self.observer.enter(Stage::Encode);
@@ -316,7 +316,7 @@ impl<'a> Compressor<'a> {
     /// Fills a folder, or a part of one. Returns the model's identity too.
     fn folder(
         &self,
-        folder: &Part<'_>,
+        folder: &ModelFolder<'_>,
         options: &CompressOptions,
         in_pipeline: bool,
     ) -> Result<(Report, [u8; 32])> {
@@ -408,7 +408,7 @@ fn hashed<'a>(files: &'a [Side<'a>]) -> Result<Vec<(&'a Side<'a>, [u8; 32])>> {
 /// weights, where their one container goes.
 ///
 /// # Errors
-/// [`Error::Parameter`] where two would have one path, or there is none.
+/// [`Error::Parameter`] if two would have one path, or there is none.
 pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<String>> {
     if input.weights.is_empty() {
         let problem = "the model has no weights file, so a folder would hold nothing";

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::{folder::Part, input::Input};
+use super::{folder::ModelFolder, input::Input};
 use crate::{
     Result,
     open::beside::{MARK, MARKED_NAME, place},
@@ -35,7 +35,7 @@ fn mark(config: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Puts the side files beside the containers, each configuration with its mark.
-pub(super) fn write_side_files(input: &Input<'_>, folder: &Part<'_>) -> Result<()> {
+pub(super) fn write_side_files(input: &Input<'_>, folder: &ModelFolder<'_>) -> Result<()> {
     for side in &input.side {
         if is_config(&side.path, input.weights.iter().map(|weights| weights.file.path.as_str())) {
             let config = side.bytes()?;

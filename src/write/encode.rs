@@ -6,13 +6,13 @@ use super::{
     gap::{self, MIN_CHUNK_BYTES},
     input::{Side, Weights, changed},
     output::Output,
-    plan::{Job, Plan, Read},
+    plan::{ContainerPlan, Job, Read},
     tile,
 };
 use crate::{
     Error, Result,
     encoding::{
-        gap::{ChunkEncoder, ChunkInput, ChunkOutput, Piece},
+        gap::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes},
         tile::{EncodedStrips, Encoder},
     },
     huffman::Histogram,
@@ -47,9 +47,9 @@ struct Target<'a> {
 /// Does all jobs of a plan.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the source is not what the first pass has read; what reading and
+/// [`Error::Parameter`] if the source is not what the first pass has read; what reading and
 /// writing answer.
-pub(super) fn encode(plan: &Plan<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
+pub(super) fn encode(plan: &ContainerPlan<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
     let pass = Pass {
         reads: &plan.reads,
         seen: plan.reads.iter().map(|_| Shared::default()).collect(),
@@ -112,7 +112,7 @@ impl Worker {
 
     /// Encodes a chunk in parts of at most [`MIN_CHUNK_BYTES`]; only tensors of more than 4 GiB have chunks of several, and those that come
     /// from long strips.
-    fn gap_chunk(&mut self, target: Target<'_>, coding: &gap::Coding, chunk: usize) -> Result<()> {
+    fn gap_chunk(&mut self, target: Target<'_>, coding: &gap::GapCoding, chunk: usize) -> Result<()> {
         if self.gap.as_ref().is_none_or(|&(array, _)| array != target.first_array) {
             self.gap = Some((target.first_array, ChunkEncoder::new(&coding.lengths, &coding.layout)));
         }
@@ -144,8 +144,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads part of a tensor and what the encoder must see behind it.
-    fn read(&mut self, target: Target<'_>, coding: &gap::Coding, start: u64, length: u64) -> Result<()> {
+    /// Reads part of a tensor and what the encoder must see after it.
+    fn read(&mut self, target: Target<'_>, coding: &gap::GapCoding, start: u64, length: u64) -> Result<()> {
         let (lookahead, part) = (2 * coding.layout.geometry().lookahead() as u64, length as usize);
         let length = (length + lookahead).min(target.tensor.length - start);
         self.input.resize(length as usize, 0);
@@ -154,7 +154,7 @@ impl Worker {
         Ok(())
     }
 
-    fn tile_chunk(&mut self, target: Target<'_>, coding: &tile::Coding, chunk: usize) -> Result<()> {
+    fn tile_chunk(&mut self, target: Target<'_>, coding: &tile::TileCoding, chunk: usize) -> Result<()> {
         let encoder = match self.tile.take() {
             Some((array, encoder)) if array == target.first_array => encoder,
             _ => coding.encoder()?,
@@ -179,7 +179,7 @@ impl Worker {
     }
 
     fn write(&self, first_array: usize, output: &Output) -> Result<()> {
-        let put = |array: usize, piece: Piece<'_>| {
+        let put = |array: usize, piece: PlacedBytes<'_>| {
             if piece.bytes.is_empty() {
                 Ok(())
             } else {

@@ -8,7 +8,7 @@ use super::{
     input::Input,
     options::Layout,
     outline::{self, Draft},
-    plan::Plan,
+    plan::ContainerPlan,
     report::Report,
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 /// What [`compress`](super::compress()) would make, without making it: the first pass alone, and exact sizes.
 ///
 /// # Errors
-/// As [`compress`](super::compress()), but for writing.
+/// As [`compress`](super::compress()), except for writing.
 pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Estimate> {
     let input = Input::of_source(source);
     Estimate::read(&input, out, false, layout, observer)
@@ -63,7 +63,7 @@ pub fn estimate_all(
 /// `exponent_bits` bits a weight (2.6 to 2.7 in trained models), and no tensor equals another one. Some milliseconds.
 ///
 /// # Errors
-/// As [`estimate`], and [`Error::Parameter`] where the bits are not within 1 to 8.
+/// As [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
 pub fn estimate_headers(source: &Source, out: &Path, layout: Layout, exponent_bits: f64) -> Result<Estimate> {
     Estimate::assumed(&Input::of_source(source), out, false, layout, exponent_bits)
 }
@@ -130,7 +130,7 @@ impl Estimate {
         let mut drafts = Vec::new();
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
             let analyses = analyse(shard)?;
-            let plan = Plan::new(&compressor.contents(shard, &analyses)?)?;
+            let plan = ContainerPlan::new(&compressor.contents(shard, &analyses)?)?;
             report.add(&plan, plan.file_length());
             drafts.push(Draft::new(path, plan));
         }
@@ -141,7 +141,7 @@ impl Estimate {
     /// some microseconds a tensor.
     ///
     /// # Errors
-    /// As [`open`](crate::open()), but for reading: where the files together break a rule of the format.
+    /// As [`open`](crate::open()), except for reading: where the files together break a rule of the format.
     pub fn outline(&self) -> Result<Model> {
         outline::open(&self.drafts)
     }

@@ -47,8 +47,8 @@ impl OutputFolder {
 
     /// The part of the folder that belongs to one model: a folder in it, or all of it if the name
     /// is empty.
-    pub(super) fn part(&self, name: &str) -> Part<'_> {
-        Part { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
+    pub(super) fn part(&self, name: &str) -> ModelFolder<'_> {
+        ModelFolder { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
     }
 
     /// The place of a file in the folder, whose own folder is made.
@@ -123,12 +123,12 @@ impl OutputFolder {
 }
 
 /// The part of an output folder that one model fills; paths are relative to it.
-pub(super) struct Part<'a> {
+pub(super) struct ModelFolder<'a> {
     folder: &'a OutputFolder,
     prefix: String,
 }
 
-impl Part<'_> {
+impl ModelFolder<'_> {
     /// Where the part is until the folder is finished.
     pub(super) fn path(&self) -> PathBuf {
         self.folder.path().join(self.prefix.trim_end_matches('/'))
@@ -137,7 +137,7 @@ impl Part<'_> {
     /// The place of a file, whose own folder is made.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where a folder that has another name is found under this one.
+    /// [`Error::Parameter`] if a folder that has another name is found under this one.
     pub(super) fn path_of(&self, relative: &str) -> Result<PathBuf> {
         self.folder.path_of(&format!("{}{relative}", self.prefix))
     }
@@ -145,7 +145,7 @@ impl Part<'_> {
     /// Creates a file.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where one that has another name is found under this one, since the disk
+    /// [`Error::Parameter`] if one that has another name is found under this one, since the disk
     /// takes both for the same.
     pub(super) fn create_file(&self, relative: &str) -> Result<(File, PathBuf)> {
         let path = self.path_of(relative)?;

@@ -5,7 +5,7 @@
 
 use crate::{
     Result,
-    encoding::gap::{Geometry, Layout},
+    encoding::gap::{GapSizes, Geometry},
     huffman::{CodeLengths, Histogram, Luts},
 };
 
@@ -24,9 +24,9 @@ pub(super) struct Counting {
 
 /// A tensor's code, and where each chunk's codes go.
 #[derive(Debug)]
-pub(super) struct Coding {
+pub(super) struct GapCoding {
     pub(super) lengths: CodeLengths,
-    pub(super) layout: Layout,
+    pub(super) layout: GapSizes,
     /// Of the exponents, in bits.
     pub(super) entropy_bits: f64,
     /// Bytes that are best read together.
@@ -53,13 +53,13 @@ impl Counting {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Coding> {
+    pub(super) fn finish(self) -> Result<GapCoding> {
         let mut histogram = Histogram::default();
         for chunk in &self.histograms {
             histogram.merge(chunk);
         }
         let lengths = CodeLengths::from_histogram(&histogram)?;
-        let layout = Layout::plan(&lengths, &histogram, self.geometry)?;
+        let layout = GapSizes::plan(&lengths, &histogram, self.geometry)?;
         let mut chunk_bits = vec![0];
         let mut bits = 0;
         for chunk in &self.histograms {
@@ -68,11 +68,11 @@ impl Counting {
         }
         let Self { piece_bytes, chunk_bytes, .. } = self;
         let entropy_bits = histogram.entropy() * layout.elements() as f64;
-        Ok(Coding { lengths, layout, entropy_bits, piece_bytes, chunk_bytes, chunk_bits })
+        Ok(GapCoding { lengths, layout, entropy_bits, piece_bytes, chunk_bytes, chunk_bits })
     }
 }
 
-impl Coding {
+impl GapCoding {
     /// The coding of a tensor that nobody has read, whose codes take this many bits; the code itself is a made-up one.
     pub(super) fn assume(geometry: Geometry, elements: u64, bits: u64) -> Result<Self> {
         // Each exponent half as frequent as the next one, over as many as trained models have.
@@ -81,7 +81,7 @@ impl Coding {
                 |exponent| if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 },
             );
         let lengths = CodeLengths::from_histogram(&Histogram::from(counts))?;
-        let layout = Layout::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
+        let layout = GapSizes::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
         Ok(Self {
             lengths,
             layout,

@@ -13,7 +13,7 @@ use std::{
 use blake3::Hasher;
 
 use super::{
-    folder::Part,
+    folder::ModelFolder,
     options::{CompressOptions, check_key, check_metadata},
 };
 use crate::{
@@ -323,7 +323,7 @@ impl<'a> Side<'a> {
     }
 
     /// Puts it into a folder.
-    pub(super) fn write_into(&self, folder: &Part<'_>) -> Result<()> {
+    pub(super) fn write_into(&self, folder: &ModelFolder<'_>) -> Result<()> {
         let (mut target, path) = folder.create_file(&self.path)?;
         self.read(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", &path, error)))?;
         target.sync_all().map_err(|error| Error::io("syncing", &path, error))

@@ -13,9 +13,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Layout {
-    /// Huffman-coded exponents with a gap array (spec, section 6.3), where that is smaller than raw.
+    /// Huffman-coded exponents with a gap array (spec, section 6.3), if that is smaller than raw.
     Gap(Geometry),
-    /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), where that is smaller than raw: smaller than `gap`, and faster on a GPU.
+    /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw: smaller than `gap`, and faster on a GPU.
     #[default]
     Tile,
     /// As they are.

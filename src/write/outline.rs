@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 
 use zerocopy::{IntoBytes, little_endian::U32};
 
-use super::{output::seal, plan::Plan};
+use super::{output::seal, plan::ContainerPlan};
 use crate::{
     Model, OpenOptions, Result,
     format::{self, Directory, Header, IdentifiedFile, directory::chunk_count},
@@ -29,7 +29,7 @@ pub(super) struct Draft {
 
 impl Draft {
     /// Of a plan, for a container with this path.
-    pub(super) fn new(path: PathBuf, plan: Plan<'_>) -> Self {
+    pub(super) fn new(path: PathBuf, plan: ContainerPlan<'_>) -> Self {
         Self { path, directory: plan.directory, directory_offset: plan.directory_offset }
     }
 

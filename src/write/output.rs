@@ -9,12 +9,12 @@ use std::{
 use tempfile::{NamedTempFile, TempPath};
 use zerocopy::IntoBytes;
 
-use super::{plan::Plan, rename, temporary::file_beside};
+use super::{plan::ContainerPlan, rename, temporary::file_beside};
 use crate::{
     Error, Result,
     format::{
         Directory, Header, IdentifiedFile,
-        checksum::{Piece, SectionChecksums},
+        checksum::{PieceChecksum, SectionChecksums},
         directory::ShardRecord,
     },
     io::write_all_at,
@@ -32,7 +32,7 @@ pub(super) struct Output {
 
 impl Output {
     /// Creates the temporary file beside `path`, with the header of an unfinished container, and takes the plan's directory.
-    pub(super) fn create(path: &Path, plan: &mut Plan<'_>) -> Result<Self> {
+    pub(super) fn create(path: &Path, plan: &mut ContainerPlan<'_>) -> Result<Self> {
         let file = file_beside(path)?;
         let directory = std::mem::replace(&mut plan.directory, empty_directory());
         let sections = directory.sections.len();
@@ -62,7 +62,7 @@ impl Output {
         let section = record.section.get() as usize;
         let in_section = record.offset.get() + offset;
         self.write_at(self.directory.sections[section].offset.get() + in_section, bytes)?;
-        let piece = Piece::new(in_section, bytes);
+        let piece = PieceChecksum::new(in_section, bytes);
         self.checksums[section].lock().unwrap_or_else(PoisonError::into_inner).add(piece);
         Ok(())
     }

@@ -43,8 +43,8 @@ pub(super) struct Contents<'a> {
 }
 
 /// Where everything goes.
-pub(super) struct Plan<'a> {
-    /// Complete but for checksums and identity.
+pub(super) struct ContainerPlan<'a> {
+    /// Complete except for checksums and identity.
     pub(super) directory: Directory,
     pub(super) directory_offset: u64,
     pub(super) jobs: Vec<Job<'a>>,
@@ -64,7 +64,7 @@ pub(super) struct Read<'a> {
     pub(super) fingerprint: Fingerprint,
 }
 
-/// Bytes to produce, of tensors by their index in [`Plan::reads`]. Any job may run at any time, on any thread.
+/// Bytes to produce, of tensors by their index in [`ContainerPlan::reads`]. Any job may run at any time, on any thread.
 pub(super) enum Job<'a> {
     /// Bytes that are known already.
     Bytes { array: usize, bytes: Vec<u8> },
@@ -78,7 +78,7 @@ pub(super) enum Job<'a> {
     Chunk { first_array: usize, read: usize, coding: &'a Coding, chunk: usize },
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ContainerPlan<'a> {
     /// Lays out a container.
     pub(super) fn new(contents: &Contents<'a>) -> Result<Self> {
         let mut tensors = planned::list(contents);

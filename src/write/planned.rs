@@ -23,7 +23,7 @@ const MIN_ALIAS_BYTES: u64 = 64 << 10;
 const RAW_JOB_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy)]
-enum Encoding<'a> {
+enum PlannedEncoding<'a> {
     /// Of the tensor at this index.
     Alias(usize),
     Raw,
@@ -39,7 +39,7 @@ pub(super) struct PlannedTensor<'a> {
     analysis: &'a TensorAnalysis,
     /// Index in the model's block names.
     pub(super) block: usize,
-    encoding: Encoding<'a>,
+    encoding: PlannedEncoding<'a>,
 }
 
 /// All tensors, ascending by name.
@@ -67,17 +67,17 @@ pub(super) fn list<'a>(contents: &Contents<'a>) -> Vec<PlannedTensor<'a>> {
     tensors
 }
 
-/// Coded, where that makes the tensor smaller, with all its alignment.
-fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> Encoding<'a> {
+/// Coded, if that makes the tensor smaller, with all its alignment.
+fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
     let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
     match &analysis.coding {
         Some(coding)
             if coding.arrays().iter().map(|&(_, bytes)| aligned(bytes)).sum::<u64>()
                 < aligned(tensor.length) =>
         {
-            Encoding::Coded(coding)
+            PlannedEncoding::Coded(coding)
         }
-        _ => Encoding::Raw,
+        _ => PlannedEncoding::Raw,
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
                 *aliases += 1;
                 let target = *target;
                 tensors[i].block = tensors[target].block;
-                tensors[i].encoding = Encoding::Alias(target);
+                tensors[i].encoding = PlannedEncoding::Alias(target);
             }
             None => equals.push((i, 0)),
         }
@@ -148,12 +148,12 @@ impl<'a> PlannedTensor<'a> {
     }
 
     pub(super) fn alias_bytes(&self) -> u64 {
-        if matches!(self.encoding, Encoding::Alias(_)) { self.tensor.length } else { 0 }
+        if matches!(self.encoding, PlannedEncoding::Alias(_)) { self.tensor.length } else { 0 }
     }
 
     pub(super) fn entropy_bits(&self) -> f64 {
         match self.encoding {
-            Encoding::Coded(coding) => coding.entropy_bits(),
+            PlannedEncoding::Coded(coding) => coding.entropy_bits(),
             _ => 0.0,
         }
     }
@@ -161,18 +161,18 @@ impl<'a> PlannedTensor<'a> {
     /// Section kind and length in bytes of each array.
     fn arrays(&self) -> Vec<(u32, u64)> {
         match self.encoding {
-            Encoding::Alias(_) => Vec::new(),
-            Encoding::Raw if self.tensor.length == 0 => Vec::new(),
-            Encoding::Raw => vec![(SECTION_RAW, self.tensor.length)],
-            Encoding::Coded(coding) => coding.arrays(),
+            PlannedEncoding::Alias(_) => Vec::new(),
+            PlannedEncoding::Raw if self.tensor.length == 0 => Vec::new(),
+            PlannedEncoding::Raw => vec![(SECTION_RAW, self.tensor.length)],
+            PlannedEncoding::Coded(coding) => coding.arrays(),
         }
     }
 
     fn parameters(&self) -> (u32, [u64; 4]) {
         match self.encoding {
-            Encoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0]),
-            Encoding::Raw => (ENCODING_RAW, [0; 4]),
-            Encoding::Coded(coding) => coding.parameters(),
+            PlannedEncoding::Alias(target) => (ENCODING_ALIAS, [target as u64, 0, 0, 0]),
+            PlannedEncoding::Raw => (ENCODING_RAW, [0; 4]),
+            PlannedEncoding::Coded(coding) => coding.parameters(),
         }
     }
 
@@ -180,8 +180,8 @@ impl<'a> PlannedTensor<'a> {
     pub(super) fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>, reads: &mut Vec<Read<'a>>) {
         let (file, tensor, read) = (self.file, self.tensor, reads.len());
         match self.encoding {
-            Encoding::Alias(_) => return,
-            Encoding::Raw => {
+            PlannedEncoding::Alias(_) => return,
+            PlannedEncoding::Raw => {
                 let mut offset = 0;
                 while offset < tensor.length {
                     let length = RAW_JOB_BYTES.min(tensor.length - offset);
@@ -189,7 +189,7 @@ impl<'a> PlannedTensor<'a> {
                     offset += length;
                 }
             }
-            Encoding::Coded(coding) => {
+            PlannedEncoding::Coded(coding) => {
                 jobs.push(Job::Bytes { array: first_array, bytes: coding.codebook() });
                 let chunks = 0..coding.chunk_count();
                 jobs.extend(chunks.map(|chunk| Job::Chunk { first_array, read, coding, chunk }));

@@ -70,7 +70,7 @@ fn cannot_link(error: &io::Error) -> bool {
 /// with `overwrite`.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the name is taken; [`Error::Io`].
+/// [`Error::Parameter`] if the name is taken; [`Error::Io`].
 pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
     check_absent(path, overwrite)?;
     check_file(path)?;
@@ -97,7 +97,7 @@ pub(super) fn folder(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Exchanges two names in one step; None where the system or the file system cannot.
+/// Exchanges two names in one step; None if the system or the file system cannot.
 pub(super) fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
     rename_with(a, b, Way::Exchange)
 }

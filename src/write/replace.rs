@@ -153,7 +153,7 @@ fn in_the_way(folder: &Path, path: &str, why: &str) -> Result<()> {
     Err(Error::parameter(problem, REMEDY))
 }
 
-/// The components that an output lists; none where it is no pipeline.
+/// The components that an output lists; none if it is no pipeline.
 fn listed_in(folder: &Path) -> BTreeMap<String, String> {
     let list = OpenOptions::new().memory_map(false).open(folder.join(PIPELINE));
     let listed = list.ok().and_then(|list| listed_components(list.shards()[0].directory()).ok()?);

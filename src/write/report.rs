@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{input::Input, plan::Plan};
+use super::{input::Input, plan::ContainerPlan};
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,
@@ -61,7 +61,7 @@ impl Report {
         }
     }
 
-    pub(super) fn add(&mut self, plan: &Plan<'_>, file_length: u64) {
+    pub(super) fn add(&mut self, plan: &ContainerPlan<'_>, file_length: u64) {
         let directory = &plan.directory;
         self.stored_bytes += file_length;
         self.shards += 1;

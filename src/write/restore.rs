@@ -11,7 +11,7 @@ use std::{
 use blake3::Hasher;
 
 use super::{
-    folder::{OutputFolder, Part},
+    folder::{ModelFolder, OutputFolder},
     rename::{self, check_absent},
     replace::{Earlier, check_file},
     temporary::{file_beside, parent_of},
@@ -120,8 +120,8 @@ impl<'d> DecompressOptions<'d> {
 /// Works on all threads of the current rayon pool, in about 3 MiB a thread.
 ///
 /// # Errors
-/// [`Error::Parameter`] where the output exists, a shard is missing, or one file is asked for of a model of several;
-/// [`Error::Corrupt`], also where a side file is missing or changed; [`Error::Io`], also where the disk
+/// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a model of several;
+/// [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`], also if the disk
 /// has too little free space, before anything is written; [`Error::Cancelled`], and what the decoder
 /// answers. Then nothing is left behind.
 pub fn decompress(
@@ -140,7 +140,7 @@ pub fn decompress(
 /// paths relative to the output.
 ///
 /// # Errors
-/// As [`decompress`], and [`Error::Parameter`] where components are missing.
+/// As [`decompress`], and [`Error::Parameter`] if components are missing.
 pub fn decompress_all(
     models: &Models,
     out: &Path,
@@ -258,7 +258,7 @@ impl Restorer<'_> {
         rename::file(output, out, self.options.overwrite)
     }
 
-    fn restore_all(&mut self, folder: &Part<'_>, bystanders: Vec<Found>) -> Result<()> {
+    fn restore_all(&mut self, folder: &ModelFolder<'_>, bystanders: Vec<Found>) -> Result<()> {
         // Small files first: what is wrong with them shows at once.
         for (shard, file) in beside::recorded(self.model) {
             self.restore_beside(shard, &shard.directory().files[file], folder)?;
@@ -302,7 +302,7 @@ impl Restorer<'_> {
     }
 
     /// Copies a recorded side file, if it is the original or may be another one.
-    fn restore_beside(&mut self, shard: &Shard, record: &FileRecord, folder: &Part<'_>) -> Result<()> {
+    fn restore_beside(&mut self, shard: &Shard, record: &FileRecord, folder: &ModelFolder<'_>) -> Result<()> {
         let path = shard.directory().file_path(record);
         let root = self.model.folder();
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, path, record))? {
@@ -414,7 +414,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 }
 
 /// Copies a file into the folder, and compares its hash if one is known. Returns its length in bytes.
-fn copy(from: &Path, folder: &Part<'_>, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
+fn copy(from: &Path, folder: &ModelFolder<'_>, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
     let mut source = open_regular(from)?;
     let (mut target, to) = folder.create_file(path)?;
     let mut hasher = Hasher::new();

@@ -152,7 +152,7 @@ pub struct Leftover {
 /// without locks none is found.
 ///
 /// # Errors
-/// [`Error::Io`] where the folder cannot be listed.
+/// [`Error::Io`] if the folder cannot be listed.
 pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>> {
     Ok(find(folder)?.into_iter().map(|(leftover, _)| leftover).collect())
 }
@@ -198,7 +198,7 @@ fn kind_of(name: &str) -> Option<bool> {
     drawn(part).then_some(false)
 }
 
-/// The bytes of a leftover, and its lock; None where it is in use, or nothing that we make.
+/// The bytes of a leftover, and its lock; None if it is in use, or nothing that we make.
 fn examine(entry: &fs::DirEntry) -> Option<(u64, File)> {
     let kind = entry.file_type().ok()?;
     if !kind.is_file() && !kind.is_dir() {

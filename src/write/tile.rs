@@ -40,14 +40,14 @@ const TYPICAL_CODEBOOK_BYTES: usize = 26 + 2 * 900;
 
 /// A tensor's code, and where each chunk's bits go.
 #[derive(Debug)]
-pub(super) struct Coding {
+pub(super) struct TileCoding {
     pub(super) sizes: Sizes,
     /// As stored; a tensor's share of the memory of a plan.
     pub(super) codebook: Vec<u8>,
     /// Of the exponents, in bits.
     pub(super) entropy_bits: f64,
     chunks: Chunks,
-    /// The first byte of each chunk's bits, and the byte behind the last one's.
+    /// The first byte of each chunk's bits, and the byte after the last one's.
     chunk_starts: Vec<u64>,
 }
 
@@ -155,7 +155,7 @@ impl Measuring {
             .try_fold(0, |sum, (strip, weights)| Ok(sum + self.encoder.strip_bytes(strip, weights)?))
     }
 
-    fn finish(self, histogram: &PairHistogram, chunk_bytes: impl Iterator<Item = u64>) -> Result<Coding> {
+    fn finish(self, histogram: &PairHistogram, chunk_bytes: impl Iterator<Item = u64>) -> Result<TileCoding> {
         let mut chunk_starts = vec![0];
         let mut end = 0;
         for bytes in chunk_bytes {
@@ -163,7 +163,7 @@ impl Measuring {
             chunk_starts.push(end);
         }
         let (codebook, geometry) = (self.codebook.to_bytes(), self.chunks.geometry);
-        Ok(Coding {
+        Ok(TileCoding {
             sizes: Sizes::new(geometry, 8 * end, codebook.len() as u64)?,
             codebook,
             entropy_bits: histogram.exponents().entropy() * geometry.elements() as f64,
@@ -173,7 +173,7 @@ impl Measuring {
     }
 }
 
-impl Coding {
+impl TileCoding {
     /// Measures a tensor that is in memory, on this thread.
     pub(super) fn of_whole(
         geometry: Geometry,
@@ -241,7 +241,7 @@ impl Coding {
     /// of records, bitstream and plane.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the weights are not those that were measured, and what `read` and `write` answer.
+    /// [`Error::Parameter`] if the weights are not those that were measured, and what `read` and `write` answer.
     pub(super) fn encode_chunk(
         &self,
         encoder: &Encoder,

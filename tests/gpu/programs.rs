@@ -28,7 +28,7 @@ struct Expected {
     bytes: Vec<u8>,
 }
 
-/// Pieces at random, one behind the other with gaps of random multiples of 16.
+/// Pieces at random, one after the other with gaps of random multiples of 16.
 fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u64) -> Vec<Expected> {
     let mut end = 0;
     let piece = |_| {
@@ -70,7 +70,7 @@ fn program(model: &GpuModel, expected: &[Expected]) -> GpuProgram {
     model.program(&pieces.collect::<Vec<_>>()).unwrap()
 }
 
-/// What the output must be: the pieces, and poison between and behind them.
+/// What the output must be: the pieces, and poison between and after them.
 fn whole(program: &GpuProgram, expected: &[Expected]) -> Vec<u8> {
     let mut whole = vec![POISON; program.bytes() as usize + GUARD];
     for piece in expected {

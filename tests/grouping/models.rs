@@ -297,7 +297,7 @@ pub(crate) fn mini_lm(prefix: &str) -> Model {
     m
 }
 
-/// The same with the dense module that some sentence encoders put behind it.
+/// The same with the dense module that some sentence encoders put after it.
 pub(crate) fn mini_lm_with_head() -> Model {
     let mut m = mini_lm("0.auto_model.");
     m.linear("2.linear", true, &[512, 384]);

@@ -35,7 +35,7 @@ pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A folder with the library; the compiler defines a macro for each of `defines`. None where there is no compiler.
+/// A folder with the library; the compiler defines a macro for each of `defines`. None if there is no compiler.
 pub(crate) fn compile(defines: &[String]) -> Option<TempDir> {
     let folder = folder();
     let source = folder.path().join("driver.c");

@@ -13,7 +13,7 @@ const ESCAPE: u32 = 1 << 16;
 /// How a pair is to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pair {
-    /// As its code, or behind the escape if it has none.
+    /// As its code, or after the escape if it has none.
     Coded(u16),
     /// Behind the escape in any case.
     Escaped(u16),
@@ -96,6 +96,16 @@ impl Codebook {
         Self { escape, pairs }
     }
 
+    /// Of an array whose rules have been checked.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let words: Vec<u16> =
+            bytes.chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]])).collect();
+        let (head, values) = words.split_at(1 + usize::from(MAX_CODE_LENGTH));
+        let lengths = (1..=MAX_CODE_LENGTH).zip(&head[1..]);
+        let lengths = lengths.flat_map(|(length, &count)| std::iter::repeat_n(length, count.into()));
+        Self::new(head[0], lengths.zip(values.iter().copied()))
+    }
+
     /// Codes for the pairs that occur at least `least` times, by package-merge; the others are escaped.
     pub fn of(tiles: &[Tile], least: u64) -> Self {
         let mut counts = BTreeMap::<u16, u64>::new();
@@ -163,7 +173,7 @@ fn code_lengths(symbols: &[(u64, u32)]) -> BTreeMap<u32, u16> {
     lengths
 }
 
-/// The bits of a tile, and its record but for the offset.
+/// The bits of a tile, and its record except for the offset.
 #[derive(Clone, Debug)]
 pub struct Bits {
     pub lanes: [Vec<bool>; LANES],
@@ -192,7 +202,7 @@ impl Bits {
         new
     }
 
-    /// Makes the record that a writer must, but for a `shift` of at least this.
+    /// Makes the record that a writer must, except for a `shift` of at least this.
     pub fn describe(&mut self, shift: u32) {
         let lengths = self.lanes.each_ref().map(|lane| lane.len() as u64);
         self.least = *lengths.iter().min().unwrap();

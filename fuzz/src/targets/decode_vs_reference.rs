@@ -21,7 +21,7 @@ use crate::{
     tensors,
     witness::{self, Failure},
 };
-use df11::{Error, Result, hazmat::{gap::{Decoder, EncodedTensor, Geometry, Layout, encode_tensor}, huffman::{read_codebook, verify_codebook}}};
+use df11::{Error, Result, hazmat::{gap::{GapDecoder, EncodedTensor, Geometry, GapSizes, encode_tensor}, huffman::{read_codebook, verify_codebook}}};
 
 /// Runs one input.
 ///
@@ -184,8 +184,8 @@ impl Subject {
     fn tensor(&self) -> Result<EncodedTensor> {
         let [codebook, gaps, output_offsets, bitstream, plane] = self.arrays.clone();
         let geometry = Geometry::from_parameters(self.parameters[0], self.parameters[1])?;
-        let luts = Layout::lut_count_of(codebook.len() as u64)?;
-        let layout = Layout::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
+        let luts = GapSizes::lut_count_of(codebook.len() as u64)?;
+        let layout = GapSizes::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
         let lengths = [gaps.len(), output_offsets.len(), bitstream.len()].map(|length| length as u64);
         if lengths != [layout.gaps_bytes(), layout.output_offsets_bytes(), layout.bitstream_bytes()] {
             return Err(Error::corrupt("arrays", 0, "lengths"));
@@ -266,7 +266,7 @@ fn check_verification(tensor: &EncodedTensor, cut: u64, reference: &std::result:
 /// Verifies a tensor in spans that end at these thread blocks.
 fn verify(tensor: &EncodedTensor, cuts: &[u64]) -> Result<()> {
     verify_codebook(&tensor.codebook)?;
-    let decoder = Decoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
+    let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
     let mut spans = cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|span| !span.is_empty());
     spans.try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks)?))
 }

@@ -193,7 +193,7 @@ impl Subject {
             let escaped =
                 |at| if every < 128 { at == pair } else { at % (every - 127) == pair % (every - 127) };
             let coded = tile::encode(&weights, arrays[CODEBOOK], columns, escaped);
-            self.parameters[BIT_COUNT] = coded.bit_count;
+            self.parameters[BIT_COUNT] = coded.parameters[2];
             self.arrays[RECORDS] = coded.records;
             self.arrays[BITSTREAM] = coded.bitstream;
             self.arrays[PLANE] = coded.plane;

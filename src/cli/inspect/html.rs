@@ -11,7 +11,7 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{Part, report::stored_bytes, sum_of_all};
+use super::{Inspected, report::stored_bytes, sum_of_all};
 use crate::cli::figures::Figures;
 
 const PAGE: &str = include_str!("page/page.html");
@@ -19,14 +19,14 @@ const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
 /// What was found at one path: its components, each with its folder.
-pub(super) struct Found<'m> {
+pub(super) struct InspectedPath<'m> {
     pub(super) path: &'m Path,
     pub(super) models: &'m Models,
-    pub(super) parts: Vec<Part<'m>>,
+    pub(super) parts: Vec<Inspected<'m>>,
 }
 
 /// The page of one model, or of two that are compared.
-pub(super) fn page(found: &Found<'_>, other: Option<&Found<'_>>) -> String {
+pub(super) fn page(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> String {
     let mut models = vec![document(found, other)];
     models.extend(other.map(|other| document(other, Some(found))));
     let data = json!({ "version": env!("CARGO_PKG_VERSION"), "models": models });
@@ -54,7 +54,7 @@ fn name(path: &Path) -> String {
 }
 
 /// One model as the script reads it.
-fn document(found: &Found<'_>, other: Option<&Found<'_>>) -> Value {
+fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Value {
     let twins: HashMap<String, Tensor<'_>> = other.into_iter().flat_map(tensors).collect();
     let (mut blocks, mut tensors) = (Vec::new(), Vec::new());
     for (component, findings) in &found.parts {
@@ -92,14 +92,14 @@ fn document(found: &Found<'_>, other: Option<&Found<'_>>) -> Value {
     })
 }
 
-fn tensors<'a>(found: &'a Found<'_>) -> impl Iterator<Item = (String, Tensor<'a>)> {
+fn tensors<'a>(found: &'a InspectedPath<'_>) -> impl Iterator<Item = (String, Tensor<'a>)> {
     found.parts.iter().flat_map(|(component, _)| {
         component.model.tensors().map(|tensor| (component.path_of(tensor.name()), tensor))
     })
 }
 
 /// Exponents of all components, if they were counted.
-fn exponents(found: &Found<'_>) -> Option<Histogram> {
+fn exponents(found: &InspectedPath<'_>) -> Option<Histogram> {
     let mut sum = Histogram::default();
     for (_, findings) in &found.parts {
         sum.merge(findings.exponents.as_ref()?);
@@ -134,7 +134,7 @@ fn describe(tensor: &Tensor<'_>, twin: Option<&Tensor<'_>>, value: &mut Value) {
 }
 
 /// The original files; `stored` is the length of those that are in a container.
-fn files(found: &Found<'_>) -> Vec<Value> {
+fn files(found: &InspectedPath<'_>) -> Vec<Value> {
     let mut files = Vec::new();
     for (component, _) in &found.parts {
         for shard in component.model.shards() {

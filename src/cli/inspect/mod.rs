@@ -90,7 +90,7 @@ struct Findings<'m> {
 }
 
 /// A component, and what was found out about its model.
-type Part<'m> = (&'m Component<Model>, Findings<'m>);
+type Inspected<'m> = (&'m Component<Model>, Findings<'m>);
 
 impl Inspect {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
@@ -129,12 +129,12 @@ impl Inspect {
         path: &'m Path,
         models: &'m Models,
         session: &Session,
-    ) -> Result<html::Found<'m>, Failure> {
+    ) -> Result<html::InspectedPath<'m>, Failure> {
         let mut parts = Vec::new();
         for component in models.components() {
             parts.push((component, self.threads.run(|| self.examine(&component.model, session))?));
         }
-        Ok(html::Found { path, models, parts })
+        Ok(html::InspectedPath { path, models, parts })
     }
 
     /// Writes a file that was asked for, and tells it.
@@ -148,7 +148,7 @@ impl Inspect {
     }
 
     /// Component by component, and their sum.
-    fn text_of_all(&self, models: &Models, parts: &[Part<'_>]) -> String {
+    fn text_of_all(&self, models: &Models, parts: &[Inspected<'_>]) -> String {
         if !models.is_pipeline() {
             return self.text(&parts[0].1);
         }
@@ -164,7 +164,7 @@ impl Inspect {
         texts.join("\n\n")
     }
 
-    fn json_of_all(&self, models: &Models, parts: &[Part<'_>]) -> Value {
+    fn json_of_all(&self, models: &Models, parts: &[Inspected<'_>]) -> Value {
         let of = |findings| report::json(findings, &self.source, self.tensors);
         if !models.is_pipeline() {
             return of(&parts[0].1);
@@ -249,7 +249,7 @@ impl Inspect {
 }
 
 /// Figures of all components.
-fn sum_of_all(parts: &[Part<'_>]) -> Figures {
+fn sum_of_all(parts: &[Inspected<'_>]) -> Figures {
     Figures::of(parts.iter().map(|(_, findings)| findings.total.clone()))
 }
 

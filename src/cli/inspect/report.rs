@@ -8,7 +8,7 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{Findings, Part};
+use super::{Findings, Inspected};
 use crate::cli::{
     figures::{self, bits},
     sizes::container_bytes,
@@ -19,12 +19,12 @@ use crate::cli::{
 const BAR: u64 = 40;
 
 /// Bytes of the containers of all components.
-pub(super) fn stored_bytes(parts: &[Part<'_>]) -> u64 {
+pub(super) fn stored_bytes(parts: &[Inspected<'_>]) -> u64 {
     parts.iter().map(|(component, _)| container_bytes(&component.model)).fold(0, u64::saturating_add)
 }
 
 /// The sum of all components.
-pub(super) fn totals(parts: &[Part<'_>]) -> String {
+pub(super) fn totals(parts: &[Inspected<'_>]) -> String {
     let (total, stored) = (super::sum_of_all(parts), stored_bytes(parts));
     format!("holds     {}\n{}", text::count(total.tensors, "tensor"), size(total.decoded_bytes, stored))
 }

@@ -35,7 +35,7 @@ impl Crossings {
         self.last_groups[(bit >> self.shift) % SLOTS] = (bit as u64) * GROUPS as u64 + group as u64;
     }
 
-    /// The first boundary at or behind a thread's first bit, and the index in the piece of the exponent that
+    /// The first boundary at or after a thread's first bit, and the index in the piece of the exponent that
     /// starts there. A group of this piece must cross that bit.
     pub(super) fn find(&self, threshold: usize, exponents: &[u8], lengths: &[u8; SYMBOLS]) -> (usize, usize) {
         let place = self.last_groups[((threshold >> self.shift) - 1) % SLOTS];

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::lanes::{Decoded, LANES, Lane, NoCode, run};
-use super::{Layout, Span};
+use super::lanes::{ExponentRun, LANES, Lane, NoCode, run};
+use super::{GapSizes, Span};
 use crate::huffman::bits::is_zero_from;
 use crate::huffman::{CodeLengths, Luts, SymbolTable};
 use crate::{Error, Result, bf16};
@@ -16,16 +16,16 @@ const SYMBOL_TABLE_ELEMENTS: u64 = 1 << 14;
 /// Any bytes are safe to decode: every read stays in its array, every write in the output, each step consumes
 /// a bit or more, and codes that do not end where the index says are an error.
 #[derive(Clone, Debug)]
-pub struct Decoder {
+pub struct GapDecoder {
     pub(super) lengths: CodeLengths,
     luts: Luts,
     table: Option<SymbolTable>,
-    pub(super) layout: Layout,
+    pub(super) layout: GapSizes,
 }
 
-impl Decoder {
+impl GapDecoder {
     /// Derives the tables of a tensor: some microseconds, for a big tensor some tens.
-    pub fn new(lengths: &CodeLengths, layout: &Layout) -> Self {
+    pub fn new(lengths: &CodeLengths, layout: &GapSizes) -> Self {
         let luts = Luts::new(lengths);
         let table = (layout.elements() >= SYMBOL_TABLE_ELEMENTS).then(|| SymbolTable::new(&luts));
         Self { lengths: lengths.clone(), luts, table, layout: *layout }
@@ -38,8 +38,8 @@ impl Decoder {
     /// merging the range.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the index contradicts itself or the codes, where a code is none, or where
-    /// padding is not zero; then `weights` holds anything. [`Error::Parameter`] where a slice has another
+    /// [`Error::Corrupt`] if the index contradicts itself or the codes, where a code is none, or where
+    /// padding is not zero; then `weights` holds anything. [`Error::Parameter`] if a slice has another
     /// size than the range or the span asks for.
     pub fn decode(
         &self,
@@ -86,7 +86,7 @@ impl Decoder {
     pub(super) fn walk(
         &self,
         span: &Span<'_>,
-        mut hand: impl FnMut(Decoded<'_>) -> Result<()>,
+        mut hand: impl FnMut(ExponentRun<'_>) -> Result<()>,
     ) -> Result<()> {
         span.check(&self.layout)?;
         let stream = span.bitstream;

@@ -1,7 +1,7 @@
 //! Encoding chunk by chunk: parallel, in bounded memory, and with the same bytes for any chunking.
 //!
 //! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units whose
-//! first bit lies in its codes. It writes each of them whole, with the codes of a few weights behind the
+//! first bit lies in its codes. It writes each of them whole, with the codes of a few weights after the
 //! chunk, and leaves out the bits before its first unit, which belong to the chunk before. So chunks write
 //! disjoint bytes.
 //!
@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::crossings::{GROUP, PIECE};
 use super::tracker::{IndexArrays, Tracker};
 use super::writer::Writer;
-use super::{Geometry, Layout, pair_table::PairTable};
+use super::{GapSizes, Geometry, pair_table::PairTable};
 use crate::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTES};
 use crate::huffman::{CodeLengths, Codes};
 use crate::{Error, Result, bf16};
@@ -30,7 +30,7 @@ pub struct ChunkEncoder {
     lengths: CodeLengths,
     codes: Codes,
     pairs: Option<PairTable>,
-    layout: Layout,
+    layout: GapSizes,
 }
 
 /// One chunk of a tensor: consecutive weights, and some that follow them.
@@ -45,7 +45,7 @@ pub struct ChunkInput<'a> {
     pub first_element: u64,
     /// The bit at which the chunk's first code starts: the bits of all chunks before it.
     pub start_bit: u64,
-    /// The bit behind the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's histogram.
+    /// The bit after the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's histogram.
     pub end_bit: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct ChunkOutput {
 
 /// Bytes, and where in their array they belong.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
+pub struct PlacedBytes<'a> {
     /// The byte of the array at which the piece starts.
     pub offset: u64,
     /// Its bytes; possibly none.
@@ -73,23 +73,23 @@ pub struct Piece<'a> {
 
 impl ChunkOutput {
     /// Bytes of the bitstream.
-    pub fn bitstream(&self) -> Piece<'_> {
-        Piece { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
+    pub fn bitstream(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.bitstream_offset, bytes: &self.stream[self.owned.clone()] }
     }
 
     /// Bytes of the gap array.
-    pub fn gaps(&self) -> Piece<'_> {
-        Piece { offset: self.gaps_offset, bytes: &self.index.gaps }
+    pub fn gaps(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.gaps_offset, bytes: &self.index.gaps }
     }
 
     /// Bytes of the output offsets.
-    pub fn output_offsets(&self) -> Piece<'_> {
-        Piece { offset: self.output_offsets_offset, bytes: &self.index.output_offsets }
+    pub fn output_offsets(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.output_offsets_offset, bytes: &self.index.output_offsets }
     }
 
     /// Bytes of the plane.
-    pub fn plane(&self) -> Piece<'_> {
-        Piece { offset: self.plane_offset, bytes: &self.plane }
+    pub fn plane(&self) -> PlacedBytes<'_> {
+        PlacedBytes { offset: self.plane_offset, bytes: &self.plane }
     }
 }
 
@@ -97,12 +97,12 @@ impl ChunkOutput {
 struct Ownership {
     /// The unit boundary at or before the chunk's first bit, from which bits are counted.
     base: u64,
-    /// Owned threads, an even first one; empty where the chunk lies within one unit.
+    /// Owned threads, an even first one; empty if the chunk lies within one unit.
     threads: Range<u64>,
 }
 
 impl Ownership {
-    fn new(layout: &Layout, start_bit: u64, end_bit: u64) -> Self {
+    fn new(layout: &GapSizes, start_bit: u64, end_bit: u64) -> Self {
         let unit_bits = layout.geometry().unit_bits();
         let first = start_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE;
         let end = (end_bit.div_ceil(unit_bits) * GAP_THREADS_PER_BYTE).min(layout.thread_count());
@@ -118,7 +118,7 @@ impl Ownership {
 
 impl ChunkEncoder {
     /// Prepares the tables of a tensor: some microseconds, for a big tensor some tens.
-    pub fn new(lengths: &CodeLengths, layout: &Layout) -> Self {
+    pub fn new(lengths: &CodeLengths, layout: &GapSizes) -> Self {
         let codes = Codes::new(lengths);
         let pairs = (layout.elements() >= PAIR_TABLE_ELEMENTS).then(|| PairTable::new(&codes));
         Self { lengths: lengths.clone(), codes, pairs, layout: *layout }
@@ -130,7 +130,7 @@ impl ChunkEncoder {
     /// Bytes come out only for weights that have codes and that end at the bit that the histograms promised.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the chunk does not fit the layout or lacks lookahead, and where its weights
+    /// [`Error::Parameter`] if the chunk does not fit the layout or lacks lookahead, and if its weights
     /// are not those of the histograms, as when the source changed between two passes. Then `output` holds
     /// nothing of use.
     pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
@@ -209,7 +209,7 @@ impl ChunkEncoder {
         output.plane.resize(input.elements, 0);
     }
 
-    /// Splits and writes the chunk's own weights; false where they are not those that the histograms counted.
+    /// Splits and writes the chunk's own weights; false if they are not those that the histograms counted.
     fn write_chunk(&self, weights: &[u8], first: u64, plane: &mut [u8], writer: &mut Writer<'_>) -> bool {
         let mut exponents = [0; PIECE];
         let mut element = first;

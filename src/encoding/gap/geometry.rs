@@ -77,7 +77,7 @@ impl Geometry {
         GAP_THREADS_PER_BYTE * self.thread_bits()
     }
 
-    /// The weights that an encoder must see behind a chunk: as many as a unit of one-bit codes holds, at most
+    /// The weights that an encoder must see after a chunk: as many as a unit of one-bit codes holds, at most
     /// 1024.
     pub const fn lookahead(self) -> usize {
         self.unit_bits() as usize

@@ -37,7 +37,7 @@ const SCRATCH: usize = 1024;
 /// Each look-up stores 8 bytes, of which the count says how many are exponents.
 const STORE: usize = 8;
 
-/// A bitstream has no code at a bit, or one that ends behind its thread block.
+/// A bitstream has no code at a bit, or one that ends after its thread block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoCode {
     /// The bit, from the start of the span.
@@ -57,7 +57,7 @@ pub(super) struct Lane {
 }
 
 /// Some decoded exponents.
-pub(super) struct Decoded<'a> {
+pub(super) struct ExponentRun<'a> {
     /// The index of the first one's weight in the tensor.
     pub(super) element: u64,
     /// The bit at which its code starts, from the start of the span.
@@ -93,9 +93,12 @@ impl Lane {
     }
 
     /// Hands on what was decoded.
-    pub(super) fn hand_on(&mut self) -> Decoded<'_> {
-        let decoded =
-            Decoded { element: self.element, bit: self.first_bit, exponents: &self.scratch[..self.filled] };
+    pub(super) fn hand_on(&mut self) -> ExponentRun<'_> {
+        let decoded = ExponentRun {
+            element: self.element,
+            bit: self.first_bit,
+            exponents: &self.scratch[..self.filled],
+        };
         self.element += self.filled as u64;
         self.left -= self.filled;
         self.first_bit = self.bit;

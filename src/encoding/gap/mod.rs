@@ -4,7 +4,7 @@
 //! some bytes a *thread* and some threads a *thread block*, as a GPU reads them. A *boundary* is a bit
 //! position at which a code starts, or the end of the last code. A thread's *gap* is the distance from its
 //! first bit to the next boundary; a thread block's *output offset* is the index of the first weight whose
-//! code starts in it (or behind it).
+//! code starts in it (or after it).
 //!
 //! ```text
 //! bitstream       ··|code|code|co·de|code|code|c·ode|..|code|0000    T bytes a thread
@@ -17,17 +17,18 @@ mod decode;
 mod encode;
 mod geometry;
 mod lanes;
-mod layout;
+
 mod pair_table;
+mod sizes;
 mod span;
 mod tracker;
 mod verify;
 mod whole;
 mod writer;
 
-pub use decode::Decoder;
-pub use encode::{ChunkEncoder, ChunkInput, ChunkOutput, Piece};
+pub use decode::GapDecoder;
+pub use encode::{ChunkEncoder, ChunkInput, ChunkOutput, PlacedBytes};
 pub use geometry::Geometry;
-pub use layout::Layout;
+pub use sizes::GapSizes;
 pub use span::{Arrays, Span};
 pub use whole::{EncodedTensor, encode_tensor};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Layout;
+use super::GapSizes;
 use crate::constants::{GAP_THREADS_PER_BYTE, OUTPUT_OFFSET_BYTES};
 use crate::{Error, Result};
 
@@ -23,9 +23,9 @@ impl<'a> Arrays<'a> {
     /// The parts for a span of thread blocks; no byte is read.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor, or an array is shorter than
+    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor, or an array is shorter than
     /// the layout says.
-    pub fn span(&self, layout: &Layout, thread_blocks: Range<u64>) -> Result<Span<'a>> {
+    pub fn span(&self, layout: &GapSizes, thread_blocks: Range<u64>) -> Result<Span<'a>> {
         Ok(Span {
             gaps: part(self.gaps, &layout.gaps_of(&thread_blocks)?)?,
             output_offsets: part(self.output_offsets, &layout.output_offsets_of(&thread_blocks)?)?,
@@ -47,11 +47,11 @@ fn part<'a>(array: &'a [u8], range: &Range<u64>) -> Result<&'a [u8]> {
 pub struct Span<'a> {
     /// Which thread blocks of the tensor.
     pub thread_blocks: Range<u64>,
-    /// The bytes [`Layout::gaps_of`] of the gap array.
+    /// The bytes [`GapSizes::gaps_of`] of the gap array.
     pub gaps: &'a [u8],
-    /// The bytes [`Layout::output_offsets_of`] of the output offsets.
+    /// The bytes [`GapSizes::output_offsets_of`] of the output offsets.
     pub output_offsets: &'a [u8],
-    /// The bytes [`Layout::bitstream_of`] of the bitstream.
+    /// The bytes [`GapSizes::bitstream_of`] of the bitstream.
     pub bitstream: &'a [u8],
 }
 
@@ -70,7 +70,7 @@ pub(super) struct BlockCodes {
 
 impl Span<'_> {
     /// Checks that the arrays have the sizes that the layout gives them.
-    pub(super) fn check(&self, layout: &Layout) -> Result<()> {
+    pub(super) fn check(&self, layout: &GapSizes) -> Result<()> {
         let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
         if fits(self.gaps, layout.gaps_of(&self.thread_blocks)?)
             && fits(self.output_offsets, layout.output_offsets_of(&self.thread_blocks)?)
@@ -85,7 +85,7 @@ impl Span<'_> {
         ))
     }
 
-    /// The index of the first weight of a thread block of the span, or of the one behind it.
+    /// The index of the first weight of a thread block of the span, or of the one after it.
     pub(super) fn output_offset(&self, thread_block: u64) -> u64 {
         let entries = self.output_offsets.as_chunks::<OUTPUT_OFFSET_BYTES>().0;
         u64::from_le_bytes(entries[(thread_block - self.thread_blocks.start) as usize])
@@ -98,13 +98,13 @@ impl Span<'_> {
     }
 
     /// The first bit of the span, counted from the start of the tensor's bitstream.
-    pub(super) fn first_bit(&self, layout: &Layout) -> u64 {
+    pub(super) fn first_bit(&self, layout: &GapSizes) -> u64 {
         self.thread_blocks.start * layout.geometry().thread_block_bits()
     }
 
-    /// The first boundary at or behind the start of a thread block, in bits from the start of the span; the
-    /// end of the last code for the thread block behind the last.
-    fn boundary(&self, layout: &Layout, thread_block: u64) -> usize {
+    /// The first boundary at or after the start of a thread block, in bits from the start of the span; the
+    /// end of the last code for the thread block after the last.
+    fn boundary(&self, layout: &GapSizes, thread_block: u64) -> usize {
         if thread_block == layout.thread_block_count() {
             return (layout.bit_count() - self.first_bit(layout)) as usize;
         }
@@ -116,8 +116,8 @@ impl Span<'_> {
     /// Where the codes of a thread block of a checked span lie.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where gaps and output offsets contradict each other or the layout.
-    pub(super) fn block_codes(&self, layout: &Layout, thread_block: u64) -> Result<BlockCodes> {
+    /// [`Error::Corrupt`] if gaps and output offsets contradict each other or the layout.
+    pub(super) fn block_codes(&self, layout: &GapSizes, thread_block: u64) -> Result<BlockCodes> {
         let corrupt = |problem: &str| {
             Err(Error::corrupt("output offsets", thread_block * OUTPUT_OFFSET_BYTES as u64, problem))
         };

@@ -12,7 +12,7 @@ pub(super) struct IndexArrays {
     pub(super) output_offsets: Vec<u8>,
 }
 
-/// Takes note of the first boundary in or behind each owned thread.
+/// Takes note of the first boundary in or after each owned thread.
 pub(super) struct Tracker<'a> {
     arrays: &'a mut IndexArrays,
     /// The first owned thread, and those whose boundaries are still to come.
@@ -49,7 +49,7 @@ impl<'a> Tracker<'a> {
         tracker
     }
 
-    /// The bit at or behind which the next boundary is wanted.
+    /// The bit at or after which the next boundary is wanted.
     pub(super) const fn threshold(&self) -> usize {
         self.threshold
     }
@@ -59,7 +59,7 @@ impl<'a> Tracker<'a> {
         self.thread_bits
     }
 
-    /// Notes that the first boundary at or behind the threshold is `bit`, where the weight `element` starts.
+    /// Notes that the first boundary at or after the threshold is `bit`, where the weight `element` starts.
     pub(super) fn cross(&mut self, bit: usize, element: u64) {
         let thread = self.threads.start;
         if self.threads.is_empty() {

@@ -1,12 +1,12 @@
 //! Checking all of the index, of which decoding uses but the starts of thread blocks.
 
 use super::crossings::{Crossings, GROUP};
-use super::lanes::Decoded;
-use super::{Decoder, Span};
+use super::lanes::ExponentRun;
+use super::{GapDecoder, Span};
 use crate::constants::GAP_THREADS_PER_BYTE;
 use crate::{Error, Result};
 
-impl Decoder {
+impl GapDecoder {
     /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode)
     /// checks.
     ///
@@ -17,7 +17,7 @@ impl Decoder {
     /// thread block's first boundary to the next.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] where the span's arrays
+    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's arrays
     /// have other sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
         let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
@@ -33,7 +33,7 @@ impl Decoder {
     fn check_boundaries(
         &self,
         span: &Span<'_>,
-        decoded: &Decoded<'_>,
+        decoded: &ExponentRun<'_>,
         crossings: &mut Crossings,
     ) -> Result<()> {
         let thread_bits = self.layout.geometry().thread_bits() as usize;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Arrays, ChunkEncoder, ChunkInput, ChunkOutput, Decoder, Geometry, Layout, Piece};
+use super::{Arrays, ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, GapSizes, Geometry, PlacedBytes};
 use crate::Result;
 use crate::huffman::{CodeLengths, Histogram, codebook};
 
@@ -10,7 +10,7 @@ use crate::huffman::{CodeLengths, Histogram, codebook};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedTensor {
     /// Elements, bits, threads.
-    pub layout: Layout,
+    pub layout: GapSizes,
     /// Code lengths and LUTs.
     pub codebook: Vec<u8>,
     /// Half a byte a thread.
@@ -34,7 +34,7 @@ pub fn encode_tensor(weights: &[u8], geometry: Geometry, chunk_elements: usize) 
     let weights = if odd { &[] } else { weights };
     let histogram = Histogram::of(weights);
     let lengths = CodeLengths::from_histogram(&histogram)?;
-    let layout = Layout::plan(&lengths, &histogram, geometry)?;
+    let layout = GapSizes::plan(&lengths, &histogram, geometry)?;
     let zeros = |bytes: u64| vec![0; bytes as usize];
     let mut tensor = EncodedTensor {
         layout,
@@ -66,7 +66,7 @@ pub fn encode_tensor(weights: &[u8], geometry: Geometry, chunk_elements: usize) 
     Ok(tensor)
 }
 
-fn put(array: &mut [u8], piece: Piece<'_>) {
+fn put(array: &mut [u8], piece: PlacedBytes<'_>) {
     if !piece.bytes.is_empty() {
         let at = piece.offset as usize;
         array[at..at + piece.bytes.len()].copy_from_slice(piece.bytes);
@@ -83,9 +83,9 @@ impl EncodedTensor {
     /// Decodes a range of weights into little-endian BF16.
     ///
     /// # Errors
-    /// As [`Decoder::decode`], and [`Error::Corrupt`](crate::Error::Corrupt) for a bad codebook.
+    /// As [`GapDecoder::decode`], and [`Error::Corrupt`](crate::Error::Corrupt) for a bad codebook.
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        let decoder = Decoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
+        let decoder = GapDecoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
         self.layout.check_output_offsets(&self.output_offsets)?;
         let thread_blocks = self.layout.thread_blocks_of(&self.output_offsets, &elements)?;
         let span = self.arrays().span(&self.layout, thread_blocks)?;

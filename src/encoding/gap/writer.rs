@@ -32,7 +32,7 @@ struct End {
 }
 
 impl End {
-    /// Appends up to [`MOST_BITS`] bits; `None` where the buffer is full.
+    /// Appends up to [`MOST_BITS`] bits; `None` if the buffer is full.
     #[inline]
     fn push(&mut self, stream: &mut [u8], bits: u64, length: usize) -> Option<()> {
         let held = self.bit % 8;
@@ -46,7 +46,7 @@ impl End {
 }
 
 impl<'a> Writer<'a> {
-    /// Bytes that the buffer needs behind its last code.
+    /// Bytes that the buffer needs after its last code.
     pub(super) const SLACK: usize = 16;
 
     /// Starts at a bit of a buffer; what stands before it is not defined.
@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
         self.end.bit
     }
 
-    /// Writes one code, behind which the weight `next` starts; false where it is none or the buffer is full.
+    /// Writes one code, behind which the weight `next` starts; false if it is none or the buffer is full.
     pub(super) fn push(&mut self, code: Code, next: u64) -> bool {
         let written = self.end.push(self.stream, u64::from(code.bits), usize::from(code.length));
         if self.end.bit >= self.tracker.threshold() {
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         true
     }
 
-    /// Fills the rest of the owned bytes with zeros, and appends the last output offset; false where a
+    /// Fills the rest of the owned bytes with zeros, and appends the last output offset; false if a
     /// boundary is missing.
     pub(super) fn finish(mut self, owned_end: usize, elements: Option<u64>) -> bool {
         if let Some(padding) = self.stream.get_mut(self.end.bit / 8..owned_end.div_ceil(8)) {

@@ -15,7 +15,7 @@ const LINE: usize = 64;
 /// What a tile looks at while it is decoded.
 pub(super) struct Ahead<'a> {
     plane: &'a [u8],
-    /// The bits behind the tile.
+    /// The bits after the tile.
     stream: &'a [u8],
     seen: u8,
 }

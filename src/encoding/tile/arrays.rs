@@ -5,7 +5,7 @@ use std::{borrow::Cow, ops::Range};
 use rayon::prelude::*;
 
 use super::{
-    Codebook, Decoder, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, decode, record,
+    Codebook, Geometry, RECORD_BYTES, Sizes, Span, TILE_COLUMNS, TileDecoder, decode, record,
     staging::{check_offsets, staged_bytes},
 };
 use crate::{Error, Result};
@@ -114,14 +114,14 @@ impl<'a> Arrays<'a> {
         jobs.try_for_each(|(&row, out)| self.decode_in_strip(&decoder, row..row + 1, &columns, out))
     }
 
-    fn decoder(&self) -> Result<Decoder> {
-        Ok(Decoder::new(&Codebook::from_bytes(self.codebook)?, &self.sizes))
+    fn decoder(&self) -> Result<TileDecoder> {
+        Ok(TileDecoder::new(&Codebook::from_bytes(self.codebook)?, &self.sizes))
     }
 
     /// Rows of one strip.
     fn decode_in_strip(
         &self,
-        decoder: &Decoder,
+        decoder: &TileDecoder,
         rows: Range<u64>,
         columns: &Range<u64>,
         out: &mut [u8],
@@ -140,8 +140,8 @@ impl<'a> Arrays<'a> {
         let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
         let read = |which, range| {
             Ok(match which {
-                Part::Bitstream => part(self.bitstream, range).into(),
-                Part::Plane => part(self.plane, range).into(),
+                CutArray::Bitstream => part(self.bitstream, range).into(),
+                CutArray::Plane => part(self.plane, range).into(),
             })
         };
         cut(&self.sizes, (self.codebook, self.records), rows, columns, read)
@@ -158,7 +158,7 @@ impl<'a> Arrays<'a> {
 
 /// An array of which [`cut`] reads some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum CutArray {
     Bitstream,
     Plane,
 }
@@ -173,7 +173,7 @@ pub(crate) fn cut<'a>(
     (codebook, records): (&[u8], &[u8]),
     rows: Range<u64>,
     columns: Range<u64>,
-    mut read: impl FnMut(Part, Range<u64>) -> Result<Cow<'a, [u8]>>,
+    mut read: impl FnMut(CutArray, Range<u64>) -> Result<Cow<'a, [u8]>>,
 ) -> Result<OwnedArrays> {
     require(sizes, &rows, &columns)?;
     let geometry = sizes.geometry();
@@ -199,10 +199,10 @@ pub(crate) fn cut<'a>(
             record::set_offset(&mut one, offset);
             kept.extend(one);
         }
-        bitstream.extend_from_slice(&read(Part::Bitstream, bytes[0]..bytes[1])?);
+        bitstream.extend_from_slice(&read(CutArray::Bitstream, bytes[0]..bytes[1])?);
         let height = high.min(geometry.rows() - strip * high);
         let from = strip * high * geometry.columns() + columns.start * height;
-        plane.extend_from_slice(&read(Part::Plane, from..from + (columns.end - columns.start) * height)?);
+        plane.extend_from_slice(&read(CutArray::Plane, from..from + (columns.end - columns.start) * height)?);
     }
     kept.extend(record::last(8 * bitstream.len() as u64));
     bitstream.resize(bitstream.len().next_multiple_of(16), 0);

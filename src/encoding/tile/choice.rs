@@ -21,10 +21,10 @@ const MOST_MORE: u64 = 256;
 /// Times that the bracket is halved.
 const HALVINGS: usize = 4;
 
-/// Lengths of the escape, 0 where there is none, and of the pairs that have codes.
+/// Lengths of the escape, 0 if there is none, and of the pairs that have codes.
 type Choice = (u8, Vec<(u16, u8)>);
 
-/// The choice with the least cost; `None` where nothing was counted.
+/// The choice with the least cost; `None` if nothing was counted.
 pub(super) fn choose(histogram: &PairHistogram) -> Option<Choice> {
     let mut pairs: Vec<(u16, u64)> = histogram.used().collect();
     // Ascending counts, as package-merge wants them; the first pairs are escaped.

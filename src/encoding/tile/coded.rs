@@ -13,7 +13,7 @@ use crate::{Error, Result, bf16};
 type Units = [[Placed; LANE_UNITS]; LANES];
 
 /// A tile with its bits.
-pub(super) struct Coded<'a> {
+pub(super) struct CodedTile<'a> {
     pub(super) tile: Tile,
     pub(super) lengths: Lengths,
     /// Where its lanes start in the stream, and the last one ends.
@@ -28,10 +28,10 @@ pub(super) struct Coded<'a> {
     pub(super) byte: u64,
 }
 
-impl Coded<'_> {
+impl CodedTile<'_> {
     /// The same tile where its rows go this many weights apart.
-    pub(super) fn with_stride(&self, stride: usize) -> Coded<'_> {
-        Coded { tile: Tile { stride, ..self.tile }, ..*self }
+    pub(super) fn with_stride(&self, stride: usize) -> CodedTile<'_> {
+        CodedTile { tile: Tile { stride, ..self.tile }, ..*self }
     }
 
     /// Decodes the tile to `weights`, where its first weight comes first and rows are its stride apart.

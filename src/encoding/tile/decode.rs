@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::coded::Coded;
+use super::coded::CodedTile;
 use super::lanes::Lookup;
 use super::record::{self, Lengths};
 use super::stage::Stage;
@@ -30,12 +30,12 @@ pub struct Span<'a> {
 /// Any bytes are safe to decode: every read stays in its array, every write in the output, and each step
 /// consumes a bit or more.
 #[derive(Clone, Debug)]
-pub struct Decoder {
+pub struct TileDecoder {
     lookup: Lookup,
     sizes: Sizes,
 }
 
-impl Decoder {
+impl TileDecoder {
     /// Derives the table of a tensor: some microseconds.
     pub fn new(codebook: &Codebook, sizes: &Sizes) -> Self {
         Self { lookup: Lookup::new(codebook), sizes: *sizes }
@@ -46,8 +46,8 @@ impl Decoder {
     /// Tiles that hold none of them are not decoded; the cost is that of the others.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the records contradict themselves or the codes, or a code is none; then `weights`
-    /// holds anything. [`Error::Parameter`] where a slice has another size than the range or the span asks for.
+    /// [`Error::Corrupt`] if the records contradict themselves or the codes, or a code is none; then `weights`
+    /// holds anything. [`Error::Parameter`] if a slice has another size than the range or the span asks for.
     pub fn decode_strips(&self, span: &Span<'_>, elements: Range<u64>, weights: &mut [u8]) -> Result<()> {
         self.decode(span, &Wanted::elements(&self.sizes.geometry(), elements), weights)
     }
@@ -125,7 +125,7 @@ impl Decoder {
         &self,
         span: &Span<'_>,
         wanted: &Wanted,
-        mut hand: impl FnMut(u64, &Coded<'_>, &[u8]) -> Result<()>,
+        mut hand: impl FnMut(u64, &CodedTile<'_>, &[u8]) -> Result<()>,
     ) -> Result<()> {
         self.check(span)?;
         let mut window = Window::new();
@@ -162,7 +162,7 @@ impl Decoder {
             let plane = &span.plane[strip_plane..strip_plane + tile.elements()];
             hand(
                 strip,
-                &Coded { tile, lengths, starts, window: &window, behind: &rest[bytes..], index, byte },
+                &CodedTile { tile, lengths, starts, window: &window, behind: &rest[bytes..], index, byte },
                 plane,
             )?;
         }

@@ -47,7 +47,7 @@ impl Encoder {
         Self { geometry, table: Table::new(codebook) }
     }
 
-    /// The bytes of bitstream that a strip takes (without the zeros behind the tensor's last), from which the
+    /// The bytes of bitstream that a strip takes (without the zeros after the tensor's last), from which the
     /// places of all strips follow: the bit count is 8 times their sum.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Encoder {
     /// Encodes a strip, whose bits begin at byte `first_byte` of the bitstream, and appends it to `output`.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where there is no such strip or `weights` are not as many as it has, and where a pair
+    /// [`Error::Parameter`] if there is no such strip or `weights` are not as many as it has, and if a pair
     /// occurs that the codebook has no code for, as when the source changed between two passes. Then `output`
     /// holds nothing of use.
     pub fn encode_strip(

@@ -29,7 +29,7 @@ impl Exponents {
         units.map(move |lanes| u64::from_le_bytes(lanes[lane]))
     }
 
-    /// A lane's pairs behind its whole units.
+    /// A lane's pairs after its whole units.
     pub(super) fn rest(&self, lane: usize) -> impl Iterator<Item = u16> {
         let (whole, rest) = (self.pairs[lane] / UNIT_PAIRS, self.pairs[lane] % UNIT_PAIRS);
         let unit = self.units.get(whole).map(|lanes| lanes[lane]).unwrap_or_default();

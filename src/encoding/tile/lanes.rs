@@ -101,7 +101,7 @@ impl Lookup {
         self.entries[bits as usize % ENTRIES]
     }
 
-    /// Decodes half of the next two units of all lanes, each from its bit on, and moves behind it: those of half the lanes, or one of each.
+    /// Decodes half of the next two units of all lanes, each from its bit on, and moves after it: those of half the lanes, or one of each.
     #[inline]
     pub(super) fn half_step<const VERIFY: bool>(
         &self,
@@ -146,7 +146,7 @@ impl Lookup {
         Ok(())
     }
 
-    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit behind them.
+    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit after them.
     pub(super) fn lane<const VERIFY: bool>(
         &self,
         window: &Window,
@@ -165,7 +165,7 @@ impl Lookup {
         Ok(bit)
     }
 
-    /// Decodes a unit and moves behind it.
+    /// Decodes a unit and moves after it.
     #[inline(never)]
     fn unit<const VERIFY: bool>(
         &self,
@@ -190,7 +190,7 @@ impl Lookup {
         Ok(())
     }
 
-    /// Decodes a pair and moves behind it. With `VERIFY`, one that is escaped must have no code.
+    /// Decodes a pair and moves after it. With `VERIFY`, one that is escaped must have no code.
     fn pair<const VERIFY: bool>(
         &self,
         window: &Window,

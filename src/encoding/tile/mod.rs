@@ -35,9 +35,9 @@ mod window;
 mod writer;
 
 pub use arrays::{Arrays, OwnedArrays};
-pub(crate) use arrays::{Part, cut};
+pub(crate) use arrays::{CutArray, cut};
 pub use codebook::Codebook;
-pub use decode::{Decoder, Span};
+pub use decode::{Span, TileDecoder};
 pub use encode::{EncodedStrips, Encoder};
 pub use geometry::Geometry;
 pub use histogram::PairHistogram;
@@ -63,7 +63,7 @@ const LANE_UNITS: usize = LANE_ELEMENTS / UNIT;
 pub(crate) const RECORD_BYTES: usize = 32;
 /// The longest code, in bits.
 const MAX_CODE_BITS: u8 = 12;
-/// Bits of a value behind the code of the escape.
+/// Bits of a value after the code of the escape.
 const VALUE_BITS: u8 = 16;
 /// The most bits of a pair.
 const MAX_PAIR_BITS: usize = (MAX_CODE_BITS + VALUE_BITS) as usize;

@@ -87,7 +87,7 @@ impl Lengths {
     }
 }
 
-/// The record behind the last tile.
+/// The record after the last tile.
 pub(super) fn last(bit_count: u64) -> [u8; RECORD_BYTES] {
     Lengths { least: 0, shift: 0, excess: [0; LANES] }.write(bit_count)
 }

@@ -27,7 +27,7 @@ impl Sizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where no codebook has this size, where the bit count is no multiple of 8, less than
+    /// [`Error::Corrupt`] if no codebook has this size, where the bit count is no multiple of 8, less than
     /// the number of pairs or reaches 2^48.
     pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
@@ -105,7 +105,7 @@ impl Sizes {
     /// The strips that hold a range of weights.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor.
+    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor.
     pub fn strips_of(&self, elements: &Range<u64>) -> Result<Range<u64>> {
         if elements.start >= elements.end || elements.end > self.elements() {
             return Err(Error::parameter(
@@ -119,7 +119,7 @@ impl Sizes {
     /// The weights of some strips.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the strips are none or reach beyond the tensor; so for the other three.
+    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other three.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
         if strips.start >= strips.end || strips.end > self.strip_count() {
             return Err(Error::parameter(
@@ -131,7 +131,7 @@ impl Sizes {
         Ok(strips.start * each..(strips.end * each).min(self.elements()))
     }
 
-    /// The bytes of the records that some strips need: those of their tiles and the one behind.
+    /// The bytes of the records that some strips need: those of their tiles and the one after.
     ///
     /// # Errors
     /// As [`elements_of`](Self::elements_of).
@@ -154,7 +154,7 @@ impl Sizes {
     ///
     /// # Errors
     /// As [`elements_of`](Self::elements_of), and where the records have another size;
-    /// [`Error::Corrupt`] where the offsets of the first tile and of the end contradict each other or the bit
+    /// [`Error::Corrupt`] if the offsets of the first tile and of the end contradict each other or the bit
     /// count.
     pub fn bitstream_of(&self, records: &[u8], strips: &Range<u64>) -> Result<Range<u64>> {
         let bytes = self.records_of(strips)?;

@@ -34,7 +34,7 @@ pub(crate) fn rebase(records: &mut [u8], first_bit: u64) {
 /// Checks all offsets.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where they do not ascend from 0 to the bit count by whole bytes, where a tile has more bits than any has, or
+/// [`Error::Corrupt`] if they do not ascend from 0 to the bit count by whole bytes, where a tile has more bits than any has, or
 /// the last record has another bit.
 pub(crate) fn check_offsets(sizes: &Sizes, records: &[u8]) -> Result<()> {
     let corrupt =

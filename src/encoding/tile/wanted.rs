@@ -37,7 +37,7 @@ impl Wanted {
     /// Some columns of some rows.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where a row or a column does not exist, or there is none of them.
+    /// [`Error::Parameter`] if a row or a column does not exist, or there is none of them.
     pub(super) fn columns(geometry: &Geometry, rows: &Range<u64>, columns: &Range<u64>) -> Result<Self> {
         let (height, width) = (geometry.rows(), geometry.columns());
         if rows.is_empty() || columns.is_empty() || rows.end > height || columns.end > width {
@@ -103,7 +103,7 @@ impl Wanted {
         })
     }
 
-    /// The first weight of a tile, and that behind its last one.
+    /// The first weight of a tile, and that after its last one.
     fn reach(&self, corner: Corner, tile: &Tile) -> (u64, u64) {
         let first = corner.row * self.width + corner.column;
         (first, first + (tile.height as u64 - 1) * self.width + tile.width as u64)

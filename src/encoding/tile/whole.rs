@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Codebook, Decoder, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span};
+use super::{Codebook, EncodedStrips, Encoder, Geometry, PairHistogram, Sizes, Span, TileDecoder};
 use crate::{Error, Result};
 
 /// The four arrays of a tensor, and the numbers that its directory record holds.
@@ -23,7 +23,7 @@ pub struct EncodedTensor {
 /// Encodes `n` little-endian BF16 weights (`2n` bytes), strip by strip.
 ///
 /// # Errors
-/// [`Error::Parameter`] where `weights` are not as many as the geometry's elements.
+/// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
 pub fn encode_tensor(weights: &[u8], geometry: Geometry) -> Result<EncodedTensor> {
     if weights.len() as u64 != 2 * geometry.elements() {
         return Err(Error::parameter("the weights are not those of the geometry", "pass a whole tensor"));
@@ -48,7 +48,7 @@ impl EncodedTensor {
     /// The parts of the arrays that some strips need.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the strips are none or reach beyond the tensor, or an array is shorter than
+    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor, or an array is shorter than
     /// its size; [`Error::Corrupt`] as [`Sizes::bitstream_of`].
     pub fn span(&self, strips: Range<u64>) -> Result<Span<'_>> {
         let records = part(&self.records, &self.sizes.records_of(&strips)?)?;
@@ -60,9 +60,9 @@ impl EncodedTensor {
     /// Decodes a range of weights into little-endian BF16.
     ///
     /// # Errors
-    /// As [`Decoder::decode_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
+    /// As [`TileDecoder::decode_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        let decoder = Decoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
+        let decoder = TileDecoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
         let span = self.span(self.sizes.strips_of(&elements)?)?;
         let mut weights = vec![0; 2 * (elements.end - elements.start) as usize];
         decoder.decode_strips(&span, elements, &mut weights)?;
@@ -72,9 +72,9 @@ impl EncodedTensor {
     /// Verifies all strips, `strips_a_span` at a time.
     ///
     /// # Errors
-    /// As [`Decoder::verify_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
+    /// As [`TileDecoder::verify_strips`], [`Codebook::from_bytes`] and [`span`](Self::span).
     pub fn verify(&self, strips_a_span: u64) -> Result<()> {
-        let decoder = Decoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
+        let decoder = TileDecoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
         let count = self.sizes.strip_count();
         let each = strips_a_span.max(1);
         (0..count.div_ceil(each))

@@ -9,7 +9,7 @@ use super::{MAX_LANE_BITS, MAX_TILE_BYTES};
 const LOAD: usize = 8;
 /// Bytes at which a load may start.
 const BYTES: usize = 1 << 14;
-/// Bytes that are taken behind a tile: no lane is read farther than its longest pairs and a load behind its start.
+/// Bytes that are taken after a tile: no lane is read farther than its longest pairs and a load after its start.
 const BEHIND: usize = MAX_LANE_BITS / 8 + LOAD;
 const _: () = assert!(MAX_TILE_BYTES + BEHIND <= BYTES);
 
@@ -25,7 +25,7 @@ impl Window {
         Self { bytes: [0; BYTES + LOAD] }
     }
 
-    /// Takes a tile of at most [`MAX_TILE_BYTES`] with the bytes behind it; where the stream has ended, zeros.
+    /// Takes a tile of at most [`MAX_TILE_BYTES`] with the bytes after it; where the stream has ended, zeros.
     pub(super) fn take(&mut self, stream: &[u8], tile_bytes: usize) {
         let end = tile_bytes + BEHIND;
         let held = end.min(stream.len());

@@ -17,7 +17,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Bytes that a buffer needs behind its last bit.
+    /// Bytes that a buffer needs after its last bit.
     pub(super) const SLACK: usize = 8;
 
     /// Appends up to [`MOST_BITS`] bits, above which `bits` is zero.
@@ -53,7 +53,7 @@ impl End {
     }
 }
 
-/// The bits of one lane, from bit 0 on; behind them stands anything.
+/// The bits of one lane, from bit 0 on; after them stands anything.
 pub(super) struct LaneBuffer {
     bytes: [u8; MAX_LANE_BITS / 8 + 2 * End::SLACK],
 }

@@ -175,7 +175,7 @@ impl GroupedLinear {
     /// # Errors
     /// [`Error::Parameter`] if places are without rows of x, rows would overlap, an address is
     /// misaligned, y has a bias, the stream or the status is of another device, or there are 2^31 /
-    /// (experts × rows of a matrix / 256) places or more; [`Error::Gpu`] where the driver refuses.
+    /// (experts × rows of a matrix / 256) places or more; [`Error::Gpu`] if the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;

@@ -19,7 +19,7 @@ use crate::{
         launches::OUTPUT_ALIGNMENT,
         model::Inner,
         route::check_contexts,
-        stored::{Addresses as _, Coded},
+        stored::{Addresses as _, CodedTensor},
         task::{FEW_TASKS, TileArrays, TileTask},
     },
 };
@@ -135,7 +135,7 @@ impl Matrix {
     pub(in crate::gpu) fn stored(model: &Arc<Inner>, name: &str) -> Result<Self> {
         let entry = model.entry(name)?;
         let block = model.block(entry.block);
-        let tile = entry.stored.coded().and_then(Coded::as_tile);
+        let tile = entry.stored.coded().and_then(CodedTensor::as_tile);
         if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
             return Ok(Self { name: name.into(), form: Form::fast(arrays) });
         }

@@ -166,7 +166,7 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Parameter`] for another number of outputs than of matrices, rows that overlap, a
-    /// misaligned address, and a stream or status of another device; [`Error::Gpu`] where the
+    /// misaligned address, and a stream or status of another device; [`Error::Gpu`] if the
     /// driver refuses.
     ///
     /// # Safety

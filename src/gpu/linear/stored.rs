@@ -11,7 +11,7 @@ use crate::{
     encoding::tile::RECORD_BYTES,
     gpu::{
         Device, Status,
-        coding::Coding,
+        coding::KernelEncoding,
         model::Inner,
         task::{TileArrays, TileSource, TileTask, Tiles},
     },
@@ -50,7 +50,7 @@ impl TileMatrix {
     pub(super) fn bytes(&self) -> u64 {
         let TileSource { rows, columns, bits_bytes, tiles_across, .. } = self.source;
         let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;
-        records + bits_bytes + rows * columns + Coding::Tile.table_bytes()
+        records + bits_bytes + rows * columns + KernelEncoding::Tile.table_bytes()
     }
 
     /// For a launch.

@@ -39,7 +39,7 @@ use crate::{
         memory::{Buffer, Region},
         module::Launch,
         pinned::Pinned,
-        stored::{Coded, StoredTile, Tensors},
+        stored::{CodedTensor, StoredTile, Tensors},
         task::{Task, TileArrays, TileSource, TileTask, Tiles},
         upload::{BUFFERS, PIECE_BYTES, Ring, rings},
     },
@@ -105,7 +105,7 @@ struct Job {
 }
 
 /// Where what a job takes lies in its slot, in bytes from the slot's start.
-struct Layout {
+struct SlotLayout {
     records: Range<u64>,
     plane: Range<u64>,
     bits: Range<u64>,
@@ -114,7 +114,7 @@ struct Layout {
 }
 
 impl Job {
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> SlotLayout {
         let after = |end: u64, bytes: u64| {
             let start = end.next_multiple_of(PLACE);
             start..start + bytes
@@ -123,7 +123,7 @@ impl Job {
         let records = after(size_of::<Task>() as u64, self.records.end - self.records.start);
         let plane = after(records.end, self.plane.end - self.plane.start);
         let bits = after(plane.end, self.bits.end.next_multiple_of(COPY_BYTES) - first_bits);
-        Layout { records, plane, bits, first_bits }
+        SlotLayout { records, plane, bits, first_bits }
     }
 
     /// Its records, without the one that the next job has, too.
@@ -195,7 +195,7 @@ impl Wanted<'_> {
     }
 
     /// Decodes a job's strips, which are a tensor of their own in the slot.
-    fn task(&self, job: &Job, layout: &Layout, slot: CUdeviceptr) -> Task {
+    fn task(&self, job: &Job, layout: &SlotLayout, slot: CUdeviceptr) -> Task {
         let sizes = self.stored.sizes();
         let (rows, columns) = (job.rows(sizes), sizes.geometry().columns());
         let rows = rows.end - rows.start;

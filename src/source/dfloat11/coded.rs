@@ -28,7 +28,7 @@ const LOOK_BYTES: usize = 16;
 const CHECK_BYTES: u64 = 64 << 10;
 
 /// A block's arrays, whose sizes agree.
-pub(super) struct Coded {
+pub(super) struct CodedBlock {
     codes: FileRange,
     plane: FileRange,
     positions: FileRange,
@@ -42,11 +42,11 @@ pub(super) struct Coded {
 struct ThreadBlock {
     index: u64,
     first: u64,
-    /// One behind the last.
+    /// One after the last.
     end: u64,
 }
 
-impl Coded {
+impl CodedBlock {
     /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all positions: 4 bytes for some 25 KB of weights.
     pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;
@@ -225,7 +225,7 @@ impl Coded {
         self.gaps.read(start, &mut scratch.gaps)
     }
 
-    /// Decodes as many codes as there is room for; returns the bit behind the last, counted from the start of the thread block.
+    /// Decodes as many codes as there is room for; returns the bit after the last, counted from the start of the thread block.
     fn decode_codes(
         &self,
         block: ThreadBlock,

@@ -45,10 +45,10 @@ enum Threads {
 }
 
 impl Config {
-    /// Reads a config.json; `None` where there is none, or none of the package.
+    /// Reads a config.json; `None` if there is none, or none of the package.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it is not what the package writes; [`Error::Unsupported`] for a geometry that its kernel does not have, or a
+    /// [`Error::Corrupt`] if it is not what the package writes; [`Error::Unsupported`] for a geometry that its kernel does not have, or a
     /// pattern beyond ours; [`Error::Limit`] for a config, or a number of patterns, that no checkpoint has; [`Error::Io`].
     pub(super) fn read(file: &Path) -> Result<Option<Self>> {
         match fs::metadata(file) {

@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::coded::Coded;
+use super::coded::CodedBlock;
 use crate::{Dtype, Error, Result, io::ReadAt, source::WeightsFile};
 
 /// A tensor as it will stand in the merged file.
@@ -13,11 +13,11 @@ pub(super) struct Entry {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     pub(super) bytes: u64,
-    pub(super) part: Part,
+    pub(super) part: BytesOf,
 }
 
 /// Where a tensor's bytes come from.
-pub(super) enum Part {
+pub(super) enum BytesOf {
     /// As they are, from this offset of a file.
     Stored { file: usize, offset: u64 },
     /// Decoded, from this weight of a block.
@@ -27,7 +27,7 @@ pub(super) enum Part {
 /// The whole file: `length | JSON | tensors`.
 pub(super) struct Merged {
     files: Vec<WeightsFile>,
-    coded: Vec<Arc<Coded>>,
+    coded: Vec<Arc<CodedBlock>>,
     prefix: Vec<u8>,
     /// In ascending order of their starts; each with bytes.
     segments: Vec<Segment>,
@@ -37,14 +37,14 @@ pub(super) struct Merged {
 struct Segment {
     start: u64,
     length: u64,
-    part: Part,
+    part: BytesOf,
 }
 
 impl Merged {
     /// Lays out a file of these tensors, in this order.
     pub(super) fn new(
         files: Vec<WeightsFile>,
-        coded: Vec<Arc<Coded>>,
+        coded: Vec<Arc<CodedBlock>>,
         entries: Vec<(String, Entry)>,
     ) -> Result<Self> {
         let too_large = || Error::limit("the bytes of a checkpoint", u64::MAX, u64::MAX - 1);
@@ -101,7 +101,7 @@ impl Merged {
     }
 }
 
-impl Part {
+impl BytesOf {
     fn read(&self, merged: &Merged, from: u64, buf: &mut [u8]) -> Result<()> {
         match *self {
             Self::Stored { file, offset } => merged.files[file].read_exact_at(offset + from, buf),

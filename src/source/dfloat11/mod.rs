@@ -36,11 +36,11 @@ use std::{
 use serde_json::Value;
 
 use self::{
-    coded::Coded,
+    coded::CodedBlock,
     config::Config,
     file_range::{AGAIN, FileRange},
-    merged::{Entry, Merged, Part},
-    shapes::Geometry,
+    merged::{BytesOf, Entry, Merged},
+    shapes::ModelGeometry,
 };
 use super::{MAX_HEADER_BYTES, Source, SourceTensor, WeightsFile, index::folder_of, walk::Found};
 use crate::{Dtype, Error, Result};
@@ -70,7 +70,7 @@ pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
 /// known. `root` is the source's folder.
 ///
 /// # Errors
-/// [`Error::Parameter`] where config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] where arrays are missing or
+/// [`Error::Parameter`] if config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] if arrays are missing or
 /// contradict each other; [`Error::Unsupported`]; [`Error::Io`].
 pub(super) fn import(source: &mut Source, root: &Path) -> Result<()> {
     let folders: BTreeSet<String> =
@@ -111,8 +111,8 @@ struct Import {
     config: Config,
     /// The tensors as they lie in the files, by name, each with the index of its file.
     stored: BTreeMap<String, (usize, SourceTensor)>,
-    geometry: Geometry,
-    coded: Vec<Arc<Coded>>,
+    geometry: ModelGeometry,
+    coded: Vec<Arc<CodedBlock>>,
     entries: BTreeMap<String, Entry>,
     /// Bytes that the entries take in a header, at least.
     header: u64,
@@ -149,7 +149,7 @@ impl Import {
             config_path,
             config,
             stored,
-            geometry: Geometry::default(),
+            geometry: ModelGeometry::default(),
             coded: Vec::new(),
             entries: BTreeMap::new(),
             header: 0,
@@ -157,7 +157,7 @@ impl Import {
         };
         let modules = import.modules();
         let vectors = import.stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
-        import.geometry = Geometry::new(&import.config.json, &modules, vectors);
+        import.geometry = ModelGeometry::new(&import.config.json, &modules, vectors);
         modules.iter().try_for_each(|module| import.module(module))?;
         import.copy_others(&modules)?;
         Ok(import)
@@ -199,7 +199,7 @@ impl Import {
     fn module(&mut self, module: &str) -> Result<()> {
         let [stream, plane, luts, positions, gaps] = ARRAYS.map(|name| self.array(module, name));
         let geometry = self.config.threads_per_block;
-        let coded = Coded::open([stream?, plane?, luts?, positions?, gaps?], geometry)?;
+        let coded = CodedBlock::open([stream?, plane?, luts?, positions?, gaps?], geometry)?;
         let splits = self.splits(module, coded.weights())?;
         let attributes = self.attributes(module, splits.len() - 1)?;
         let index = self.coded.len();
@@ -215,7 +215,7 @@ impl Import {
                 self.flat.push(name.clone());
                 vec![weights]
             });
-            let part = Part::Coded { coded: index, first };
+            let part = BytesOf::Coded { coded: index, first };
             let entry = Entry { dtype: Dtype::BF16, shape, bytes: 2 * weights, part };
             self.add(name, entry)?;
         }
@@ -278,7 +278,7 @@ impl Import {
             }
         }
         for (name, (file, tensor)) in others {
-            let part = Part::Stored { file, offset: tensor.offset };
+            let part = BytesOf::Stored { file, offset: tensor.offset };
             self.add(name, Entry { dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.length, part })?;
         }
         Ok(())

@@ -56,14 +56,14 @@ const TOKENS: &[&str] =
 
 /// What is known of a model's widths.
 #[derive(Default)]
-pub(super) struct Geometry {
+pub(super) struct ModelGeometry {
     width: Option<u64>,
     vocabulary: Option<u64>,
-    /// The widths of inner layers; none where they are unknown.
+    /// The widths of inner layers; none if they are unknown.
     inner: BTreeSet<u64>,
 }
 
-impl Geometry {
+impl ModelGeometry {
     /// From config.json, and from the shapes of the tensors that are stored as they are. `modules` end with a dot, and ascend.
     pub(super) fn new<'a>(
         config: &Value,
@@ -122,7 +122,7 @@ fn number(config: &Value, key: &str) -> Option<u64> {
     config.get(key)?.as_u64()
 }
 
-/// The widths of a block's layers but for that of the hidden state; empty where the config does not tell those of heads.
+/// The widths of a block's layers except for that of the hidden state; empty if the config does not tell those of heads.
 fn inner(config: &Value, width: u64) -> BTreeSet<u64> {
     let Some(heads) = number(config, "num_attention_heads").filter(|&heads| heads > 0) else {
         return BTreeSet::new();
@@ -165,8 +165,8 @@ mod tests {
 
     use super::*;
 
-    fn known(config: &Value) -> Geometry {
-        Geometry::new(config, &[], std::iter::empty())
+    fn known(config: &Value) -> ModelGeometry {
+        ModelGeometry::new(config, &[], std::iter::empty())
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             ("l.0.a.q_norm.weight", &[2]),
             ("norm.weight", &[9]),
         ];
-        let geometry = Geometry::new(&Value::Null, &modules, norms.into_iter());
+        let geometry = ModelGeometry::new(&Value::Null, &modules, norms.into_iter());
         assert_eq!(geometry.shape("l.0.a.q_proj", false, 30, None), Some(vec![5, 6]));
         assert_eq!(geometry.shape("lm_head", true, 30, None), Some(vec![5, 6]));
         assert_eq!(geometry.shape("something", true, 30, None), None);

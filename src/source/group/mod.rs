@@ -2,10 +2,10 @@
 //!
 //! A block is what a runtime decodes at once, just before it runs: a transformer layer with all its experts, an
 //! embedding, a head. There is no list of models and no name that means anything here: renaming a component
-//! of all names consistently, but for its digits, changes no block. New models therefore need no pattern.
+//! of all names consistently, except for its digits, changes no block. New models therefore need no pattern.
 //!
 //! Names form a tree, split at `.`. A *list* is a set of two or more siblings that are numbers, or that are
-//! equal but for a number at their end (`layer1`, `layer2`), where most members are no single layer (two
+//! equal except for a number at their end (`layer1`, `layer2`), where most members are no single layer (two
 //! modules or two matrices at least) and share most of their inner names with another member. So the parts of
 //! a sequence (`mlp.0`, `mlp.2`) are no list. The rule, from the root down:
 //!
@@ -58,7 +58,7 @@ pub struct GroupedBlock {
     pub tensors: Vec<usize>,
 }
 
-/// Divides tensors into blocks: each is in exactly one. See the [module](self) for the rule.
+/// Divides tensors into blocks: each is in exactly one.
 ///
 /// The result depends on the set of tensors, not on their order. O(n log n) for n tensors, in time and memory,
 /// since only the first 32 components of a name are looked at.

@@ -16,13 +16,13 @@ const MAX_LABEL_BYTES: usize = 4096 - 24;
 
 /// The blocks of a tree, in natural order of their first tensors.
 pub(super) fn blocks(tree: &Tree, lists: &Lists, items: &[Item]) -> Vec<GroupedBlock> {
-    let mut plan = Plan { tree, lists, parts: Vec::new(), open: vec![0] };
+    let mut plan = Grouping { tree, lists, parts: Vec::new(), open: vec![0] };
     while let Some(module) = plan.open.pop() {
         plan.divide(module);
     }
     plan.parts.sort_by_key(|part| part.tensors[0].start);
     let mut labels = HashMap::new();
-    let block = |part: Part| {
+    let block = |part: PlannedBlock| {
         let label = unique(part.label(tree, items), &mut labels);
         let tensors = part.tensors.into_iter().flatten().map(|position| tree.order[position]);
         GroupedBlock { name: label, tensors: tensors.collect() }
@@ -31,17 +31,17 @@ pub(super) fn blocks(tree: &Tree, lists: &Lists, items: &[Item]) -> Vec<GroupedB
 }
 
 /// A block: a whole node, or several small ones in a module.
-struct Part {
+struct PlannedBlock {
     node: NodeId,
     is_rest: bool,
     /// Positions in the tree's order.
     tensors: Vec<Range<usize>>,
 }
 
-struct Plan<'a> {
+struct Grouping<'a> {
     tree: &'a Tree<'a>,
     lists: &'a Lists,
-    parts: Vec<Part>,
+    parts: Vec<PlannedBlock>,
     /// Modules that are yet to be divided.
     open: Vec<NodeId>,
 }
@@ -52,7 +52,7 @@ enum Step {
     Rest,
 }
 
-impl Plan<'_> {
+impl Grouping<'_> {
     fn divide(&mut self, module: NodeId) {
         let mut rest = Vec::new();
         let mut last = module;
@@ -89,7 +89,7 @@ impl Plan<'_> {
     }
 
     fn add(&mut self, node: NodeId, is_rest: bool, tensors: Vec<Range<usize>>) {
-        self.parts.push(Part { node, is_rest, tensors });
+        self.parts.push(PlannedBlock { node, is_rest, tensors });
     }
 
     /// The tensor, if any, whose name is that of the module itself.
@@ -108,7 +108,7 @@ impl Plan<'_> {
     }
 }
 
-impl Part {
+impl PlannedBlock {
     fn label(&self, tree: &Tree, items: &[Item]) -> String {
         let node = &tree.nodes[self.node];
         let name = items[tree.order[node.tensors.start]].name;

@@ -139,7 +139,7 @@ fn escape_of_12_bits(codebook: &Codebook) -> Vec<(u16, u16)> {
 
 /// Lengths of lanes that differ much.
 fn lengths() -> Vec<Vector> {
-    // Lane 0 has all of its 256 weights escaped behind 12 bits, the others have one bit a pair.
+    // Lane 0 has all of its 256 weights escaped after 12 bits, the others have one bit a pair.
     let lane = |at: u32| at / 8 % 32;
     let longest = weights((0..7944u32).map(|at| if lane(at) == 0 { 200 + (at % 50) as u8 } else { 127 }));
     let ladder = (1..=11).map(|length| (length, if length == 1 { 127 | 127 << 8 } else { length }));

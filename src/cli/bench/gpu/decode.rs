@@ -20,7 +20,7 @@ const PASSES: usize = 5;
 const LARGE_BYTES: u64 = 1 << 20;
 
 /// A stream with an output for any block, and a status.
-pub(super) struct Decoder {
+pub(super) struct BlockDecoder {
     stream: Arc<CudaStream>,
     status: Status,
     output: CudaSlice<u8>,
@@ -50,7 +50,7 @@ pub(super) fn shapes(model: &GpuModel) -> Result<Vec<ShapeRows>, Failure> {
     rows.collect()
 }
 
-impl Decoder {
+impl BlockDecoder {
     pub(super) fn new(model: &GpuModel, stream: &Arc<CudaStream>) -> Result<Self, Failure> {
         let device = model.devices().next().expect("a model lies on a GPU");
         let output = stream.alloc_zeros::<u8>(model.largest_block_bytes() as usize);

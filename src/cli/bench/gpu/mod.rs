@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Series, jobs::without_verification};
 use crate::cli::{Answer, Failure, Session, measure::timed};
-use decode::Decoder;
+use decode::BlockDecoder;
 
 /// Bytes read and written.
 const COPY: &str = "device copy";
@@ -93,7 +93,7 @@ fn new_stream(device: &Device) -> Result<std::sync::Arc<CudaStream>, Failure> {
 
 /// Decodes every block on both sides.
 fn check(model: &Model, on_gpu: &GpuModel, stream: &std::sync::Arc<CudaStream>) -> Result<(), Failure> {
-    let mut decoder = Decoder::new(on_gpu, stream)?;
+    let mut decoder = BlockDecoder::new(on_gpu, stream)?;
     let mut expected = vec![0; on_gpu.largest_block_bytes() as usize];
     for (block, decoded) in model.blocks().zip(on_gpu.blocks()) {
         let name = block.name();
@@ -162,7 +162,7 @@ impl All {
     ) -> Result<(), Failure> {
         let device = resident.devices().next().expect("it was loaded onto one");
         let copy = device.measure_copy(self.copy.bytes / 2)?;
-        let mut decoder = Decoder::new(resident, stream)?;
+        let mut decoder = BlockDecoder::new(resident, stream)?;
         let (decode, block) = decoder.time_blocks(resident)?;
         let by_shape = decoder.time_shapes(shapes)?;
         if counts {
@@ -204,7 +204,7 @@ impl All {
         check(model, &streamed, stream)?;
         for repetition in 0..=repetitions {
             session.check()?;
-            let (seconds, _) = Decoder::new(&streamed, stream)?.time_blocks(&streamed)?;
+            let (seconds, _) = BlockDecoder::new(&streamed, stream)?.time_blocks(&streamed)?;
             if repetition > 0 {
                 self.streamed.seconds.push(seconds);
             }

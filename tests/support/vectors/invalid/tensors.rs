@@ -263,7 +263,7 @@ pub(super) fn arrays() -> Vec<Vector> {
             CORRUPT,
             "a tensor's array in the prefix section",
             array(&|draft| {
-                // The bytes of b go behind the prefix.
+                // The bytes of b go after the prefix.
                 let prefix = draft.contents[1].len().next_multiple_of(256);
                 draft.contents[1].resize(prefix, 0);
                 draft.contents[1].extend(10..18);

@@ -13,19 +13,19 @@ use crate::{Error, Result};
 ///
 /// Always consistent: no method overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct GapSizes {
     geometry: Geometry,
     elements: u64,
     bit_count: u64,
     lut_count: u64,
 }
 
-impl Layout {
+impl GapSizes {
     /// The layout that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where there are no elements, a LUT count outside 1..=128, or a bit count that no
-    /// codes of 1..=16 bits add up to; [`Error::Limit`] where a size exceeds 2^63 bytes.
+    /// [`Error::Corrupt`] if there are no elements, a LUT count outside 1..=128, or a bit count that no
+    /// codes of 1..=16 bits add up to; [`Error::Limit`] if a size exceeds 2^63 bytes.
     pub fn new(geometry: Geometry, elements: u64, bit_count: u64, lut_count: u64) -> Result<Self> {
         let corrupt = |problem: String| Error::corrupt("gap layout", 0, problem);
         if elements == 0 {
@@ -47,7 +47,7 @@ impl Layout {
     /// The number of LUTs in a codebook array of this many bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where no codebook has this size.
+    /// [`Error::Corrupt`] if no codebook has this size.
     pub fn lut_count_of(codebook_bytes: u64) -> Result<u64> {
         let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
         match codebook_bytes.checked_sub(lengths) {
@@ -59,7 +59,7 @@ impl Layout {
     /// The layout of a tensor with this histogram under this code.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the histogram is empty or has an exponent without a code; [`Error::Limit`]
+    /// [`Error::Parameter`] if the histogram is empty or has an exponent without a code; [`Error::Limit`]
     /// as [`new`](Self::new).
     pub fn plan(lengths: &CodeLengths, histogram: &Histogram, geometry: Geometry) -> Result<Self> {
         let elements = histogram.total();
@@ -137,7 +137,7 @@ impl Layout {
     /// and the next.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the span is empty or reaches beyond the tensor; so for the other two.
+    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor; so for the other two.
     pub fn output_offsets_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
         self.check_span(thread_blocks)?;
         let entry = OUTPUT_OFFSET_BYTES as u64;
@@ -181,7 +181,7 @@ impl Layout {
     /// number of elements, and no thread block is empty but the last one, which may hold only the end of a code.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte at fault; [`Error::Parameter`] where the array has another size.
+    /// [`Error::Corrupt`] with the byte at fault; [`Error::Parameter`] if the array has another size.
     pub fn check_output_offsets(&self, output_offsets: &[u8]) -> Result<()> {
         let entries = self.entries_of(output_offsets)?;
         let corrupt = |at: usize, problem: &str| {
@@ -203,10 +203,10 @@ impl Layout {
         Ok(())
     }
 
-    /// Checks the half of the gap array's last byte that is no thread's gap, where there is one.
+    /// Checks the half of the gap array's last byte that is no thread's gap, if there is one.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it is not zero.
+    /// [`Error::Corrupt`] if it is not zero.
     pub fn check_unused_gap(&self, last_byte: u8) -> Result<()> {
         if self.thread_count() % GAP_THREADS_PER_BYTE == 1 && last_byte >> 4 != 0 {
             return Err(Error::corrupt("gaps", self.gaps_bytes() - 1, "the unused last gap is not zero"));
@@ -220,7 +220,7 @@ impl Layout {
     /// For an array that [`check_output_offsets`](Self::check_output_offsets) refuses the answer may be wrong.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where the range is empty or reaches beyond the tensor, or the array has another
+    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor, or the array has another
     /// size.
     pub fn thread_blocks_of(&self, output_offsets: &[u8], elements: &Range<u64>) -> Result<Range<u64>> {
         if elements.start >= elements.end || elements.end > self.elements {
