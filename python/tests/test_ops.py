@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -290,46 +291,39 @@ def test_compressed_arrays_that_change_before_backward_are_noticed(container: An
 # ---- what PyTorch asks of operators ----
 
 
-def samples(container: Any) -> dict[str, tuple[Any, ...]]:
-    q, qkv = described(container, "q"), described(container, "q", "k", "v")
-    experts = described(container, "experts")
-    x, bias = normal(3, 2, 256).requires_grad_(), normal(128).requires_grad_()
-    flat = normal(9, 256).requires_grad_()
-    rows = torch.tensor([2, 1, 0, 3, 4, 5, 6, 7, 8], dtype=torch.int32)
-    none = torch.empty(0, dtype=torch.bfloat16)
-    return {
-        "decode": (*qkv, CPU),
-        "linear": (x, *q, None, True),
-        "linear bias": (x, *q, bias, False),
-        "linears": (x, *qkv, [1, 2], [bias, none], True),
-        "linears plain": (x, *qkv, [1, 1, 1], [], False),
-        "embedding": (torch.tensor([[1, 5], [127, 0]]), *qkv),
-        "grouped_linear": (flat, OFFSETS, None, *experts, 6),
-        "grouped_linear rows": (flat, OFFSETS, rows, *experts, 6),
-        "grouped_linear_backward": (normal(9, 64), OFFSETS, rows, *experts, 6, 9),
-        "table": (q[0][0],),
-        "_grouped_mm": (flat.detach(), OFFSETS[1:], *experts, [6, 256, 64], True, True),
-    }
+ROWS = torch.tensor([2, 1, 0, 3, 4, 5, 6, 7, 8], dtype=torch.int32)
+NONE = torch.empty(0, dtype=torch.bfloat16)
 
 
-NAMES = [
-    "decode",
-    "linear",
-    "linear bias",
-    "linears",
-    "linears plain",
-    "embedding",
-    "grouped_linear",
-    "grouped_linear rows",
-    "grouped_linear_backward",
-    "table",
-    "_grouped_mm",
-]
+def asking(*shape: int) -> torch.Tensor:
+    """An input that wants gradients."""
+    return normal(*shape).requires_grad_()
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: What each operator is given, by its name; `of` describes stacked tensors.
+SAMPLES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "decode": lambda of: (*of(*"qkv"), CPU),
+    "linear": lambda of: (asking(3, 2, 256), *of("q"), None, True),
+    "linear bias": lambda of: (asking(3, 2, 256), *of("q"), asking(128), False),
+    "linears": lambda of: (asking(3, 2, 256), *of(*"qkv"), [1, 2], [asking(128), NONE], True),
+    "linears plain": lambda of: (asking(3, 2, 256), *of(*"qkv"), [1, 1, 1], [], False),
+    "embedding": lambda of: (torch.tensor([[1, 5], [127, 0]]), *of(*"qkv")),
+    "grouped_linear": lambda of: (asking(9, 256), OFFSETS, None, *of("experts"), 6),
+    "grouped_linear rows": lambda of: (asking(9, 256), OFFSETS, ROWS, *of("experts"), 6),
+    "grouped_linear_backward": lambda of: (normal(9, 64), OFFSETS, ROWS, *of("experts"), 6, 9),
+    "table": lambda of: (of("q")[0][0],),
+    "_grouped_mm": lambda of: (
+        *(normal(9, 256), OFFSETS[1:]),
+        *of("experts"),
+        *([6, 256, 64], True, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
 def test_operator_is_as_pytorch_wants(container: Any, name: str) -> None:
-    opcheck(getattr(ops, name.split()[0]).default, samples(container)[name])
+    given = SAMPLES[name](partial(described, container))
+    opcheck(getattr(ops, name.split()[0]).default, given)
 
 
 def test_schemas_are_stable() -> None:

@@ -47,13 +47,16 @@ def test_code_of_documents(name: str, tmp_path: Path) -> None:
 
 
 def test_wrong_calls_are_found(tmp_path: Path) -> None:
-    for wrong in (
+    wrong = [
         "df11.Config(mode=1)",
         "df11.attach(module)",
         "df11.report(module, verify='yes')",
         "df11.report(module).ratio.upper()",
         "df11.compress('a', 'b', overwrite=1.5)",
         "df11.merge_adapter('a', 'b')",
-    ):
-        said = checked(tmp_path, f"module = torch.nn.Module()\n{wrong}\n")
-        assert said.count("error:") == 1 and "not callable" not in said, (wrong, said)
+    ]
+    said = checked(tmp_path, "\n".join(wrong))
+    lines = re.findall(r"code\.py:(\d+): error:", said)
+    first = GIVEN.count("\n") + 1
+    assert lines == [str(first + at) for at in range(len(wrong))], said
+    assert "not callable" not in said
