@@ -207,14 +207,16 @@ impl TensorRecord {
         self.shape[..count].iter().map(|dimension| dimension.get()).collect()
     }
 
-    /// The range of its arrays in the directory's list. Right for validated records; empty for others.
+    /// The range of its arrays in the directory's list. Right for validated records; empty for
+    /// others.
     pub fn array_range(&self) -> std::ops::Range<usize> {
         range(self.first_array, self.array_count)
     }
 }
 
 impl FileRecord {
-    /// The range of its arrays in the directory's list. Right for validated records; empty for others.
+    /// The range of its arrays in the directory's list. Right for validated records; empty for
+    /// others.
     pub fn array_range(&self) -> std::ops::Range<usize> {
         range(self.first_array, self.array_count)
     }

@@ -33,8 +33,12 @@ pub(super) fn page(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>)
     // In JSON `<` stands in text alone, which thus can neither end the element nor begin a comment.
     let data = data.to_string().replace('<', "\\u003c");
     let title = escape(&name(found.path));
-    let texts =
-        HashMap::from([("TITLE", title.as_str()), ("STYLE", STYLE), ("DATA", &data), ("SCRIPT", SCRIPT)]);
+    let texts = HashMap::from([
+        ("TITLE", title.as_str()),
+        ("STYLE", STYLE),
+        ("DATA", &data),
+        ("SCRIPT", SCRIPT),
+    ]);
     // One pass over the page, so that no text is taken for a place of another.
     let mut pieces = PAGE.split('@');
     let mut out = pieces.next().unwrap_or_default().to_owned();
@@ -58,7 +62,8 @@ fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Val
     let twins: HashMap<String, Tensor<'_>> = other.into_iter().flat_map(tensors).collect();
     let (mut blocks, mut tensors) = (Vec::new(), Vec::new());
     for (component, findings) in &found.parts {
-        for (block, (row, rows)) in findings.model.blocks().zip(findings.blocks.iter().zip(&findings.tensors))
+        for (block, (row, rows)) in
+            findings.model.blocks().zip(findings.blocks.iter().zip(&findings.tensors))
         {
             let block_name = component.path_of(&row.name);
             let mut value = sizes(&row.figures);

@@ -1,12 +1,13 @@
 //! The fast decoder: several thread blocks at once, several exponents a look-up.
 //!
-//! A look-up waits for the one before it (8 cycles on Zen 5), so one stream leaves the core idle. The index
-//! says where every thread block starts and what comes out of it, so [`LANES`] of them are decoded in turns,
-//! look-up by look-up: one load of bits serves [`LOOKUPS`] of them. Exponents gather in an L1-sized scratch
-//! and are merged with the plane from there, by code that the compiler vectorises.
+//! A look-up waits for the one before it (8 cycles on Zen 5), so one stream leaves the core idle.
+//! The index says where every thread block starts and what comes out of it, so [`LANES`] of them
+//! are decoded in turns, look-up by look-up: one load of bits serves [`LOOKUPS`] of them. Exponents
+//! gather in an L1-sized scratch and are merged with the plane from there, by code that the
+//! compiler vectorises.
 //!
-//! Measured on one Zen 5 core at 3.75 GHz, GB of BF16 a second in cache, N(0, 0.02²) / with per-row scales;
-//! chosen: 6.8 / 5.8.
+//! Measured on one Zen 5 core at 3.75 GHz, GB of BF16 a second in cache, N(0, 0.02²) / with per-row
+//! scales; chosen: 6.8 / 5.8.
 //!
 //! | rejected | GB/s |
 //! |---|---|
@@ -166,8 +167,8 @@ fn step<const N: usize>(
 ) -> Result<(), NoCode> {
     let mut entries = [0; N];
     let mut bits = [0; N];
-    // The number of exponents × 256 plus the bits consumed, which both grow by one addition of an entry's
-    // upper bytes.
+    // The number of exponents × 256 plus the bits consumed, which both grow by one addition of an
+    // entry's upper bytes.
     let mut sums = [0; N];
     for ((bits, sum), lane) in bits.iter_mut().zip(&mut sums).zip(&*lanes) {
         *bits = peek(stream, lane.bit);
@@ -187,8 +188,8 @@ fn step<const N: usize>(
         lane.bit += usize::from(*sum as u8);
         lane.filled = (*sum >> 8) as usize;
     }
-    // An entry that consumes nothing repeats itself, so the last one tells of a long code anywhere in the
-    // step.
+    // An entry that consumes nothing repeats itself, so the last one tells of a long code anywhere
+    // in the step.
     for (entry, lane) in entries.iter().zip(lanes) {
         if entry >> 48 == 0 {
             lane.long_code(luts, stream)?;
