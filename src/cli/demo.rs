@@ -320,5 +320,6 @@ fn row_json(row: &Row) -> Value {
 }
 
 fn step_json(&(name, bytes, seconds): &(&'static str, u64, f64)) -> Value {
-    json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": text::per_second(bytes, seconds) })
+    let rate = text::per_second(bytes, seconds);
+    json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": rate })
 }

@@ -169,7 +169,8 @@ impl Estimate {
         let stored: u64 = model.shards().iter().map(df11::hazmat::Shard::file_length).sum();
         let path = text::printable(&self.source.display().to_string());
         let text = format!("{path}: {}", text::bytes(stored));
-        let json = json!({ "command": "estimate", "source": self.source.to_string_lossy(), "stored_bytes": stored });
+        let source = self.source.to_string_lossy();
+        let json = json!({ "command": "estimate", "source": source, "stored_bytes": stored });
         let mut answer = Answer { text, json };
         self.place(|| Ok(model), &mut answer)?;
         Ok(answer)

@@ -105,10 +105,13 @@ impl Gpus {
                 text::printable(first),
                 text::printable(last),
             ]);
+            let is_streamed =
+                |&at: &usize| plan.placements()[at].is_some_and(|place| place.streamed);
             rows.push(json!({
-                "gpu": device, "memory_bytes": memory, "taken_bytes": taken, "blocks": names[blocks.clone()],
+                "gpu": device, "memory_bytes": memory, "taken_bytes": taken,
+                "blocks": names[blocks.clone()],
                 "fast": fast,
-                "streamed": blocks.filter(|&at| plan.placements()[at].is_some_and(|place| place.streamed)).map(|at| names[at]).collect::<Vec<_>>(),
+                "streamed": blocks.filter(is_streamed).map(|at| names[at]).collect::<Vec<_>>(),
             }));
         }
         let fits = plan.host_bytes() == 0;

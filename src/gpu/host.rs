@@ -2,8 +2,8 @@
 //! GPU decodes.
 //!
 //! ```text
-//! container → sections on the device → a block decoded into an output there → a pinned buffer a thread → the caller's memory
-//!             once, at load            when a tensor of it is read              some MiB at a time
+//! container → sections on the device → a block decoded there → pinned buffers → caller's memory
+//!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
 
 use std::{

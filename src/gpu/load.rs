@@ -1,5 +1,6 @@
 //! Loading:
-//! `directories → plan → device memory → sections through pinned buffers, beside validation → tables and tasks`.
+//! `directories → plan → device memory → sections through pinned buffers → tables and tasks`, and
+//! beside the sections validation.
 //! Matrices that are to be in the fast layout come last, once they are validated.
 
 use std::{

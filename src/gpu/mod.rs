@@ -2,7 +2,7 @@
 //! expanded when it is used.
 //!
 //! ```text
-//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → BF16 in the caller's buffer, on the caller's stream
+//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → BF16, on the caller's stream
 //!                    validate, pinned buffers, checksums        no allocation, no synchronisation
 //! ```
 //!

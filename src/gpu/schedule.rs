@@ -83,7 +83,10 @@ mod tests {
         /// Whatever the order of use: a block is decoded from the slot that was last filled with
         /// it, and what is copied ahead goes into another slot than the one in use.
         #[test]
-        fn any_order_reads_what_was_copied(count in 1usize..6, uses in prop::collection::vec(0usize..6, 1..200)) {
+        fn any_order_reads_what_was_copied(
+            count in 1usize..6,
+            uses in prop::collection::vec(0usize..6, 1..200),
+        ) {
             let mut schedule = Schedule::new(count);
             let mut content = [None; SLOTS];
             for block in uses.into_iter().map(|block| block % count) {

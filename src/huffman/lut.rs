@@ -1,10 +1,10 @@
 //! The codebook array: code lengths and the hierarchical LUTs that are stored for readers.
 //!
 //! ```text
-//! LUT 0, indexed by the next 8 bits          0x0LSS  code of L ≤ 8 bits for the exponent SS
-//!                                            0x00KK  longer codes: LUT KK, indexed by the following 8 bits
-//!                                            0x0000  no code (only in a one-symbol code)
-//! LUT 1.., in the order of their prefixes    0xLLSS  code of LL = 9..=16 bits in all for the exponent SS
+//! LUT 0, indexed by the next 8 bits   0x0LSS  code of L ≤ 8 bits for the exponent SS
+//!                                     0x00KK  longer codes: LUT KK, indexed by the next 8 bits
+//!                                     0x0000  no code (only in a one-symbol code)
+//! LUT 1.., by their prefixes          0xLLSS  code of LL = 9..=16 bits in all for the exponent SS
 //! ```
 
 use super::{CodeLengths, Codes};

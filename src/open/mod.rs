@@ -227,9 +227,11 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
                 && !is_container(name)
                 && !Path::new(owner).exists() =>
         {
-            format!("{owner}/{name} (a repository of the Hub? hf download {owner}/{name} \
-            --local-dir {name})")
-                .into()
+            format!(
+                "{owner}/{name} (a repository of the Hub? hf download {owner}/{name} \
+            --local-dir {name})"
+            )
+            .into()
         }
         _ => path.to_owned(),
     }

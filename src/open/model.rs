@@ -25,7 +25,8 @@ use crate::{
 /// let model = df11::open(&path)?;
 /// for block in model.blocks() {
 ///     for tensor in block.tensors() {
-///         println!("{} {:?} {:.2} bits an element", tensor.name(), tensor.shape(), tensor.bits_per_element());
+///         let (name, shape) = (tensor.name(), tensor.shape());
+///         println!("{name} {shape:?} {:.2} bits an element", tensor.bits_per_element());
 ///     }
 /// }
 /// # Ok(())

@@ -1,7 +1,7 @@
 //! Slices of tensors: for each of the first dimensions the indices that are wanted.
 //!
 //! ```text
-//!            columns                 the last dimension that is not wanted whole, with those after it
+//!            columns             the last dimension that is not wanted whole, with those after it
 //!          ┌────┬──────┬────┐
 //!     rows │    │wanted│    │        the dimensions before it
 //!          └────┴──────┴────┘
@@ -215,7 +215,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_the_wanted_bytes(dimensions in prop::collection::vec((0u64..5, 0u64..5, 0u64..5), 0..6), named in 0usize..6) {
+        fn runs_are_the_wanted_bytes(
+            dimensions in prop::collection::vec((0u64..5, 0u64..5, 0u64..5), 0..6),
+            named in 0usize..6,
+        ) {
             let shape: Vec<u64> = dimensions.iter().map(|&(size, ..)| size).collect();
             let ranges: Vec<_> = dimensions.iter().take(named).map(|&(size, a, b)| {
                 let (a, b) = (a.min(size), b.min(size));

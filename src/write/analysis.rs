@@ -4,7 +4,7 @@
 //! ```text
 //! file    | prefix | tensor 0            | tensor 1     | ...
 //! pieces           |0 |1 |2 |3 |4 |5 |6  |0 |1 |2 |3 |4 |
-//! batches |        |           |         |        |     |     read, counted and hashed while in the cache
+//! batches |        |           |         |        |     |   read, counted, hashed in the cache
 //! ```
 
 use blake3::Hasher;

@@ -4,7 +4,7 @@
 //! | name | what it is |
 //! |---|---|
 //! | `.df11-XXXXXX.part` | an output that is not whole yet, or one that was replaced |
-//! | `.df11-old.XXXXXX` | holds an earlier output while another takes its name; may be the only copy |
+//! | `.df11-old.XXXXXX` | an earlier output while another takes its name; may be the only copy |
 
 use std::{
     fs::{self, File},

@@ -54,7 +54,8 @@ pub(super) struct Bench {
     #[arg(value_name = "SRC")]
     source: Option<PathBuf>,
     /// Numbers of threads, such as 1,2,4 [default: 1 and all cores]
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Measure decoding and loading on the first GPU instead, beside the rates of plain copies
     #[cfg(feature = "cudarc")]
@@ -65,7 +66,8 @@ pub(super) struct Bench {
     #[arg(long, requires = "gpu", conflicts_with = "source", value_name = "N")]
     layers: Option<usize>,
     /// Repetitions that count
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     repetitions: u16,
     /// Where outputs go [default: the folder for temporary files]
     #[arg(long, value_name = "DIR")]

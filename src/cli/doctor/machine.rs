@@ -68,9 +68,14 @@ fn instructions() -> Finding {
 #[cfg(target_arch = "x86_64")]
 fn known_instructions() -> Vec<(&'static str, bool, bool)> {
     macro_rules! features {
-        ($($name:tt $needed:literal),*) => { vec![$(($name, std::is_x86_feature_detected!($name), $needed)),*] };
+        ($($name:tt $needed:literal),*) => {
+            vec![$(($name, std::is_x86_feature_detected!($name), $needed)),*]
+        };
     }
-    features!["sse4.1" true, "pclmulqdq" true, "avx2" true, "bmi2" false, "avx512f" false, "vpclmulqdq" false]
+    features![
+        "sse4.1" true, "pclmulqdq" true, "avx2" true,
+        "bmi2" false, "avx512f" false, "vpclmulqdq" false
+    ]
 }
 
 /// Name, whether it is there, and whether its absence hurts.

@@ -130,9 +130,10 @@ fn leftovers(folder: &Path) -> Finding {
         Err(error) => return Finding::good("leftovers", format!("unknown: {error}"), json!(null)),
     };
     let paths = found.iter().map(|leftover| leftover.path.to_string_lossy().into_owned());
-    let value = found.iter().zip(paths.clone()).map(
-        |(leftover, path)| json!({ "path": path, "bytes": leftover.bytes, "is_output": leftover.is_output }),
-    );
+    let value = found.iter().zip(paths.clone()).map(|(leftover, path)| {
+        let df11::hazmat::Leftover { bytes, is_output, .. } = leftover;
+        json!({ "path": path, "bytes": bytes, "is_output": is_output })
+    });
     let value = value.collect();
     if found.is_empty() {
         return Finding::good(

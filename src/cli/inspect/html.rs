@@ -82,13 +82,17 @@ fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Val
     }
     let files = files(found);
     let (last, _) = found.parts.last().expect("at least one model");
+    let containers: usize =
+        found.parts.iter().map(|(component, _)| component.model.shards().len()).sum();
+    let stored = files.iter().filter_map(|file| file["stored"].as_u64());
+    let original_bytes = stored.fold(0, u64::saturating_add);
     json!({
         "name": name(found.path),
         "identity": last.model.identity().to_string(),
         "missing": found.models.missing(),
-        "containers": found.parts.iter().map(|(component, _)| component.model.shards().len()).sum::<usize>(),
+        "containers": containers,
         "container_bytes": stored_bytes(&found.parts),
-        "original_bytes": files.iter().filter_map(|file| file["stored"].as_u64()).fold(0, u64::saturating_add),
+        "original_bytes": original_bytes,
         "total": sum_of_all(&found.parts).json_of_bits(),
         "blocks": blocks,
         "tensors": tensors,

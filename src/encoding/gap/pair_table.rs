@@ -9,7 +9,7 @@ const ENTRIES: usize = 1 << 16;
 ///
 /// ```text
 /// index   first exponent in the low byte, second in the high one, as they stand in memory
-/// entry   bits 0..6   length of both codes, 2..=32; so the low 7 bits of the sum of two entries are their length
+/// entry   bits 0..6   length of both codes, 2..=32; the low 7 bits of the sum of two are theirs
 ///         bit  7      VALID: both exponents have a code
 ///         bits 8..40  both codes, the first lowest
 /// ```

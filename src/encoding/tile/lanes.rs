@@ -14,11 +14,11 @@
 //! | rejected | GB/s |
 //! |---|---|
 //! | a load for each unit (of all codes) | 7.9 |
-//! | two units a load of all codes | 8.4, but decoding of weights with per-row scales 5 to 8 % slower |
-//! | the table that was here, of 16-bit pairs, and a bit set above the load, the zeros above which tell the length | 7.3 |
+//! | two units a load of all codes | 8.4, but per-row scales are 5 to 8 % slower |
+//! | a table of 16-bit pairs, and the zeros above a bit set above the load tell the length | 7.3 |
 //! | such a bit, but entries as they are now | 7.5: plain x86-64 has no good instruction for it |
 //! | lengths summed in registers, 8 or 4 lanes | 7.4, 7.3: there are too few |
-//! | lengths summed by 32-bit loads, which the compiler joins to vectors that wait for the stores | 7.2 |
+//! | lengths summed by 32-bit loads, joined to vectors that wait for the stores | 7.2 |
 //! | two entries joined to one store | 7.1 |
 //! | the turns of all 32 lanes in one function, a load for each unit | 6.9 |
 //!

@@ -4,7 +4,7 @@
 //! ```text
 //! step    two units of each lane, 512 weights, in the order of the plane
 //! band    | step 0: l0 l0 | l1 l1 | .. | l31 l31 | step 1: .. |     being decoded
-//! band    | row 0: l0 l1 l2 l3 l0 l1 l2 l3 of step 0, of step 1, .. | row 1: .. |     being put, a row with each half step
+//! band    | row 0: l0 l1 l2 l3 l0 l1 l2 l3 of step 0, of step 1, .. | row 1: .. |
 //! ```
 //! Q: Why not at once? Weights go to memory that is not cached, mostly: rows are stored there while
 //! the core decodes.
@@ -15,7 +15,7 @@
 //!
 //! | rejected | 16 MiB | 1 MiB |
 //! |---|---|---|
-//! | lanes put as they are decoded, eight at a time, the plane ordered before (what was here) | 0.86 | 0.83 |
+//! | lanes put as they are decoded, eight at a time, the plane ordered before | 0.86 | 0.83 |
 //! | a whole tile staged, joined step by step, and put at once | 0.93 | 1.04 |
 //! | the same, and its lines of the output looked at before | 0.96 | 0.96 |
 //! | steps joined where they are staged, then put by rows | 0.93 | 0.98 |

@@ -1,10 +1,10 @@
 //! The coded weights of one block, any range of which can be read.
 //!
 //! ```text
-//! encoded_exponent   | thread block 0: threads × 8 bytes                  | thread block 1      | ..  | last: what is left
-//! codes              ccccc|ccc cc|cc..                                  cc|c                                   cccppp
-//!                         ^ a code goes on into the next thread: its gap   ^ and into the next thread block     ^ padding, at most 7 bits
-//! output_positions   0                                                    first weight here                     .. number of weights
+//! encoded_exponent   | thread block 0: threads × 8 bytes | thread block 1 | .. | last: the rest
+//! codes              ccccc|ccc cc|cc..                 cc|c                       cccppp
+//!                         ^ into the next thread: its gap ^ into the next block      ^ padding
+//! output_positions   0                                   first weight here .. number of weights
 //! ```
 //! Codes have 32 bits at most, so that each thread has a first code and its gap fits 5 bits. Thread
 //! blocks in which no code begins have no position of their own where the padding does not reach

@@ -2,11 +2,11 @@
 //! files that they were made from.
 //!
 //! ```text
-//! <block>.luts               u8 [k + 1, 256]   k look-up tables of 256 entries; the last row: the code length of each exponent
-//! <block>.encoded_exponent   u8 [n]            the codes of all weights of the block, most significant bit first
+//! <block>.luts               u8 [k + 1, 256]   k LUTs of 256 entries; last row: code lengths
+//! <block>.encoded_exponent   u8 [n]            the codes, most significant bit first
 //! <block>.sign_mantissa      u8 [weights]      the plane
-//! <block>.output_positions   u32 [..] as u8    the first weight of each thread block, and the number of weights
-//! <block>.gaps               u8 [..]           5 bits a thread: where its first code begins in its 8 bytes
+//! <block>.output_positions   u32 [..] as u8    the first weight of each thread block, and how many
+//! <block>.gaps               u8 [..]           5 bits a thread: where its first code begins
 //! <block>.split_positions    i64 [matrices−1]  where each matrix but the first begins
 //! ```
 //! The matrices of a block are concatenated, in the order in which `dfloat11_config.pattern_dict`
@@ -131,8 +131,11 @@ impl Import {
     fn new(files: Vec<WeightsFile>, config_path: PathBuf) -> Result<Self> {
         let config = Config::read(&config_path)?.ok_or_else(|| {
             Error::parameter(
-                format!("a DFloat11 checkpoint needs {} with its \
-                dfloat11_config", config_path.display()),
+                format!(
+                    "a DFloat11 checkpoint needs {} with its \
+                dfloat11_config",
+                    config_path.display()
+                ),
                 "download the checkpoint's config.json to that place; its pattern_dict names the \
                 matrices",
             )

@@ -203,7 +203,8 @@ mod tests {
     #[test]
     fn from_the_config() {
         let qwen = known(&json!({
-            "hidden_size": 2560, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "hidden_size": 2560, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128,
             "intermediate_size": 9728, "vocab_size": 151_936
         }));
         let shape = |path, weights| qwen.shape(path, false, weights, None);
@@ -239,7 +240,10 @@ mod tests {
     #[test]
     fn hostile_numbers() {
         let huge = u64::MAX;
-        let config = json!({ "hidden_size": huge, "num_attention_heads": huge, "head_dim": huge, "intermediate_size": [huge, -1, "x"] });
+        let config = json!({
+            "hidden_size": huge, "num_attention_heads": huge, "head_dim": huge,
+            "intermediate_size": [huge, -1, "x"],
+        });
         assert_eq!(known(&config).shape("q_proj", false, huge, None), None);
         assert_eq!(known(&json!({ "hidden_size": 0 })).shape("q_proj", false, 6, None), None);
         assert_eq!(known(&json!([])).shape("q_proj", false, 6, Some(&[0])), None);

@@ -1,8 +1,8 @@
 //! The code of a block, from its LUTs.
 //!
 //! ```text
-//! level 0   LUT 0, indexed by bits 0..8 of the stream: an exponent (its code has 1..=8 bits), or 256 − r: go to LUT r
-//! level 1   LUT r, indexed by bits 8..16: an exponent (9..=16 bits), or a pointer                     .. level 3
+//! level 0   LUT 0, indexed by bits 0..8: an exponent (of 1..=8 bits), or 256 − r: go to LUT r
+//! level 1   LUT r, indexed by bits 8..16: an exponent (of 9..=16 bits), or a pointer .. level 3
 //! ```
 //! Pointers are 240..=255 and so are some exponents. The code length of an exponent fixes its
 //! level, so a value at another level is a pointer. Where a LUT has no such pointer, the values
