@@ -116,8 +116,7 @@ pub fn compress_all(
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-/// let mut options = df11::CompressOptions::default();
-/// options.layout = df11::Layout::Tile;
+/// let options = df11::CompressOptions::new().layout(df11::Layout::Tile);
 /// let (tile, back) = (folder.path().join("tile.df11"), folder.path().join("back.df11"));
 /// df11::convert(&df11::open(&path)?, &tile, &options, &())?;
 /// df11::convert(&df11::open(&tile)?, &back, &df11::CompressOptions::default(), &())?;
