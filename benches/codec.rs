@@ -3,7 +3,9 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use df11::hazmat::gap::{ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, encode_tensor};
+use df11::hazmat::gap::{
+    ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, Geometry, encode_tensor,
+};
 use df11::hazmat::huffman::{Histogram, read_codebook};
 use df11::hazmat::tile;
 
@@ -42,12 +44,14 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
         bencher.iter(|| tile::Codebook::from_histogram(black_box(&histogram)));
     });
 
-    let geometry = tile::Geometry::choose(&[ROWS as u64, COLUMNS as u64]).expect("there are weights");
+    let geometry =
+        tile::Geometry::choose(&[ROWS as u64, COLUMNS as u64]).expect("there are weights");
     let encoder = tile::Encoder::new(&codebook, geometry);
     let strips: Vec<&[u8]> = weights.chunks(2 * geometry.strip_elements() as usize).collect();
     group.bench_function(BenchmarkId::new("strip_bytes", name), |bencher| {
         bencher.iter(|| {
-            let bytes = (0..).zip(&strips).map(|(strip, weights)| encoder.strip_bytes(strip, weights));
+            let bytes =
+                (0..).zip(&strips).map(|(strip, weights)| encoder.strip_bytes(strip, weights));
             bytes.sum::<df11::Result<u64>>().expect("every pair has bits")
         });
     });
@@ -57,7 +61,9 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
             let mut first_byte = 0;
             for (strip, weights) in (0..).zip(&strips) {
                 output.clear();
-                encoder.encode_strip(strip, weights, first_byte, &mut output).expect("the strip encodes");
+                encoder
+                    .encode_strip(strip, weights, first_byte, &mut output)
+                    .expect("the strip encodes");
                 black_box(&output);
                 first_byte += output.bitstream.len() as u64;
             }
@@ -72,7 +78,9 @@ fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     assert!(output == weights);
     group.bench_function(BenchmarkId::new("decode", name), |bencher| {
         bencher.iter(|| {
-            decoder.decode_strips(&span, 0..tensor.sizes.elements(), &mut output).expect("it decodes");
+            decoder
+                .decode_strips(&span, 0..tensor.sizes.elements(), &mut output)
+                .expect("it decodes");
         });
     });
     group.bench_function(BenchmarkId::new("verify", name), |bencher| {
@@ -95,7 +103,9 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     let chunks: Vec<ChunkInput> = (0..weights.len() / 2 / CHUNK)
         .map(|chunk| {
             let (from, to) = (2 * chunk * CHUNK, 2 * (chunk + 1) * CHUNK);
-            let bits = lengths.bits(&Histogram::of(&weights[from..to])).expect("every exponent has a code");
+            let bits = lengths
+                .bits(&Histogram::of(&weights[from..to]))
+                .expect("every exponent has a code");
             let input = ChunkInput {
                 weights: &weights[from..(to + 2 * geometry.lookahead()).min(weights.len())],
                 elements: CHUNK,
@@ -118,10 +128,14 @@ fn bench(criterion: &mut Criterion, name: &str, weights: &[u8]) {
     });
 
     let decoder = GapDecoder::new(&lengths, &tensor.layout);
-    let span =
-        tensor.arrays().span(&tensor.layout, 0..tensor.layout.thread_block_count()).expect("the span exists");
+    let span = tensor
+        .arrays()
+        .span(&tensor.layout, 0..tensor.layout.thread_block_count())
+        .expect("the span exists");
     let mut output = vec![0; weights.len()];
-    decoder.decode(&span, 0..tensor.layout.elements(), &tensor.plane, &mut output).expect("it decodes");
+    decoder
+        .decode(&span, 0..tensor.layout.elements(), &tensor.plane, &mut output)
+        .expect("it decodes");
     assert!(output == weights);
     group.bench_function(BenchmarkId::new("decode", name), |bencher| {
         bencher.iter(|| {

@@ -12,9 +12,11 @@ use df11::{
     hazmat::format::records::{ENCODING_GAP, SECTION_BITSTREAM},
 };
 
-/// A container of `tensors` coded tensors with names and blocks as those of a mixture of experts, and its path.
+/// A container of `tensors` coded tensors with names and blocks as those of a mixture of experts,
+/// and its path.
 ///
-/// Each has the arrays of a coded tensor of a few weights; the data's size does not matter, as the second benchmark shows.
+/// Each has the arrays of a coded tensor of a few weights; the data's size does not matter, as the
+/// second benchmark shows.
 fn write(folder: &Path, tensors: usize, weights: usize) -> std::path::PathBuf {
     let data = container::normal_weights(weights, 1);
     let item = Item::gap("w", &[weights as u64], data, (16, 256));
@@ -22,8 +24,9 @@ fn write(folder: &Path, tensors: usize, weights: usize) -> std::path::PathBuf {
     let stored: &Tensor = &one.tensors[0];
     let per_block = 100;
     let mut model = Model::new(&[Item::raw("w", Dtype::U8, &[0], vec![])], &[]);
-    model.blocks =
-        (0..tensors.div_ceil(per_block)).map(|at| format!("model.layers.{at}").into_bytes()).collect();
+    model.blocks = (0..tensors.div_ceil(per_block))
+        .map(|at| format!("model.layers.{at}").into_bytes())
+        .collect();
     model.tensors = (0..tensors)
         .map(|at| Tensor {
             name: format!(
@@ -51,8 +54,9 @@ fn open(criterion: &mut Criterion) {
         for (backend, memory_map) in [("map", true), ("read", false)] {
             let options = OpenOptions::new().memory_map(memory_map);
             let name = format!("open/{tensors} tensors of {weights} weights/{backend}");
-            criterion
-                .bench_function(&name, |bencher| bencher.iter(|| black_box(options.open(&path).unwrap())));
+            criterion.bench_function(&name, |bencher| {
+                bencher.iter(|| black_box(options.open(&path).unwrap()))
+            });
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Prints what the parameters of the `gap` encoding cost: bits a weight by code limit and by geometry.
+//! Prints what the parameters of the `gap` encoding cost: bits a weight by code limit and by
+//! geometry.
 //!
-//! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672 × 4096
-//! matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
+//! `cargo run --release --example bits_a_weight` takes some seconds: 117 million weights of a 28672
+//! × 4096 matrix, once drawn from N(0, 0.02²) and once with a scale for each row.
 
 use df11::hazmat::gap::{GapSizes, Geometry};
 use df11::hazmat::huffman::{CodeLengths, Histogram};
@@ -42,16 +43,22 @@ fn print(histogram: &Histogram, name: &str) -> df11::Result<()> {
     }
     let lengths = CodeLengths::from_histogram(histogram)?;
     println!(
-        "\n| bytes a thread | threads a thread block | gaps | output offsets | all arrays |\n|---|---|---|---|---|"
+        "\n| bytes a thread | threads a thread block | gaps | output offsets | all arrays \
+        |\n|---|---|---|---|---|"
     );
     for bytes_per_thread in [8, 16, 32, 64] {
         for threads_per_block in [128, 256, 512] {
-            let layout =
-                GapSizes::plan(&lengths, histogram, Geometry::new(bytes_per_thread, threads_per_block)?)?;
+            let layout = GapSizes::plan(
+                &lengths,
+                histogram,
+                Geometry::new(bytes_per_thread, threads_per_block)?,
+            )?;
             let bits = |bytes: u64| 8.0 * bytes as f64 / weights;
             let (gaps, offsets) = (bits(layout.gaps_bytes()), bits(layout.output_offsets_bytes()));
             let all = bits(layout.encoded_bytes());
-            println!("| {bytes_per_thread} | {threads_per_block} | {gaps:.4} | {offsets:.4} | {all:.4} |");
+            println!(
+                "| {bytes_per_thread} | {threads_per_block} | {gaps:.4} | {offsets:.4} | {all:.4} |"
+            );
         }
     }
     Ok(())

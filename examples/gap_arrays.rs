@@ -1,9 +1,10 @@
-//! Dumps `gap` tensors for the kernel bench: `cargo run --release --no-default-features --example gap_arrays -- OUT block T B [T B ..]`,
-//! or `.. OUT edges`.
+//! Dumps `gap` tensors for the kernel bench:
+//! `cargo run --release --no-default-features --example gap_arrays -- OUT block T B [T B ..]`, or
+//! `.. OUT edges`.
 //!
-//! `block` writes the seven matrices of a Llama-3.1-8B block, N(0, 0.02²): `OUT/weights.bf16` once, and
-//! `OUT/block-T-B.gap` for each geometry. `edges` writes small tensors of awkward shapes and codes to
-//! `OUT/edges.gap`. See `kernels/bench/dump.hpp` for the format.
+//! `block` writes the seven matrices of a Llama-3.1-8B block, N(0, 0.02²): `OUT/weights.bf16` once,
+//! and `OUT/block-T-B.gap` for each geometry. `edges` writes small tensors of awkward shapes and
+//! codes to `OUT/edges.gap`. See `kernels/bench/dump.hpp` for the format.
 
 use std::{env, fs, path::Path, thread};
 
@@ -12,8 +13,15 @@ use df11::hazmat::gap::{EncodedTensor, Geometry, encode_tensor};
 #[path = "../benches/support/normal.rs"]
 mod normal;
 
-const SHAPES: [(usize, usize); 7] =
-    [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336)];
+const SHAPES: [(usize, usize); 7] = [
+    (4096, 4096),
+    (1024, 4096),
+    (1024, 4096),
+    (4096, 4096),
+    (14336, 4096),
+    (14336, 4096),
+    (4096, 14336),
+];
 const CHUNK: usize = 1 << 20;
 
 /// One tensor: eight u64, the code lengths, the other arrays, and for `edges` the weights.
@@ -68,8 +76,11 @@ fn block(out: &Path, geometries: &[Geometry]) {
                         record(&encode_tensor(matrix, geometry, CHUNK).expect("it encodes"), &[])
                     })
                     .collect();
-                let name =
-                    format!("block-{}-{}.gap", geometry.bytes_per_thread(), geometry.threads_per_block());
+                let name = format!(
+                    "block-{}-{}.gap",
+                    geometry.bytes_per_thread(),
+                    geometry.threads_per_block()
+                );
                 fs::write(out.join(name), records).expect("the output can be written");
             });
         }
@@ -77,7 +88,9 @@ fn block(out: &Path, geometries: &[Geometry]) {
 }
 
 fn edges() -> Vec<u8> {
-    let bytes = |weights: &[u16]| weights.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<u8>>();
+    let bytes = |weights: &[u16]| {
+        weights.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<u8>>()
+    };
     let mut random = normal::Random(7);
     let mut draw = |count: usize, exponent: &dyn Fn(u64) -> u64| -> Vec<u16> {
         (0..count)
@@ -92,7 +105,9 @@ fn edges() -> Vec<u8> {
     tensors.push(bytes(&(0..=u16::MAX).collect::<Vec<_>>()));
     tensors.push(bytes(&(0..=u16::MAX).map(|index| index.wrapping_mul(40503)).collect::<Vec<_>>()));
     for count in [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 100, 1000, 12_345, 300_000] {
-        tensors.push(normal::weights(count as u64, 1, count + count % 2, |_| 0.02)[..2 * count].to_vec());
+        tensors.push(
+            normal::weights(count as u64, 1, count + count % 2, |_| 0.02)[..2 * count].to_vec(),
+        );
         // One exponent: one-bit codes.
         tensors.push(bytes(&draw(count, &|_| 200)));
         // Halving probabilities: codes up to 16 bits.
@@ -125,8 +140,11 @@ fn main() {
         fs::write(out.join("edges.gap"), edges()).expect("the output can be written");
         return;
     }
-    let numbers: Vec<u32> = arguments[2..].iter().map(|number| number.parse().expect("a number")).collect();
-    let geometries: Vec<Geometry> =
-        numbers.chunks(2).map(|pair| Geometry::new(pair[0], pair[1]).expect("a valid geometry")).collect();
+    let numbers: Vec<u32> =
+        arguments[2..].iter().map(|number| number.parse().expect("a number")).collect();
+    let geometries: Vec<Geometry> = numbers
+        .chunks(2)
+        .map(|pair| Geometry::new(pair[0], pair[1]).expect("a valid geometry"))
+        .collect();
     block(out, &geometries);
 }

@@ -1,5 +1,5 @@
-//! Loads a container onto a GPU: the first time and again, beside a plain pinned copy of as many bytes, and what memory of the host
-//! that takes. Figures for benches/record/.
+//! Loads a container onto a GPU: the first time and again, beside a plain pinned copy of as many
+//! bytes, and what memory of the host that takes. Figures for benches/record/.
 //!
 //! ```text
 //! cargo run --release --example gpu_load -- make FOLDER LAYERS    FOLDER/model.df11, of Llama 3.1 8B's blocks
@@ -35,11 +35,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn make(folder: &Path, layers: usize) -> Result<(), Box<dyn Error>> {
-    let shape =
-        demo::Shape { layers, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 128_256 };
+    let shape = demo::Shape {
+        layers,
+        hidden: 4096,
+        key_value: 1024,
+        intermediate: 14_336,
+        vocabulary: 128_256,
+    };
     let checkpoint = demo::checkpoint(folder, shape, 11)?;
     let options = CompressOptions::new().verify(false).overwrite(true);
-    let report = df11::compress(&Source::open(&checkpoint)?, &folder.join("model.df11"), &options, &())?;
+    let report =
+        df11::compress(&Source::open(&checkpoint)?, &folder.join("model.df11"), &options, &())?;
     println!("{} bytes of BF16, {} stored", report.source_bytes, report.stored_bytes);
     fs::remove_dir_all(checkpoint)?;
     Ok(())
@@ -58,7 +64,9 @@ fn time(file: &Path, cold: bool) -> Result<(), Box<dyn Error>> {
         let before = anonymous_bytes();
         let (loaded, most) = watch(|| {
             let start = Instant::now();
-            model.load(&device, &LoadOptions::new()).map(|model| (model, start.elapsed().as_secs_f64()))
+            model
+                .load(&device, &LoadOptions::new())
+                .map(|model| (model, start.elapsed().as_secs_f64()))
         });
         let (model, taken) = loaded?;
         bytes = model.device_bytes();
@@ -69,7 +77,8 @@ fn time(file: &Path, cold: bool) -> Result<(), Box<dyn Error>> {
             (most.max(before) - before) >> 20
         );
     }
-    let mut copies: Vec<f64> = (0..3).map(|_| device.measure_upload(bytes)).collect::<Result<_, _>>()?;
+    let mut copies: Vec<f64> =
+        (0..3).map(|_| device.measure_upload(bytes)).collect::<Result<_, _>>()?;
     copies.sort_by(f64::total_cmp);
     let copy = copies[1];
     let mut warm = seconds[1..].to_vec();
@@ -79,8 +88,16 @@ fn time(file: &Path, cold: bool) -> Result<(), Box<dyn Error>> {
         "open {opened:.5} s; {bytes} bytes; pinned copy {copy:.4} s, {:.1} GB/s",
         bytes as f64 / copy / 1e9
     );
-    println!("first load {:.3} of the copy, {:.1} GB/s", copy / seconds[0], bytes as f64 / seconds[0] / 1e9);
-    println!("then       {:.3} of the copy, {:.1} GB/s, median", copy / median, bytes as f64 / median / 1e9);
+    println!(
+        "first load {:.3} of the copy, {:.1} GB/s",
+        copy / seconds[0],
+        bytes as f64 / seconds[0] / 1e9
+    );
+    println!(
+        "then       {:.3} of the copy, {:.1} GB/s, median",
+        copy / median,
+        bytes as f64 / median / 1e9
+    );
     Ok(())
 }
 
@@ -96,7 +113,8 @@ fn drop_pages(file: &Path) -> Result<(), Box<dyn Error>> {
 fn anonymous_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok())
+        .map_or(0, |kib| kib << 10)
 }
 
 /// What some work gives, and the most memory meanwhile.

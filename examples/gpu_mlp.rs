@@ -22,8 +22,13 @@ use df11::{
 };
 use half::bf16;
 
-const SHAPE: demo::Shape =
-    demo::Shape { layers: 1, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 1000 };
+const SHAPE: demo::Shape = demo::Shape {
+    layers: 1,
+    hidden: 4096,
+    key_value: 1024,
+    intermediate: 14_336,
+    vocabulary: 1000,
+};
 /// Of x.
 const ROWS: [usize; 2] = [2, 20];
 /// For gate, up and down, whether they are in the fast layout.
@@ -48,7 +53,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let matrices = names.iter().zip(fast).map(|(name, fast)| matrix(&model, name, fast));
         let mlp = Mlp::new(&matrices.collect::<Result<Vec<_>, _>>()?)?;
         for rows in ROWS {
-            let x = (0..rows * SHAPE.hidden).map(|at| bf16::from_f64(((at * 37 % 101) as f64 - 50.0) / 50.0));
+            let x = (0..rows * SHAPE.hidden)
+                .map(|at| bf16::from_f64(((at * 37 % 101) as f64 - 50.0) / 50.0));
             mlp.run(&x.collect::<Vec<_>>(), rows, &host)?;
         }
     }
@@ -75,7 +81,11 @@ struct Mlp {
 impl Mlp {
     fn new(matrices: &[Matrix]) -> df11::Result<Self> {
         let bytes = matrices.iter().map(Matrix::device_bytes).sum();
-        Ok(Self { gate_up: Linear::new(&matrices[..2])?, down: Linear::new(&matrices[2..])?, bytes })
+        Ok(Self {
+            gate_up: Linear::new(&matrices[..2])?,
+            down: Linear::new(&matrices[2..])?,
+            bytes,
+        })
     }
 
     fn forms(&self) -> String {
@@ -118,8 +128,8 @@ impl Mlp {
             worst = worst.max(error((inputs[at], rows), &weights[at], parts[at], start, pitch));
         }
         println!(
-            "{}, {rows} rows: gate and up {first:.1} us, down {second:.1} us; {} bytes, {:.2} bits a \
-             weight; error at most {worst:.4} of what rounding to BF16 may lose",
+            "{}, {rows} rows: gate and up {first:.1} us, down {second:.1} us; {} bytes, {:.2} bits \
+            a weight; error at most {worst:.4} of what rounding to BF16 may lose",
             self.forms(),
             self.bytes,
             self.bytes as f64 * 8.0 / weights.iter().map(Vec::len).sum::<usize>() as f64,
@@ -132,7 +142,10 @@ fn upload(stream: &Arc<CudaStream>, values: &[bf16]) -> Result<CudaSlice<u16>, B
     Ok(stream.clone_htod(&values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())?)
 }
 
-fn download(stream: &Arc<CudaStream>, values: &CudaSlice<u16>) -> Result<Vec<bf16>, Box<dyn Error>> {
+fn download(
+    stream: &Arc<CudaStream>,
+    values: &CudaSlice<u16>,
+) -> Result<Vec<bf16>, Box<dyn Error>> {
     Ok(stream.clone_dtoh(values)?.into_iter().map(bf16::from_bits).collect())
 }
 
@@ -162,7 +175,10 @@ fn multiply(
 
 /// Time of a call, in microseconds: of some that a graph captured. Weights of this size stay in no
 /// cache of the GPU for long.
-fn time(stream: &Arc<CudaStream>, call: impl Fn() -> df11::Result<()>) -> Result<f64, Box<dyn Error>> {
+fn time(
+    stream: &Arc<CudaStream>,
+    call: impl Fn() -> df11::Result<()>,
+) -> Result<f64, Box<dyn Error>> {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
     (0..TIMES).try_for_each(|_| call())?;
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -177,18 +193,28 @@ fn time(stream: &Arc<CudaStream>, call: impl Fn() -> df11::Result<()>) -> Result
 
 fn activate(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
     let silu = |gate: f64| gate / (1.0 + (-gate).exp());
-    gate.iter().zip(up).map(|(gate, up)| bf16::from_f64(silu(gate.to_f64()) * up.to_f64())).collect()
+    gate.iter()
+        .zip(up)
+        .map(|(gate, up)| bf16::from_f64(silu(gate.to_f64()) * up.to_f64()))
+        .collect()
 }
 
 /// The largest difference from sums in f64, as a share of what rounding to BF16 (half a unit of
 /// eight bits) and sums in f32 may lose.
-fn error((x, rows): (&[bf16], usize), weights: &[bf16], y: &[bf16], start: usize, pitch: usize) -> f64 {
+fn error(
+    (x, rows): (&[bf16], usize),
+    weights: &[bf16],
+    y: &[bf16],
+    start: usize,
+    pitch: usize,
+) -> f64 {
     let columns = x.len() / rows;
     let mut worst: f64 = 0.0;
     for (row, x) in x.chunks(columns).enumerate() {
         for (at, weights) in weights.chunks(columns).enumerate() {
             let terms = x.iter().zip(weights).map(|(x, w)| x.to_f64() * w.to_f64());
-            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
+            let (sum, size) =
+                terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
             let allowed = f64::abs(sum) / 256.0 + size / f64::from(1 << 18);
             let found = y[row * pitch + start + at].to_f64();
             worst = worst.max((found - sum).abs() / allowed);

@@ -1,5 +1,6 @@
-//! What the loader's way to the GPU was chosen by: pinned memory from the driver against registered memory, the file's mapping
-//! registered, and rings of pinned buffers of several sizes. Figures for benches/record/.
+//! What the loader's way to the GPU was chosen by: pinned memory from the driver against registered
+//! memory, the file's mapping registered, and rings of pinned buffers of several sizes. Figures for
+//! benches/record/.
 //!
 //! ```text
 //! cargo run --release --example gpu_ring -- FILE MIB    writes FILE (in a folder on disk or in memory), then measures
@@ -46,7 +47,9 @@ fn share(threads: usize, count: usize, work: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(at) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&at| at < count) {
+                while let Some(at) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&at| at < count)
+                {
                     work(at);
                 }
             });
@@ -59,7 +62,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [path, mib] = &arguments[..] else { return Err("FILE MIB".into()) };
     let bytes = mib.parse::<usize>()? * MIB;
     let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
-    let content: Vec<u8> = (0..16 * MIB as u32).map(|at| at.wrapping_mul(2_654_435_761) as u8).collect();
+    let content: Vec<u8> =
+        (0..16 * MIB as u32).map(|at| at.wrapping_mul(2_654_435_761) as u8).collect();
     share(THREADS, bytes.div_ceil(16 * MIB), |at| {
         file.write_all_at(&content, (at * 16 * MIB) as u64).unwrap();
     });
@@ -93,10 +97,12 @@ fn allocation(device: &Device) {
         });
         let place = memory[start..].as_mut_ptr().cast();
         // SAFETY: the memory lives until it is unregistered.
-        let register =
-            milliseconds(|| unsafe { sys::cuMemHostRegister_v2(place, 64 * MIB, 1) }.result().unwrap());
+        let register = milliseconds(|| {
+            unsafe { sys::cuMemHostRegister_v2(place, 64 * MIB, 1) }.result().unwrap()
+        });
         println!(
-            "64 MiB ordinary, large pages {large}: touched in {touch:.2} ms, registered in {register:.2} ms"
+            "64 MiB ordinary, large pages {large}: touched in {touch:.2} ms, registered in \
+            {register:.2} ms"
         );
         // SAFETY: registered above.
         unsafe { sys::cuMemHostUnregister(place) }.result().unwrap();
@@ -110,8 +116,9 @@ fn registration(file: &File, bytes: usize, stream: &Arc<CudaStream>) {
     let place = map.as_ptr().cast_mut().cast();
     let flags = sys::CU_MEMHOSTREGISTER_READ_ONLY;
     // SAFETY: the mapping lives until it is unregistered.
-    let register =
-        milliseconds(|| unsafe { sys::cuMemHostRegister_v2(place, bytes, flags) }.result().unwrap());
+    let register = milliseconds(|| {
+        unsafe { sys::cuMemHostRegister_v2(place, bytes, flags) }.result().unwrap()
+    });
     let mut to = stream.alloc_zeros::<u8>(bytes).unwrap();
     let copy = milliseconds(|| {
         stream.memcpy_htod(&map[..bytes], &mut to).unwrap();
@@ -120,27 +127,42 @@ fn registration(file: &File, bytes: usize, stream: &Arc<CudaStream>) {
     // SAFETY: registered above, and the copy is done.
     let unregister = milliseconds(|| unsafe { sys::cuMemHostUnregister(place) }.result().unwrap());
     println!(
-        "mapping of {} MiB: registered in {register:.1} ms, copied in {copy:.1} ms, unregistered in {unregister:.1} ms",
+        "mapping of {} MiB: registered in {register:.1} ms, copied in {copy:.1} ms, unregistered \
+        in {unregister:.1} ms",
         bytes / MIB
     );
 }
 
 /// Readers fill pinned buffers from the file, with checksums, and start copies.
-fn rings(device: &Device, file: &File, bytes: usize, stream: &CudaStream) -> Result<(), Box<dyn Error>> {
+fn rings(
+    device: &Device,
+    file: &File,
+    bytes: usize,
+    stream: &CudaStream,
+) -> Result<(), Box<dyn Error>> {
     let copies: Vec<f64> =
         (0..TIMES).map(|_| device.measure_upload(bytes as u64)).collect::<Result<_, _>>()?;
     println!("plain pinned copy {:.2} ms", median(copies) * 1e3);
     let second = device.context().new_stream()?;
     let mut to = device.context().default_stream().alloc_zeros::<u8>(bytes)?;
     let to = df11::gpu::cudarc::driver::DevicePtrMut::device_ptr_mut(&mut to, stream).0;
-    for (readers, mib, streams) in
-        [(12, 1, 1), (12, 2, 1), (8, 4, 1), (10, 4, 1), (12, 4, 1), (16, 4, 1), (12, 4, 2), (12, 8, 1)]
-    {
+    for (readers, mib, streams) in [
+        (12, 1, 1),
+        (12, 2, 1),
+        (8, 4, 1),
+        (10, 4, 1),
+        (12, 4, 1),
+        (16, 4, 1),
+        (12, 4, 2),
+        (12, 8, 1),
+    ] {
         let streams = &[stream, &*second][..streams];
         let ring = Ring { device, file, bytes, piece: mib * MIB, streams, to };
         // SAFETY: the buffers live to the end of the process, and are each used by one reader.
         let buffers: Vec<[usize; 2]> = (0..readers)
-            .map(|_| [(); 2].map(|()| unsafe { result::malloc_host(mib * MIB, 0) }.unwrap() as usize))
+            .map(|_| {
+                [(); 2].map(|()| unsafe { result::malloc_host(mib * MIB, 0) }.unwrap() as usize)
+            })
             .collect();
         let times = (0..=TIMES).map(|_| milliseconds(|| ring.run(&buffers))).skip(1).collect();
         println!(
@@ -185,8 +207,9 @@ impl Ring<'_> {
             let (event, buffer) = (&events[turn % 2], buffers[turn % 2] as *mut u8);
             event.synchronize().unwrap();
             // SAFETY: the buffer is this reader's, and the copy from it is done.
-            let buffer =
-                unsafe { std::slice::from_raw_parts_mut(buffer, self.piece.min(self.bytes - start)) };
+            let buffer = unsafe {
+                std::slice::from_raw_parts_mut(buffer, self.piece.min(self.bytes - start))
+            };
             let mut checksum = crc32fast::Hasher::new();
             for (at, part) in buffer.chunks_mut(CACHED).enumerate() {
                 self.file.read_exact_at(part, (start + at * CACHED) as u64).unwrap();
@@ -194,7 +217,10 @@ impl Ring<'_> {
             }
             std::hint::black_box(checksum.finalize());
             // SAFETY: the target has room for all bytes, and the source stays until the event.
-            unsafe { result::memcpy_htod_async(self.to + start as u64, buffer, stream.cu_stream()) }.unwrap();
+            unsafe {
+                result::memcpy_htod_async(self.to + start as u64, buffer, stream.cu_stream())
+            }
+            .unwrap();
             event.record(stream).unwrap();
         }
     }

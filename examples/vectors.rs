@@ -1,7 +1,8 @@
-//! Writes the test vectors of the format that are missing, and their manifest; checks that the others are as they were.
+//! Writes the test vectors of the format that are missing, and their manifest; checks that the
+//! others are as they were.
 //!
-//! Vectors of a released version never change: a new rule is a new file. One that is not released yet is remade by
-//! deleting it first.
+//! Vectors of a released version never change: a new rule is a new file. One that is not released
+//! yet is remade by deleting it first.
 
 #[path = "../tests/support/container.rs"]
 mod container;

@@ -1,7 +1,9 @@
-//! Writes a large seeded checkpoint for benchmarks: `cargo run --release --example weights -- OUT SET [MATRICES]`.
+//! Writes a large seeded checkpoint for benchmarks:
+//! `cargo run --release --example weights -- OUT SET [MATRICES]`.
 //!
-//! OUT becomes a safetensors file with MATRICES (7) BF16 matrices of 4096×4096. SET is `normal`, all weights drawn from
-//! N(0, 0.02²), or `rows`, with scales that differ by matrix and by row, as in trained models.
+//! OUT becomes a safetensors file with MATRICES (7) BF16 matrices of 4096×4096. SET is `normal`,
+//! all weights drawn from N(0, 0.02²), or `rows`, with scales that differ by matrix and by row, as
+//! in trained models.
 
 use std::{collections::HashMap, env, path::Path, process::ExitCode};
 
@@ -35,14 +37,17 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let count = arguments.get(2).map_or(Ok(7), |count| count.parse::<usize>()).expect("a number of matrices");
+    let count = arguments
+        .get(2)
+        .map_or(Ok(7), |count| count.parse::<usize>())
+        .expect("a number of matrices");
     let matrices: Vec<Vec<u8>> = (0..count).map(|index| matrix(set, index)).collect();
     let views: HashMap<String, TensorView<'_>> = matrices
         .iter()
         .enumerate()
         .map(|(index, bytes)| {
-            let view =
-                TensorView::new(Dtype::BF16, vec![ROWS, COLUMNS], bytes).expect("the bytes fit the shape");
+            let view = TensorView::new(Dtype::BF16, vec![ROWS, COLUMNS], bytes)
+                .expect("the bytes fit the shape");
             (format!("layers.{index}.weight"), view)
         })
         .collect();

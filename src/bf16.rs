@@ -6,8 +6,9 @@
 //! plane byte                  s          mmmmmmm   kept as it is
 //! ```
 //!
-//! Both functions compile to SSE2 code on plain x86-64 (16 weights an iteration) and touch each byte once.
-//! One weight an iteration over zipped chunks is the form that LLVM recognises; indexing is not.
+//! Both functions compile to SSE2 code on plain x86-64 (16 weights an iteration) and touch each
+//! byte once. One weight an iteration over zipped chunks is the form that LLVM recognises; indexing
+//! is not.
 
 /// The exponent of a weight.
 #[inline]

@@ -56,8 +56,8 @@ pub const LUT_ENTRIES: usize = 1 << LUT_BITS;
 pub const LUT_ENTRY_BYTES: usize = 2;
 /// The size of a LUT in a codebook array, in bytes.
 pub const LUT_BYTES: usize = LUT_ENTRIES * LUT_ENTRY_BYTES;
-/// The most LUTs of one codebook: the first, and 127 that two codes of 9 bits share (128 would leave no code for the
-/// other half of the code space).
+/// The most LUTs of one codebook: the first, and 127 that two codes of 9 bits share (128 would
+/// leave no code for the other half of the code space).
 pub const MAX_LUTS: usize = LUT_ENTRIES / 2;
 
 /// The numbers of bitstream bytes a thread that the `gap` encoding allows.
@@ -76,7 +76,8 @@ pub const OUTPUT_OFFSET_BYTES: usize = 8;
 /// Where an index is expected: none.
 pub const NONE: u64 = u64::MAX;
 
-/// The smallest multiple of `alignment` (a power of two) that is at least `value`; `None` if it exceeds 2^64 − 1.
+/// The smallest multiple of `alignment` (a power of two) that is at least `value`; `None` if it
+/// exceeds 2^64 − 1.
 pub const fn align(value: u64, alignment: u64) -> Option<u64> {
     match value.checked_add(alignment - 1) {
         Some(sum) => Some(sum & !(alignment - 1)),

@@ -1,7 +1,7 @@
 //! Seeded checkpoints of a Llama-like shape, for the demonstration, examples and tests.
 //!
-//! The weights are drawn from normal distributions whose scale differs by matrix and by row, as in trained models. The same
-//! shape and seed give the same bytes everywhere.
+//! The weights are drawn from normal distributions whose scale differs by matrix and by row, as in
+//! trained models. The same shape and seed give the same bytes everywhere.
 
 use std::{
     fs,
@@ -20,7 +20,8 @@ pub struct Shape {
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of a key or value, in all heads together; less than `hidden`, since queries share them.
+    /// Width of a key or value, in all heads together; less than `hidden`, since queries share
+    /// them.
     pub key_value: usize,
     /// Width of the feed-forward network.
     pub intermediate: usize,
@@ -33,14 +34,17 @@ pub const DEMO: Shape =
     Shape { layers: 6, hidden: 768, key_value: 192, intermediate: 2304, vocabulary: 8192 };
 
 /// 1 MiB in four layers: for tests and examples.
-pub const TINY: Shape = Shape { layers: 4, hidden: 128, key_value: 32, intermediate: 256, vocabulary: 512 };
+pub const TINY: Shape =
+    Shape { layers: 4, hidden: 128, key_value: 32, intermediate: 256, vocabulary: 512 };
 
-/// A small generator of seeded normal numbers: xorshift64* (Vigna 2016, An experimental exploration of Marsaglia's xorshift
-/// generators) and the sum of twelve uniform numbers, whose distribution is normal as far as a demonstration cares.
+/// A small generator of seeded normal numbers: xorshift64* (Vigna 2016, An experimental exploration
+/// of Marsaglia's xorshift generators) and the sum of twelve uniform numbers, whose distribution is
+/// normal as far as a demonstration cares.
 struct Normal(u64);
 
 impl Normal {
-    /// Seeds that differ by one give unrelated numbers: splitmix64's finaliser (Steele, Lea, Flood 2014).
+    /// Seeds that differ by one give unrelated numbers: splitmix64's finaliser (Steele, Lea, Flood
+    /// 2014).
     fn seeded(seed: u64) -> Self {
         let mut state = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
         state = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -93,7 +97,8 @@ struct Builder {
 }
 
 impl Builder {
-    /// A matrix whose rows have scales of their own around `scale`, each row of a generator of its own.
+    /// A matrix whose rows have scales of their own around `scale`, each row of a generator of its
+    /// own.
     fn matrix(&mut self, name: &str, rows: usize, columns: usize, scale: f32) {
         self.matrices += 1;
         let seed = self.seed ^ self.matrices.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -134,8 +139,9 @@ impl Builder {
     }
 }
 
-/// Writes a checkpoint into the folder `folder/model`, as Hugging Face models have it: two shards with an index, configuration and
-/// tokenizer, a tied head that is stored twice, and some tensors that are not BF16. Returns that folder.
+/// Writes a checkpoint into the folder `folder/model`, as Hugging Face models have it: two shards
+/// with an index, configuration and tokenizer, a tied head that is stored twice, and some tensors
+/// that are not BF16. Returns that folder.
 ///
 /// # Errors
 /// [`Error::Io`] if a file cannot be written.
@@ -151,7 +157,8 @@ pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
         builder.layer(index, shape);
     }
     builder.ones("model.norm.weight", shape.hidden);
-    let frequencies = (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
+    let frequencies =
+        (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
     builder.push("model.rotary_emb.inv_freq", Dtype::F32, vec![32], frequencies);
     builder.push(
         "model.position_ids",
@@ -189,10 +196,14 @@ fn write(folder: &Path, shape: Shape, shards: &[Vec<Tensor>; 2]) -> Result<PathB
     for (name, json) in [
         ("model.safetensors.index.json", index),
         ("config.json", config),
-        ("tokenizer.json", serde_json::json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } })),
+        (
+            "tokenizer.json",
+            serde_json::json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } }),
+        ),
     ] {
         let path = folder.join(name);
-        fs::write(&path, format!("{json:#}\n")).map_err(|error| Error::io("writing", &path, error))?;
+        fs::write(&path, format!("{json:#}\n"))
+            .map_err(|error| Error::io("writing", &path, error))?;
     }
     Ok(folder.to_owned())
 }

@@ -7,7 +7,8 @@ macro_rules! dtypes {
         /// The type of a tensor's elements, with the names and sizes of the safetensors format.
         ///
         /// Only [`Dtype::BF16`] tensors are entropy-coded; the others are stored raw.
-        #[allow(non_camel_case_types, missing_docs, reason = "the variants are named as safetensors names them")]
+        #[allow(non_camel_case_types, missing_docs, reason = "the variants are named as \
+        safetensors names them")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         #[repr(u32)]
@@ -73,7 +74,8 @@ impl Dtype {
 
     /// The size in bytes of a tensor of this dtype and shape.
     ///
-    /// All dimensions are multiplied before a zero dimension decides, so that `[2^63, 4, 0]` overflows too.
+    /// All dimensions are multiplied before a zero dimension decides, so that `[2^63, 4, 0]`
+    /// overflows too.
     ///
     /// # Errors
     /// [`Error::Limit`] if the element count or the size in bits exceeds 2^64 − 1;

@@ -90,7 +90,12 @@ impl Error {
 
     /// An [`Error::Corrupt`] at a byte offset of a named place.
     pub fn corrupt(place: impl Display, offset: u64, problem: impl Display) -> Self {
-        Self::Corrupt { place: place.to_string(), offset, problem: problem.to_string(), remedy: None }
+        Self::Corrupt {
+            place: place.to_string(),
+            offset,
+            problem: problem.to_string(),
+            remedy: None,
+        }
     }
 
     /// An [`Error::Unsupported`] with its remedy.
@@ -134,7 +139,8 @@ impl Error {
         }
     }
 
-    /// The same error with the file's path before the place that it names, unless it is there already.
+    /// The same error with the file's path before the place that it names, unless it is there
+    /// already.
     #[must_use]
     pub fn in_file(self, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref().display().to_string();

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 
 /// Bytes of a known length that many threads may read at once, each at its own offset.
 ///
-/// Implemented by [`FileReader`], and by everything that is already bytes in memory: `Vec<u8>`, `[u8]`,
-/// a memory map.
+/// Implemented by [`FileReader`], and by everything that is already bytes in memory: `Vec<u8>`,
+/// `[u8]`, a memory map.
 pub trait ReadAt: Send + Sync {
     /// The length in bytes, fixed when the reader was made. Constant time.
     fn size(&self) -> u64;
@@ -21,11 +21,12 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` with the bytes from `offset` on. One system call on a file, a copy in memory.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] if fewer bytes than `buf.len()` follow `offset`, and whatever the
-    /// system reports.
+    /// [`io::ErrorKind::UnexpectedEof`] if fewer bytes than `buf.len()` follow `offset`, and
+    /// whatever the system reports.
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// The same bytes without a copy, where they lie in memory and within [`size`](Self::size). Constant time.
+    /// The same bytes without a copy, where they lie in memory and within [`size`](Self::size).
+    /// Constant time.
     fn view(&self, _offset: u64, _length: u64) -> Option<&[u8]> {
         None
     }
@@ -64,8 +65,8 @@ impl FileReader {
     /// Opens a file for reading and notes its length.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be opened; [`Error::Parameter`] if it is not a regular file, since
-    /// reading a pipe or a device would block or never end.
+    /// [`Error::Io`] if it cannot be opened; [`Error::Parameter`] if it is not a regular file,
+    /// since reading a pipe or a device would block or never end.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::new(path, open_regular(path)?)
@@ -73,7 +74,8 @@ impl FileReader {
 
     /// Takes over an open file.
     pub(crate) fn new(path: &Path, file: File) -> Result<Self> {
-        let stamp = Stamp::of(&file).map_err(|error| Error::io("reading the length of", path, error))?;
+        let stamp =
+            Stamp::of(&file).map_err(|error| Error::io("reading the length of", path, error))?;
         let path = std::path::absolute(path).map_err(|error| Error::io("finding", path, error))?;
         Ok(Self { path, kept: Kept::new(file), stamp })
     }
@@ -201,8 +203,8 @@ fn read_file(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buf, offset)
 }
 
-/// Windows moves the file's cursor as well, but reads at the offset asked for, so threads do not disturb
-/// each other.
+/// Windows moves the file's cursor as well, but reads at the offset asked for, so threads do not
+/// disturb each other.
 #[cfg(windows)]
 fn read_file(file: &File, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
     use std::os::windows::fs::FileExt;
@@ -220,7 +222,8 @@ fn read_file(file: &File, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()>
     Ok(())
 }
 
-/// Writes all of `bytes` to a file, from `offset` on; other threads may write elsewhere in it at the same time.
+/// Writes all of `bytes` to a file, from `offset` on; other threads may write elsewhere in it at
+/// the same time.
 #[cfg(unix)]
 pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
@@ -256,7 +259,10 @@ mod tests {
         reader.read_exact_at(5, &mut []).unwrap();
         for offset in [4, 6, u64::MAX] {
             let error = reader.read_exact_at(offset, &mut two).unwrap_err();
-            assert!(matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput));
+            assert!(matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput
+            ));
         }
     }
 

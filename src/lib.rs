@@ -38,11 +38,11 @@
 //!
 //! # What is where
 //!
-//! - [`open()`] gives a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded when they are asked
-//!   for. It costs microseconds a tensor; [`Model::verify`] reads everything.
-//! - [`compress()`], [`convert`] and [`decompress`] make containers and original files, [`estimate`]
-//!   says beforehand what they take. Where a path may hold several models (a pipeline of
-//!   diffusers), use the functions with `_all`.
+//! - [`open()`] gives a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded when they are
+//!   asked for. It costs microseconds a tensor; [`Model::verify`] reads everything.
+//! - [`compress()`], [`convert`] and [`decompress`] make containers and original files,
+//!   [`estimate`] says beforehand what they take. Where a path may hold several models (a pipeline
+//!   of diffusers), use the functions with `_all`.
 //! - [`source`] is what compression reads.
 //! - `gpu` (feature `cuda`) keeps models compressed in the memory of GPUs, decodes them there, and
 //!   multiplies by them as they are.
@@ -85,8 +85,9 @@ pub use open::{
 pub use progress::{Observer, Stage};
 pub use source::{folder::Source, pipeline::Sources};
 pub use write::{
-    Card, CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress, compress_all,
-    convert, convert_all, decompress, decompress_all, estimate, estimate_all, estimate_headers,
+    Card, CompressOptions, DecompressOptions, Estimate, Layout, Report, Restored, compress,
+    compress_all, convert, convert_all, decompress, decompress_all, estimate, estimate_all,
+    estimate_headers,
 };
 
 /// The examples of the documentation are tests too.

@@ -1,4 +1,5 @@
-//! The `df11` command. All work is done by the library, whose module `cli` has its verbs, one file each.
+//! The `df11` command. All work is done by the library, whose module `cli` has its verbs, one file
+//! each.
 
 fn main() -> std::process::ExitCode {
     df11::cli::run(std::env::args_os()).into()

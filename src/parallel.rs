@@ -1,6 +1,7 @@
 //! Work on numbered pieces by all threads of the current rayon pool, taken in order.
 //!
-//! Order keeps reads and writes near each other in their files; rayon's own splitting would begin in several distant places.
+//! Order keeps reads and writes near each other in their files; rayon's own splitting would begin
+//! in several distant places.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -9,10 +10,12 @@ use std::sync::{
 
 use crate::{Error, Result};
 
-/// Calls `work` once for each index below `count`. Each thread makes its own `state` once and reuses it.
+/// Calls `work` once for each index below `count`. Each thread makes its own `state` once and
+/// reuses it.
 ///
 /// # Errors
-/// The error with the lowest index among those that happened; pieces that had not begun are then skipped.
+/// The error with the lowest index among those that happened; pieces that had not begun are then
+/// skipped.
 pub(crate) fn for_each<S>(
     count: usize,
     state: impl Fn() -> S + Sync,
@@ -43,10 +46,14 @@ pub(crate) fn for_each<S>(
         }
         run();
     });
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+    failure
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Cuts a buffer into parts of these lengths in bytes, one after the other, each for whichever thread takes it.
+/// Cuts a buffer into parts of these lengths in bytes, one after the other, each for whichever
+/// thread takes it.
 ///
 /// # Panics
 /// Where the buffer is shorter than they are together.

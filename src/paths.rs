@@ -1,4 +1,5 @@
-//! Names of files: what they tell, and the rule for paths that a container holds: shards and side files, relative to the folder of the model.
+//! Names of files: what they tell, and the rule for paths that a container holds: shards and side
+//! files, relative to the folder of the model.
 
 use std::path::Path;
 
@@ -14,15 +15,22 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Limit`] if the path is longer than [`MAX_NAME_BYTES`], has more than
-/// [`MAX_PATH_COMPONENTS`] components or one of more than [`MAX_COMPONENT_BYTES`]; [`Error::Corrupt`] if it breaks
-/// another rule, with the offset of the offending byte in the path.
+/// [`MAX_PATH_COMPONENTS`] components or one of more than [`MAX_COMPONENT_BYTES`];
+/// [`Error::Corrupt`] if it breaks another rule, with the offset of the offending byte in the path.
 pub fn check_path(path: &str) -> Result<()> {
     if path.len() as u64 > MAX_NAME_BYTES {
-        return Err(Error::limit("the length of a path in bytes", path.len() as u64, MAX_NAME_BYTES));
+        return Err(Error::limit(
+            "the length of a path in bytes",
+            path.len() as u64,
+            MAX_NAME_BYTES,
+        ));
     }
-    let corrupt =
-        |offset: usize, problem: &str| Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem));
-    if let Some((offset, _)) = path.char_indices().find(|&(_, c)| matches!(c, '\\' | ':') || c.is_control()) {
+    let corrupt = |offset: usize, problem: &str| {
+        Err(Error::corrupt(format!("path {path:?}"), offset as u64, problem))
+    };
+    if let Some((offset, _)) =
+        path.char_indices().find(|&(_, c)| matches!(c, '\\' | ':') || c.is_control())
+    {
         return corrupt(offset, "a backslash, a colon or a control character");
     }
     let mut offset = 0;
@@ -57,7 +65,8 @@ pub(crate) struct PathTree<'a>(Vec<&'a str>);
 impl<'a> PathTree<'a> {
     pub(crate) fn new(paths: impl Iterator<Item = &'a str>) -> Self {
         let mut paths: Vec<&str> = paths.collect();
-        // No path has a character below `/` that is legal in a name and sorts before it, once `/` is 0.
+        // No path has a character below `/` that is legal in a name and sorts before it, once `/`
+        // is 0.
         let key = |byte: u8| if byte == b'/' { 0 } else { byte };
         paths.sort_unstable_by(|a, b| a.bytes().map(key).cmp(b.bytes().map(key)));
         Self(paths)

@@ -20,14 +20,17 @@ pub enum Stage {
 ///
 /// `()` watches nothing and never stops the work.
 pub trait Observer: Send + Sync {
-    /// The work begins; [`advance`](Self::advance) will be told of `bytes` bytes in all, over all stages.
+    /// The work begins; [`advance`](Self::advance) will be told of `bytes` bytes in all, over all
+    /// stages.
     fn begin(&self, _bytes: u64) {}
     /// A stage is entered; with several containers, more than once.
     fn enter(&self, _stage: Stage) {}
-    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each time that they are looked at (in
-    /// [`Stage::Analyse`], twice for large tensors that become tiles); of [`Stage::Load`], stored bytes.
+    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each time
+    /// that they are looked at (in [`Stage::Analyse`], twice for large tensors that become tiles);
+    /// of [`Stage::Load`], stored bytes.
     fn advance(&self, _bytes: u64) {}
-    /// Asked between pieces of a few MiB; `true` ends the work with [`Error::Cancelled`](crate::Error::Cancelled).
+    /// Asked between pieces of a few MiB; `true` ends the work with
+    /// [`Error::Cancelled`](crate::Error::Cancelled).
     fn is_cancelled(&self) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! What `compress` and `estimate` say before they work: little to code, another quantization, which snapshot of a cache.
+//! What `compress` and `estimate` say before they work: little to code, another quantization, which
+//! snapshot of a cache.
 
 use std::{
     fs,
@@ -12,8 +13,9 @@ use tempfile::TempDir;
 /// Some weights of 16 bits that compress, or their bytes as another dtype.
 fn weights(name: &str, dtype: &str, bytes: u64) -> Vec<u8> {
     let count = bytes / if dtype == "F32" { 4 } else { 2 };
-    let header =
-        format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[0,{bytes}]}}}}"#);
+    let header = format!(
+        r#"{{"{name}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[0,{bytes}]}}}}"#
+    );
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
     file.extend((0..bytes / 2).flat_map(|at| [(at * 37 % 251) as u8, 60]));
@@ -56,7 +58,10 @@ fn a_model_without_bf16_is_told_at_once_and_no_success() {
         let (output, answer, told) = df11(verb, &folder.path().join("model"));
         assert!(output.status.success(), "{told}");
         assert!(told.contains("none of the weights are BF16 (most are F32)"), "{told}");
-        assert!(told.contains("would round its weights") && told.contains("torch.bfloat16"), "{told}");
+        assert!(
+            told.contains("would round its weights") && told.contains("torch.bfloat16"),
+            "{told}"
+        );
         assert!(answer.contains("nothing is compressed") && !answer.contains('%'), "{answer}");
     }
 }
@@ -99,7 +104,8 @@ fn a_config_with_another_quantization_is_told_at_once() {
         let copied = fs::read_to_string(folder.path().join("model.df11/config.json"));
         assert!(copied.is_err() || copied.unwrap() == config);
     }
-    let files = [("model.safetensors", weights), ("config.json", r#"{"model_type":"llama"}"#.into())];
+    let files =
+        [("model.safetensors", weights), ("config.json", r#"{"model_type":"llama"}"#.into())];
     assert_eq!(df11(&["estimate"], &folder(&files).path().join("model")).2, "");
 }
 
@@ -114,7 +120,10 @@ fn cache_entry(root: &Path, commits: &[&str], main: Option<&str>) -> PathBuf {
         for (name, content) in [
             ("model.safetensors", weights("a", "BF16", 1 << 16)),
             ("tokenizer.json", vec![b' '; 1 << 20]),
-            ("config.json", format!(r#"{{"model_type":"llama","commit":"{commit}"}}"#).into_bytes()),
+            (
+                "config.json",
+                format!(r#"{{"model_type":"llama","commit":"{commit}"}}"#).into_bytes(),
+            ),
         ] {
             let blob = format!("{commit}-{name}");
             fs::write(entry.join("blobs").join(&blob), content).unwrap();
@@ -139,7 +148,10 @@ fn the_root_of_a_cache_entry_is_the_snapshot_of_main() {
         let entry = cache_entry(folder.path(), commits, main);
         let out = folder.path().join("out");
         let report = json(&["compress", "-o", out.to_str().unwrap()], &entry);
-        assert!(report["notes"].to_string().contains(&format!("snapshots/{chosen} was read")), "{report}");
+        assert!(
+            report["notes"].to_string().contains(&format!("snapshots/{chosen} was read")),
+            "{report}"
+        );
         assert!(report["ratio"].as_f64().unwrap() < 0.9, "{report}");
         let config = fs::read_to_string(out.join("config.json")).unwrap();
         assert!(config.contains(chosen) && config.contains("df11"), "{config}");
@@ -165,8 +177,10 @@ fn several_snapshots_without_main_are_asked_about() {
 
 #[test]
 fn a_ratio_has_the_same_files_on_both_sides() {
-    let files =
-        [("model.safetensors", weights("a", "BF16", 1 << 18)), ("tokenizer.json", vec![b' '; 1 << 20])];
+    let files = [
+        ("model.safetensors", weights("a", "BF16", 1 << 18)),
+        ("tokenizer.json", vec![b' '; 1 << 20]),
+    ];
     let folder = folder(&files);
     let model = folder.path().join("model");
     for (out, side_inside) in [("one.df11", 1 << 20), ("folder", 0)] {

@@ -17,7 +17,8 @@ use df11::{Level, hazmat::demo};
 fn llama() -> (Fixture, PathBuf) {
     let fixture = Fixture::new();
     let config = fixture.model.join("config.json");
-    let text = fs::read_to_string(&config).unwrap().replacen('{', "{\n  \"model_type\": \"llama\",", 1);
+    let text =
+        fs::read_to_string(&config).unwrap().replacen('{', "{\n  \"model_type\": \"llama\",", 1);
     fs::write(config, text).unwrap();
     let out = fixture.path("tiny-df11");
     (fixture, out)
@@ -56,7 +57,8 @@ fn a_folder_gets_a_card_that_does_not_come_back() {
     assert_eq!(names(Path::new(&back)), names(&fixture.model));
     assert!(restored["unchecked"].as_array().unwrap().is_empty(), "{restored}");
     // A card that nobody edited is replaced, and one that somebody did is not.
-    let again = ["compress", fixture.model.to_str().unwrap(), "-o", out.to_str().unwrap(), "--force"];
+    let again =
+        ["compress", fixture.model.to_str().unwrap(), "-o", out.to_str().unwrap(), "--force"];
     good(&again);
     fs::write(out.join("README.md"), format!("{card}mine\n")).unwrap();
     fails(&again, 2, &["README.md", "not part of an earlier output"]);
@@ -88,8 +90,9 @@ fn a_card_of_the_models_own_is_carried() {
 fn the_end_says_how_to_load() {
     let (fixture, out) = llama();
     let said = compress(&fixture, &out);
-    let line =
-        format!("model = transformers.AutoModelForCausalLM.from_pretrained({out:?}, device_map=\"auto\")");
+    let line = format!(
+        "model = transformers.AutoModelForCausalLM.from_pretrained({out:?}, device_map=\"auto\")"
+    );
     assert_eq!(said.lines().last().unwrap().trim(), line);
     let file = fixture.arg("one.df11");
     let said = good(&["compress", fixture.model.to_str().unwrap(), "-o", &file]);
@@ -136,7 +139,8 @@ impl Cache {
         let other = fixture.path("other");
         fs::create_dir(&other).unwrap();
         fs::rename(&fixture.model, entry.join("snapshots/0123")).unwrap();
-        fs::rename(demo::checkpoint(&other, demo::TINY, 5).unwrap(), entry.join("snapshots/4567")).unwrap();
+        fs::rename(demo::checkpoint(&other, demo::TINY, 5).unwrap(), entry.join("snapshots/4567"))
+            .unwrap();
         fs::write(entry.join("refs/main"), "0123").unwrap();
         fs::write(entry.join("refs/pr/1"), "4567").unwrap();
         fs::create_dir(fixture.path("here")).unwrap();
@@ -216,7 +220,8 @@ fn shells_load_the_completions() {
         path.into_os_string().into_string().unwrap()
     };
     let script = format!(
-        "source {}; COMP_WORDS=(df11 decom); COMP_CWORD=1; _df11 df11 decom df11; echo ${{COMPREPLY[@]}}",
+        "source {}; COMP_WORDS=(df11 decom); COMP_CWORD=1; _df11 df11 decom df11; echo \
+        ${{COMPREPLY[@]}}",
         file("bash")
     );
     if let Some(said) = shell("bash", &script) {

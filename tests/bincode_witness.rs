@@ -1,5 +1,6 @@
-//! The directory is what bincode's legacy configuration (fixed-width little-endian integers, u64 lengths) reads and
-//! writes. bincode is unmaintained, and here only as a witness that the layout is nothing of our own.
+//! The directory is what bincode's legacy configuration (fixed-width little-endian integers, u64
+//! lengths) reads and writes. bincode is unmaintained, and here only as a witness that the layout
+//! is nothing of our own.
 
 #[path = "support/container.rs"]
 mod container;
@@ -73,7 +74,8 @@ enum WitnessEncoding {
 fn bincode_reads_and_writes_the_directory() {
     let coded = Item::gap("w", &[30, 10], normal_weights(300, 1), (8, 64));
     let raw = Item::raw("b", Dtype::F32, &[2], (0..8).collect());
-    let mut model = Model::new(&[coded.clone(), coded.alias("tied"), raw], &[("config.json", b"{}")]);
+    let mut model =
+        Model::new(&[coded.clone(), coded.alias("tied"), raw], &[("config.json", b"{}")]);
     model.metadata = vec![(b"tool.key".to_vec(), b"value".to_vec())];
     let draft = model.draft();
     let bytes = draft.directory.to_bytes();

@@ -1,4 +1,5 @@
-//! The command as people and programs meet it: exit codes, one line of error with its remedy, JSON, nothing left behind.
+//! The command as people and programs meet it: exit codes, one line of error with its remedy, JSON,
+//! nothing left behind.
 
 #[path = "support/command.rs"]
 mod command;
@@ -19,7 +20,8 @@ fn compress_verify_decompress() {
     let fixture = Fixture::new();
     for (out, back) in [("new.df11", "back-1"), ("folder", "back-2")] {
         let (out, back) = (fixture.path(out), fixture.path(back));
-        let report = json(&[OsStr::new("compress"), fixture.model.as_ref(), OsStr::new("-o"), out.as_ref()]);
+        let report =
+            json(&[OsStr::new("compress"), fixture.model.as_ref(), OsStr::new("-o"), out.as_ref()]);
         assert_eq!((&report["verified"], &report["written"]), (&true.into(), &true.into()));
         assert!(report["ratio"].as_f64().unwrap() < 1.0, "{report}");
         let verified = json(&[OsStr::new("verify"), out.as_ref()]);
@@ -27,7 +29,10 @@ fn compress_verify_decompress() {
         json(&[OsStr::new("decompress"), out.as_ref(), OsStr::new("-o"), back.as_ref()]);
         assert_eq!(names(&back), names(&fixture.model));
         for name in names(&back) {
-            assert_eq!(fs::read(back.join(&name)).unwrap(), fs::read(fixture.model.join(&name)).unwrap());
+            assert_eq!(
+                fs::read(back.join(&name)).unwrap(),
+                fs::read(fixture.model.join(&name)).unwrap()
+            );
         }
     }
     assert_eq!(fs::read(fixture.path("new.df11")).unwrap(), fs::read(&fixture.container).unwrap());
@@ -38,11 +43,15 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.container).unwrap();
     let model = fixture.model.as_os_str();
-    for arguments in
-        [vec![OsStr::new("estimate"), model], vec![OsStr::new("compress"), model, "--dry-run".as_ref()]]
-    {
+    for arguments in [
+        vec![OsStr::new("estimate"), model],
+        vec![OsStr::new("compress"), model, "--dry-run".as_ref()],
+    ] {
         let estimate = json(&arguments);
-        assert_eq!((estimate["written"].as_bool(), fixture.names()), (Some(false), vec!["model".to_owned()]));
+        assert_eq!(
+            (estimate["written"].as_bool(), fixture.names()),
+            (Some(false), vec!["model".to_owned()])
+        );
         assert_eq!(estimate["output"], fixture.container.to_str().unwrap());
     }
     let estimate = json(&[OsStr::new("estimate"), model]);
@@ -51,7 +60,10 @@ fn the_output_has_a_default_and_estimate_tells_its_size() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
-    assert_eq!(fs::metadata(&fixture.container).unwrap().len(), report["stored_bytes"].as_u64().unwrap());
+    assert_eq!(
+        fs::metadata(&fixture.container).unwrap().len(),
+        report["stored_bytes"].as_u64().unwrap()
+    );
 }
 
 #[test]
@@ -102,7 +114,10 @@ fn tiles_are_estimated_compressed_and_shown() {
     let report = json(&["compress", model, "-o", out, "--layout", "tile"]);
     assert_eq!(estimate["stored_bytes"], report["stored_bytes"]);
     assert_eq!(fs::metadata(out).unwrap().len(), report["stored_bytes"].as_u64().unwrap());
-    assert_eq!(estimate["entropy_bits_per_weight"], json(&["estimate", model])["entropy_bits_per_weight"]);
+    assert_eq!(
+        estimate["entropy_bits_per_weight"],
+        json(&["estimate", model])["entropy_bits_per_weight"]
+    );
     let found = json(&["inspect", out, "--tensors"]);
     assert!(found.to_string().contains(r#""encoding":"tile""#), "{found}");
     assert!(good(&["inspect", out, "--tensors"]).contains("  tile  "));
@@ -141,7 +156,11 @@ fn conversion_gives_what_compression_gives() {
     fs::write(container, damaged).unwrap();
     let before = fixture.names();
     let out = fixture.path("out.df11");
-    fails(&["convert", container, out.to_str().unwrap(), "--layout=tile"], 1, &["model.df11", "damaged"]);
+    fails(
+        &["convert", container, out.to_str().unwrap(), "--layout=tile"],
+        1,
+        &["model.df11", "damaged"],
+    );
     fs::remove_file(Path::new(&folder).join("model-00002-of-00002.df11")).unwrap();
     fails(&["convert", &folder, out.to_str().unwrap()], 2, &["open the folder that holds all"]);
     assert_eq!(fixture.names(), before);
@@ -153,15 +172,20 @@ fn inspect_shows_blocks_tensors_and_exponents() {
     let container = fixture.container.as_os_str();
     let found = json(&[OsStr::new("inspect"), container, "--tensors".as_ref()]);
     let blocks = found["blocks"].as_array().unwrap();
-    let tensors: usize = blocks.iter().map(|block| block["tensors"].as_array().unwrap().len()).sum();
+    let tensors: usize =
+        blocks.iter().map(|block| block["tensors"].as_array().unwrap().len()).sum();
     assert_eq!(found["tensor_count"], tensors);
     let counts: u64 = found["exponents"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
     assert_eq!(found["total"]["weights"], counts);
     assert!(found["total"]["entropy_bits_per_weight"].as_f64().unwrap() > 2.0);
     let unmeasured = json(&[OsStr::new("inspect"), container, "--entropy=never".as_ref()]);
-    assert!(unmeasured["exponents"].is_null() && unmeasured["total"]["entropy_bits_per_weight"].is_null());
+    assert!(
+        unmeasured["exponents"].is_null()
+            && unmeasured["total"]["entropy_bits_per_weight"].is_null()
+    );
 
-    let said = good(&[OsStr::new("inspect"), container, "--tensors".as_ref(), "--histogram".as_ref()]);
+    let said =
+        good(&[OsStr::new("inspect"), container, "--tensors".as_ref(), "--histogram".as_ref()]);
     for part in ["model.layers.3", "lm_head.weight", "alias", "I64", "of 256 exponents occur"] {
         assert!(said.contains(part), "{part} in {said}");
     }
@@ -175,7 +199,9 @@ fn the_picture_is_an_svg_and_replaces_nothing_else() {
     let said = good(&[OsStr::new("inspect"), fixture.container.as_ref(), flag, picture.as_ref()]);
     assert!(said.ends_with(&format!("picture   {}\n", picture.display())), "{said}");
     let svg = fs::read_to_string(picture).unwrap();
-    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("model.layers.0"));
+    assert!(
+        svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("model.layers.0")
+    );
     fails(
         &[OsStr::new("inspect"), fixture.container.as_ref(), flag, fixture.container.as_ref()],
         2,
@@ -186,7 +212,8 @@ fn the_picture_is_an_svg_and_replaces_nothing_else() {
 #[test]
 fn doctor_says_how_the_machine_is() {
     let found = json(&["doctor"]);
-    for check in ["version", "build", "cores", "memory", "cpu", "disk", "mapping", "decode", "gpu"] {
+    for check in ["version", "build", "cores", "memory", "cpu", "disk", "mapping", "decode", "gpu"]
+    {
         let status = found["checks"][check]["status"].as_str().unwrap_or_default();
         assert!(matches!(status, "ok" | "warn"), "{check}: {found}");
     }
@@ -200,10 +227,19 @@ fn the_cpu_decodes_where_it_is_sooner_done_or_asked_for() {
     let container = fixture.container.to_str().unwrap();
     // So little is left to the CPU whatever the machine has.
     let found = json(&["verify", container]);
-    assert_eq!((&found["device"]["kind"], &found["device"]["ordinal"]), (&"cpu".into(), &Value::Null));
-    assert!(found["device"]["reason"].as_str().unwrap().contains("before a GPU has started"), "{found}");
+    assert_eq!(
+        (&found["device"]["kind"], &found["device"]["ordinal"]),
+        (&"cpu".into(), &Value::Null)
+    );
+    assert!(
+        found["device"]["reason"].as_str().unwrap().contains("before a GPU has started"),
+        "{found}"
+    );
     let found = json(&["verify", container, "--device", "cpu"]);
-    assert_eq!((&found["device"]["kind"], &found["device"]["reason"]), (&"cpu".into(), &Value::Null));
+    assert_eq!(
+        (&found["device"]["kind"], &found["device"]["reason"]),
+        (&"cpu".into(), &Value::Null)
+    );
     assert!(json(&["verify", container, "--level", "checksums"])["device"].is_null());
     assert!(good(&["verify", container]).trim_end().ends_with("  device     CPU"));
     let out = fixture.path("back");
@@ -219,7 +255,12 @@ fn a_gpu_that_is_not_there_is_an_error_only_where_it_is_asked_for() {
     // Hides those that are there.
     let hidden = |arguments: &[&str]| {
         let mut command = Command::new(BINARY);
-        command.args(arguments).env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null()).output().unwrap()
+        command
+            .args(arguments)
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     };
     for device in ["gpu", "0"] {
         for verb in [&["verify", container][..], &["decompress", container, "-o", out], &["demo"]] {
@@ -230,17 +271,28 @@ fn a_gpu_that_is_not_there_is_an_error_only_where_it_is_asked_for() {
     }
     assert_eq!(fixture.names(), ["model", "model.df11"]);
     let output = hidden(&["demo", "--json"]);
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "the reason is in the document");
+    assert_eq!(
+        (output.status.code(), text(&output.stderr)),
+        (Some(0), ""),
+        "the reason is in the document"
+    );
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(found["device"]["kind"], "cpu");
     assert!(found["device"]["reason"].is_string(), "{found}");
 
-    fails(&["verify", container, "--level", "checksums", "--device", "gpu"], 2, &["decodes nothing"]);
+    fails(
+        &["verify", container, "--level", "checksums", "--device", "gpu"],
+        2,
+        &["decodes nothing"],
+    );
     // What costs nothing to see comes first.
     fs::create_dir(out).unwrap();
     fails(&["decompress", container, "-o", out, "--device", "gpu"], 2, &["exists"]);
     for wrong in ["cuda", "-1", "gpu0", ""] {
-        assert_eq!(df11(&["verify", container, &format!("--device={wrong}")]).status.code(), Some(2));
+        assert_eq!(
+            df11(&["verify", container, &format!("--device={wrong}")]).status.code(),
+            Some(2)
+        );
     }
 }
 
@@ -301,7 +353,11 @@ fn a_bad_source_is_refused_and_nothing_is_made() {
     ] {
         for out in ["out.df11", "out"] {
             let (source, out) = (fixture.path(name), fixture.path(out));
-            fails(&[OsStr::new("compress"), source.as_ref(), "-o".as_ref(), out.as_ref()], 2, &[part]);
+            fails(
+                &[OsStr::new("compress"), source.as_ref(), "-o".as_ref(), out.as_ref()],
+                2,
+                &[part],
+            );
         }
     }
     assert_eq!(fixture.names(), before);
@@ -328,7 +384,11 @@ fn force_does_not_delete_what_is_no_earlier_output() {
     fs::write(precious.join("cat.jpg"), "cat").unwrap();
     let model = fixture.model.as_os_str();
     let compress = |out: &Path, part: &str| {
-        fails(&[OsStr::new("compress"), model, "-o".as_ref(), out.as_ref(), "--force".as_ref()], 2, &[part]);
+        fails(
+            &[OsStr::new("compress"), model, "-o".as_ref(), out.as_ref(), "--force".as_ref()],
+            2,
+            &[part],
+        );
     };
     compress(&precious, "not part of an earlier output");
     compress(&precious.join("cat.jpg"), "is a file");
@@ -349,7 +409,11 @@ fn damage_fails_the_check_and_a_newer_version_does_not() {
     fs::write(&fixture.container, &damaged).unwrap();
     fails(&verify, 1, &["model.df11", "damaged"]);
     let back = fixture.path("back");
-    fails(&[OsStr::new("decompress"), fixture.container.as_ref(), "-o".as_ref(), back.as_ref()], 1, &[]);
+    fails(
+        &[OsStr::new("decompress"), fixture.container.as_ref(), "-o".as_ref(), back.as_ref()],
+        1,
+        &[],
+    );
     assert_eq!(fixture.names(), ["model", "model.df11"]);
 
     fs::write(&fixture.container, &original[..original.len() - 100]).unwrap();
@@ -436,8 +500,9 @@ mod unix {
             eprintln!("skipped: cannot mount a small disk here ({})", text(&mounted.stderr).trim());
             return;
         }
-        let outputs = [disk.join("new.df11"), disk.join("new")]
-            .map(|out| df11(&[OsStr::new("compress"), fixture.model.as_ref(), "-o".as_ref(), out.as_ref()]));
+        let outputs = [disk.join("new.df11"), disk.join("new")].map(|out| {
+            df11(&[OsStr::new("compress"), fixture.model.as_ref(), "-o".as_ref(), out.as_ref()])
+        });
         let left = names(&disk);
         assert!(shell("umount \"$2/disk\"", &fixture).status.success());
         for output in outputs {
@@ -460,10 +525,11 @@ mod unix {
         let single = fixture.path("single.df11");
         let first = fixture.model.join("model-00001-of-00002.safetensors");
         good(&[OsStr::new("compress"), first.as_ref(), "-o".as_ref(), single.as_ref()]);
-        let outputs = [("back", &fixture.container), ("back.safetensors", &single)].map(|(out, source)| {
-            let out = disk.join(out);
-            df11(&[OsStr::new("decompress"), source.as_ref(), "-o".as_ref(), out.as_ref()])
-        });
+        let outputs =
+            [("back", &fixture.container), ("back.safetensors", &single)].map(|(out, source)| {
+                let out = disk.join(out);
+                df11(&[OsStr::new("decompress"), source.as_ref(), "-o".as_ref(), out.as_ref()])
+            });
         let left = names(&disk);
         assert!(shell("umount \"$2/disk\"", &fixture).status.success());
         for output in outputs {
@@ -481,7 +547,8 @@ mod unix {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o555)).unwrap();
         fs::set_permissions(fixture.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         for name in names(&fixture.model) {
-            fs::set_permissions(fixture.model.join(name), fs::Permissions::from_mode(0o644)).unwrap();
+            fs::set_permissions(fixture.model.join(name), fs::Permissions::from_mode(0o644))
+                .unwrap();
         }
         let mut command = Command::new(BINARY);
         command
@@ -508,7 +575,8 @@ mod unix {
     fn wait_for_part(folder: &Path) {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
-            if names(folder).iter().any(|name| Path::new(name).extension() == Some("part".as_ref())) {
+            if names(folder).iter().any(|name| Path::new(name).extension() == Some("part".as_ref()))
+            {
                 return;
             }
             thread::sleep(Duration::from_micros(200));
@@ -523,14 +591,20 @@ mod unix {
         let model = demo::checkpoint(big.path(), demo::DEMO, 1).unwrap();
         for out in ["new.df11", "new"] {
             let child = Command::new(BINARY)
-                .args([OsStr::new("compress"), model.as_ref(), "-o".as_ref(), fixture.path(out).as_ref()])
+                .args([
+                    OsStr::new("compress"),
+                    model.as_ref(),
+                    "-o".as_ref(),
+                    fixture.path(out).as_ref(),
+                ])
                 .args(["--threads", "1"])
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
             wait_for_part(fixture.folder.path());
-            let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+            let killed =
+                Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
             assert!(killed.success());
             let output = child.wait_with_output().unwrap();
             assert_fails(&output, 130, &["interrupted"]);
@@ -548,7 +622,8 @@ fn files_beside_the_containers_are_named() {
     good(&["compress", model, "-o", folder, "--metadata", "tool.a=b=c"]);
     assert_eq!(json(&["inspect", folder])["metadata"], serde_json::json!({ "tool.a": "b=c" }));
     assert!(good(&["inspect", folder]).contains("metadata  tool.a = b=c"));
-    let twice = ["compress", model, "-o", "twice.df11", "--metadata", "a.b=1", "--metadata", "a.b=2"];
+    let twice =
+        ["compress", model, "-o", "twice.df11", "--metadata", "a.b=1", "--metadata", "a.b=2"];
     fails(&twice, 2, &["two values"]);
     assert_eq!(json(&["verify", folder])["good"], true);
     let back = fixture.path("back");
@@ -560,7 +635,10 @@ fn files_beside_the_containers_are_named() {
     fs::write(Path::new(folder).join("model.safetensors"), "stray").unwrap();
     let text = good(&["decompress", folder, "-o", back, "--force"]);
     assert!(!text.contains("every file"), "{text}");
-    assert!(text.contains("unchecked notes.md") && text.contains("left out  model.safetensors"), "{text}");
+    assert!(
+        text.contains("unchecked notes.md") && text.contains("left out  model.safetensors"),
+        "{text}"
+    );
 
     fs::write(Path::new(folder).join("config.json"), "{}").unwrap();
     let message = ["config.json", "was changed", "--keep-changed"];
@@ -576,7 +654,8 @@ fn files_beside_the_containers_are_named() {
 #[test]
 fn what_cannot_be_checked_is_an_answer_of_its_own() {
     let fixture = Fixture::new();
-    let vector = Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors/valid/unknown-encoding.df11.gz");
+    let vector =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors/valid/unknown-encoding.df11.gz");
     let mut bytes = Vec::new();
     let mut decoder = flate2::read::GzDecoder::new(fs::File::open(vector).unwrap());
     std::io::Read::read_to_end(&mut decoder, &mut bytes).unwrap();
@@ -621,5 +700,9 @@ fn estimate_tells_which_gpu_holds_what() {
     assert!(stored.1 == 0 && fast.1 > 0 && fast.0 != stored.0, "{stored:?} {fast:?}");
     assert_eq!(taken("auto"), fast);
     fails(&["estimate", container], 2, &["compressed already", "df11 inspect"]);
-    fails(&["estimate", model, "--gpus", "1000"], 2, &["GPU 0 of the plan may use 1000 bytes", "more GPUs"]);
+    fails(
+        &["estimate", model, "--gpus", "1000"],
+        2,
+        &["GPU 0 of the plan may use 1000 bytes", "more GPUs"],
+    );
 }

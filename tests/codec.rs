@@ -1,5 +1,5 @@
-//! The codec against a naive decoder, for many distributions, sizes, chunkings and ranges, and against
-//! hostile arrays.
+//! The codec against a naive decoder, for many distributions, sizes, chunkings and ranges, and
+//! against hostile arrays.
 
 #[path = "../benches/support/normal.rs"]
 mod normal;
@@ -69,7 +69,9 @@ fn check_by_definition(weights: &[u8], tensor: &EncodedTensor) {
     let blocks = threads.div_ceil(u64::from(geometry.threads_per_block()));
     let offsets: Vec<u8> = (0..=blocks)
         .map(|block| if block == blocks { u64::MAX } else { block * geometry.thread_block_bits() })
-        .map(|start| boundaries[..boundaries.len() - 1].partition_point(|&boundary| boundary < start) as u64)
+        .map(|start| {
+            boundaries[..boundaries.len() - 1].partition_point(|&boundary| boundary < start) as u64
+        })
         .flat_map(u64::to_le_bytes)
         .collect();
     assert_eq!(tensor.output_offsets, offsets);
@@ -80,7 +82,8 @@ fn verify(tensor: &EncodedTensor, blocks_a_span: u64) -> df11::Result<()> {
     let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
     let blocks = tensor.layout.thread_block_count();
     for start in (0..blocks).step_by(blocks_a_span as usize) {
-        let span = tensor.arrays().span(&tensor.layout, start..(start + blocks_a_span).min(blocks))?;
+        let span =
+            tensor.arrays().span(&tensor.layout, start..(start + blocks_a_span).min(blocks))?;
         decoder.verify_index(&span)?;
     }
     Ok(())
@@ -104,7 +107,8 @@ fn geometries() -> impl Iterator<Item = Geometry> {
 
 #[test]
 fn every_pattern_in_every_geometry() {
-    let weights: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40503).to_le_bytes()).collect();
+    let weights: Vec<u8> =
+        (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40503).to_le_bytes()).collect();
     geometries().for_each(|geometry| drop(check(&weights, geometry)));
 }
 
@@ -120,7 +124,8 @@ fn few_exponents() {
 
 #[test]
 fn lengths_up_to_the_limit() {
-    // Fibonacci counts make the deepest codes; shuffled, and in order so that long codes stand together.
+    // Fibonacci counts make the deepest codes; shuffled, and in order so that long codes stand
+    // together.
     let mut exponents: Vec<u8> = Vec::new();
     let (mut a, mut b) = (1, 1);
     for symbol in 0..23 {
@@ -169,12 +174,13 @@ fn a_last_thread_block_in_which_no_code_starts() {
 }
 
 fn exponents() -> impl Strategy<Value = Vec<u8>> {
-    let skewed = (1u32..40, 0u8..=255, 1usize..40_000, any::<u64>()).prop_map(|(skew, top, count, seed)| {
-        let mut random = Random(seed);
-        // Geometric: each exponent 2^(skew/10) times rarer than the one above it.
-        let mut draw = || ((random.next() | 1 << 20).leading_zeros() * 10 / skew) as u8;
-        (0..count).map(|_| top.wrapping_sub(draw())).collect()
-    });
+    let skewed =
+        (1u32..40, 0u8..=255, 1usize..40_000, any::<u64>()).prop_map(|(skew, top, count, seed)| {
+            let mut random = Random(seed);
+            // Geometric: each exponent 2^(skew/10) times rarer than the one above it.
+            let mut draw = || ((random.next() | 1 << 20).leading_zeros() * 10 / skew) as u8;
+            (0..count).map(|_| top.wrapping_sub(draw())).collect()
+        });
     prop_oneof![3 => skewed, 1 => prop::collection::vec(any::<u8>(), 1..3000)]
 }
 
@@ -279,15 +285,15 @@ fn only_corrupt<T>(result: df11::Result<T>) {
     }
 }
 
-/// The least bits of any prefix code with this limit, by dynamic programming over the numbers of leaves and
-/// inner nodes on each level: an algorithm that shares nothing with package-merge.
+/// The least bits of any prefix code with this limit, by dynamic programming over the numbers of
+/// leaves and inner nodes on each level: an algorithm that shares nothing with package-merge.
 fn optimal_bits(counts: &[u64], limit: u8) -> u64 {
     let mut sorted = counts.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let n = sorted.len();
     let tail: Vec<u64> = (0..=n).map(|placed| sorted[placed..].iter().sum()).collect();
-    // best[placed][nodes]: the least cost with `placed` commonest symbols placed and `nodes` nodes open on
-    // this level.
+    // best[placed][nodes]: the least cost with `placed` commonest symbols placed and `nodes` nodes
+    // open on this level.
     let mut best = vec![vec![u64::MAX; 2 * n + 1]; n + 1];
     best[0][1] = 0;
     let mut least = u64::MAX;
@@ -345,8 +351,8 @@ fn each_rule_of_the_index_is_checked() {
     // The same for a later thread block: decoding succeeds, verification does not.
     let entry = u64::from_le_bytes(*good.output_offsets[8..].first_chunk().unwrap());
     let at = 2 * entry as usize;
-    let length =
-        good.codebook[usize::from(bf16::exponent(u16::from_le_bytes([weights[at], weights[at + 1]])))];
+    let length = good.codebook
+        [usize::from(bf16::exponent(u16::from_le_bytes([weights[at], weights[at + 1]])))];
     let mut bad = good.clone();
     bad.gaps[32] += length;
     bad.output_offsets[8..16].copy_from_slice(&(entry + 1).to_le_bytes());
@@ -358,7 +364,8 @@ fn each_rule_of_the_index_is_checked() {
     bad.gaps[5] ^= 0x10;
     assert_eq!(bad.decode(all.clone()).unwrap(), weights);
     corrupt(&verify(&bad, 1), "gaps");
-    for (at, value) in [(0, 1), (8, 0), (8, u64::MAX), (16, 1 << 40), (good.output_offsets.len() - 8, 29_999)]
+    for (at, value) in
+        [(0, 1), (8, 0), (8, u64::MAX), (16, 1 << 40), (good.output_offsets.len() - 8, 29_999)]
     {
         let mut bad = good.clone();
         bad.output_offsets[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
@@ -376,7 +383,8 @@ fn a_changed_source_is_noticed() {
     let mut output = ChunkOutput::default();
     let encode = |weights: &[u8], output: &mut ChunkOutput| {
         let end_bit = tensor.layout.bit_count();
-        let input = ChunkInput { weights, elements: 1 << 16, first_element: 0, start_bit: 0, end_bit };
+        let input =
+            ChunkInput { weights, elements: 1 << 16, first_element: 0, start_bit: 0, end_bit };
         encoder.encode(&input, output)
     };
     encode(&weights, &mut output).unwrap();
@@ -385,14 +393,17 @@ fn a_changed_source_is_noticed() {
         for flip in [0x7F, 0x01, 0x40] {
             let mut changed = weights.clone();
             changed[at] ^= flip;
-            let length = |word: &[u8]| lengths.get(bf16::exponent(u16::from_le_bytes([word[0], word[1]])));
+            let length =
+                |word: &[u8]| lengths.get(bf16::exponent(u16::from_le_bytes([word[0], word[1]])));
             let (old, new) = (length(&weights[at - 1..]), length(&changed[at - 1..]));
             assert_eq!(encode(&changed, &mut output).is_err(), old != new);
         }
     }
     // Much longer, much shorter, and without codes.
     for exponent in [100, 120, 255] {
-        assert!(encode(&weights_of(std::iter::repeat_n(exponent, 1 << 16), 9), &mut output).is_err());
+        assert!(
+            encode(&weights_of(std::iter::repeat_n(exponent, 1 << 16), 9), &mut output).is_err()
+        );
     }
     encode(&weights, &mut output).unwrap();
     assert_eq!(output.bitstream().bytes, tensor.bitstream);
@@ -404,15 +415,23 @@ fn an_exponent_without_a_code_is_noticed_where_the_bits_agree() {
     for count in [800, 40_000] {
         let exponents: Vec<u8> = (0..count).map(|at| [1, 1, 1, 1, 2, 2, 3, 4][at % 8]).collect();
         let tensor =
-            encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE).unwrap();
+            encode_tensor(&weights_of(exponents.iter().copied(), 12), Geometry::default(), WHOLE)
+                .unwrap();
         let encoder = ChunkEncoder::new(&read_codebook(&tensor.codebook).unwrap(), &tensor.layout);
         // Code by code, one bit is lost; in pairs of codes, those of both.
-        for (lost, longer, now) in [(0, 1, 2), (1, 8, 2), (count - 8, 0, 2), (0, 8, 3), (count - 7, 8, 3)] {
+        for (lost, longer, now) in
+            [(0, 1, 2), (1, 8, 2), (count - 8, 0, 2), (0, 8, 3), (count - 7, 8, 3)]
+        {
             let mut changed = exponents.clone();
             (changed[lost], changed[longer]) = (200, now);
             let (weights, end_bit) = (weights_of(changed, 12), tensor.layout.bit_count());
-            let input =
-                ChunkInput { weights: &weights, elements: count, first_element: 0, start_bit: 0, end_bit };
+            let input = ChunkInput {
+                weights: &weights,
+                elements: count,
+                first_element: 0,
+                start_bit: 0,
+                end_bit,
+            };
             assert!(encoder.encode(&input, &mut ChunkOutput::default()).is_err());
         }
     }
@@ -423,7 +442,8 @@ fn impossible_requests_are_the_callers_fault() {
     let weights = normal::weights(10, 1, 1 << 15, |_| 0.02);
     let tensor = encode_tensor(&weights, Geometry::default(), WHOLE).unwrap();
     let (layout, arrays) = (&tensor.layout, tensor.arrays());
-    let parameter = |result: df11::Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
+    let parameter =
+        |result: df11::Result<()>| assert!(matches!(result, Err(Error::Parameter { .. })));
     parameter(arrays.span(layout, 0..0).map(drop));
     parameter(arrays.span(layout, 0..layout.thread_block_count() + 1).map(drop));
     parameter(tensor.decode(5..5).map(drop));
@@ -435,7 +455,10 @@ fn impossible_requests_are_the_callers_fault() {
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..10], &mut [0; 19]));
     parameter(decoder.decode(&span, 0..10, &tensor.plane[..9], &mut [0; 18]));
     // Weights that exist, but not in this span: what the index led to is at fault.
-    assert!(matches!(decoder.decode(&span, 20_000..20_001, &[0], &mut [0; 2]), Err(Error::Corrupt { .. })));
+    assert!(matches!(
+        decoder.decode(&span, 20_000..20_001, &[0], &mut [0; 2]),
+        Err(Error::Corrupt { .. })
+    ));
     let mut short = span.clone();
     short.bitstream = &short.bitstream[1..];
     parameter(decoder.verify_index(&short));
@@ -450,6 +473,9 @@ fn luts_agree_with_the_codes() {
     for bits in 0..=u16::MAX {
         let (symbol, length) = luts.find(bits).unwrap();
         let code = codes.get(symbol);
-        assert_eq!((length, u32::from(bits) & ((1 << length) - 1)), (code.length, u32::from(code.bits)));
+        assert_eq!(
+            (length, u32::from(bits) & ((1 << length) - 1)),
+            (code.length, u32::from(code.bits))
+        );
     }
 }

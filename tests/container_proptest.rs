@@ -6,7 +6,9 @@ mod container;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use container::{Item, normal_weights, prefix};
-use df11::{CompressOptions, DecompressOptions, Dtype, Layout, Level, Source, compress, convert, decompress};
+use df11::{
+    CompressOptions, DecompressOptions, Dtype, Layout, Level, Source, compress, convert, decompress,
+};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 #[derive(Clone, Debug)]
@@ -123,7 +125,10 @@ fn check_tensor(model: &df11::Model, item: &Item) {
     for range in [0..1, rows - 1..rows, rows / 3..rows, rows / 2..rows / 2] {
         let mut out = vec![0xAA; ((range.end - range.start) * row) as usize];
         tensor.slice(std::slice::from_ref(&range)).unwrap().decode_into(&mut out).unwrap();
-        assert!(out == item.data[(range.start * row) as usize..(range.end * row) as usize], "rows {range:?}");
+        assert!(
+            out == item.data[(range.start * row) as usize..(range.end * row) as usize],
+            "rows {range:?}"
+        );
     }
 }
 
@@ -168,7 +173,9 @@ fn convert_there_and_back(case: &Case, model: &df11::Model, folder: &Path, origi
         .iter()
         .map(|shard| shard.path().strip_prefix(original).unwrap().to_str().unwrap().to_owned())
         .collect();
-    for path in containers.iter().chain(case.side.iter().map(|(path, _)| path).filter(|_| !case.single)) {
+    for path in
+        containers.iter().chain(case.side.iter().map(|(path, _)| path).filter(|_| !case.single))
+    {
         let at = |root: &Path| if path.is_empty() { root.to_owned() } else { root.join(path) };
         assert!(fs::read(at(original)).unwrap() == fs::read(at(&back)).unwrap(), "{path}");
     }

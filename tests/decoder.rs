@@ -1,4 +1,5 @@
-//! Verification and restoring through other decoders than the CPU: what they get is checked as well.
+//! Verification and restoring through other decoders than the CPU: what they get is checked as
+//! well.
 
 #[path = "support/container.rs"]
 mod container;
@@ -26,8 +27,9 @@ struct Ahead {
 
 impl Ahead {
     fn of(model: &Model) -> Self {
-        let tensors =
-            model.tensors().map(|tensor| (tensor.name().to_owned(), tensor.decode::<u8>().unwrap()));
+        let tensors = model
+            .tensors()
+            .map(|tensor| (tensor.name().to_owned(), tensor.decode::<u8>().unwrap()));
         Self { tensors: tensors.collect(), read: AtomicU64::new(0) }
     }
 }
@@ -71,7 +73,11 @@ struct PreparedLie<'a> {
 impl Decoder for Liar {
     fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>> {
         let (truth, last) = (Cpu.prepare(tensor)?, tensor.byte_length()? - 1);
-        Ok(Box::new(PreparedLie { truth, last, fails: (tensor.name() == self.victim).then_some(self.fails) }))
+        Ok(Box::new(PreparedLie {
+            truth,
+            last,
+            fails: (tensor.name() == self.victim).then_some(self.fails),
+        }))
     }
 }
 
@@ -81,7 +87,10 @@ impl PreparedTensor for PreparedLie<'_> {
         match self.fails {
             Some(fails) if range.contains(&self.last) => {
                 if fails {
-                    return Err(Error::Gpu { problem: "on fire".into(), remedy: "put it out".into() });
+                    return Err(Error::Gpu {
+                        problem: "on fire".into(),
+                        remedy: "put it out".into(),
+                    });
                 }
                 *out.last_mut().unwrap() ^= 1;
                 Ok(())

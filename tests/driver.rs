@@ -1,8 +1,9 @@
-//! What the command says where the GPU's driver is missing, old, broken, or out of memory. No such drivers are at hand: a stand-in,
-//! compiled from support/driver.c, takes the place of the driver's library, and the environment of each process says how it answers.
+//! What the command says where the GPU's driver is missing, old, broken, or out of memory. No such
+//! drivers are at hand: a stand-in, compiled from support/driver.c, takes the place of the driver's
+//! library, and the environment of each process says how it answers.
 //!
-//! Where no C compiler is (Rust links with one, so there mostly is), each test says SKIPPED on the standard error; with
-//! `DF11_REQUIRE_CC` set that is a failure.
+//! Where no C compiler is (Rust links with one, so there mostly is), each test says SKIPPED on the
+//! standard error; with `DF11_REQUIRE_CC` set that is a failure.
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 
 #[path = "support/driver.rs"]
@@ -49,8 +50,11 @@ impl Driver {
         command.args(arguments).stdin(Stdio::null()).env("LD_LIBRARY_PATH", self.folder.path());
         command.env_remove("CUDA_VISIBLE_DEVICES");
         for &(name, answer) in CONSTANTS.iter().chain(answers) {
-            let name =
-                if name == "CUDA_VISIBLE_DEVICES" { name.to_owned() } else { format!("DRIVER_{name}") };
+            let name = if name == "CUDA_VISIBLE_DEVICES" {
+                name.to_owned()
+            } else {
+                format!("DRIVER_{name}")
+            };
             command.env(name, answer);
         }
         let output = command.output().unwrap();
@@ -111,7 +115,8 @@ fn refusal(output: &Output) -> String {
 fn safetensors(folder: &TempDir, dtype: &str, bytes: &[u8]) -> PathBuf {
     let rows = bytes.len() / 16 / if dtype == "F32" { 4 } else { 2 };
     let end = bytes.len();
-    let header = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[{rows},16],"data_offsets":[0,{end}]}}}}"#);
+    let header =
+        format!(r#"{{"a":{{"dtype":"{dtype}","shape":[{rows},16],"data_offsets":[0,{end}]}}}}"#);
     let path = folder.path().join("model.safetensors");
     let length = (header.len() as u64).to_le_bytes();
     fs::write(&path, [&length, header.as_bytes(), bytes].concat()).unwrap();
@@ -124,7 +129,10 @@ const NEWER: &str = "install a driver of CUDA 12.0 (R525) or newer";
 fn a_machine_without_a_driver_lacks_nothing() {
     let driver = Driver::missing();
     let line = driver.refusal(&[]);
-    assert!(line.starts_with("no NVIDIA driver on this machine; install one of CUDA 12.0"), "{line}");
+    assert!(
+        line.starts_with("no NVIDIA driver on this machine; install one of CUDA 12.0"),
+        "{line}"
+    );
     let found = driver.doctor(&[]);
     assert_eq!((&found["status"], &found["remedy"]), (&"ok".into(), &Value::Null));
     assert_eq!(found["text"], format!("none in use: {line}"));
@@ -134,7 +142,10 @@ fn a_machine_without_a_driver_lacks_nothing() {
 fn old_drivers_are_refused() {
     let Some(driver) = Driver::compile(&[]) else { return };
     for (version, known) in [("11040", "11.4"), ("11080", "11.8"), ("9020", "9.2")] {
-        driver.refuses(&[("version", version)], &[&format!("the NVIDIA driver knows CUDA {known}"), NEWER]);
+        driver.refuses(
+            &[("version", version)],
+            &[&format!("the NVIDIA driver knows CUDA {known}"), NEWER],
+        );
     }
     assert_eq!(driver.doctor(&[("version", "12000")])["status"], "ok");
 }
@@ -175,19 +186,27 @@ fn a_driver_that_does_not_start_is_refused() {
 fn answers_that_the_binding_does_not_know_are_told() {
     let Some(driver) = Driver::compile(&[]) else { return };
     driver.refuses(&[("cuInit", "226")], &["words for 226 (CUDA_ERROR_226)", "the system's log"]);
-    driver
-        .refuses(&[("cuInit", "4711")], &["starting the NVIDIA driver: CUDA error 4711", "the system's log"]);
+    driver.refuses(
+        &[("cuInit", "4711")],
+        &["starting the NVIDIA driver: CUDA error 4711", "the system's log"],
+    );
 }
 
 #[test]
 fn a_driver_without_gpus_is_told_from_hidden_gpus() {
     let Some(driver) = Driver::compile(&[]) else { return };
     for none in [("devices", "0"), ("cuInit", "100")] {
-        driver.refuses(&[none], &["the driver shows no GPU; check that nvidia-smi lists one", "--gpus all"]);
+        driver.refuses(
+            &[none],
+            &["the driver shows no GPU; check that nvidia-smi lists one", "--gpus all"],
+        );
     }
     for (hidden, said) in [("", "CUDA_VISIBLE_DEVICES=\"\""), ("7", "CUDA_VISIBLE_DEVICES=\"7\"")] {
         let answers = [("CUDA_VISIBLE_DEVICES", hidden), ("devices", "0")];
-        driver.refuses(&answers, &["the driver shows no GPU, with", said, "unset CUDA_VISIBLE_DEVICES"]);
+        driver.refuses(
+            &answers,
+            &["the driver shows no GPU, with", said, "unset CUDA_VISIBLE_DEVICES"],
+        );
     }
 }
 
@@ -199,11 +218,23 @@ fn a_gpu_that_does_not_open_is_refused() {
         (("capability", "75"), &["Stand-in 0 has compute capability 7.5", "8.0 (Ampere) or newer"]),
         (("cuDevicePrimaryCtxRetain", "2"), &["starting the GPU: words for 2", memory]),
         (("cuDevicePrimaryCtxRetain", "46"), &["starting the GPU: words for 46", "compute mode"]),
-        (("cuDevicePrimaryCtxRetain", "214"), &["starting the GPU: words for 214", "reset the GPU"]),
-        (("cuModuleLoadData", "209"), &["loading the kernels: words for 209", "8.0 (Ampere) or newer"]),
-        (("cuModuleLoadData", "221"), &["loading the kernels: words for 221", "libnvidia-ptxjitcompiler"]),
+        (
+            ("cuDevicePrimaryCtxRetain", "214"),
+            &["starting the GPU: words for 214", "reset the GPU"],
+        ),
+        (
+            ("cuModuleLoadData", "209"),
+            &["loading the kernels: words for 209", "8.0 (Ampere) or newer"],
+        ),
+        (
+            ("cuModuleLoadData", "221"),
+            &["loading the kernels: words for 221", "libnvidia-ptxjitcompiler"],
+        ),
         (("cuModuleLoadData", "222"), &["loading the kernels: words for 222", NEWER]),
-        (("cuModuleLoadData", "223"), &["loading the kernels: words for 223", "unset CUDA_DISABLE_PTX_JIT"]),
+        (
+            ("cuModuleLoadData", "223"),
+            &["loading the kernels: words for 223", "unset CUDA_DISABLE_PTX_JIT"],
+        ),
         (("cuMemAlloc_v2", "2"), &["allocating device memory: words for 2", memory]),
     ];
     for (answer, parts) in cases {
@@ -211,7 +242,10 @@ fn a_gpu_that_does_not_open_is_refused() {
     }
     for (kernel, _) in CONSTANTS {
         let other = [(kernel, "128,1,16")];
-        driver.refuses(&other, &["the kernels' structures have [128, 1, 16] bytes", "build df11 again"]);
+        driver.refuses(
+            &other,
+            &["the kernels' structures have [128, 1, 16] bytes", "build df11 again"],
+        );
     }
 }
 
@@ -221,7 +255,10 @@ fn a_gpu_that_works_is_named() {
     let found = driver.doctor(&[("devices", "2"), ("version", "13010")]);
     let gpu = |at| format!("Stand-in {at}, 1.07 GB, driver of CUDA 13.1");
     assert_eq!(found["text"], format!("{}; {}; the kernels load", gpu(0), gpu(1)));
-    assert_eq!((&found["status"], found["value"]["devices"].as_array().unwrap().len()), (&"ok".into(), 2));
+    assert_eq!(
+        (&found["status"], found["value"]["devices"].as_array().unwrap().len()),
+        (&"ok".into(), 2)
+    );
     // Where the driver does not take the machine code, there is PTX.
     let hopper = [("capability", "90"), ("machine_code", "209")];
     assert_eq!(driver.doctor(&hopper)["status"], "ok");
@@ -238,8 +275,9 @@ fn a_failure_of_any_function_is_told_in_one_line() {
     for function in functions() {
         let output = driver.bench(&[(function, "700")], &file);
         if output.status.success() {
-            // What is free is asked for only where memory does not suffice, how a kernel fits where it is launched, and rows are
-            // copied where columns are wanted. The command multiplies nothing.
+            // What is free is asked for only where memory does not suffice, how a kernel fits where
+            // it is launched, and rows are copied where columns are wanted. The command multiplies
+            // nothing.
             let minor = [
                 "LaunchKernelEx",
                 "TensorMap",
@@ -303,26 +341,43 @@ fn what_a_gpu_copies_is_verified_and_restored() {
     let file = safetensors(&driver.folder, "F32", &bytes);
     let container = compressed(&driver, &file);
     let back = driver.folder.path().join("back.safetensors");
-    for verb in [&["verify", &container][..], &["decompress", &container, "-o", back.to_str().unwrap()]] {
-        let output = driver.run(&[("devices", "2")], &[verb, &ON_GPU, &["--threads", "5"]].concat());
+    for verb in
+        [&["verify", &container][..], &["decompress", &container, "-o", back.to_str().unwrap()]]
+    {
+        let output =
+            driver.run(&[("devices", "2")], &[verb, &ON_GPU, &["--threads", "5"]].concat());
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
         let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!((&said["device"]["name"], &said["device"]["ordinal"]), (&"Stand-in 0".into(), &0.into()));
+        assert_eq!(
+            (&said["device"]["name"], &said["device"]["ordinal"]),
+            (&"Stand-in 0".into(), &0.into())
+        );
     }
     assert!(fs::read(file).unwrap() == fs::read(back).unwrap());
     let output = driver.run(&[("devices", "2")], &["verify", &container, "--device", "1"]);
-    assert!(text(&output.stdout).trim_end().ends_with("  device     Stand-in 1, GPU 1"), "{output:?}");
-    let line = refusal(&driver.run(&[("memory", "5000")], &[&["verify", &container], &ON_GPU[..]].concat()));
-    assert!(line.contains("takes ") && line.contains("Stand-in 0 has 5000 free; free memory"), "{line}");
+    assert!(
+        text(&output.stdout).trim_end().ends_with("  device     Stand-in 1, GPU 1"),
+        "{output:?}"
+    );
+    let line = refusal(
+        &driver.run(&[("memory", "5000")], &[&["verify", &container], &ON_GPU[..]].concat()),
+    );
+    assert!(
+        line.contains("takes ") && line.contains("Stand-in 0 has 5000 free; free memory"),
+        "{line}"
+    );
 }
 
 #[test]
 fn what_a_gpu_makes_up_is_noticed_and_not_restored() {
     let Some(driver) = Driver::compile(&[]) else { return };
     // Large enough to be coded; the stand-in runs no kernels.
-    let container = compressed(&driver, &safetensors(&driver.folder, "BF16", &[0x11, 0x3C].repeat(1 << 16)));
+    let container =
+        compressed(&driver, &safetensors(&driver.folder, "BF16", &[0x11, 0x3C].repeat(1 << 16)));
     let back = driver.folder.path().join("back.safetensors");
-    for verb in [&["verify", &container][..], &["decompress", &container, "-o", back.to_str().unwrap()]] {
+    for verb in
+        [&["verify", &container][..], &["decompress", &container, "-o", back.to_str().unwrap()]]
+    {
         let output = driver.run(&[], &[verb, &ON_GPU[..]].concat());
         let line = text(&output.stderr);
         assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");

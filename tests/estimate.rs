@@ -1,4 +1,5 @@
-//! Estimates and outlines: what compression would make, told without making it: `cargo test --test estimate`.
+//! Estimates and outlines: what compression would make, told without making it:
+//! `cargo test --test estimate`.
 
 use std::{fs::File, io::Write, path::Path};
 
@@ -14,7 +15,10 @@ fn folder(root: &Path) -> Source {
 fn said(model: &Model) -> Vec<String> {
     let shards = model.shards().iter().map(|shard| {
         let d = shard.directory();
-        format!("{:?} {:?} {:?} {:?} {:?} {:?}", d.shard, d.files, d.blocks, d.sections, d.tensors, d.arrays)
+        format!(
+            "{:?} {:?} {:?} {:?} {:?} {:?}",
+            d.shard, d.files, d.blocks, d.sections, d.tensors, d.arrays
+        )
     });
     shards.collect()
 }

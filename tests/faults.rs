@@ -19,7 +19,8 @@ use command::{BINARY, Fixture, assert_fails, good, json, names, text};
 const RENAMES: &str = "rename,renameat,renameat2";
 
 fn has_strace() -> bool {
-    let probe = Command::new("strace").args(["-f", "-o", "/dev/null", BINARY, "--version"]).output();
+    let probe =
+        Command::new("strace").args(["-f", "-o", "/dev/null", BINARY, "--version"]).output();
     if probe.is_ok_and(|output| output.status.success()) {
         return true;
     }
@@ -76,7 +77,12 @@ fn the_only_whole_copy_is_never_deleted() {
         good(&["compress", &fixture.arg("model"), "-o", &out, "--layout=gap"]);
         let before = contents(Path::new(&out)).unwrap();
         let store = tempfile::tempdir().unwrap();
-        good(&["compress", &fixture.arg("model"), "-o", store.path().join("out").to_str().unwrap()]);
+        good(&[
+            "compress",
+            &fixture.arg("model"),
+            "-o",
+            store.path().join("out").to_str().unwrap(),
+        ]);
         let after = contents(&store.path().join("out")).unwrap();
         let arguments = ["compress", &fixture.arg("model"), "-o", &out, "--force"];
         let mut most = 0;

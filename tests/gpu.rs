@@ -1,6 +1,6 @@
-//! Decoding on the GPU, against the CPU's results: `cargo test --test gpu`. Where no GPU is, each test says SKIPPED on the standard
-//! error; with `DF11_REQUIRE_GPU` set that is a failure. On another machine than that of the build, `DF11_COMMAND` names the
-//! command.
+//! Decoding on the GPU, against the CPU's results: `cargo test --test gpu`. Where no GPU is, each
+//! test says SKIPPED on the standard error; with `DF11_REQUIRE_GPU` set that is a failure. On
+//! another machine than that of the build, `DF11_COMMAND` names the command.
 #![cfg(feature = "cuda")]
 
 #[path = "support/container.rs"]
@@ -68,8 +68,9 @@ fn gpu() -> Option<&'static Device> {
 /// An encoding: ways to cut its tensors, and the GPUs that it is tested on.
 struct Family {
     cuts: &'static [Cut],
-    /// Shared memory of a block: all that the GPU has; what those of compute capability 8.6, 8.9 and 12.0 have; and so little that blocks
-    /// have few warps (of `gap` one to eleven, of which not all make a group; of `tile` one where tiles are as large as they can be).
+    /// Shared memory of a block: all that the GPU has; what those of compute capability 8.6, 8.9
+    /// and 12.0 have; and so little that blocks have few warps (of `gap` one to eleven, of which
+    /// not all make a group; of `tile` one where tiles are as large as they can be).
     rooms: [u32; 3],
 }
 
@@ -84,8 +85,9 @@ impl Family {
         static DEVICES: Mutex<BTreeMap<u32, Device>> = Mutex::new(BTreeMap::new());
         let mut devices = DEVICES.lock().unwrap();
         let mut open = |room| {
-            let device =
-                devices.entry(room).or_insert_with(|| Device::open_with_shared_memory(0, room).unwrap());
+            let device = devices
+                .entry(room)
+                .or_insert_with(|| Device::open_with_shared_memory(0, room).unwrap());
             device.clone()
         };
         gpu().map_or_else(Vec::new, |_| self.rooms.map(&mut open).into())
@@ -101,7 +103,12 @@ fn load(device: &Device, bytes: Vec<u8>) -> GpuModel {
 }
 
 /// What a decoding into poisoned memory leaves there; nothing behind its end.
-fn decode(device: &Device, stream: &Arc<CudaStream>, model: &GpuModel, block: &str) -> (Vec<u8>, u32) {
+fn decode(
+    device: &Device,
+    stream: &Arc<CudaStream>,
+    model: &GpuModel,
+    block: &str,
+) -> (Vec<u8>, u32) {
     let status = Status::new(device).unwrap();
     let block = model.block(block).unwrap();
     let bytes = block.layout().bytes as usize;
@@ -130,8 +137,16 @@ fn check_block(
     let mut end = 0;
     for (tensor, range) in block.tensors().zip(&layout.tensors) {
         let (start, stop) = (range.start as usize, range.end as usize);
-        assert!(result[end..start].iter().all(|&byte| byte == POISON), "padding before {:?}", tensor.name());
-        assert!(result[start..stop] == tensor.decode::<u8>().unwrap(), "{name:?}: {:?}", tensor.name());
+        assert!(
+            result[end..start].iter().all(|&byte| byte == POISON),
+            "padding before {:?}",
+            tensor.name()
+        );
+        assert!(
+            result[start..stop] == tensor.decode::<u8>().unwrap(),
+            "{name:?}: {:?}",
+            tensor.name()
+        );
         end = stop;
     }
 }
@@ -160,7 +175,9 @@ fn distribution(kind: usize, count: usize) -> Vec<u8> {
         // Codes of eight bits.
         2 => weights((0..count).map(|_| random(&mut state) as u8)),
         // Codes of up to sixteen bits: each exponent half as often as the one before.
-        _ => weights((0..count).map(|_| 100 + (random(&mut state) | 1 << 30).trailing_zeros() as u8)),
+        _ => {
+            weights((0..count).map(|_| 100 + (random(&mut state) | 1 << 30).trailing_zeros() as u8))
+        }
     }
 }
 
@@ -190,8 +207,14 @@ const GAPS: [Cut; 12] = [
     Cut::Gap(64, 256),
 ];
 /// The last column of tiles whole, of one unit, of several; no whole tile.
-const TILES: [Cut; 6] =
-    [Cut::Vector, Cut::Matrix(256), Cut::Matrix(264), Cut::Matrix(1000), Cut::Matrix(8), Cut::Matrix(512)];
+const TILES: [Cut; 6] = [
+    Cut::Vector,
+    Cut::Matrix(256),
+    Cut::Matrix(264),
+    Cut::Matrix(1000),
+    Cut::Matrix(8),
+    Cut::Matrix(512),
+];
 
 impl Cut {
     /// As many weights, or the next number that fills a matrix.
@@ -216,7 +239,10 @@ impl Cut {
 fn probing_never_panics() {
     match devices() {
         Ok(all) => {
-            assert!(Device::open(all.len()).is_err_and(|error| matches!(error, Error::Parameter { .. })));
+            assert!(
+                Device::open(all.len())
+                    .is_err_and(|error| matches!(error, Error::Parameter { .. }))
+            );
         }
         Err(error) => assert!(matches!(error, Error::Gpu { .. }), "{error:?}"),
     }
@@ -226,7 +252,8 @@ fn probing_never_panics() {
 fn edge_shapes_decode_as_on_the_cpu() {
     // Around a store, a warp's round, a thread block, a tile, and several of each.
     let counts = [
-        1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 4095, 4097, 8191, 8192, 8193, 65_537, 200_003,
+        1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 4095, 4097, 8191, 8192, 8193,
+        65_537, 200_003,
     ];
     for family in &FAMILIES {
         for kind in 0..4 {
@@ -323,11 +350,18 @@ fn rows_decode_alone() {
             status.check(&stream).unwrap();
             let result = stream.clone_dtoh(&output).unwrap();
             assert!(result[..expected.len()] == *expected, "{name:?} {start}..{end}");
-            assert!(result[expected.len()..].iter().all(|&byte| byte == POISON), "the guard stands");
+            assert!(
+                result[expected.len()..].iter().all(|&byte| byte == POISON),
+                "the guard stands"
+            );
         }
     }
-    assert!(model.rows("coded", 5..301).is_err_and(|error| matches!(error, Error::Parameter { .. })));
-    assert!(model.rows("absent", 0..1).is_err_and(|error| matches!(error, Error::Parameter { .. })));
+    assert!(
+        model.rows("coded", 5..301).is_err_and(|error| matches!(error, Error::Parameter { .. }))
+    );
+    assert!(
+        model.rows("absent", 0..1).is_err_and(|error| matches!(error, Error::Parameter { .. }))
+    );
 }
 
 #[test]
@@ -365,16 +399,22 @@ fn decoding_is_captured_in_a_graph() {
     stream.synchronize().unwrap();
     let capture = |_| {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        // SAFETY: the output has the block's bytes, and all of it lives to the end of the test, which waits.
+        // SAFETY: the output has the block's bytes, and all of it lives to the end of the test,
+        // which waits.
         let launched = unsafe { block.decode_into_raw(pointer, &stream, &status) };
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let captured = stream.end_capture(flags);
         launched.is_ok().then_some(captured.ok()??)
     };
-    // Tests on other threads free memory, which waits for the context and so spoils what is being captured: then again.
+    // Tests on other threads free memory, which waits for the context and so spoils what is being
+    // captured: then again.
     let graph = (0..1000).find_map(capture).unwrap();
-    let expected: Vec<Vec<u8>> =
-        original.block("second").unwrap().tensors().map(|tensor| tensor.decode::<u8>().unwrap()).collect();
+    let expected: Vec<Vec<u8>> = original
+        .block("second")
+        .unwrap()
+        .tensors()
+        .map(|tensor| tensor.decode::<u8>().unwrap())
+        .collect();
     for _ in 0..3 {
         stream.memcpy_htod(&vec![POISON; length], &mut output).unwrap();
         graph.launch().unwrap();
@@ -413,8 +453,9 @@ fn victims(family: &Family) -> Model {
     Model::new(&items.collect::<Vec<_>>(), &[])
 }
 
-/// Which of a tensor's four or five arrays to change: of `gap` codebook, gaps, output offsets, bitstream, plane; of `tile` codebook,
-/// records, bitstream, plane; 5 is all of them, 6 none but the bit count.
+/// Which of a tensor's four or five arrays to change: of `gap` codebook, gaps, output offsets,
+/// bitstream, plane; of `tile` codebook, records, bitstream, plane; 5 is all of them, 6 none but
+/// the bit count.
 const KINDS: usize = 7;
 
 /// Whether a change of this kind can only be another valid stream where it changes nothing.
@@ -462,7 +503,8 @@ fn hostile_streams_stay_inside_their_outputs() {
     }
 }
 
-/// Rounds of hostile streams, one of each cut; `DF11_HOSTILE_ROUNDS` for tools that run kernels a hundred times slower.
+/// Rounds of hostile streams, one of each cut; `DF11_HOSTILE_ROUNDS` for tools that run kernels a
+/// hundred times slower.
 fn hostile_rounds() -> usize {
     std::env::var("DF11_HOSTILE_ROUNDS").map_or(140, |rounds| rounds.parse().unwrap())
 }
@@ -492,7 +534,10 @@ fn decode_hostile_streams(family: &Family, device: &Device) {
             rows.decode_into(&mut output.as_view_mut(), &stream, &status).unwrap();
             let word = status.read(&stream).unwrap();
             let result = stream.clone_dtoh(&output).unwrap();
-            assert!(result[tensor.data.len()..].iter().all(|&byte| byte == POISON), "the guard stands");
+            assert!(
+                result[tensor.data.len()..].iter().all(|&byte| byte == POISON),
+                "the guard stands"
+            );
             // A changed index is always found; other bits or codes may be another valid stream.
             let same = result[..tensor.data.len()] == tensor.data;
             let tile = tensor.encoding == ENCODING_TILE;
@@ -546,12 +591,19 @@ fn loads_from_several_threads_share_the_device() {
 }
 
 /// Verifies on the GPU, from the load on.
-fn verify_on(device: &Device, model: &df11::Model, options: &LoadOptions) -> df11::Result<Verification> {
+fn verify_on(
+    device: &Device,
+    model: &df11::Model,
+    options: &LoadOptions,
+) -> df11::Result<Verification> {
     model.verify_with(Level::Full, &GpuDecoder::load(model, device, options)?, &())
 }
 
 /// Restores a model in a new folder, and returns its files.
-fn restore_with(model: &df11::Model, decoder: &dyn Decoder) -> df11::Result<BTreeMap<OsString, Vec<u8>>> {
+fn restore_with(
+    model: &df11::Model,
+    decoder: &dyn Decoder,
+) -> df11::Result<BTreeMap<OsString, Vec<u8>>> {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("restored");
     let options = DecompressOptions::new().decoder(decoder);
@@ -563,7 +615,8 @@ fn restore_with(model: &df11::Model, decoder: &dyn Decoder) -> df11::Result<BTre
 #[test]
 fn verifying_and_restoring_on_the_gpu_give_what_they_give_on_the_cpu() {
     let Some(device) = gpu() else { return };
-    // More blocks than outputs, whose tensors take turns in the file; and a tensor of several pieces.
+    // More blocks than outputs, whose tensors take turns in the file; and a tensor of several
+    // pieces.
     let mut items: Vec<Item> = (0..40)
         .map(|at| {
             let count = 1000 + 997 * at;
@@ -572,9 +625,13 @@ fn verifying_and_restoring_on_the_gpu_give_what_they_give_on_the_cpu() {
             item.in_block(&format!("block {}", at % 5))
         })
         .collect();
-    items
-        .push(Item::gap("large", &[3000, 1001], normal_weights(3_003_000, 8), (32, 256)).in_block("block 2"));
-    items.push(Item::raw("raw", Dtype::U8, &[2_100_001], vec![7; 2_100_001]).in_file("other.safetensors"));
+    items.push(
+        Item::gap("large", &[3000, 1001], normal_weights(3_003_000, 8), (32, 256))
+            .in_block("block 2"),
+    );
+    items.push(
+        Item::raw("raw", Dtype::U8, &[2_100_001], vec![7; 2_100_001]).in_file("other.safetensors"),
+    );
     let mut samples = vec![Model::new(&items, &[("config.json", b"{}")]).build(), mixed(31)];
     samples.extend(FAMILIES.map(|family| victims(&family).build()));
     for bytes in samples {
@@ -636,11 +693,15 @@ fn find_damage(family: &Family, device: &Device) {
                 (Err(Error::Corrupt { .. }), Err(Error::Corrupt { .. })) => found += 1,
                 (cpu, gpu) => panic!("round {round}, tensor {tensor}: CPU {cpu:?}, GPU {gpu:?}"),
             }
-            // The CPU restores what has a wrong gap inside a thread block; nobody restores wrong bytes.
+            // The CPU restores what has a wrong gap inside a thread block; nobody restores wrong
+            // bytes.
             if let Ok(decoder) = GpuDecoder::load(&model, device, &options)
                 && let Ok(files) = restore_with(&model, &decoder)
             {
-                assert!(files["model.safetensors".as_ref() as &std::ffi::OsStr] == original.files[0].content);
+                assert!(
+                    files["model.safetensors".as_ref() as &std::ffi::OsStr]
+                        == original.files[0].content
+                );
             }
         }
     }
@@ -668,7 +729,10 @@ fn the_command_decodes_on_the_gpu_and_says_so() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!((&answer["device"]["kind"], &answer["device"]["ordinal"]), (&"gpu".into(), &0.into()));
+        assert_eq!(
+            (&answer["device"]["kind"], &answer["device"]["ordinal"]),
+            (&"gpu".into(), &0.into())
+        );
         assert_eq!(answer["device"]["name"], *device.info().name);
     }
     let output = Command::new(&binary).args(["doctor", "--json"]).output().unwrap();
@@ -685,7 +749,8 @@ fn a_gpu_too_small_for_a_kernel_is_an_error_that_says_so() {
     let Some(device) = gpu() else { return };
     // Room for one warp of the kernel of 8 bytes a thread, and for no other kernel.
     let small = Device::open_with_shared_memory(device.info().ordinal, 20_000).unwrap();
-    let model = |cut: Cut| Model::new(&[cut.item("coded", &[3000], normal_weights(3000, 1))], &[]).build();
+    let model =
+        |cut: Cut| Model::new(&[cut.item("coded", &[3000], normal_weights(3000, 1))], &[]).build();
     check_model(&small, &model(Cut::Gap(8, 128)));
     for cut in [Cut::Gap(16, 128), Cut::Gap(32, 128), Cut::Gap(64, 128), Cut::Vector] {
         let loaded = open(model(cut)).load(&small, &LoadOptions::new());
@@ -728,13 +793,17 @@ fn kernels_have_the_constants_of_the_manifest() {
             codes.push((Ptx::from_binary(machine_code.to_vec()), of_machine_code));
         }
         for (code, constants) in codes {
-            let constants = manifest["modules"][format!("{name}.ptx")][constants].as_array().unwrap();
-            let expected: Vec<u32> = constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
+            let constants =
+                manifest["modules"][format!("{name}.ptx")][constants].as_array().unwrap();
+            let expected: Vec<u32> =
+                constants.iter().map(|number| number.as_u64().unwrap() as u32).collect();
             let module = device.context().load_module(code).unwrap();
             let function = module.load_function(&format!("df11_{name}_constants")).unwrap();
             let mut words = stream.alloc_zeros::<u32>(expected.len()).unwrap();
-            let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: the kernel writes as many words as the manifest lists, for which there is room.
+            let one =
+                LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: the kernel writes as many words as the manifest lists, for which there is
+            // room.
             unsafe { stream.launch_builder(&function).arg(&mut words).launch(one) }.unwrap();
             assert_eq!(stream.clone_dtoh(&words).unwrap(), expected);
         }

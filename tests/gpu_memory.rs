@@ -1,5 +1,5 @@
-//! The GPU's memory while a model is loaded. A program of its own: free memory is the whole GPU's, and
-//! cargo runs no other tests meanwhile. Without a GPU as `tests/gpu.rs`.
+//! The GPU's memory while a model is loaded. A program of its own: free memory is the whole GPU's,
+//! and cargo runs no other tests meanwhile. Without a GPU as `tests/gpu.rs`.
 #![cfg(feature = "cuda")]
 
 #[path = "support/container.rs"]

@@ -19,17 +19,25 @@ fn blocks(tensors: &[Tensor]) -> Vec<GroupedBlock> {
     let blocks = group(&items);
     let mut seen = vec![false; tensors.len()];
     for &tensor in blocks.iter().flat_map(|block| &block.tensors) {
-        assert!(!std::mem::replace(&mut seen[tensor], true), "{} is in two blocks", tensors[tensor].0);
+        assert!(
+            !std::mem::replace(&mut seen[tensor], true),
+            "{} is in two blocks",
+            tensors[tensor].0
+        );
     }
     assert!(seen.iter().all(|&seen| seen), "a tensor is in no block");
     let names: HashSet<_> = blocks.iter().map(|block| &block.name).collect();
     assert_eq!(names.len(), blocks.len(), "names are unique");
-    assert!(blocks.iter().all(|block| (1..=4096).contains(&block.name.len()) && !block.tensors.is_empty()));
+    assert!(
+        blocks
+            .iter()
+            .all(|block| (1..=4096).contains(&block.name.len()) && !block.tensors.is_empty())
+    );
     blocks
 }
 
-/// Asserts that each `{list}.{n}` is a block with all tensors of that prefix and no others, and that the other
-/// blocks have the names given, in this order.
+/// Asserts that each `{list}.{n}` is a block with all tensors of that prefix and no others, and
+/// that the other blocks have the names given, in this order.
 fn check(model: &Model, lists: &[(&str, usize)], others: &[&str]) {
     let blocks = blocks(&model.0);
     let mut layers = HashSet::new();
@@ -41,7 +49,11 @@ fn check(model: &Model, lists: &[(&str, usize)], others: &[&str]) {
                 block.tensors.iter().map(|&tensor| model.0[tensor].0.as_str()).collect();
             let expected = model.0.iter().map(|(name, _)| name.as_str());
             let prefix = format!("{layer}.");
-            assert_eq!(inside, expected.filter(|name| name.starts_with(&prefix)).collect(), "{layer}");
+            assert_eq!(
+                inside,
+                expected.filter(|name| name.starts_with(&prefix)).collect(),
+                "{layer}"
+            );
             layers.insert(layer);
         }
     }
@@ -120,7 +132,11 @@ fn decoders_without_a_common_prefix_and_with_nested_sequences() {
         &[("encoder.block.", 12), ("decoder.block.", 12)],
         &["decoder.final_layer_norm", "encoder.final_layer_norm", "lm_head", "shared"],
     );
-    check(&models::mamba_2_8b(), &[("backbone.layers.", 64)], &["backbone.embeddings", "backbone.norm_f"]);
+    check(
+        &models::mamba_2_8b(),
+        &[("backbone.layers.", 64)],
+        &["backbone.embeddings", "backbone.norm_f"],
+    );
 }
 
 #[test]
@@ -137,7 +153,11 @@ fn sentence_encoders_with_and_without_an_index_before() {
 
 #[test]
 fn vision() {
-    check(&models::vit("vit.", false), &[("vit.encoder.layer.", 12)], &["vit.embeddings", "vit.layernorm"]);
+    check(
+        &models::vit("vit.", false),
+        &[("vit.encoder.layer.", 12)],
+        &["vit.embeddings", "vit.layernorm"],
+    );
     check(&models::vit("", true), &[("encoder.layer.", 12)], &["embeddings", "layernorm"]);
     check(
         &models::torchvision_vit(),
@@ -173,12 +193,19 @@ fn diffusion() {
         &[("transformer_blocks.", 38)],
         &["context_embedder", "norm_out", "pos_embed", "proj_out", "time_text_embed"],
     );
-    let mut lists =
-        vec![("mid_block.attentions.0.transformer_blocks.".to_owned(), 10), ("mid_block.resnets.".into(), 2)];
-    for (stage, attentions, depth) in
-        [("down_blocks.1", 2, 2), ("down_blocks.2", 2, 10), ("up_blocks.0", 3, 10), ("up_blocks.1", 3, 2)]
-    {
-        lists.extend((0..attentions).map(|n| (format!("{stage}.attentions.{n}.transformer_blocks."), depth)));
+    let mut lists = vec![
+        ("mid_block.attentions.0.transformer_blocks.".to_owned(), 10),
+        ("mid_block.resnets.".into(), 2),
+    ];
+    for (stage, attentions, depth) in [
+        ("down_blocks.1", 2, 2),
+        ("down_blocks.2", 2, 10),
+        ("up_blocks.0", 3, 10),
+        ("up_blocks.1", 3, 2),
+    ] {
+        lists.extend(
+            (0..attentions).map(|n| (format!("{stage}.attentions.{n}.transformer_blocks."), depth)),
+        );
         lists.push((format!("{stage}.resnets."), attentions));
     }
     lists.extend([("down_blocks.0.resnets.".into(), 2), ("up_blocks.2.resnets.".into(), 3)]);
@@ -216,11 +243,16 @@ fn quantized_experts_hybrids_and_flat_stages() {
 
 #[test]
 fn models_without_numbers_and_sequences() {
-    let plain = |names: &[&str]| Model(names.iter().map(|&name| (name.to_owned(), vec![64, 64])).collect());
+    let plain =
+        |names: &[&str]| Model(names.iter().map(|&name| (name.to_owned(), vec![64, 64])).collect());
     check(&plain(&["fc1.weight", "fc2.weight", "fc1.bias"]), &[], &["fc1", "fc2"]);
     check(&plain(&["w", "head"]), &[], &["head", "w"]);
     // A sequence that is the model is opened; one beside a larger thing is a block.
-    check(&plain(&["net.0.weight", "net.2.weight", "net.10.weight"]), &[], &["net.0", "net.2", "net.10"]);
+    check(
+        &plain(&["net.0.weight", "net.2.weight", "net.10.weight"]),
+        &[],
+        &["net.0", "net.2", "net.10"],
+    );
     let mut model = plain(&["mlp.0.weight", "mlp.2.weight"]);
     model.0.push(("embed.weight".to_owned(), vec![640, 64]));
     check(&model, &[], &["embed", "mlp"]);
@@ -241,11 +273,15 @@ fn models_without_numbers_and_sequences() {
 
 #[test]
 fn order_is_natural_and_labels_are_unique() {
-    let layers: Vec<_> = [10, 9, 1, 0].into_iter().flat_map(|n| [(n, "a.p"), (n, "a.q"), (n, "b")]).collect();
-    let tensors: Vec<_> = layers.iter().map(|(n, part)| (format!("l.{n}.{part}.w"), vec![8, 8])).collect();
+    let layers: Vec<_> =
+        [10, 9, 1, 0].into_iter().flat_map(|n| [(n, "a.p"), (n, "a.q"), (n, "b")]).collect();
+    let tensors: Vec<_> =
+        layers.iter().map(|(n, part)| (format!("l.{n}.{part}.w"), vec![8, 8])).collect();
     assert_eq!(names(&blocks(&tensors)), ["l.0", "l.1", "l.9", "l.10"]);
-    let odd =
-        ["*", ".", "..", "...", ".a", "a", "a.b", "a.", "a..", "0", "0.0", "00", "1.0", "~2", "*~2", "a.*"];
+    let odd = [
+        "*", ".", "..", "...", ".a", "a", "a.b", "a.", "a..", "0", "0.0", "00", "1.0", "~2", "*~2",
+        "a.*",
+    ];
     let tensors: Vec<_> = odd.iter().map(|name| ((*name).to_owned(), vec![8, 8])).collect();
     assert_eq!(blocks(&tensors).iter().map(|block| block.tensors.len()).sum::<usize>(), odd.len());
     assert!(group(&[]).is_empty());
@@ -272,7 +308,9 @@ fn hostile_names_cost_no_more_than_friendly_ones() {
         blocks(&(0..100_000).map(|n| (kind(n), vec![2, 2])).collect::<Vec<_>>());
     }
     blocks(&(0..4_000).map(|n| (dots(n), vec![2, 2])).collect::<Vec<_>>());
-    blocks(&(0..4_000).map(|n| (format!("{}{n}", "é".repeat(2040)), vec![2, 2])).collect::<Vec<_>>());
+    blocks(
+        &(0..4_000).map(|n| (format!("{}{n}", "é".repeat(2040)), vec![2, 2])).collect::<Vec<_>>(),
+    );
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
@@ -313,14 +351,15 @@ fn next(seed: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The same tensors, with each component but the numbers replaced by a word of letters; of a component that
-/// ends in a number, the number stays where `keep_digits` says so.
+/// The same tensors, with each component but the numbers replaced by a word of letters; of a
+/// component that ends in a number, the number stays where `keep_digits` says so.
 fn renamed(model: &Model, mut seed: u64, keep_digits: bool) -> Model {
     let (mut words, mut used) = (HashMap::new(), HashSet::new());
     let mut word = |part: &str| {
         let fresh = || loop {
             let number = next(&mut seed);
-            let letters = (0..=number % 7).map(|at| char::from(b'a' + (number >> (8 + 5 * at)) as u8 % 26));
+            let letters =
+                (0..=number % 7).map(|at| char::from(b'a' + (number >> (8 + 5 * at)) as u8 % 26));
             let word: String = letters.collect();
             if used.insert(word.clone()) {
                 return word;
@@ -366,7 +405,9 @@ fn the_order_of_the_input_means_nothing() {
             let name = |tensor: &usize| tensors[*tensor].0.clone();
             blocks(tensors)
                 .iter()
-                .map(|block| (block.name.clone(), block.tensors.iter().map(name).collect::<Vec<_>>()))
+                .map(|block| {
+                    (block.name.clone(), block.tensors.iter().map(name).collect::<Vec<_>>())
+                })
                 .collect()
         };
         let mut shuffled = model.0.clone();

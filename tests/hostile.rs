@@ -1,5 +1,5 @@
-//! Containers that were cut, damaged, forged or mixed up: a typed error or the right bytes, never a panic, never wrong
-//! weights.
+//! Containers that were cut, damaged, forged or mixed up: a typed error or the right bytes, never a
+//! panic, never wrong weights.
 
 #[path = "support/container.rs"]
 mod container;
@@ -26,7 +26,8 @@ fn sample() -> Model {
 fn model(coded: &Item, other: Option<Item>) -> Model {
     let raw = Item::raw("raw", Dtype::F32, &[2, 3], (0..24).collect());
     let none = Item::raw("none", Dtype::BF16, &[7, 0], vec![]);
-    let items: Vec<Item> = [coded.clone(), coded.alias("tied"), raw, none].into_iter().chain(other).collect();
+    let items: Vec<Item> =
+        [coded.clone(), coded.alias("tied"), raw, none].into_iter().chain(other).collect();
     Model::new(&items, &[("config.json", b"{}\n"), ("empty", b"")])
 }
 
@@ -42,7 +43,9 @@ fn is_typed(error: &Error) -> bool {
 fn check_tensors(model: &df11::Model, original: &Model, what: &str) {
     for (tensor, expected) in model.tensors().zip(&original.tensors) {
         match tensor.decode::<u8>() {
-            Ok(bytes) => assert!(bytes == expected.data, "{what}: wrong bytes of {:?}", tensor.name()),
+            Ok(bytes) => {
+                assert!(bytes == expected.data, "{what}: wrong bytes of {:?}", tensor.name())
+            }
             Err(error) => assert!(is_typed(&error), "{what}: {error:?}"),
         }
     }
@@ -86,7 +89,10 @@ fn flip_every_bit(original: &Model) {
                         // Outside sections only zeros are left to find.
                         let level = if is_stored { Level::Full } else { Level::Structure };
                         let error = model.verify(level, &()).unwrap_err();
-                        assert!(matches!(error, Error::Corrupt { .. }), "byte {byte}, bit {bit}: {error:?}");
+                        assert!(
+                            matches!(error, Error::Corrupt { .. }),
+                            "byte {byte}, bit {bit}: {error:?}"
+                        );
                     }
                 }
                 Arc::get_mut(flipped).unwrap()[byte] ^= 1 << bit;
@@ -133,7 +139,9 @@ fn forge_content(original: &Model) {
         .contents
         .iter()
         .enumerate()
-        .flat_map(|(section, content)| (0..8 * content.len()).step_by(3).map(move |bit| (section, bit)))
+        .flat_map(|(section, content)| {
+            (0..8 * content.len()).step_by(3).map(move |bit| (section, bit))
+        })
         .collect();
     bits.into_par_iter().for_each(|(section, bit)| {
         let mut draft = draft.clone();
@@ -147,13 +155,15 @@ fn forge_content(original: &Model) {
             }
             let shape = tensor.shape();
             let mut row = vec![0; tensor.byte_length().unwrap() as usize / shape[0] as usize];
-            let _ = tensor.slice(&[shape[0] - 1..shape[0]]).and_then(|last| last.decode_into(&mut row));
+            let _ =
+                tensor.slice(&[shape[0] - 1..shape[0]]).and_then(|last| last.decode_into(&mut row));
         }
         assert!(model.verify(Level::Full, &()).is_err(), "section {section}, bit {bit}");
     });
 }
 
-/// Every array of coded tensors cut short at every byte, or longer by a few zeros, in a container that is right otherwise.
+/// Every array of coded tensors cut short at every byte, or longer by a few zeros, in a container
+/// that is right otherwise.
 #[test]
 fn cut_arrays_are_found() {
     for (sample, names) in samples().iter().zip([&["coded"][..], &["coded", "vector"]]) {
@@ -181,8 +191,8 @@ fn cut_array(original: &Model, name: &str, array: usize) {
     });
 }
 
-/// Every eight bytes of the directory at the values where rules and arithmetic turn, under right checksums. This crate and
-/// the reference decoder agree on what opens.
+/// Every eight bytes of the directory at the values where rules and arithmetic turn, under right
+/// checksums. This crate and the reference decoder agree on what opens.
 #[test]
 fn forged_directories_never_panic() {
     for sample in samples() {
@@ -192,8 +202,20 @@ fn forged_directories_never_panic() {
 
 fn forge_directory(draft: &Draft) {
     let length = draft.directory.to_bytes().len();
-    let values =
-        [0, 1, 2, 255, 4097, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX];
+    let values = [
+        0,
+        1,
+        2,
+        255,
+        4097,
+        1 << 20,
+        1 << 31,
+        1 << 32,
+        1 << 63,
+        u64::MAX - 255,
+        u64::MAX - 1,
+        u64::MAX,
+    ];
     (0..length - 8).into_par_iter().step_by(4).for_each(|at| {
         for value in values {
             check_forged(draft, at, value);
@@ -202,7 +224,8 @@ fn forge_directory(draft: &Draft) {
 }
 
 fn check_forged(draft: &Draft, at: usize, value: u64) {
-    let bytes = draft.pack_with(|directory| directory[at..at + 8].copy_from_slice(&value.to_le_bytes()));
+    let bytes =
+        draft.pack_with(|directory| directory[at..at + 8].copy_from_slice(&value.to_le_bytes()));
     let reference = df11_reference::Container::open(&bytes).map(drop);
     match open(bytes.as_slice().into()) {
         Ok(model) => {
@@ -222,7 +245,8 @@ fn check_forged(draft: &Draft, at: usize, value: u64) {
     }
 }
 
-/// Records of tiles and codebooks at the values where rules turn, under right checksums and the right hash: whatever verifies decodes, and is what it was.
+/// Records of tiles and codebooks at the values where rules turn, under right checksums and the
+/// right hash: whatever verifies decodes, and is what it was.
 #[test]
 fn forged_records_of_tiles_are_found() {
     let [_, original] = samples();
@@ -297,7 +321,8 @@ fn a_file_that_shrinks_while_it_is_read_is_an_io_error() {
     }
 }
 
-/// The parts of a model, each in a file of its own below `folder`, with these shard indices and tensor names.
+/// The parts of a model, each in a file of its own below `folder`, with these shard indices and
+/// tensor names.
 fn write_shards(folder: &Path, shards: &[(u64, &str, &str)], count: u64) {
     for (at, (index, file, tensor)) in shards.iter().enumerate() {
         let item = Item::raw(tensor, Dtype::U8, &[3], vec![1, 2, 3]);
@@ -329,7 +354,8 @@ fn a_missing_shard_shows() {
     assert!(!model.is_complete());
     assert_eq!(model.verify(Level::Full, &()).unwrap().unchecked.len(), 1);
     let out = folder.path().join("out");
-    let error = df11::decompress(&model, &out, &df11::DecompressOptions::default(), &()).unwrap_err();
+    let error =
+        df11::decompress(&model, &out, &df11::DecompressOptions::default(), &()).unwrap_err();
     assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
     assert!(!out.exists());
 }

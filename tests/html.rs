@@ -20,7 +20,8 @@ const HOSTILE: &str = "</script><script>document.title='ran'</script><!--";
 
 /// A page of a container of these tensors.
 fn page(fixture: &Fixture, name: &str, items: &[Item]) -> String {
-    let (file, out) = (fixture.arg(&format!("{name}.safetensors")), fixture.arg(&format!("{name}.df11")));
+    let (file, out) =
+        (fixture.arg(&format!("{name}.safetensors")), fixture.arg(&format!("{name}.df11")));
     let mut bytes = prefix(items.iter());
     for item in items {
         bytes.extend_from_slice(&item.data);
@@ -42,15 +43,22 @@ fn drawn(page: &Path, script: &str) -> Option<String> {
     let all = fs::read_to_string(page).unwrap();
     let all = all.replacen("<style>", &format!("{trap}<style>"), 1);
     let copy = page.with_extension("tried.html");
-    fs::write(&copy, all.replacen("</body>", &format!("<script>{script}</script></body>"), 1)).unwrap();
+    fs::write(&copy, all.replacen("</body>", &format!("<script>{script}</script></body>"), 1))
+        .unwrap();
     let profile = tempfile::tempdir().unwrap();
-    let browser = ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|browser| {
-        let mut command = Command::new(browser);
-        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
-        command.arg(format!("--user-data-dir={}", profile.path().display()));
-        command.args(["--virtual-time-budget=3000", "--dump-dom"]);
-        command.arg(format!("file://{}", copy.display())).output().ok()
-    });
+    let browser =
+        ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(|browser| {
+            let mut command = Command::new(browser);
+            command.args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+            ]);
+            command.arg(format!("--user-data-dir={}", profile.path().display()));
+            command.args(["--virtual-time-budget=3000", "--dump-dom"]);
+            command.arg(format!("file://{}", copy.display())).output().ok()
+        });
     let Some(output) = browser else {
         assert!(std::env::var_os("DF11_REQUIRE_CHROMIUM").is_none(), "no Chromium");
         eprintln!("skipped: there is no Chromium");
@@ -151,10 +159,16 @@ fn a_browser_draws_it() {
 #[test]
 fn two_containers_are_compared() {
     let fixture = Fixture::new();
-    let one =
-        page(&fixture, "one", &[weights("a.weight", 1), weights("b.weight", 2), weights("c.weight", 3)]);
-    let two =
-        page(&fixture, "two", &[weights("a.weight", 1), weights("b.weight", 9), weights("d.weight", 4)]);
+    let one = page(
+        &fixture,
+        "one",
+        &[weights("a.weight", 1), weights("b.weight", 2), weights("c.weight", 3)],
+    );
+    let two = page(
+        &fixture,
+        "two",
+        &[weights("a.weight", 1), weights("b.weight", 9), weights("d.weight", 4)],
+    );
     let html = fixture.path("page.html");
     good(&["inspect", &one, &two, "--html", html.to_str().unwrap()]);
     let Some(dom) = drawn(&html, "") else { return };

@@ -1,4 +1,5 @@
-//! Checkpoints of the official DFloat11 package: its own files (`tests/dfloat11/make.py` makes them) become the BF16 files that they were made from.
+//! Checkpoints of the official DFloat11 package: its own files (`tests/dfloat11/make.py` makes
+//! them) become the BF16 files that they were made from.
 
 use std::{
     collections::BTreeMap,
@@ -109,8 +110,11 @@ fn shapes_follow_from_norms_where_the_config_has_none() {
     let folder = copy("llama");
     let config = folder.path().join("config.json");
     let json: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
-    fs::write(&config, serde_json::json!({ "dfloat11_config": json["dfloat11_config"] }).to_string())
-        .unwrap();
+    fs::write(
+        &config,
+        serde_json::json!({ "dfloat11_config": json["dfloat11_config"] }).to_string(),
+    )
+    .unwrap();
     assert_eq!(sha256(&decode(folder.path()).unwrap()), original("llama/model.safetensors"));
 }
 
@@ -125,9 +129,13 @@ fn infinities_nan_and_what_nothing_tells() {
         assert_eq!(shapes["blocks.1.to_q.weight"], [7, 13]);
         assert_eq!(shapes["blocks.0.mixer.weight"], [135]);
         assert_eq!(source.notes.len(), 2);
-        assert!(source.notes[1].contains("2 tensor(s)") && source.notes[1].contains("blocks.0.mixer.weight"));
+        assert!(
+            source.notes[1].contains("2 tensor(s)")
+                && source.notes[1].contains("blocks.0.mixer.weight")
+        );
 
-        // The flat tensors have their bytes, in their places; only their shapes differ from the original's.
+        // The flat tensors have their bytes, in their places; only their shapes differ from the
+        // original's.
         let mut all = SafeTensors::deserialize(&read(file).unwrap())
             .unwrap()
             .iter()
@@ -150,7 +158,8 @@ fn any_range_reads_alike() {
     let whole = read(&file).unwrap();
     let mut state = 1u64;
     for _ in 0..2000 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let start = (state >> 33) as usize % whole.len();
         let length = [1, 2, 3, 100, 30_001][(state >> 20) as usize % 5].min(whole.len() - start);
         let mut part = vec![0; length];
@@ -166,16 +175,22 @@ fn the_container_is_that_of_the_original() {
     let folder = tempfile::tempdir().unwrap();
     let original_folder = folder.path().join("original");
     fs::create_dir(&original_folder).unwrap();
-    fs::write(original_folder.join("model.safetensors"), decode(&fixture("llama")).unwrap()).unwrap();
+    fs::write(original_folder.join("model.safetensors"), decode(&fixture("llama")).unwrap())
+        .unwrap();
     fs::copy(fixture("llama/config.json"), original_folder.join("config.json")).unwrap();
     let compress = |from: &Path, to: &str| {
         let to = folder.path().join(to);
         let report =
-            df11::compress(&Source::open(from).unwrap(), &to, &CompressOptions::default(), &()).unwrap();
+            df11::compress(&Source::open(from).unwrap(), &to, &CompressOptions::default(), &())
+                .unwrap();
         (fs::read(&to).unwrap(), report)
     };
     let (imported, report) = compress(&fixture("llama"), "imported.df11");
-    assert!(report.notes[0].contains("version 0.5.0") && report.notes.len() == 1, "{:?}", report.notes);
+    assert!(
+        report.notes[0].contains("version 0.5.0") && report.notes.len() == 1,
+        "{:?}",
+        report.notes
+    );
     assert!(imported == compress(&original_folder, "original.df11").0);
 
     let back = folder.path().join("back");
@@ -198,12 +213,14 @@ fn the_command_imports() {
     let folder = tempfile::tempdir().unwrap();
     let (out, back) = (folder.path().join("out"), folder.path().join("back"));
     let source = fixture("llama");
-    let (code, said, told) = run(&[OsStr::new("compress"), source.as_ref(), "-o".as_ref(), out.as_ref()]);
+    let (code, said, told) =
+        run(&[OsStr::new("compress"), source.as_ref(), "-o".as_ref(), out.as_ref()]);
     assert_eq!((code, told.lines().count()), (0, 1), "{told}");
     assert!(told.contains("a DFloat11 checkpoint"), "{told}");
     assert!(said.contains("note      model.safetensors: a DFloat11 checkpoint"), "{said}");
     assert!(out.join("model.df11").is_file() && out.join("config.json").is_file());
-    let (code, _, error) = run(&[OsStr::new("decompress"), out.as_ref(), "-o".as_ref(), back.as_ref()]);
+    let (code, _, error) =
+        run(&[OsStr::new("decompress"), out.as_ref(), "-o".as_ref(), back.as_ref()]);
     assert_eq!((code, &*error), (0, ""));
     assert_eq!(
         sha256(&fs::read(back.join("model.safetensors")).unwrap()),
@@ -211,7 +228,9 @@ fn the_command_imports() {
     );
 
     let damaged = copy("llama");
-    edit(&damaged.path().join("model_layers_1.safetensors"), "model.layers.1.gaps", |gaps| gaps[9] ^= 1);
+    edit(&damaged.path().join("model_layers_1.safetensors"), "model.layers.1.gaps", |gaps| {
+        gaps[9] ^= 1
+    });
     let out = folder.path().join("damaged.df11");
     let (code, _, error) =
         run(&[OsStr::new("compress"), damaged.path().as_ref(), "-o".as_ref(), out.as_ref()]);
@@ -259,7 +278,11 @@ fn a_config_that_does_not_fit() {
         Source::open(folder.path())
     };
     assert_error!(with("dfloat11_config", "other"), Parameter, "config.json");
-    assert_error!(with("blocks\\\\.", "layers\\\\."), Parameter, "no pattern of pattern_dict matches");
+    assert_error!(
+        with("blocks\\\\.", "layers\\\\."),
+        Parameter,
+        "no pattern of pattern_dict matches"
+    );
     assert_error!(with("\"mixer\"", "\"mixer\", \"more\""), Parameter, "has 3 matrices");
     assert_error!(with("\"mixer\"", "\"to_q\""), Parameter, "twice");
     assert_error!(with("[0-9]+", "(?=x)"), Unsupported, "the pattern");
@@ -298,7 +321,8 @@ fn a_config_that_asks_for_much() {
     assert_error!(with(&large), Limit, "patterns");
     let large = of(&mut (0..100).map(|n| format!("((a{{100}}){{100}}){{8}}{n}")));
     assert_error!(with(&large), Unsupported, "size limit");
-    with(&of(&mut (0..250).map(|n| format!("(model|transformer)\\.blocks\\.\\d+\\.x{n}")))).unwrap();
+    with(&of(&mut (0..250).map(|n| format!("(model|transformer)\\.blocks\\.\\d+\\.x{n}"))))
+        .unwrap();
 
     // 15 MB for each of many modules.
     let long = "x".repeat(15 << 20);
@@ -315,15 +339,17 @@ fn a_config_that_asks_for_much() {
     assert_error!(with(&patterns), Limit, "header");
 }
 
-/// A module's long name counts for each of its matrices, and control characters take six bytes of JSON.
+/// A module's long name counts for each of its matrices, and control characters take six bytes of
+/// JSON.
 #[test]
 fn names_that_no_header_could_hold() {
     let folder = copy("plain");
     let source = tensors(&fixture("plain/model.safetensors"));
     let module = "\u{1}".repeat(4000);
-    let mut all: Tensors = ["encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps"]
-        .map(|array| (format!("{module}.{array}"), source[&format!("proj.{array}")].clone()))
-        .into();
+    let mut all: Tensors =
+        ["encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps"]
+            .map(|array| (format!("{module}.{array}"), source[&format!("proj.{array}")].clone()))
+            .into();
     let count = 100_000;
     let splits = (safetensors::Dtype::I64, vec![count - 1], vec![0; 8 * (count - 1)]);
     all.insert(format!("{module}.split_positions"), splits);
@@ -359,7 +385,9 @@ fn arrays_that_are_missing_or_cut_short() {
             Err(Error::Corrupt { place, remedy: Some(remedy), .. }) => {
                 assert!(place.contains(BLOCK) && remedy.contains("download"), "{place}; {remedy}");
             }
-            Err(Error::Parameter { problem, .. }) => assert!(problem.contains("6 matrices"), "{problem}"),
+            Err(Error::Parameter { problem, .. }) => {
+                assert!(problem.contains("6 matrices"), "{problem}")
+            }
             other => panic!("{array} less {count}: {:?}", other.map(|bytes| bytes.len())),
         }
         let mut all = tensors(&file);
@@ -376,7 +404,11 @@ fn arrays_that_are_missing_or_cut_short() {
 fn damaged_positions_gaps_and_splits() {
     let change = |tensor: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let folder = copy("llama");
-        edit(&folder.path().join("model_layers_0.safetensors"), &format!("model.layers.0.{tensor}"), change);
+        edit(
+            &folder.path().join("model_layers_0.safetensors"),
+            &format!("model.layers.0.{tensor}"),
+            change,
+        );
         decode(folder.path())
     };
     let set = |at: usize, value: u32| {
@@ -397,8 +429,9 @@ fn damaged_positions_gaps_and_splits() {
         assert!(matches!(result, Err(Error::Corrupt { .. })), "thread {thread}");
     }
     for (at, value) in [(0, -1i64), (0, 2161), (5, 20_629), (5, i64::MAX)] {
-        let result =
-            change("split_positions", &|splits| splits[8 * at..][..8].copy_from_slice(&value.to_le_bytes()));
+        let result = change("split_positions", &|splits| {
+            splits[8 * at..][..8].copy_from_slice(&value.to_le_bytes())
+        });
         assert!(matches!(result, Err(Error::Corrupt { .. })), "{at} {value}");
     }
 }
@@ -419,7 +452,9 @@ fn any_byte_may_change() {
             fs::write(&file, &bytes).unwrap();
             match decode(folder.path()) {
                 Ok(decoded) => same += usize::from(decoded == whole),
-                Err(Error::Corrupt { .. } | Error::Parameter { .. } | Error::Unsupported { .. }) => {
+                Err(
+                    Error::Corrupt { .. } | Error::Parameter { .. } | Error::Unsupported { .. },
+                ) => {
                     errors += 1;
                 }
                 Err(other) => panic!("byte {at}: {other}"),
@@ -433,7 +468,10 @@ fn any_byte_may_change() {
 fn an_ordinary_model_is_none() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
-    write(&file, &Tensors::from([("x.gaps".to_owned(), (safetensors::Dtype::U8, vec![3], vec![1, 2, 3]))]));
+    write(
+        &file,
+        &Tensors::from([("x.gaps".to_owned(), (safetensors::Dtype::U8, vec![3], vec![1, 2, 3]))]),
+    );
     let source = Source::open(&file).unwrap();
     assert_eq!(source.weights[0].tensors[0].dtype, Dtype::U8);
     assert!(!source.notes.iter().any(|note| note.contains("DFloat11")), "{:?}", source.notes);

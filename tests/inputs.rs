@@ -129,7 +129,11 @@ mod unix {
             assert_fails(&ends(verb), 2, &["x.df11", "regular file"]);
         }
         pipe(&Path::new(&model).join("x.safetensors"));
-        assert_fails(&ends(&["compress", &model, "-o", &back]), 2, &["x.safetensors", "regular file"]);
+        assert_fails(
+            &ends(&["compress", &model, "-o", &back]),
+            2,
+            &["x.safetensors", "regular file"],
+        );
     }
 
     #[test]
@@ -181,7 +185,11 @@ mod unix {
         fs::create_dir_all(&other).unwrap();
         fs::write(other.join("x"), "{}").unwrap();
         symlink(other.join("x"), Path::new(snapshot).join("x.json")).unwrap();
-        fails(&["compress", snapshot, "-o", &fixture.arg("no")], 2, &["x.json", "out of the folder"]);
+        fails(
+            &["compress", snapshot, "-o", &fixture.arg("no")],
+            2,
+            &["x.json", "out of the folder"],
+        );
     }
 
     /// Runs a line of shell, in which `$1` is the command and `$2` the fixture's folder.
@@ -197,7 +205,8 @@ mod unix {
         let source = fixture.path("many");
         fs::create_dir(&source).unwrap();
         for index in 0..SHARDS {
-            let header = format!(r#"{{"t{index}":{{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}}}"#);
+            let header =
+                format!(r#"{{"t{index}":{{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}}}"#);
             command::safetensors(&source.join(format!("{index:03}.safetensors")), &header, 16);
         }
         for line in [
@@ -215,7 +224,8 @@ mod unix {
         }
         for name in names(&source) {
             assert!(
-                fs::read(fixture.path("back").join(&name)).unwrap() == fs::read(source.join(name)).unwrap()
+                fs::read(fixture.path("back").join(&name)).unwrap()
+                    == fs::read(source.join(name)).unwrap()
             );
         }
     }
@@ -232,7 +242,8 @@ mod unix {
         for more in ["", "-q", "--json", "--tensors", "--tensors -q", "--json -q"] {
             // Memory that the process may write, in KiB. Today's need is a few times the directory.
             let line = format!(
-                "ulimit -d 250000; exec \"$1\" inspect \"$2/long.df11\" {more} --threads 1 >\"$2/said\""
+                "ulimit -d 250000; exec \"$1\" inspect \"$2/long.df11\" {more} --threads 1 \
+                >\"$2/said\""
             );
             let output = shell(&line, &fixture);
             assert!(output.status.success(), "{more}: {}", text(&output.stderr));

@@ -1,4 +1,5 @@
-//! Imports point up the table of ARCHITECTURE.md: what `src/` imports, held against its column "may use".
+//! Imports point up the table of ARCHITECTURE.md: what `src/` imports, held against its column "may
+//! use".
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,8 +44,12 @@ fn layers() -> Layers {
         if has(may_use, "other") || has(may_use, "ground") {
             allowed.extend(ground.iter().cloned());
         }
-        allowed
-            .extend(above.iter().filter(|name| may_use.contains("all above") || has(may_use, name)).cloned());
+        allowed.extend(
+            above
+                .iter()
+                .filter(|name| may_use.contains("all above") || has(may_use, name))
+                .cloned(),
+        );
         let allowed = (!may_use.contains("public API")).then_some(allowed);
         layers.extend(names.into_iter().map(|name| (name, allowed.clone())));
         above.extend(own);
@@ -89,7 +94,9 @@ fn code(path: &Path) -> String {
 fn uses(code: &str) -> Vec<String> {
     let starts = code.lines().enumerate().filter(|(_, line)| {
         let line = line.trim_start();
-        line.starts_with("use ") || line.starts_with("pub use ") || line.starts_with("pub(crate) use ")
+        line.starts_with("use ")
+            || line.starts_with("pub use ")
+            || line.starts_with("pub(crate) use ")
     });
     let lines: Vec<&str> = code.lines().collect();
     starts
@@ -116,7 +123,8 @@ fn named(path: &Path, names: &BTreeMap<String, String>, layers: &Layers) -> BTre
     let code = code(path);
     let imports = uses(&code).into_iter().flat_map(|tree| paths(&tree));
     let inline = code.split("crate::").skip(1).map(|rest| {
-        let end = rest.find(|char: char| !char.is_ascii_alphanumeric() && char != '_' && char != ':');
+        let end =
+            rest.find(|char: char| !char.is_ascii_alphanumeric() && char != '_' && char != ':');
         format!("crate::{}", &rest[..end.unwrap_or(rest.len())])
     });
     let paths: Vec<String> = imports.chain(inline).collect();
@@ -150,7 +158,8 @@ fn every_module_has_a_row() {
         line.strip_prefix("mod ")?.strip_suffix(';')
     });
     // `hazmat` names what others define.
-    let missing: Vec<&str> = modules.filter(|&name| name != "hazmat" && !layers.contains_key(name)).collect();
+    let missing: Vec<&str> =
+        modules.filter(|&name| name != "hazmat" && !layers.contains_key(name)).collect();
     assert!(missing.is_empty(), "ARCHITECTURE.md has no row for {missing:?}");
     assert!(layers.len() > 10, "{:?}", layers.keys());
 }

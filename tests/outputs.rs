@@ -17,7 +17,9 @@ use std::{
 };
 
 use command::{BINARY, Fixture, assert_fails, df11, fails, good, json, names, text};
-use df11::{CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile};
+use df11::{
+    CompressOptions, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile,
+};
 
 /// Starts the command.
 fn start(arguments: &[&str]) -> Child {
@@ -89,7 +91,8 @@ fn what_appears_under_the_outputs_name_meanwhile_stays() {
         fs::write(&precious, "precious").unwrap();
         assert_fails(&child.wait_with_output().unwrap(), 2, &["exists", "--force"]);
         assert_eq!(fs::read(&precious).unwrap(), b"precious", "{arguments:?}");
-        if output.is_dir() { fs::remove_dir_all(&output) } else { fs::remove_file(&output) }.unwrap();
+        if output.is_dir() { fs::remove_dir_all(&output) } else { fs::remove_file(&output) }
+            .unwrap();
         assert_eq!(big.fixture.names(), before, "{arguments:?}");
     }
 }
@@ -140,7 +143,8 @@ fn checkpoint(folder: &Path, files: &[&str]) {
     fs::create_dir_all(folder).unwrap();
     let mut map = serde_json::Map::new();
     for (index, name) in files.iter().enumerate() {
-        let header = format!(r#"{{"t{index}":{{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}}}"#);
+        let header =
+            format!(r#"{{"t{index}":{{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}}}"#);
         command::safetensors(&folder.join(name), &header, 16);
         map.insert(format!("t{index}"), (*name).into());
     }
@@ -151,7 +155,9 @@ fn checkpoint(folder: &Path, files: &[&str]) {
 #[test]
 fn weights_files_whose_containers_would_share_a_name_are_refused() {
     let fixture = Fixture::new();
-    for files in [&["X", "X.safetensors"][..], &["X", "X.safetensors", "Y"], &["a.safetensors", "a"]] {
+    for files in
+        [&["X", "X.safetensors"][..], &["X", "X.safetensors", "Y"], &["a.safetensors", "a"]]
+    {
         let (source, out) = (fixture.path("source"), fixture.path("out"));
         checkpoint(&source, files);
         let [source_arg, out_arg] = [&source, &out].map(|path| path.to_str().unwrap());
@@ -211,7 +217,8 @@ impl ReadAt for Changing {
     }
 }
 
-/// A safetensors file with a coded matrix of this many rows of 256, and a tensor that is stored raw.
+/// A safetensors file with a coded matrix of this many rows of 256, and a tensor that is stored
+/// raw.
 fn weights_file(rows: usize) -> Vec<u8> {
     let coded = 512 * rows;
     let header = format!(
@@ -243,7 +250,8 @@ fn a_source_that_changes_between_the_passes_is_noticed_and_named() {
                 let reader = Changing { bytes: bytes.clone(), at, reads: AtomicU32::new(0), from };
                 let file = WeightsFile::parse("model.safetensors", Arc::new(reader)).unwrap();
                 let weights = vec![file];
-                let source = Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() };
+                let source =
+                    Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() };
                 let options = CompressOptions::new().layout(layout).verify(false);
                 match df11::compress(&source, &out, &options, &()) {
                     Ok(_) => {
@@ -278,7 +286,9 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
         good(&arguments);
         let folder = Path::new(arguments[3]);
         let before = names(folder);
-        for (name, is_folder) in [("notes.txt", false), (".hidden", false), ("photos/cat.jpg", true)] {
+        for (name, is_folder) in
+            [("notes.txt", false), (".hidden", false), ("photos/cat.jpg", true)]
+        {
             let precious = folder.join(name);
             fs::create_dir_all(precious.parent().unwrap()).unwrap();
             fs::write(&precious, "precious").unwrap();
@@ -302,7 +312,11 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
     let single = fixture.path("single");
     fs::create_dir(&single).unwrap();
     checkpoint(&single, &["only.safetensors"]);
-    fails(&["compress", &model, "-o", single.to_str().unwrap(), "--force"], 2, &["only.safetensors"]);
+    fails(
+        &["compress", &model, "-o", single.to_str().unwrap(), "--force"],
+        2,
+        &["only.safetensors"],
+    );
     fs::remove_file(single.join("model.safetensors.index.json")).unwrap();
     fs::write(single.join("notes.md"), "as it was").unwrap();
     fs::remove_file(Path::new(&out).join("config.json")).unwrap();
@@ -314,7 +328,8 @@ fn force_replaces_a_folder_only_if_it_knows_every_file_in_it() {
 #[test]
 fn outputs_that_could_not_be_opened_again_are_refused() {
     let fixture = Fixture::new();
-    let [model, leftover, out] = ["model", ".df11-aB3dEf.part", "out"].map(|name| fixture.arg(name));
+    let [model, leftover, out] =
+        ["model", ".df11-aB3dEf.part", "out"].map(|name| fixture.arg(name));
     fails(&["compress", &model, "-o", &leftover], 2, &["name of temporary files"]);
     good(&["compress", &model, "-o", &out]);
     let inside = fixture.arg("out/again");
@@ -323,7 +338,11 @@ fn outputs_that_could_not_be_opened_again_are_refused() {
     let hidden = fixture.path(".hidden.safetensors");
     let shard = fixture.path("model/model-00001-of-00002.safetensors");
     fs::copy(shard, &hidden).unwrap();
-    fails(&["compress", hidden.to_str().unwrap(), "-o", &fixture.arg("shown")], 2, &["would be hidden"]);
+    fails(
+        &["compress", hidden.to_str().unwrap(), "-o", &fixture.arg("shown")],
+        2,
+        &["would be hidden"],
+    );
     assert!(!fixture.path("shown").exists());
 }
 
@@ -396,7 +415,11 @@ fn a_model_that_lacks_a_shard_is_incomplete_not_good() {
     for level in ["structure", "checksums", "full"] {
         let arguments = ["verify", &out, "--level", level, "--json"];
         let output = df11(&arguments);
-        assert_fails(&output, 2, &["incomplete", "shard 2 of 2", "model-00002-of-00002.safetensors"]);
+        assert_fails(
+            &output,
+            2,
+            &["incomplete", "shard 2 of 2", "model-00002-of-00002.safetensors"],
+        );
         let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&found["good"], &found["complete"]), (&false.into(), &false.into()), "{found}");
         assert_eq!(found["missing_shards"], serde_json::json!([1]));
@@ -455,7 +478,8 @@ fn leftovers_of_killed_runs_are_found_told_and_removed() {
     }
     fs::write(big.fixture.path(&parts[0]), "as a killed run leaves it").unwrap();
     let parts = [parts[0].clone()];
-    let said = df11(&["decompress", &big.fixture.arg("model.df11"), "-o", &big.fixture.arg("back")]);
+    let said =
+        df11(&["decompress", &big.fixture.arg("model.df11"), "-o", &big.fixture.arg("back")]);
     assert!(said.status.success(), "{}", text(&said.stderr));
     for part in &parts {
         assert!(text(&said.stdout).contains(part.as_str()), "{}", text(&said.stdout));

@@ -29,7 +29,8 @@ const MODEL_INDEX: &str = r#"{
   "vae": ["diffusers", "AutoencoderKL"]
 }
 "#;
-const CLIP: &str = "{\n  \"architectures\": [\"CLIPTextModel\"],\n  \"model_type\": \"clip_text_model\"\n}\n";
+const CLIP: &str =
+    "{\n  \"architectures\": [\"CLIPTextModel\"],\n  \"model_type\": \"clip_text_model\"\n}\n";
 
 /// A folder with a pipeline in `pipe`, as diffusers saves one.
 struct Fixture {
@@ -46,7 +47,8 @@ impl Fixture {
             fixture.write(&format!("{name}/config.json"), CLIP.as_bytes());
         }
         // Both have the same tensor names, of which no single container may hold two.
-        let tensors = |seed| [bf16("text_model.a.weight", seed), bf16("text_model.b.weight", seed + 1)];
+        let tensors =
+            |seed| [bf16("text_model.a.weight", seed), bf16("text_model.b.weight", seed + 1)];
         fixture.safetensors("text_encoder/model.safetensors", &tensors(1));
         let [first, second] = tensors(3);
         fixture.safetensors("text_encoder_2/model-00001-of-00002.safetensors", &[first]);
@@ -117,7 +119,12 @@ fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn names_of(components: &Value) -> Vec<&str> {
-    components.as_array().unwrap().iter().map(|found| found["component"].as_str().unwrap()).collect()
+    components
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|found| found["component"].as_str().unwrap())
+        .collect()
 }
 
 const COMPONENTS: [&str; 5] = ["text_encoder", "text_encoder_2", "unet", "vae", ""];
@@ -130,9 +137,16 @@ fn a_pipeline_becomes_a_folder_of_models_and_comes_back() {
     assert_eq!(report["output"], fixture.arg("pipe-df11"));
     assert_eq!(names_of(&report["components"]), COMPONENTS);
     let sum = |key: &str| {
-        report["components"].as_array().unwrap().iter().map(|each| each[key].as_u64().unwrap()).sum::<u64>()
+        report["components"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|each| each[key].as_u64().unwrap())
+            .sum::<u64>()
     };
-    for key in ["source_bytes", "stored_bytes", "side_bytes", "coded_tensors", "raw_tensors", "shards"] {
+    for key in
+        ["source_bytes", "stored_bytes", "side_bytes", "coded_tensors", "raw_tensors", "shards"]
+    {
         assert_eq!(report[key], sum(key), "{key}");
     }
     let made = files(&fixture.path("pipe-df11"));
@@ -192,7 +206,11 @@ fn people_are_told_by_component_and_in_sum() {
         .map(|(_, bytes)| bytes.len() as u64)
         .sum();
     assert_eq!(estimated["stored_bytes"], sizes);
-    fails(&["estimate", &fixture.arg("pipe"), "--gpus", "8GB"], 2, &["pipeline", "name a component"]);
+    fails(
+        &["estimate", &fixture.arg("pipe"), "--gpus", "8GB"],
+        2,
+        &["pipeline", "name a component"],
+    );
     let report = json(&["doctor", "--folder", &out]);
     assert_eq!(report["checks"]["models"]["value"].as_array().unwrap().len(), COMPONENTS.len());
 }
@@ -214,7 +232,11 @@ fn what_is_lost_or_changed_is_found() {
     let original = fs::read(path.join("scheduler/scheduler_config.json")).unwrap();
     fs::write(path.join("scheduler/scheduler_config.json"), "[]\n").unwrap();
     fails(&["verify", &out], 1, &["scheduler/scheduler_config.json", "changed"]);
-    fails(&["decompress", &out, "-o", &back], 1, &["scheduler/scheduler_config.json", "--keep-changed"]);
+    fails(
+        &["decompress", &out, "-o", &back],
+        1,
+        &["scheduler/scheduler_config.json", "--keep-changed"],
+    );
     assert!(!Path::new(&back).exists());
     let restored = json(&["decompress", &out, "-o", &back, "--keep-changed"]);
     assert_eq!(restored["changed"], json!(["scheduler/scheduler_config.json"]));
@@ -279,18 +301,32 @@ fn the_variant_that_loads_by_default_is_taken() {
     let fixture = Fixture::new();
     let half = Item::raw("down.weight", Dtype::F16, &[256, 128], vec![3; 2 * 256 * 128]);
     fixture.safetensors("unet/diffusion_pytorch_model.fp16.safetensors", &[half]);
-    fixture.safetensors("vae/diffusion_pytorch_model.bf16.safetensors", &[bf16("decoder.weight", 9)]);
+    fixture
+        .safetensors("vae/diffusion_pytorch_model.bf16.safetensors", &[bf16("decoder.weight", 9)]);
     let (pipe, out) = (fixture.arg("pipe"), fixture.arg("pipe-df11"));
     let report = fixture.compress();
-    let left: Vec<&str> =
-        report["left_out"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
+    let left: Vec<&str> = report["left_out"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| file["path"].as_str().unwrap())
+        .collect();
     assert_eq!(
         left,
-        ["unet/diffusion_pytorch_model.fp16.safetensors", "vae/diffusion_pytorch_model.bf16.safetensors"]
+        [
+            "unet/diffusion_pytorch_model.fp16.safetensors",
+            "vae/diffusion_pytorch_model.bf16.safetensors"
+        ]
     );
-    assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("--variant fp16"), "{report}");
+    assert!(
+        report["left_out"][0]["reason"].as_str().unwrap().contains("--variant fp16"),
+        "{report}"
+    );
     assert!(report["notes"].to_string().contains("--variant bf16"), "{report}");
-    assert_eq!(names(&fixture.path("pipe-df11/unet")), ["config.json", "diffusion_pytorch_model.df11"]);
+    assert_eq!(
+        names(&fixture.path("pipe-df11/unet")),
+        ["config.json", "diffusion_pytorch_model.df11"]
+    );
     // A variant that is asked for, if there is one, and what is there elsewhere: as diffusers.
     json(&["compress", &pipe, "--force", "--variant", "bf16"]);
     assert!(fixture.path("pipe-df11/vae/diffusion_pytorch_model.bf16.df11").exists());
@@ -309,8 +345,10 @@ fn sharded_variants_and_their_indexes() {
     let fixture = Fixture::new();
     let half = |name: &str| Item::raw(name, Dtype::F16, &[2, 2], vec![3; 8]);
     for (name, tensor) in [("00001", "text_model.a.weight"), ("00002", "text_model.b.weight")] {
-        fixture
-            .safetensors(&format!("text_encoder_2/model.fp16-{name}-of-00002.safetensors"), &[half(tensor)]);
+        fixture.safetensors(
+            &format!("text_encoder_2/model.fp16-{name}-of-00002.safetensors"),
+            &[half(tensor)],
+        );
     }
     let index = json!({ "weight_map": {
         "text_model.a.weight": "model.fp16-00001-of-00002.safetensors",
@@ -322,7 +360,10 @@ fn sharded_variants_and_their_indexes() {
     let variant = json(&["estimate", &fixture.arg("pipe"), "--variant", "fp16"]);
     assert_eq!(variant["left_out"].as_array().unwrap().len(), 3, "{variant}");
     let component = &variant["components"][1];
-    assert_eq!((&component["component"], &component["raw_tensors"]), (&"text_encoder_2".into(), &2.into()));
+    assert_eq!(
+        (&component["component"], &component["raw_tensors"]),
+        (&"text_encoder_2".into(), &2.into())
+    );
 }
 
 #[test]
@@ -331,7 +372,10 @@ fn weights_beside_the_components_are_left_out_and_named() {
     fixture.safetensors("all-in-one.safetensors", &[bf16("w", 1)]);
     let report = fixture.compress();
     assert_eq!(report["left_out"][0]["path"], "all-in-one.safetensors");
-    assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("of no component"), "{report}");
+    assert!(
+        report["left_out"][0]["reason"].as_str().unwrap().contains("of no component"),
+        "{report}"
+    );
 }
 
 #[test]

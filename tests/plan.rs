@@ -13,14 +13,19 @@ use proptest::prelude::*;
 
 /// A block of a coded tensor with so many rows, and a small one beside it.
 fn block(at: usize, rows: usize) -> [Item; 2] {
-    let coded =
-        Item::gap(&format!("{at}.coded"), &[rows as u64, 64], normal_weights(rows * 64, at as u64), (8, 64));
+    let coded = Item::gap(
+        &format!("{at}.coded"),
+        &[rows as u64, 64],
+        normal_weights(rows * 64, at as u64),
+        (8, 64),
+    );
     let raw = Item::raw(&format!("{at}.raw"), df11::Dtype::U8, &[9], vec![at as u8; 9]);
     [coded, raw].map(|item| item.in_block(&format!("block {at}")))
 }
 
 fn model(rows: &[usize]) -> df11::Model {
-    let items: Vec<Item> = rows.iter().enumerate().flat_map(|(at, &rows)| block(at, rows)).collect();
+    let items: Vec<Item> =
+        rows.iter().enumerate().flat_map(|(at, &rows)| block(at, rows)).collect();
     let bytes = Model::new(&items, &[]).build();
     OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
 }
@@ -72,7 +77,8 @@ fn streamed_blocks_are_spread_evenly() {
         let count = streamed(&plan);
         assert!(count <= before, "more memory, fewer streamed");
         before = count;
-        let places: Vec<usize> = (0..24).filter(|&at| plan.placements()[at].unwrap().streamed).collect();
+        let places: Vec<usize> =
+            (0..24).filter(|&at| plan.placements()[at].unwrap().streamed).collect();
         // Two blocks fewer would not do.
         let one = (plan.host_bytes() / count as u64) * 2;
         assert!(plan.device_bytes()[0] + one > memory, "{count} of 24 in {memory}");
@@ -91,7 +97,11 @@ fn small_blocks_stay_resident() {
     let model = model(&rows);
     let whole = Plan::resident(&model).unwrap().device_bytes()[0];
     let plan = Plan::fit(&model, &[whole - 1]).unwrap();
-    assert!(streamed(&plan) > 0 && !plan.placements()[2].unwrap().streamed, "{:?}", plan.placements());
+    assert!(
+        streamed(&plan) > 0 && !plan.placements()[2].unwrap().streamed,
+        "{:?}",
+        plan.placements()
+    );
 }
 
 #[test]
@@ -127,7 +137,8 @@ fn each_block_lies_where_the_caller_says() {
         let at = |name: &str| names.iter().position(|other| other == name).unwrap();
         Plan::of(&model, 3, |block| places[at(block.name())]).unwrap()
     };
-    let places = [Some(on(2, false)), None, Some(on(0, true)), Some(on(0, false)), Some(on(2, true))];
+    let places =
+        [Some(on(2, false)), None, Some(on(0, true)), Some(on(0, false)), Some(on(2, true))];
     let plan = of(places);
     assert_eq!(plan.placements(), places);
     // GPUs do not know of each other's blocks, and what is not loaded takes nothing.
@@ -143,7 +154,8 @@ fn each_block_lies_where_the_caller_says() {
         assert_eq!(Plan::of(&model, 1, |_| Some(on(0, streamed))).unwrap(), whole.unwrap());
     }
     let error =
-        Plan::of(&model, 2, |block| Some(on(usize::from(block.name() == "block 3") * 2, false))).unwrap_err();
+        Plan::of(&model, 2, |block| Some(on(usize::from(block.name() == "block 3") * 2, false)))
+            .unwrap_err();
     assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
     let text = error.to_string();
     assert!(
@@ -158,7 +170,8 @@ fn what_is_not_loaded_leaves_room() {
     let model = model(&[300, 300, 300, 3000, 300]);
     let large = |block: &df11::Block<'_>| block.name() == "block 3";
     let all = Plan::resident(&model).unwrap().device_bytes()[0];
-    let rest = Plan::of(&model, 1, |block| if large(&block) { None } else { Some(on(0, false)) }).unwrap();
+    let rest =
+        Plan::of(&model, 1, |block| if large(&block) { None } else { Some(on(0, false)) }).unwrap();
     let memory = rest.device_bytes()[0];
     assert!(memory < all / 2 && Plan::fit(&model, &[memory]).is_err());
     assert_eq!(Plan::fit_some(&model, &[memory], |block| !large(&block)).unwrap(), rest);
@@ -190,11 +203,13 @@ fn matrices_are_fast_as_far_as_preferred() {
     let model = matrices();
     let stored = Plan::resident(&model).unwrap();
     assert_eq!(stored.residences(), [Residence::Stored; 3]);
-    let prefer = |preference, memory: &[u64]| stored.clone().prefer(&model, preference, memory).unwrap();
+    let prefer =
+        |preference, memory: &[u64]| stored.clone().prefer(&model, preference, memory).unwrap();
     let fast = prefer(Preference::Fast, &[]);
     assert_eq!(fast.residences(), [Residence::Fast, Residence::Fast, Residence::Stored]);
     assert_eq!(fast.placements(), stored.placements());
-    // 1536 bytes for 1024 weights, 8 for a head of 8192, 4 for each exception of 256; not more than 12.15 bits.
+    // 1536 bytes for 1024 weights, 8 for a head of 8192, 4 for each exception of 256; not more than
+    // 12.15 bits.
     let (weights, before, after) = (1280 * 256, stored.device_bytes()[0], fast.device_bytes()[0]);
     let taken = weights * 3 / 2 + weights / 1024 + weights / 64;
     assert!(taken * 8 <= weights * 1215 / 100 && after > before, "{before} {after}");
@@ -221,13 +236,17 @@ fn matrices_are_fast_as_far_as_preferred() {
     assert_eq!(fit(&[after - 1], Preference::Auto).unwrap(), auto);
     let two = fit(&[after - 1, after], Preference::Fast).unwrap();
     assert_eq!((two.residences(), two.placements()[2].unwrap().device), (fast.residences(), 1));
-    assert_eq!(fit(&[before - 1], Preference::Auto).unwrap(), Plan::fit(&model, &[before - 1]).unwrap());
+    assert_eq!(
+        fit(&[before - 1], Preference::Auto).unwrap(),
+        Plan::fit(&model, &[before - 1]).unwrap()
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever the blocks and the GPUs: no GPU takes more than it may, blocks lie in order, and nothing is streamed that need not be.
+    /// Whatever the blocks and the GPUs: no GPU takes more than it may, blocks lie in order, and
+    /// nothing is streamed that need not be.
     #[test]
     fn plans_keep_to_their_memory(
         rows in prop::collection::vec(1usize..400, 1..12),

@@ -1,7 +1,9 @@
-//! Programs of tensors on a GPU, planned and run on the stand-in for its driver (see `tests/driver.rs`), which copies what is stored as it
-//! is and runs no kernels. What kernels make of programs, `tests/gpu/programs.rs` tests.
+//! Programs of tensors on a GPU, planned and run on the stand-in for its driver (see
+//! `tests/driver.rs`), which copies what is stored as it is and runs no kernels. What kernels make
+//! of programs, `tests/gpu/programs.rs` tests.
 //!
-//! The driver's library is found by the environment of a process, so that each test runs itself again in a process of its own.
+//! The driver's library is found by the environment of a process, so that each test runs itself
+//! again in a process of its own.
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 
 #[path = "support/container.rs"]
@@ -22,7 +24,8 @@ const POISON: u8 = 0xA5;
 fn sample() -> df11::Model {
     let mut items = Vec::new();
     for block in 0..3u8 {
-        let bytes = |count: usize| (0..count).map(|at| (at * 7) as u8 ^ block << 6).collect::<Vec<u8>>();
+        let bytes =
+            |count: usize| (0..count).map(|at| (at * 7) as u8 ^ block << 6).collect::<Vec<u8>>();
         let name = |part: &str| format!("{block}.{part}");
         let of_block = [
             Item::raw(&name("floats"), Dtype::F32, &[40, 30], bytes(4800)),
@@ -38,7 +41,8 @@ fn sample() -> df11::Model {
     OpenOptions::new().open_readers(vec![("sample".into(), Box::new(bytes))]).unwrap()
 }
 
-/// Runs a program of raw tensors, whose memory is the host's, and compares each piece, and what lies between.
+/// Runs a program of raw tensors, whose memory is the host's, and compares each piece, and what
+/// lies between.
 fn check(original: &df11::Model, program: &GpuProgram, pieces: &[Cut<'_>]) {
     let parts = pieces.iter().map(|&(name, rows, offset)| {
         let tensor = original.tensor(name).unwrap();
@@ -118,7 +122,11 @@ fn pieces_of_any_blocks_go_to_their_places() {
             &[("0.floats", None, 0)],
             // Raw tensors go anywhere, in any order.
             &[("2.odd", None, 4999), ("0.floats", None, 16), ("1.halves", None, 6000)],
-            &[("1.odd", Some((3, 40)), 1), ("1.odd", Some((0, 3)), 500), ("1.halves", Some((5, 5)), 0)],
+            &[
+                ("1.odd", Some((3, 40)), 1),
+                ("1.odd", Some((0, 3)), 500),
+                ("1.halves", Some((5, 5)), 0),
+            ],
             &[("tied", Some((0, 20)), 0), ("0.floats", Some((20, 40)), 2400)],
             &[("none", None, 77)],
             &[("1.odd", None, 0), ("1.odd", None, 360), ("1.odd", Some((39, 40)), 720)],
@@ -145,7 +153,8 @@ fn slots_serve_programs_of_one_streamed_block() {
     let original = sample();
     let resident = load(&original, &Plan::resident(&original).unwrap());
     let model = load(&original, &Plan::all_streamed(&original).unwrap());
-    let is_streamed = |model: &GpuModel, cuts: &[Cut<'_>]| program(model, cuts).unwrap().is_streamed();
+    let is_streamed =
+        |model: &GpuModel, cuts: &[Cut<'_>]| program(model, cuts).unwrap().is_streamed();
     for (cuts, expected) in [
         (&[("0.odd", None, 0)][..], true),
         (&[("1.odd", None, 0), ("1.coded", None, 512)], true),
@@ -191,15 +200,22 @@ fn impossible_programs_are_refused() {
         (&[("0.odd", None, u64::MAX - 9)], "a smaller offset"),
     ] {
         let error = program(&model, cuts).unwrap_err();
-        assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains(part), "{error}");
+        assert!(
+            matches!(error, Error::Parameter { .. }) && error.to_string().contains(part),
+            "{error}"
+        );
     }
     let all = Plan::resident(&original).unwrap().device_bytes()[0];
     let plan = Plan::fit(&original, &[all * 2 / 3, all]).unwrap();
     let model = load(&original, &plan);
     let of = |device| {
-        plan.placements().iter().position(|place| place.is_some_and(|place| place.device == device)).unwrap()
+        plan.placements()
+            .iter()
+            .position(|place| place.is_some_and(|place| place.device == device))
+            .unwrap()
     };
-    let name = |device: usize| original.blocks().nth(of(device)).unwrap().tensors().next().unwrap().name();
+    let name =
+        |device: usize| original.blocks().nth(of(device)).unwrap().tensors().next().unwrap().name();
     let error = model.program(&[Piece::new(name(0), 0), Piece::new(name(1), 512)]).unwrap_err();
     assert!(error.to_string().contains("different GPUs; make a program for each"), "{error}");
     assert_eq!(model.program(&[Piece::new(name(1), 0)]).unwrap().device().info().ordinal, 1);
@@ -213,7 +229,8 @@ fn blocks_that_are_not_loaded_are_told() {
     let original = sample();
     let last = original.blocks().last().unwrap().name().to_owned();
     let on = |device, streamed| Some(Placement { device, streamed });
-    // The third block on the first GPU, the first one streamed to the second; the one between nowhere.
+    // The third block on the first GPU, the first one streamed to the second; the one between
+    // nowhere.
     let place = |block: df11::Block<'_>| match block.name() {
         "layer 2" => on(0, false),
         "layer 0" => on(1, true),
@@ -234,7 +251,8 @@ fn blocks_that_are_not_loaded_are_told() {
         })
         .iter()
         .sum();
-    // The plan counts a task for raw tensors too, which is far less than the block that is left out.
+    // The plan counts a task for raw tensors too, which is far less than the block that is left
+    // out.
     let slack = plan.device_bytes().iter().sum::<u64>() - (model.device_bytes() + outputs);
     assert!(slack < 4096, "{slack}");
     // What is loaded is as ever, an alias beside its target too.
@@ -260,11 +278,16 @@ fn blocks_that_are_not_loaded_are_told() {
         (model.block("absent").unwrap_err(), "no block \"absent\""),
         (model.tensor("absent").unwrap_err(), "no tensor \"absent\""),
     ] {
-        assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains(said), "{error}");
+        assert!(
+            matches!(error, Error::Parameter { .. }) && error.to_string().contains(said),
+            "{error}"
+        );
     }
     let device = Device::open(0).unwrap();
-    let part = Plan::of(&original, 1, |block| if block.name() == "layer 1" { None } else { on(0, false) });
-    let decoder = GpuDecoder::load(&original, &device, &LoadOptions::new().plan(part.unwrap())).unwrap();
+    let part =
+        Plan::of(&original, 1, |block| if block.name() == "layer 1" { None } else { on(0, false) });
+    let decoder =
+        GpuDecoder::load(&original, &device, &LoadOptions::new().plan(part.unwrap())).unwrap();
     let read = |name| {
         let mut out = vec![0; 360];
         decoder.prepare(original.tensor(name).unwrap())?.read(0..360, &mut out).map(|()| out)
@@ -285,7 +308,10 @@ fn plans_of_other_numbers_of_gpus_are_refused() {
         let plan = Plan::of(&original, count, first).unwrap();
         let error = original.load_on(&devices, &LoadOptions::new().plan(plan), &()).unwrap_err();
         assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
-        assert!(error.to_string().contains(&format!("the plan is for {count} GPUs, not 2")), "{error}");
+        assert!(
+            error.to_string().contains(&format!("the plan is for {count} GPUs, not 2")),
+            "{error}"
+        );
     }
     // A GPU may have none of the blocks, and a model none that is loaded.
     let plan = Plan::of(&original, 2, first).unwrap();

@@ -25,7 +25,10 @@ const ENTRIES: [(&str, &[&str]); 3] = [
             "df11_gap_tables",
         ],
     ),
-    ("tile.ptx", &["df11_tile_constants", "df11_tile_decode", "df11_tile_decode_few", "df11_tile_tables"]),
+    (
+        "tile.ptx",
+        &["df11_tile_constants", "df11_tile_decode", "df11_tile_decode_few", "df11_tile_tables"],
+    ),
     (
         "linear.ptx",
         &[
@@ -125,8 +128,8 @@ fn ptx_and_machine_code_are_as_the_compilers_wrote_them() {
         );
         for (name, code) in module.machine_code {
             let name = format!("ptx/{name}");
-            let bytes =
-                fs::read(kernels().join(&name)).unwrap_or_else(|error| panic!("{}", missing(&name, &error)));
+            let bytes = fs::read(kernels().join(&name))
+                .unwrap_or_else(|error| panic!("{}", missing(&name, &error)));
             assert_eq!(
                 sha256(bytes),
                 code.sha256,
@@ -147,7 +150,10 @@ fn every_source_belongs_to_a_module() {
         manifest().modules.into_values().flat_map(|module| module.sources.into_keys()).collect();
     for file in fs::read_dir(kernels()).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
-        if Path::new(&name).extension().is_some_and(|extension| extension == "cu" || extension == "cuh") {
+        if Path::new(&name)
+            .extension()
+            .is_some_and(|extension| extension == "cu" || extension == "cuh")
+        {
             assert!(
                 known.contains(&name),
                 "kernels/{name} is in no module of kernels/ptx/manifest.json; `{COMMAND}` renews it"
@@ -161,7 +167,8 @@ fn ptx_holds_what_the_crate_launches_for_every_gpu_since_ampere() {
     assert_eq!(manifest().modules.len(), ENTRIES.len());
     for (module, entries) in ENTRIES {
         let ptx = read(&format!("ptx/{module}"));
-        let renew = |problem: &str| format!("kernels/ptx/{module} {problem}; `{COMMAND}` renews it");
+        let renew =
+            |problem: &str| format!("kernels/ptx/{module} {problem}; `{COMMAND}` renews it");
         assert!(ptx.contains("\n.target sm_80\n"), "{}", renew("is not for sm_80"));
         // PTX 8.0 is what drivers of CUDA 12.0 load.
         assert!(ptx.contains("\n.version 8.0\n"), "{}", renew("needs newer drivers"));
@@ -176,10 +183,12 @@ fn ptx_holds_what_the_crate_launches_for_every_gpu_since_ampere() {
     }
 }
 
-/// Shared memory that a block may have on the smallest GPUs, those of compute capability 8.6, 8.9 and 12.0.
+/// Shared memory that a block may have on the smallest GPUs, those of compute capability 8.6, 8.9
+/// and 12.0.
 const SMALLEST_ROOM: u64 = 99 << 10;
 
-/// The most that a tile takes of shared memory (spec/format.md 6.4): 32 lanes of 3584 bits and up to 127 more, in copies of 16 bytes.
+/// The most that a tile takes of shared memory (spec/format.md 6.4): 32 lanes of 3584 bits and up
+/// to 127 more, in copies of 16 bytes.
 const LARGEST_TILE: u64 = 32 * (3584 + 127) / 8 + 32;
 
 fn check_fit(module: &Module, kernel: &str, [warp, most_warps, least_warps]: [u64; 3]) {
@@ -191,7 +200,10 @@ fn check_fit(module: &Module, kernel: &str, [warp, most_warps, least_warps]: [u6
         );
         // A multiprocessor has 64 Ki registers.
         assert!(most_warps * 32 * taken.registers <= 65_536, "{target}, {kernel}");
-        assert!(taken.spill_stores <= 32, "{target}, {kernel}: see ALLOWED_SPILLS in kernels/build.py");
+        assert!(
+            taken.spill_stores <= 32,
+            "{target}, {kernel}: see ALLOWED_SPILLS in kernels/build.py"
+        );
     }
 }
 
@@ -217,7 +229,10 @@ fn every_product_kernel_fits_the_smallest_gpus() {
     let (threads, packing) = (linear.constants[6], linear.constants[9]);
     for kernel in ["df11_linear_fast_8", "df11_linear_fast_16"] {
         for (target, kernels) in &linear.resources {
-            assert!(threads.next_multiple_of(128) * kernels[kernel].registers <= 65_536, "{target}");
+            assert!(
+                threads.next_multiple_of(128) * kernels[kernel].registers <= 65_536,
+                "{target}"
+            );
             assert_eq!(kernels[kernel].spill_stores, 0, "{target}, {kernel}");
         }
         let taken = &linear.resources["sm_80"][kernel];

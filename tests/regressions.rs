@@ -12,7 +12,8 @@ use df11::{
 };
 use zerocopy::IntoBytes;
 
-/// A container of two files and three small tensors in one of them, all raw, after `edit` of its directory and its bytes before that.
+/// A container of two files and three small tensors in one of them, all raw, after `edit` of its
+/// directory and its bytes before that.
 fn edited(edit: impl FnOnce(&mut Directory, &mut Vec<u8>)) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let tensor = |dtype, shape: &[usize], data| {
@@ -25,11 +26,14 @@ fn edited(edit: impl FnOnce(&mut Directory, &mut Vec<u8>)) -> Vec<u8> {
     ];
     let source = folder.path().join("model");
     std::fs::create_dir(&source).unwrap();
-    std::fs::write(source.join("a.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+    std::fs::write(source.join("a.safetensors"), safetensors::serialize(tensors, None).unwrap())
+        .unwrap();
     let none: [(&str, safetensors::tensor::TensorView<'_>); 0] = [];
-    std::fs::write(source.join("b.safetensors"), safetensors::serialize(none, None).unwrap()).unwrap();
+    std::fs::write(source.join("b.safetensors"), safetensors::serialize(none, None).unwrap())
+        .unwrap();
     let out = folder.path().join("model.df11");
-    compress(&Source::open(&source).unwrap(), &out, &df11::CompressOptions::default(), &()).unwrap();
+    compress(&Source::open(&source).unwrap(), &out, &df11::CompressOptions::default(), &())
+        .unwrap();
     let mut contents = std::fs::read(out).unwrap();
 
     let header = Header::parse(contents.first_chunk().unwrap()).unwrap();
@@ -121,7 +125,11 @@ fn verification_names_what_it_does_not_know() {
     // A tensor without bytes is never read.
     let encoding = edited(|directory, _| directory.tensors[2].encoding = UNKNOWN.into());
     let found = open(encoding).unwrap().verify(Level::Full, &()).unwrap();
-    assert!(found.unchecked.iter().any(|what| what.contains("layer.none")), "{:?}", found.unchecked);
+    assert!(
+        found.unchecked.iter().any(|what| what.contains("layer.none")),
+        "{:?}",
+        found.unchecked
+    );
     // A dtype of a later version stands in the original header too.
     let dtype = edited(|directory, contents| {
         directory.tensors[1].dtype = UNKNOWN.into();
@@ -142,13 +150,16 @@ fn verification_names_what_it_does_not_know() {
 fn several_thread_blocks() -> (EncodedTensor, usize) {
     let weights: Vec<u8> = (0..20_000u32)
         .flat_map(|i| {
-            df11::hazmat::bf16::weight(120 + (i.wrapping_mul(0x9E37_79B9) >> 24).trailing_zeros() as u8, 0)
-                .to_le_bytes()
+            df11::hazmat::bf16::weight(
+                120 + (i.wrapping_mul(0x9E37_79B9) >> 24).trailing_zeros() as u8,
+                0,
+            )
+            .to_le_bytes()
         })
         .collect();
     let tensor = encode_tensor(&weights, Geometry::new(8, 64).unwrap(), weights.len()).unwrap();
-    let block =
-        (1..tensor.layout.thread_block_count() as usize).find(|block| tensor.gaps[32 * block] & 15 > 0);
+    let block = (1..tensor.layout.thread_block_count() as usize)
+        .find(|block| tensor.gaps[32 * block] & 15 > 0);
     (tensor, block.unwrap())
 }
 
@@ -161,9 +172,13 @@ fn ending_in(tensor: &EncodedTensor, block: usize, extra_bits: u64) -> EncodedTe
     let mut tensor = tensor.clone();
     let (elements, gap) = (entry(&tensor, block), tensor.gaps[32 * block] & 15);
     let bits = 4096 * block as u64 + u64::from(gap);
-    tensor.layout =
-        GapSizes::new(tensor.layout.geometry(), elements, bits + extra_bits, tensor.layout.lut_count())
-            .unwrap();
+    tensor.layout = GapSizes::new(
+        tensor.layout.geometry(),
+        elements,
+        bits + extra_bits,
+        tensor.layout.lut_count(),
+    )
+    .unwrap();
     tensor.gaps.truncate(32 * block);
     tensor.gaps.push(gap);
     tensor.output_offsets.truncate(8 * (block + 1));

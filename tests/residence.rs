@@ -1,6 +1,6 @@
 //! Models whose matrices are loaded in the fast layout, on the stand-in for the GPU's driver (see
-//! `tests/driver.rs`), which runs no kernels. What is decoded of them, `tests/gpu/residence.rs` tests. Each test
-//! runs itself again in a process of its own.
+//! `tests/driver.rs`), which runs no kernels. What is decoded of them, `tests/gpu/residence.rs`
+//! tests. Each test runs itself again in a process of its own.
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 
 #[path = "support/container.rs"]
@@ -129,7 +129,10 @@ fn damage_is_told_and_the_device_still_loads() {
             // A byte of a section that no GPU needs: the start of the weights file.
             let is_needed = section.block_index().is_some();
             assert_eq!(loaded.is_err(), is_needed, "byte {at}");
-            assert!(loaded.err().is_none_or(|error| matches!(error, Error::Corrupt { .. })), "byte {at}");
+            assert!(
+                loaded.err().is_none_or(|error| matches!(error, Error::Corrupt { .. })),
+                "byte {at}"
+            );
         }
     }
     open(good).load(&device, &fast()).unwrap();

@@ -1,4 +1,5 @@
-//! A checkpoint goes in and comes out, byte for byte, in every form of output and for any number of threads.
+//! A checkpoint goes in and comes out, byte for byte, in every form of output and for any number of
+//! threads.
 
 #[path = "support/container.rs"]
 mod container;
@@ -11,8 +12,8 @@ use std::{
 };
 
 use df11::{
-    CompressOptions, DecompressOptions, Encoding, Layout, Level, Model, Observer, OpenOptions, Source,
-    compress, convert, decompress,
+    CompressOptions, DecompressOptions, Encoding, Layout, Level, Model, Observer, OpenOptions,
+    Source, compress, convert, decompress,
     hazmat::{demo, histogram},
 };
 
@@ -35,7 +36,10 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                found.insert(path.strip_prefix(folder).unwrap().to_owned(), fs::read(&path).unwrap());
+                found.insert(
+                    path.strip_prefix(folder).unwrap().to_owned(),
+                    fs::read(&path).unwrap(),
+                );
             }
         }
     }
@@ -63,7 +67,8 @@ fn a_checkpoint_comes_back_byte_for_byte() {
     let folder = tempfile::tempdir().unwrap();
     let source = demo::tiny_checkpoint(folder.path()).unwrap();
     let original = files(&source);
-    for (out, layout) in layouts().into_iter().flat_map(|layout| [("model.df11", layout), ("folder", layout)])
+    for (out, layout) in
+        layouts().into_iter().flat_map(|layout| [("model.df11", layout), ("folder", layout)])
     {
         let out = folder.path().join(format!("{layout:?}")).join(out);
         fs::create_dir_all(out.parent().unwrap()).unwrap();
@@ -93,11 +98,13 @@ fn the_number_of_threads_does_not_show() {
     }
 }
 
-/// Tensors that are larger than what one thread counts and measures alone, in matrices, vectors and what is left of them.
+/// Tensors that are larger than what one thread counts and measures alone, in matrices, vectors and
+/// what is left of them.
 #[test]
 fn large_tensors_go_through_tiles_too() {
     let folder = tempfile::tempdir().unwrap();
-    let shapes: [&[usize]; 5] = [&[3000, 1000], &[2_500_001], &[40, 65_536], &[6, 700, 8, 80], &[17, 136]];
+    let shapes: [&[usize]; 5] =
+        [&[3000, 1000], &[2_500_001], &[40, 65_536], &[6, 700, 8, 80], &[17, 136]];
     let weights: Vec<Vec<u8>> = (1..)
         .zip(shapes)
         .map(|(seed, shape)| container::normal_weights(shape.iter().product(), seed))
@@ -110,7 +117,9 @@ fn large_tensors_go_through_tiles_too() {
     let outputs = [1, 3].map(|threads| {
         let out = folder.path().join(format!("{threads}.df11"));
         let model = compressed(&source, &out, Layout::Tile, threads);
-        assert!(with_threads(threads, || model.verify(Level::Full, &())).unwrap().unchecked.is_empty());
+        assert!(
+            with_threads(threads, || model.verify(Level::Full, &())).unwrap().unchecked.is_empty()
+        );
         for (expected, shape) in weights.iter().zip(shapes) {
             let tensor = model.tensor(&format!("{shape:?}")).unwrap();
             let large = expected.len() > 32 << 10;
@@ -118,8 +127,11 @@ fn large_tensors_go_through_tiles_too() {
             assert_eq!(histogram(&tensor).unwrap().total(), tensor.elements());
             assert!(tensor.decode::<u8>().unwrap() == *expected);
             let row = expected.len() / shape[0];
-            for rows in [0..1, shape[0] as u64 - 1..shape[0] as u64, shape[0] as u64 / 3..shape[0] as u64 / 2]
-            {
+            for rows in [
+                0..1,
+                shape[0] as u64 - 1..shape[0] as u64,
+                shape[0] as u64 / 3..shape[0] as u64 / 2,
+            ] {
                 let range = rows.start as usize * row..rows.end as usize * row;
                 let mut out = vec![0xAA; range.len()];
                 tensor.slice(std::slice::from_ref(&rows)).unwrap().decode_into(&mut out).unwrap();
@@ -142,17 +154,23 @@ fn conversion_there_and_back_changes_no_byte() {
             compressed(&source, &path(kind, layout), *layout, 2);
         }
     }
-    let content =
-        |path: &Path| if path.is_dir() { files(path) } else { [("".into(), fs::read(path).unwrap())].into() };
+    let content = |path: &Path| {
+        if path.is_dir() { files(path) } else { [("".into(), fs::read(path).unwrap())].into() }
+    };
     for from in &every {
         for to in &every {
-            for (from_kind, to_kind) in
-                [(".df11", ".df11"), (".df11", "-folder"), ("-folder", ".df11"), ("-folder", "-folder")]
-            {
+            for (from_kind, to_kind) in [
+                (".df11", ".df11"),
+                (".df11", "-folder"),
+                ("-folder", ".df11"),
+                ("-folder", "-folder"),
+            ] {
                 let out = folder.path().join(format!("converted{to_kind}"));
                 for memory_map in [true, false] {
-                    let model =
-                        OpenOptions::new().memory_map(memory_map).open(path(from_kind, from)).unwrap();
+                    let model = OpenOptions::new()
+                        .memory_map(memory_map)
+                        .open(path(from_kind, from))
+                        .unwrap();
                     let options = options(*to).overwrite(true);
                     with_threads(3, || convert(&model, &out, &options, &())).unwrap();
                     assert!(
@@ -179,23 +197,34 @@ fn the_configuration_of_a_folder_names_the_compression() {
     let path = |name: &str| folder.path().join(name);
     let model = compressed(&source, &path("folder"), Layout::default(), 2);
     let marked = files(&path("folder"));
-    let json: serde_json::Value = serde_json::from_slice(&marked[Path::new("config.json")]).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&marked[Path::new("config.json")]).unwrap();
     assert_eq!(json["quantization_config"]["quant_method"], "df11");
-    assert_eq!(marked[Path::new("tokenizer/config.json")], config.as_bytes(), "no weights beside it");
+    assert_eq!(
+        marked[Path::new("tokenizer/config.json")],
+        config.as_bytes(),
+        "no weights beside it"
+    );
     decompress(&model, &path("restored"), &DecompressOptions::default(), &()).unwrap();
     assert_eq!(files(&path("restored")), original);
 
-    // One container holds the original; a folder that comes from it, or from another folder, is as if compressed anew.
+    // One container holds the original; a folder that comes from it, or from another folder, is as
+    // if compressed anew.
     compressed(&source, &path("direct.df11"), Layout::default(), 2);
-    for (from, to, expected) in
-        [("folder", "one.df11", "direct.df11"), ("one.df11", "two", "folder"), ("two", "three", "folder")]
-    {
+    for (from, to, expected) in [
+        ("folder", "one.df11", "direct.df11"),
+        ("one.df11", "two", "folder"),
+        ("two", "three", "folder"),
+    ] {
         let model = df11::open(path(from)).unwrap();
         convert(&model, &path(to), &CompressOptions::default(), &()).unwrap();
         if path(to).is_dir() {
             assert_eq!(files(&path(to)), files(&path(expected)), "{from} to {to}");
         } else {
-            assert!(fs::read(path(to)).unwrap() == fs::read(path(expected)).unwrap(), "{from} to {to}");
+            assert!(
+                fs::read(path(to)).unwrap() == fs::read(path(expected)).unwrap(),
+                "{from} to {to}"
+            );
         }
     }
 }
@@ -205,7 +234,8 @@ fn the_configuration_of_a_folder_names_the_compression() {
 fn large_tensors_are_converted() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("large.safetensors");
-    let weights: Vec<Vec<u8>> = (1..4).map(|seed| container::normal_weights(700 * 5000, seed)).collect();
+    let weights: Vec<Vec<u8>> =
+        (1..4).map(|seed| container::normal_weights(700 * 5000, seed)).collect();
     let shapes = [vec![700, 5000], vec![3_500_000], vec![25, 140_000]];
     let views = weights.iter().zip(shapes).map(|(weights, shape)| {
         (format!("{shape:?}"), TensorView::new(Dtype::BF16, shape, weights).unwrap())
@@ -232,7 +262,8 @@ fn a_damaged_model_is_not_converted() {
         let path = folder.path().join("model.df11");
         compressed(&source, &path, layout, 2);
         let mut draft = container::parse(&fs::read(&path).unwrap());
-        let section = draft.directory.sections.iter().position(|section| section.kind == 4).unwrap();
+        let section =
+            draft.directory.sections.iter().position(|section| section.kind == 4).unwrap();
         draft.contents[section][77] ^= 1;
         draft.repair_checksums();
         fs::write(&path, draft.pack()).unwrap();
@@ -253,7 +284,9 @@ fn tensors_rows_and_blocks_decode_to_the_original_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = demo::tiny_checkpoint(folder.path()).unwrap();
     let source = Source::open(&checkpoint).unwrap();
-    for (layout, memory_map) in layouts().into_iter().flat_map(|layout| [(layout, true), (layout, false)]) {
+    for (layout, memory_map) in
+        layouts().into_iter().flat_map(|layout| [(layout, true), (layout, false)])
+    {
         let path = folder.path().join(format!("{layout:?}{memory_map}.df11"));
         compressed(&checkpoint, &path, layout, 2);
         let model = OpenOptions::new().memory_map(memory_map).open(path).unwrap();
@@ -288,7 +321,8 @@ fn tensors_rows_and_blocks_decode_to_the_original_bytes() {
 fn a_tied_head_is_stored_once_and_layers_are_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let model = df11::open(demo::tiny_container(folder.path()).unwrap()).unwrap();
-    let tied = ["lm_head.weight", "model.embed_tokens.weight"].map(|name| model.tensor(name).unwrap());
+    let tied =
+        ["lm_head.weight", "model.embed_tokens.weight"].map(|name| model.tensor(name).unwrap());
     assert_eq!(tied.iter().filter(|tensor| tensor.encoding() == Encoding::Alias).count(), 1);
     assert_eq!(tied[0].target().name(), tied[1].target().name());
     assert_eq!(tied[0].block_name(), tied[1].block_name());
@@ -305,7 +339,8 @@ fn a_tied_head_is_stored_once_and_layers_are_blocks() {
 #[test]
 fn tiny_modules_do_not_pad_the_container() {
     let folder = tempfile::tempdir().unwrap();
-    let weights: Vec<u8> = (0..256u32).flat_map(|i| half::bf16::from_f32(i as f32).to_le_bytes()).collect();
+    let weights: Vec<u8> =
+        (0..256u32).flat_map(|i| half::bf16::from_f32(i as f32).to_le_bytes()).collect();
     let tensors: BTreeMap<String, TensorView<'_>> = (0..2000)
         .flat_map(|layer| ["a.weight", "b.weight"].map(|part| format!("layers.{layer}.{part}")))
         .map(|name| (name, TensorView::new(Dtype::BF16, vec![16, 16], &weights).unwrap()))
@@ -316,7 +351,10 @@ fn tiny_modules_do_not_pad_the_container() {
     let (before, after) = (fs::metadata(&source).unwrap().len(), model.shards()[0].file_length());
     // The directory takes 300 bytes a tensor, here more than half of the tensor itself.
     let directory = model.shards()[0].directory_range();
-    assert!(after - (directory.end - directory.start) < before + before / 10, "{before} became {after}");
+    assert!(
+        after - (directory.end - directory.start) < before + before / 10,
+        "{before} became {after}"
+    );
     assert!(model.blocks().len() < 50);
 }
 
@@ -339,7 +377,12 @@ struct Watch {
 
 impl Watch {
     fn new(stop_after: u64) -> Self {
-        Self { stop_after, announced: AtomicU64::new(0), done: AtomicU64::new(0), largest: AtomicU64::new(0) }
+        Self {
+            stop_after,
+            announced: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            largest: AtomicU64::new(0),
+        }
     }
 }
 
@@ -363,7 +406,9 @@ fn work_can_be_watched_and_stopped_at_every_stage() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = demo::tiny_checkpoint(folder.path()).unwrap();
     let source = Source::open(&checkpoint).unwrap();
-    for (out, layout) in [("out.df11", layouts()[0]), ("out", layouts()[0]), ("out.df11", layouts()[1])] {
+    for (out, layout) in
+        [("out.df11", layouts()[0]), ("out", layouts()[0]), ("out.df11", layouts()[1])]
+    {
         let out = folder.path().join(out);
         let watch = Watch::new(u64::MAX);
         compress(&source, &out, &options(layout), &watch).unwrap();
@@ -388,7 +433,8 @@ fn work_can_be_watched_and_stopped_at_every_stage() {
 /// A safetensors file with one tensor of each name, of 8 MiB: more than is measured at once.
 fn long_tensors(path: &Path, tensors: &[(&str, Vec<u8>)]) -> Source {
     let view = |bytes| TensorView::new(Dtype::BF16, vec![2048, 2048], bytes).unwrap();
-    let tensors: BTreeMap<_, _> = tensors.iter().map(|(name, bytes)| (*name, view(bytes))).collect();
+    let tensors: BTreeMap<_, _> =
+        tensors.iter().map(|(name, bytes)| (*name, view(bytes))).collect();
     serialize_to_file(tensors, None, path).unwrap();
     Source::open(path).unwrap()
 }
@@ -402,8 +448,10 @@ fn measuring_long_tensors_is_announced_and_told_as_it_goes_on() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 16) as u16
     };
-    let coded: Vec<u8> = (0..BYTES / 2).flat_map(|_| (random() & 0x807F | 0x3F00).to_le_bytes()).collect();
-    // No code makes it smaller, so it is not measured, which its announced bytes are told of all the same.
+    let coded: Vec<u8> =
+        (0..BYTES / 2).flat_map(|_| (random() & 0x807F | 0x3F00).to_le_bytes()).collect();
+    // No code makes it smaller, so it is not measured, which its announced bytes are told of all
+    // the same.
     let raw: Vec<u8> = (0..BYTES / 2).flat_map(|_| random().to_le_bytes()).collect();
     let out = folder.path().join("out.df11");
     let watched = |source: &Source, layout, stop_after| {

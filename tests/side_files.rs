@@ -1,5 +1,5 @@
-//! Side files beside the containers of a folder: what is recorded comes back or is refused, and what is not recorded
-//! takes nobody's place.
+//! Side files beside the containers of a folder: what is recorded comes back or is refused, and
+//! what is not recorded takes nobody's place.
 
 #[path = "support/container.rs"]
 mod container;
@@ -11,8 +11,8 @@ use std::{
 
 use container::{Item, Model, normal_weights};
 use df11::{
-    CompressOptions, DecompressOptions, Dtype, Error, Level, Restored, Source, compress, convert, decompress,
-    hazmat::demo,
+    CompressOptions, DecompressOptions, Dtype, Error, Level, Restored, Source, compress, convert,
+    decompress, hazmat::demo,
 };
 use tempfile::TempDir;
 
@@ -34,7 +34,8 @@ impl Fixture {
         fs::create_dir(source.join("tokenizer")).unwrap();
         fs::write(source.join("tokenizer/vocab.txt"), "a\nb\n").unwrap();
         let model = folder.path().join("containers");
-        compress(&Source::open(&source).unwrap(), &model, &CompressOptions::default(), &()).unwrap();
+        compress(&Source::open(&source).unwrap(), &model, &CompressOptions::default(), &())
+            .unwrap();
         Self { folder, model }
     }
 
@@ -191,7 +192,10 @@ fn a_link_that_leads_nowhere_hides_no_container() {
     }
     let left_out = fixture.restore(false).unwrap().left_out;
     let paths: Vec<&str> = left_out.iter().map(|file| &*file.path).collect();
-    assert!(paths.contains(&"lost.json") && paths.contains(&"lost.safetensors.index.json"), "{paths:?}");
+    assert!(
+        paths.contains(&"lost.json") && paths.contains(&"lost.safetensors.index.json"),
+        "{paths:?}"
+    );
 }
 
 #[test]
@@ -222,8 +226,13 @@ fn a_container_without_its_folder_says_what_it_cannot_check() {
     compress(&Source::open(&alone).unwrap(), &out, &CompressOptions::default(), &()).unwrap();
     let model = df11::open(out.join("model.df11")).unwrap();
     let found = model.verify(Level::Full, &()).unwrap();
-    assert!(found.unchecked.iter().any(|what| what.contains("side files")), "{:?}", found.unchecked);
-    let error = convert(&model, &fixture.path("x.df11"), &CompressOptions::default(), &()).unwrap_err();
+    assert!(
+        found.unchecked.iter().any(|what| what.contains("side files")),
+        "{:?}",
+        found.unchecked
+    );
+    let error =
+        convert(&model, &fixture.path("x.df11"), &CompressOptions::default(), &()).unwrap_err();
     assert!(matches!(error, Error::Parameter { .. }), "{error:?}");
 }
 
@@ -245,7 +254,8 @@ fn the_identity_is_that_of_all_files_in_every_form() {
 fn converted(side: &str) -> df11::Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let items = [Item::raw("w", Dtype::U8, &[3], vec![1, 2, 3])];
-    fs::write(folder.path().join("one.df11"), Model::new(&items, &[(side, b"{}")]).build()).unwrap();
+    fs::write(folder.path().join("one.df11"), Model::new(&items, &[(side, b"{}")]).build())
+        .unwrap();
     let model = df11::open(folder.path().join("one.df11")).unwrap();
     let out = folder.path().join("out");
     let done = convert(&model, &out, &CompressOptions::default(), &());
@@ -309,22 +319,27 @@ fn equal_tensors_are_stored_again_after_fifteen_aliases() {
     let source = folder.path().join("equal.safetensors");
     serialize_to_file(views, None, &source).unwrap();
     let out = folder.path().join("equal.df11");
-    let report = compress(&Source::open(&source).unwrap(), &out, &CompressOptions::default(), &()).unwrap();
+    let report =
+        compress(&Source::open(&source).unwrap(), &out, &CompressOptions::default(), &()).unwrap();
     assert_eq!((report.coded_tensors, report.alias_tensors), (3, 37));
-    let (stored, restored) = (fs::metadata(&out).unwrap().len(), fs::metadata(&source).unwrap().len());
+    let (stored, restored) =
+        (fs::metadata(&out).unwrap().len(), fs::metadata(&source).unwrap().len());
     assert!(restored < 32 * stored, "{restored} of {stored}");
 }
 
-/// The most that a container restores to: raw weights of one byte stored for one decoded would be less.
+/// The most that a container restores to: raw weights of one byte stored for one decoded would be
+/// less.
 #[test]
 fn no_container_restores_to_32_times_its_length() {
-    let coded = Item::gap("a", &[65_536], container::weights(std::iter::repeat_n(127, 65_536)), (64, 1024));
+    let coded =
+        Item::gap("a", &[65_536], container::weights(std::iter::repeat_n(127, 65_536)), (64, 1024));
     let aliases = (0..15).map(|at| coded.alias(&format!("b{at:02}")));
     let items: Vec<Item> = [coded.clone()].into_iter().chain(aliases).collect();
     let bytes = Model::new(&items, &[]).build();
     let original = Model::new(&items, &[]).files[0].length;
     assert!(original > 20 * bytes.len() as u64 && original < 32 * bytes.len() as u64, "{original}");
-    let model = df11::OpenOptions::new().open_readers(vec![("most".into(), Box::new(bytes))]).unwrap();
+    let model =
+        df11::OpenOptions::new().open_readers(vec![("most".into(), Box::new(bytes))]).unwrap();
     model.verify(Level::Full, &()).unwrap();
 }
 
@@ -365,7 +380,10 @@ fn metadata_that_the_format_has_no_place_for_are_refused() {
     assert!(matches!(refused(&[("a.b", "\0")]), Error::Parameter { .. }));
     let (long, value) = (format!("a.{}", "k".repeat(254)), "v".repeat(65_536));
     assert!(matches!(refused(&[(&long, "")]), Error::Limit { limit: 255, .. }));
-    assert!(matches!(refused(&[("a.b", &(value.clone() + "v"))]), Error::Limit { limit: 65_536, .. }));
+    assert!(matches!(
+        refused(&[("a.b", &(value.clone() + "v"))]),
+        Error::Limit { limit: 65_536, .. }
+    ));
     let keys: Vec<String> = (0..16).map(|at| format!("a.{at:02}")).collect();
     let much: Vec<(&str, &str)> = keys.iter().map(|key| (&**key, &*value)).collect();
     assert!(matches!(refused(&much), Error::Limit { limit: 1_048_576, .. }));

@@ -1,4 +1,5 @@
-//! Slices of tensors: what indexing with ranges gives, whatever the shape, the dtype and the layout.
+//! Slices of tensors: what indexing with ranges gives, whatever the shape, the dtype and the
+//! layout.
 
 #[path = "support/container.rs"]
 mod container;
@@ -21,7 +22,11 @@ fn sliced(bytes: &[u8], each: usize, shape: &[u64], ranges: &[Range<u64>]) -> Ve
         })
     };
     let elements = bytes.chunks(each).enumerate();
-    elements.filter(|&(index, _)| is_wanted(index)).flat_map(|(_, element)| element).copied().collect()
+    elements
+        .filter(|&(index, _)| is_wanted(index))
+        .flat_map(|(_, element)| element)
+        .copied()
+        .collect()
 }
 
 fn check(tensor: &df11::Tensor<'_>, bytes: &[u8], each: usize, ranges: &[Range<u64>]) {
@@ -35,7 +40,8 @@ fn check(tensor: &df11::Tensor<'_>, bytes: &[u8], each: usize, ranges: &[Range<u
     assert!(matches!(slice.decode_into(&mut out), Err(Error::Parameter { .. })));
 }
 
-/// Shapes whose tiles are whole and partial, matrices and vectors; of the last one a row takes more than one thread's piece.
+/// Shapes whose tiles are whole and partial, matrices and vectors; of the last one a row takes more
+/// than one thread's piece.
 const SHAPES: [&[usize]; 9] = [
     &[96, 512],
     &[70, 776],
@@ -51,8 +57,10 @@ const SHAPES: [&[usize]; 9] = [
 /// The tensors of a model with these shapes in one layout.
 fn model(layout: Layout) -> (df11::Model, Vec<Vec<u8>>, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let weights: Vec<Vec<u8>> =
-        (1..).zip(SHAPES).map(|(seed, shape)| normal_weights(shape.iter().product(), seed)).collect();
+    let weights: Vec<Vec<u8>> = (1..)
+        .zip(SHAPES)
+        .map(|(seed, shape)| normal_weights(shape.iter().product(), seed))
+        .collect();
     let views = weights.iter().zip(SHAPES).map(|(weights, shape)| {
         (format!("{shape:?}"), TensorView::new(FileDtype::BF16, shape.to_vec(), weights).unwrap())
     });
@@ -63,7 +71,8 @@ fn model(layout: Layout) -> (df11::Model, Vec<Vec<u8>>, tempfile::TempDir) {
     (df11::open(&out).unwrap(), weights, folder)
 }
 
-/// Ranges of the first dimensions, from three numbers each that choose one: whole, an index, halves, at multiples of tiles, or any.
+/// Ranges of the first dimensions, from three numbers each that choose one: whole, an index,
+/// halves, at multiples of tiles, or any.
 fn ranges(shape: &[usize], numbers: &[(u64, u64, u64)]) -> Vec<Range<u64>> {
     let choose = |(&size, &(kind, a, b)): (&usize, &(u64, u64, u64))| {
         let (size, unit) = (size as u64, if kind == 3 { 32 } else { 256 });
@@ -99,14 +108,16 @@ fn slices_are_what_indexing_gives() {
 #[test]
 fn columns_do_not_need_the_codes_of_others() {
     let weights = normal_weights(64 * 1024, 3);
-    let mut draft = Model::new(&[Item::tile("m", &[64, 1024], weights.clone(), (256, 1024))], &[]).draft();
+    let mut draft =
+        Model::new(&[Item::tile("m", &[64, 1024], weights.clone(), (256, 1024))], &[]).draft();
     let records = draft.first_array("m") + 1;
     // The tiles with columns 256 to 511, of four in each row of tiles: lanes that do not add up.
     for tile in [1, 5] {
         draft.array(records)[32 * tile + 8..32 * tile + 32].fill(0xFF);
     }
     draft.repair_checksums();
-    let model = OpenOptions::new().open_readers(vec![("m".into(), Box::new(draft.pack()))]).unwrap();
+    let model =
+        OpenOptions::new().open_readers(vec![("m".into(), Box::new(draft.pack()))]).unwrap();
     let damaged = model.tensor("m").unwrap();
     for columns in [0..256, 512..1024, 600..700] {
         check(&damaged, &weights, 2, &[0..64, columns]);

@@ -52,7 +52,10 @@ fn tensors_come_in_the_order_of_their_data() {
     let found: Vec<_> =
         weights.tensors.iter().map(|t| (t.name.as_str(), t.offset - start, t.length)).collect();
     assert_eq!(found, [("../a", 0, 2), ("b", 2, 4), ("z", 6, 0), ("é", 6, 0)]);
-    assert_eq!((weights.tensors[1].dtype, &weights.tensors[1].shape[..]), (Dtype::BF16, &[2, 1][..]));
+    assert_eq!(
+        (weights.tensors[1].dtype, &weights.tensors[1].shape[..]),
+        (Dtype::BF16, &[2, 1][..])
+    );
     assert_eq!((weights.prefix.len() as u64, weights.length), (start, start + 6));
     let mut data = [0; 6];
     weights.read_exact_at(start, &mut data).unwrap();
@@ -105,7 +108,11 @@ fn contradictions_are_corrupt() {
         [entry("a", "[1]", 0, 2), entry("b", "[1]", 2, 0)], // backwards
         [entry("a", "[0]", 0, 0), entry("b", "[1]", u64::MAX - 1, u64::MAX)],
     ] {
-        assert_error!(parse(file(&format!("{{{}}}", entries.join(",")), 6)), Corrupt, "x.safetensors");
+        assert_error!(
+            parse(file(&format!("{{{}}}", entries.join(",")), 6)),
+            Corrupt,
+            "x.safetensors"
+        );
     }
     for json in ["", "[]", "null", "{", "{}x", "{}\0", r#"{"a":1}"#, r#"{"a":{"dtype":"BF16"}}"#] {
         assert_error!(parse(file(json, 0)), Corrupt, "no valid safetensors header");
@@ -127,8 +134,13 @@ fn limits_are_told_apart() {
     let shaped = |shape| file(&format!("{{{}}}", entry("a", shape, 0, 2)), 2);
     parse(shaped("[1,1,1,1,1,1,1,1]")).unwrap();
     assert_error!(parse(shaped("[1,1,1,1,1,1,1,1,1]")), Limit, "dimensions");
-    for shape in ["[9223372036854775808,4,0]", "[0,9223372036854775808,4]", "[9223372036854775808]"] {
-        assert_error!(parse(file(&format!("{{{}}}", entry("a", shape, 0, 0)), 0)), Limit, "x.safetensors");
+    for shape in ["[9223372036854775808,4,0]", "[0,9223372036854775808,4]", "[9223372036854775808]"]
+    {
+        assert_error!(
+            parse(file(&format!("{{{}}}", entry("a", shape, 0, 0)), 0)),
+            Limit,
+            "x.safetensors"
+        );
     }
     for header in [100_000_001_u64, u64::MAX] {
         assert_error!(parse(header.to_le_bytes().to_vec()), Limit, "100000000");
@@ -140,7 +152,11 @@ fn limits_are_told_apart() {
             "x.safetensors, byte 8: this is no safetensors file; name one"
         );
     }
-    assert_error!(parse(100_000_000_u64.to_le_bytes().to_vec()), Corrupt, "8 of at least 100000008 bytes");
+    assert_error!(
+        parse(100_000_000_u64.to_le_bytes().to_vec()),
+        Corrupt,
+        "8 of at least 100000008 bytes"
+    );
 }
 
 #[test]
@@ -149,7 +165,11 @@ fn what_a_container_cannot_hold_is_unsupported() {
     assert_error!(parse(one("")), Unsupported, "rename");
     let json = r#"{"a":{"dtype":"F7","shape":[1],"data_offsets":[0,2]}}"#;
     assert_error!(parse(file(json, 2)), Unsupported, "the dtype \"F7\" of tensor \"a\"");
-    assert_error!(parse(b"version https://git-lfs.github.com/spec/v1".to_vec()), Corrupt, "git lfs pull");
+    assert_error!(
+        parse(b"version https://git-lfs.github.com/spec/v1".to_vec()),
+        Corrupt,
+        "git lfs pull"
+    );
 }
 
 /// Writes files into a fresh folder, and with it those above.
@@ -164,8 +184,10 @@ fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
 }
 
 fn index(entries: &[(&str, &str)]) -> Vec<u8> {
-    let entries: Vec<_> = entries.iter().map(|(tensor, file)| format!("{tensor:?}:{file:?}")).collect();
-    format!(r#"{{"metadata":{{"total_size":4}},"weight_map":{{{}}}}}"#, entries.join(",")).into_bytes()
+    let entries: Vec<_> =
+        entries.iter().map(|(tensor, file)| format!("{tensor:?}:{file:?}")).collect();
+    format!(r#"{{"metadata":{{"total_size":4}},"weight_map":{{{}}}}}"#, entries.join(","))
+        .into_bytes()
 }
 
 fn paths(source: &Source) -> (Vec<&str>, Vec<&str>, Vec<(&str, &str)>) {
@@ -196,8 +218,12 @@ fn a_folder_without_an_index_gives_all_its_files() {
     assert_eq!(weights, ["unet.safetensors", "unet/a.safetensors", "z.safetensors"]);
     assert_eq!(side, ["README.md", "unet/config.json"]);
     let other = "weights in another format";
-    let expected =
-        [(".env", "hidden"), (".git", "hidden"), ("old/model.GGUF", other), ("pytorch_model.bin", other)];
+    let expected = [
+        (".env", "hidden"),
+        (".git", "hidden"),
+        ("old/model.GGUF", other),
+        ("pytorch_model.bin", other),
+    ];
     assert_eq!(left_out, expected);
     assert_eq!(source.side[1].length, 2);
     assert_eq!(fs::read(&source.side[1].file).unwrap(), b"{}");
@@ -206,7 +232,10 @@ fn a_folder_without_an_index_gives_all_its_files() {
 #[test]
 fn an_index_says_which_files_count() {
     let folder = folder(&[
-        ("model.safetensors.index.json", index(&[("a", "m-1.safetensors"), ("b", "m-2.safetensors")])),
+        (
+            "model.safetensors.index.json",
+            index(&[("a", "m-1.safetensors"), ("b", "m-2.safetensors")]),
+        ),
         ("m-1.safetensors", one("a")),
         ("m-2.safetensors", one("b")),
         ("consolidated.safetensors", one("a")),
@@ -218,7 +247,10 @@ fn an_index_says_which_files_count() {
     ]);
     let source = Source::open(folder.path()).unwrap();
     let (weights, side, left_out) = paths(&source);
-    assert_eq!(weights, ["clip/e.safetensors", "m-1.safetensors", "m-2.safetensors", "vae/d-1.safetensors"]);
+    assert_eq!(
+        weights,
+        ["clip/e.safetensors", "m-1.safetensors", "m-2.safetensors", "vae/d-1.safetensors"]
+    );
     assert_eq!(side.len(), 3);
     let expected = [
         ("consolidated.safetensors", "not named by model.safetensors.index.json"),
@@ -230,15 +262,26 @@ fn an_index_says_which_files_count() {
 #[test]
 fn an_index_that_disagrees_with_its_folder_is_an_error() {
     let name = "model.safetensors.index.json";
-    let open = |index: Vec<u8>| Source::open(folder(&[(name, index), ("m.safetensors", one("a"))]).path());
+    let open =
+        |index: Vec<u8>| Source::open(folder(&[(name, index), ("m.safetensors", one("a"))]).path());
     open(index(&[("a", "m.safetensors")])).unwrap();
-    assert_error!(open(index(&[("a", "n.safetensors")])), Parameter, "names n.safetensors, which is missing");
+    assert_error!(
+        open(index(&[("a", "n.safetensors")])),
+        Parameter,
+        "names n.safetensors, which is missing"
+    );
     assert_error!(open(index(&[("b", "m.safetensors")])), Corrupt, "no such tensor");
-    for escape in ["../m.safetensors", "/m.safetensors", "x/../m.safetensors", "", "x\\m.safetensors"] {
+    for escape in
+        ["../m.safetensors", "/m.safetensors", "x/../m.safetensors", "", "x\\m.safetensors"]
+    {
         assert_error!(open(index(&[("a", escape)])), Corrupt, "no path inside its folder");
     }
     assert_error!(open(b"{}".to_vec()), Corrupt, "not a sharding index");
-    assert_error!(open(br#"{"weight_map":{"a":"x","a":"m.safetensors"}}"#.to_vec()), Corrupt, "occurs twice");
+    assert_error!(
+        open(br#"{"weight_map":{"a":"x","a":"m.safetensors"}}"#.to_vec()),
+        Corrupt,
+        "occurs twice"
+    );
     assert_error!(open(index(&[])), Parameter, "no safetensors");
     let two = [("a.safetensors.index.json", index(&[])), ("b.safetensors.index.json", index(&[]))];
     assert_error!(Source::open(folder(&two).path()), Parameter, "divide the same folder");
@@ -247,9 +290,17 @@ fn an_index_that_disagrees_with_its_folder_is_an_error() {
 #[test]
 fn what_is_no_source_is_the_callers_mistake() {
     assert_error!(Source::open(folder(&[]).path()), Parameter, "holds no safetensors");
-    assert_error!(Source::open(folder(&[("a.txt", Vec::new())]).path()), Parameter, "holds no safetensors");
+    assert_error!(
+        Source::open(folder(&[("a.txt", Vec::new())]).path()),
+        Parameter,
+        "holds no safetensors"
+    );
     let twice = folder(&[("x/a.safetensors", one("a")), ("y/a.safetensors", one("a"))]);
-    assert_error!(Source::open(twice.path()), Parameter, "x/a.safetensors and y/a.safetensors both have");
+    assert_error!(
+        Source::open(twice.path()),
+        Parameter,
+        "x/a.safetensors and y/a.safetensors both have"
+    );
     assert_error!(Source::open(&twice.path().join("z")), Io, "open");
     let files = folder(&[
         ("a.gguf", Vec::new()),
@@ -257,7 +308,11 @@ fn what_is_no_source_is_the_callers_mistake() {
         ("a.safetensors", one("a")),
     ]);
     assert_error!(Source::open(&files.path().join("a.gguf")), Parameter, "convert");
-    assert_error!(Source::open(&files.path().join("m.safetensors.index.json")), Parameter, "folder");
+    assert_error!(
+        Source::open(&files.path().join("m.safetensors.index.json")),
+        Parameter,
+        "folder"
+    );
     let source = Source::open(&files.path().join("a.safetensors")).unwrap();
     assert_eq!(paths(&source), (vec!["a.safetensors"], vec![], vec![]));
 }
@@ -337,8 +392,11 @@ const NAMES: &[&str] = &["a", "b", "c", "__metadata__", "../x", "\\u005f_metadat
 fn header() -> impl Strategy<Value = String> {
     let entry = (prop::sample::select(NAMES), prop::sample::select(VALUES));
     let space = prop::sample::select(&["", " ", "\n", "\t \r"][..]);
-    let entries =
-        prop::collection::btree_map(prop::sample::select(NAMES), prop::sample::select(VALUES), 0..4);
+    let entries = prop::collection::btree_map(
+        prop::sample::select(NAMES),
+        prop::sample::select(VALUES),
+        0..4,
+    );
     let few = prop::collection::vec(entry, 0..3);
     (entries, few, space).prop_map(|(unique, any, space)| {
         let entries = unique.into_iter().chain(if any.len() == 2 { any } else { Vec::new() });
@@ -366,7 +424,11 @@ fn well_formed() -> impl Strategy<Value = String> {
 }
 
 fn mutated() -> impl Strategy<Value = Vec<u8>> {
-    let edit = (any::<prop::sample::Index>(), prop::sample::select(&b"0129\"{}[],:aF \xff\\"[..]), 0..3_u8);
+    let edit = (
+        any::<prop::sample::Index>(),
+        prop::sample::select(&b"0129\"{}[],:aF \xff\\"[..]),
+        0..3_u8,
+    );
     let edits = prop::collection::vec(edit, 0..3);
     (prop_oneof![header(), well_formed()], edits).prop_map(|(json, edits)| {
         let mut json = json.into_bytes();
@@ -420,7 +482,8 @@ proptest! {
                     "expected a string",
                 ];
                 let is_ours = reasons.iter().any(|reason| text.contains(reason));
-                prop_assert!(is_ours || matches!(error, Error::Limit { .. }), "only we reject: {text}");
+                prop_assert!(is_ours || matches!(error, Error::Limit { .. }), "only we reject: \
+                {text}");
             }
         }
     }
@@ -433,7 +496,8 @@ fn entries_are_objects_and_dtypes_are_text() {
     let path = folder.path().join("model.safetensors");
     let parsed = |entry: &str| {
         let json = format!(r#"{{"a":{entry}}}"#);
-        let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[1, 2, 3, 4]].concat();
+        let bytes =
+            [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[1, 2, 3, 4]].concat();
         std::fs::write(&path, bytes).unwrap();
         Source::open(&path)
     };

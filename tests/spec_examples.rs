@@ -92,7 +92,10 @@ impl Dump<'_> {
 }
 
 fn smallest() -> Vec<u8> {
-    vectors::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors/valid/smallest.df11.gz")).unwrap()
+    vectors::read(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/vectors/valid/smallest.df11.gz"),
+    )
+    .unwrap()
 }
 
 fn appendix_a() -> String {
@@ -136,9 +139,9 @@ fn appendix_a() -> String {
     dump.field(64, "the header again", "");
     assert_eq!(dump.at, bytes.len());
     format!(
-        "[smallest.df11](vectors/valid/smallest.df11.gz) (compressed there) has one tensor `w` of dtype U8 and \
-         shape [3],\nwith the bytes 01 02 03, in one block and one file. It has {} bytes; numbers at the left are \
-         offsets.\n\n```\n{}```\n",
+        "[smallest.df11](vectors/valid/smallest.df11.gz) (compressed there) has one tensor `w` of \
+        dtype U8 and shape [3],\nwith the bytes 01 02 03, in one block and one file. It has {} \
+        bytes; numbers at the left are offsets.\n\n```\n{}```\n",
         bytes.len(),
         dump.text.trim_start_matches('\n')
     )
@@ -217,12 +220,15 @@ fn tile_example() -> String {
     );
     let used = usize::from(records[8] & 0x3F);
     format!(
-        "**tile**, one row (tile_columns 8192) of eight weights, which are one unit of four pairs in lane 0:\n\n{}\n\
+        "**tile**, one row (tile_columns 8192) of eight weights, which are one unit of four pairs \
+        in lane 0:\n\n{}\n\
          | pair | value | length | code |\n|---|---|---|---|\n{}\n\
-         The {used} bits of lane 0 in their order are {}; the other 31 lanes have none. So least is 0, shift 0, the excess \
-         of lane 0 is {used}, and bit_count is\n{bit_count}. The arrays are\n\n```\n\
+         The {used} bits of lane 0 in their order are {}; the other 31 lanes have none. So least \
+         is 0, shift 0, the excess of lane 0 is {used}, and bit_count is\n{bit_count}. The arrays \
+         are\n\n```\n\
          codebook   {}  no escape; 1 pair of 1 bit, 2 of 2\n           {}\n\
-         records    {}  tile 0\n           {}\n           {}  after it: offset {bit_count}\n           {}\n\
+         records    {}  tile 0\n           {}\n           {}  after it: offset \
+         {bit_count}\n           {}\n\
          bitstream  {}\n\
          plane      {}\n```\n",
         weight_rows(&values),
@@ -244,12 +250,14 @@ fn pair_rows(codebook: &[u8]) -> String {
     let numbers: Vec<u16> =
         codebook.chunks(2).map(|bytes| u16::from_le_bytes(bytes.try_into().unwrap())).collect();
     assert_eq!(numbers[0], 0);
-    let lengths = (1..=12usize).flat_map(|length| std::iter::repeat_n(length, numbers[length].into()));
+    let lengths =
+        (1..=12usize).flat_map(|length| std::iter::repeat_n(length, numbers[length].into()));
     let (mut rows, mut code, mut before) = (String::new(), 0, 1);
     for (length, value) in lengths.zip(&numbers[13..]) {
         code <<= length - before;
         let (first, second) = (value & 0xFF, value >> 8);
-        writeln!(rows, "| {first}, {second} | {value:04X} | {length} | {code:0length$b} |").unwrap();
+        writeln!(rows, "| {first}, {second} | {value:04X} | {length} | {code:0length$b} |")
+            .unwrap();
         (code, before) = (code + 1, length);
     }
     rows

@@ -9,8 +9,8 @@ use df11::{
         format::{
             Header,
             records::{
-                ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SECTION_SKIPPABLE, SectionRecord,
-                TensorRecord, encoding_name, section_name,
+                ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SECTION_SKIPPABLE,
+                SectionRecord, TensorRecord, encoding_name, section_name,
             },
         },
         tile::{Geometry, Sizes},
@@ -19,9 +19,11 @@ use df11::{
 
 const SPEC: &str = include_str!("../spec/format.md");
 
-/// The cells of all table rows below a heading, down to the next one; without the rows of names and dashes.
+/// The cells of all table rows below a heading, down to the next one; without the rows of names and
+/// dashes.
 fn rows(heading: &str) -> Vec<Vec<String>> {
-    let start = SPEC.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading:?}"));
+    let start =
+        SPEC.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading:?}"));
     let text = &SPEC[start + heading.len() + 2..];
     let lines = text.lines().take_while(|line| !line.starts_with('#'));
     let cells = |line: &str| -> Vec<String> {
@@ -168,12 +170,14 @@ fn section_kinds() {
 fn gap_parameters() {
     let table = rows("### 6.3 gap");
     let of = |name: &str| {
-        let row = table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
+        let row =
+            table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
         numbers(row.last().unwrap())
     };
     assert_eq!(of("bytes_per_thread"), c::GAP_BYTES_PER_THREAD.map(u64::from));
     assert_eq!(of("threads_per_block"), c::GAP_THREADS_PER_BLOCK.map(u64::from));
-    let codebook = [c::CODE_LENGTHS_BYTES, c::LUT_BYTES, 1, c::MAX_LUTS].map(|number| number as u64);
+    let codebook =
+        [c::CODE_LENGTHS_BYTES, c::LUT_BYTES, 1, c::MAX_LUTS].map(|number| number as u64);
     assert_eq!(of("codebook"), codebook);
     assert_eq!(of("output_offsets"), [c::OUTPUT_OFFSET_BYTES as u64, 1]);
     assert_eq!(of("gaps"), [c::GAP_THREADS_PER_BYTE]);
@@ -184,7 +188,8 @@ fn gap_parameters() {
 fn tile_parameters() {
     let table = rows("### 6.4 tile");
     let of = |name: &str| {
-        let row = table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
+        let row =
+            table.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("no row {name}"));
         numbers(row.last().unwrap())
     };
     for tile_columns in 0..10_000 {
@@ -201,7 +206,11 @@ fn tile_parameters() {
         (head + value * most + value, false),
         (head + 1, false),
     ] {
-        assert_eq!(Sizes::new(geometry, 1 << 14, bytes).is_ok(), right, "{bytes} bytes of codebook");
+        assert_eq!(
+            Sizes::new(geometry, 1 << 14, bytes).is_ok(),
+            right,
+            "{bytes} bytes of codebook"
+        );
     }
     let [unit, pairs, two, exponent] = of("bit_count")[..] else { panic!("bit_count") };
     assert_eq!((pairs, two.pow(exponent as u32)), (2, 1 << 48));

@@ -1,5 +1,5 @@
-//! The tile encoding against a bit-by-bit reader written from the specification alone, for many shapes and
-//! distributions, and against hostile arrays.
+//! The tile encoding against a bit-by-bit reader written from the specification alone, for many
+//! shapes and distributions, and against hostile arrays.
 
 #[path = "../benches/support/normal.rs"]
 mod normal;
@@ -22,8 +22,11 @@ struct Oracle<'a> {
 
 impl<'a> Oracle<'a> {
     fn new(tensor: &'a EncodedTensor) -> Self {
-        let words: Vec<u32> =
-            tensor.codebook.chunks(2).map(|word| u32::from(u16::from_le_bytes([word[0], word[1]]))).collect();
+        let words: Vec<u32> = tensor
+            .codebook
+            .chunks(2)
+            .map(|word| u32::from(u16::from_le_bytes([word[0], word[1]])))
+            .collect();
         let (mut codes, mut next, mut at, mut has_code) = (vec![], 0, 13, vec![false; 65536]);
         for length in 1..=12 {
             let values = &words[at..at + words[length as usize] as usize];
@@ -49,7 +52,8 @@ impl<'a> Oracle<'a> {
     }
 
     fn field(&self, record: usize, from: usize, bits: usize) -> usize {
-        let bit = |at: usize| usize::from(self.tensor.records[32 * record + at / 8] >> (at % 8) & 1);
+        let bit =
+            |at: usize| usize::from(self.tensor.records[32 * record + at / 8] >> (at % 8) & 1);
         (0..bits).map(|at| bit(from + at) << at).sum()
     }
 
@@ -59,7 +63,9 @@ impl<'a> Oracle<'a> {
             code = code * 2 + self.bit(*bit);
             length += 1;
             *bit += 1;
-            if let Some(found) = self.codes.iter().find(|found| (found.0, found.1) == (length, code)) {
+            if let Some(found) =
+                self.codes.iter().find(|found| (found.0, found.1) == (length, code))
+            {
                 if found.2 < 65536 {
                     return found.2;
                 }
@@ -121,7 +127,8 @@ impl<'a> Oracle<'a> {
                             units.iter().filter(|unit| unit.0 == band && unit.1 / 2 == k)
                         {
                             for at in 0..count {
-                                let weight = bf16::weight(exponents[&(r, c + at)], self.tensor.plane[plane]);
+                                let weight =
+                                    bf16::weight(exponents[&(r, c + at)], self.tensor.plane[plane]);
                                 plane += 1;
                                 let to = 2 * ((row + r) * columns + column + c + at);
                                 weights[to..to + 2].copy_from_slice(&weight.to_le_bytes());
@@ -141,7 +148,12 @@ impl<'a> Oracle<'a> {
 }
 
 /// The units of a lane, as (band, j, row, first column, weights).
-fn units(wide: usize, lane: usize, height: usize, width: usize) -> Vec<(usize, usize, usize, usize, usize)> {
+fn units(
+    wide: usize,
+    lane: usize,
+    height: usize,
+    width: usize,
+) -> Vec<(usize, usize, usize, usize, usize)> {
     let mut units = vec![];
     for band in 0..if wide == 256 { 4 } else { 1 } {
         for j in 0..if wide == 256 { 8 } else { 32 } {
@@ -163,7 +175,8 @@ fn check(weights: &[u8], geometry: Geometry) -> EncodedTensor {
     assert!(Oracle::new(&tensor).decode() == weights, "{geometry:?}");
     assert!(tensor.decode(0..geometry.elements()).unwrap() == weights, "{geometry:?}");
     let sizes = tensor.sizes;
-    let arrays = [&tensor.codebook, &tensor.records, &tensor.bitstream, &tensor.plane].map(Vec::as_slice);
+    let arrays =
+        [&tensor.codebook, &tensor.records, &tensor.bitstream, &tensor.plane].map(Vec::as_slice);
     let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
     assert!(df11_reference::decode_tile(arrays, parameters).unwrap() == weights, "{geometry:?}");
     assert_eq!(tensor.records.len() as u64, sizes.records_bytes());
@@ -208,7 +221,8 @@ fn normal(elements: u64) -> Vec<u8> {
 
 #[test]
 fn every_pattern_in_every_geometry() {
-    let weights: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40503).to_le_bytes()).collect();
+    let weights: Vec<u8> =
+        (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40503).to_le_bytes()).collect();
     for geometry in geometries(1 << 16) {
         check(&weights, geometry);
     }
@@ -220,7 +234,9 @@ fn every_pattern_in_every_geometry() {
 
 #[test]
 fn vectors_around_units_lanes_and_tiles() {
-    for count in (1..40).chain([255, 256, 257, 511, 512, 513, 1024, 8191, 8192, 8193, 8200, 16_384, 20_001]) {
+    for count in
+        (1..40).chain([255, 256, 257, 511, 512, 513, 1024, 8191, 8192, 8193, 8200, 16_384, 20_001])
+    {
         check(&normal(count), vector(count));
     }
 }
@@ -297,7 +313,10 @@ fn geometry_of_shapes() {
     .into_iter()
     .chain([(256, 8, 8 << 40), (8192, 1 << 46, 1 << 46), (256, u64::MAX - 7, u64::MAX - 7)])
     {
-        assert!(matches!(Geometry::new(tile_columns, columns, elements), Err(Error::Corrupt { .. })));
+        assert!(matches!(
+            Geometry::new(tile_columns, columns, elements),
+            Err(Error::Corrupt { .. })
+        ));
     }
 }
 
@@ -315,7 +334,9 @@ fn sizes_of_parts() {
     }
     assert!(matches!(sizes.strips_of(&(24_959..24_961)), Err(Error::Parameter { .. })));
     let geometry = sizes.geometry();
-    for (bits, codebook) in [(0, 26), (4, 26), (1 << 48, 26), (64, 24), (64, 27), (64, 26 + 2 * 4097)] {
+    for (bits, codebook) in
+        [(0, 26), (4, 26), (1 << 48, 26), (64, 24), (64, 27), (64, 26 + 2 * 4097)]
+    {
         assert!(matches!(Sizes::new(geometry, bits, codebook), Err(Error::Corrupt { .. })));
     }
     assert!(Sizes::new(geometry, (1 << 48) - 8, 26 + 2 * 4096).is_ok());
@@ -386,8 +407,14 @@ fn the_code_is_a_good_one() {
         parts.merge(&histogram);
     }
     assert_eq!(parts.exponents(), df11::hazmat::huffman::Histogram::of(&weights[..2 * 10_001]));
-    assert!(matches!(Codebook::from_histogram(&PairHistogram::new()), Err(Error::Parameter { .. })));
-    assert_eq!(Codebook::from_bytes(&book(0, &[(1, 1)], &[7])).unwrap().expected_bits(&histogram), None);
+    assert!(matches!(
+        Codebook::from_histogram(&PairHistogram::new()),
+        Err(Error::Parameter { .. })
+    ));
+    assert_eq!(
+        Codebook::from_bytes(&book(0, &[(1, 1)], &[7])).unwrap().expected_bits(&histogram),
+        None
+    );
 }
 
 #[test]
@@ -423,7 +450,10 @@ fn a_changed_source_is_noticed() {
         Err(Error::Parameter { .. })
     ));
     for (strip, bytes) in [(0, 2 * 8191), (2, 2 * 8192), (1, 0), (0, 4 * 8192), (u64::MAX, 0)] {
-        assert!(matches!(encoder.strip_bytes(strip, &weights[..bytes]), Err(Error::Parameter { .. })));
+        assert!(matches!(
+            encoder.strip_bytes(strip, &weights[..bytes]),
+            Err(Error::Parameter { .. })
+        ));
     }
 }
 
@@ -503,7 +533,11 @@ fn each_rule_of_verification_is_checked() {
     let mut bad = encode_tensor(&zeros, vector(8192)).unwrap();
     assert_eq!(bad.records[6], 128);
     bad.records[6] = 127;
-    bad.records[8..32].as_chunks_mut::<3>().0.iter_mut().for_each(|three| *three = [0x41, 0x10, 0x04]);
+    bad.records[8..32]
+        .as_chunks_mut::<3>()
+        .0
+        .iter_mut()
+        .for_each(|three| *three = [0x41, 0x10, 0x04]);
     assert!(bad.decode(0..8192).unwrap() == zeros);
     corrupt(&bad.verify(1), "records");
 
@@ -526,7 +560,8 @@ fn each_rule_of_verification_is_checked() {
     escaped.verify(1).unwrap();
 }
 
-/// Sets the last bit of each lane of a tile that needs a shift; for how many lanes that was no bit of a pair.
+/// Sets the last bit of each lane of a tile that needs a shift; for how many lanes that was no bit
+/// of a pair.
 fn lane_ends(seed: u64) -> usize {
     let mut random = Random(seed);
     let exponents: Vec<u8> = (0..64 * 256)
@@ -539,8 +574,10 @@ fn lane_ends(seed: u64) -> usize {
     let (mut end, mut found) = (0, 0);
     for lane in 0..32 {
         let at = 8 + lane / 4 * 3;
-        let four = u32::from_le_bytes([good.records[at], good.records[at + 1], good.records[at + 2], 0]);
-        end += (head >> 48 & 0x1FFF) as usize + ((four >> (6 * (lane % 4)) & 63) << (head >> 61)) as usize;
+        let four =
+            u32::from_le_bytes([good.records[at], good.records[at + 1], good.records[at + 2], 0]);
+        end += (head >> 48 & 0x1FFF) as usize
+            + ((four >> (6 * (lane % 4)) & 63) << (head >> 61)) as usize;
         let mut bad = good.clone();
         bad.bitstream[(end - 1) / 8] |= 1 << ((end - 1) % 8);
         if bad != good && bad.decode(0..64 * 256).is_ok_and(|decoded| decoded == weights) {
@@ -556,26 +593,30 @@ fn weights_of_plane(exponents: [u8; 2]) -> Vec<u8> {
 }
 
 fn exponents() -> impl Strategy<Value = Vec<u8>> {
-    let skewed = (1u32..40, 0u8..=255, 1usize..24_000, any::<u64>()).prop_map(|(skew, top, count, seed)| {
-        let mut random = Random(seed);
-        let mut draw = || ((random.next() | 1 << 20).leading_zeros() * 10 / skew) as u8;
-        (0..count).map(|_| top.wrapping_sub(draw())).collect()
-    });
+    let skewed =
+        (1u32..40, 0u8..=255, 1usize..24_000, any::<u64>()).prop_map(|(skew, top, count, seed)| {
+            let mut random = Random(seed);
+            let mut draw = || ((random.next() | 1 << 20).leading_zeros() * 10 / skew) as u8;
+            (0..count).map(|_| top.wrapping_sub(draw())).collect()
+        });
     prop_oneof![3 => skewed, 1 => prop::collection::vec(any::<u8>(), 1..3000)]
 }
 
 /// Weights and a geometry for them, some of them cut off where need be.
 fn tensors() -> impl Strategy<Value = (Vec<u8>, Geometry)> {
-    (exponents(), prop::option::of(1u64..60), any::<u64>()).prop_map(|(mut exponents, columns, seed)| {
-        let columns = columns.map(|units| 8 * units).filter(|&columns| columns <= exponents.len() as u64);
-        let Some(columns) = columns else {
-            let geometry = vector(exponents.len() as u64);
-            return (weights_of(exponents, seed), geometry);
-        };
-        let rows = exponents.len() as u64 / columns;
-        exponents.truncate((rows * columns) as usize);
-        (weights_of(exponents, seed), matrix(rows, columns))
-    })
+    (exponents(), prop::option::of(1u64..60), any::<u64>()).prop_map(
+        |(mut exponents, columns, seed)| {
+            let columns =
+                columns.map(|units| 8 * units).filter(|&columns| columns <= exponents.len() as u64);
+            let Some(columns) = columns else {
+                let geometry = vector(exponents.len() as u64);
+                return (weights_of(exponents, seed), geometry);
+            };
+            let rows = exponents.len() as u64 / columns;
+            exponents.truncate((rows * columns) as usize);
+            (weights_of(exponents, seed), matrix(rows, columns))
+        },
+    )
 }
 
 proptest! {

@@ -1,5 +1,5 @@
-//! The test vectors of the format: they are as they were, and this crate and the reference decoder make of each what its
-//! row says. The Python reader is checked by `spec/python/check_vectors.py`.
+//! The test vectors of the format: they are as they were, and this crate and the reference decoder
+//! make of each what its row says. The Python reader is checked by `spec/python/check_vectors.py`.
 
 #[path = "support/container.rs"]
 mod container;
@@ -26,8 +26,9 @@ fn manifest() -> Manifest {
 /// All vectors with their rows.
 fn stored() -> impl Iterator<Item = (Row, Vec<u8>)> {
     manifest().vectors.into_iter().map(|row| {
-        let bytes = vectors::read(&folder().join(&row.file))
-            .unwrap_or_else(|error| panic!("spec/vectors/{}: {error}; `{COMMAND}` makes it", row.file));
+        let bytes = vectors::read(&folder().join(&row.file)).unwrap_or_else(|error| {
+            panic!("spec/vectors/{}: {error}; `{COMMAND}` makes it", row.file)
+        });
         assert_eq!(sha256(&bytes), row.sha256, "spec/vectors/{} changed; restore it", row.file);
         (row, bytes)
     })
@@ -40,20 +41,28 @@ fn every_vector_is_there_and_as_it_was() {
         stored().map(|(row, bytes)| (row.file.clone(), (row, bytes))).collect();
     for vector in &made {
         let file = &vector.row.file;
-        let (row, bytes) =
-            found.get(file).unwrap_or_else(|| panic!("spec/vectors/{file} is missing; `{COMMAND}` makes it"));
+        let (row, bytes) = found
+            .get(file)
+            .unwrap_or_else(|| panic!("spec/vectors/{file} is missing; `{COMMAND}` makes it"));
         assert!(
             *bytes == vector.bytes,
-            "spec/vectors/{file} is stale: its maker makes something else. Give what is new another name; delete an \
-             unreleased file that is to change. Then `{COMMAND}`"
+            "spec/vectors/{file} is stale: its maker makes something else. Give what is new \
+            another name; delete an unreleased file that is to change. Then `{COMMAND}`"
         );
         assert_eq!(*row, vector.row, "manifest.json is stale in {file}; `{COMMAND}` renews it");
     }
-    assert_eq!(found.len(), made.len(), "manifest.json has rows that nothing makes; `{COMMAND}` renews it");
+    assert_eq!(
+        found.len(),
+        made.len(),
+        "manifest.json has rows that nothing makes; `{COMMAND}` renews it"
+    );
     for sub in ["valid", "invalid"] {
         for entry in fs::read_dir(folder().join(sub)).unwrap() {
             let file = format!("{sub}/{}", entry.unwrap().file_name().into_string().unwrap());
-            assert!(found.contains_key(&file), "spec/vectors/{file} is in no row; delete it, or `{COMMAND}`");
+            assert!(
+                found.contains_key(&file),
+                "spec/vectors/{file} is in no row; delete it, or `{COMMAND}`"
+            );
         }
     }
 }
@@ -166,7 +175,8 @@ fn is_in_time(found: &str, must: &str) -> bool {
 #[test]
 fn original_files_come_back() {
     for (row, bytes) in stored().filter(|(row, _)| row.expect.is_valid() && !row.files.is_empty()) {
-        let model = OpenOptions::new().open_readers(vec![("vector".into(), Box::new(bytes))]).unwrap();
+        let model =
+            OpenOptions::new().open_readers(vec![("vector".into(), Box::new(bytes))]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
         let directory = model.shards()[0].directory();
@@ -175,11 +185,18 @@ fn original_files_come_back() {
         match df11::decompress(&model, &out, &df11::DecompressOptions::default(), &()) {
             Ok(_) => {
                 for (path, hash) in &row.files {
-                    assert_eq!(sha256(&fs::read(out.join(path)).unwrap()), *hash, "{}: {path}", row.file);
+                    assert_eq!(
+                        sha256(&fs::read(out.join(path)).unwrap()),
+                        *hash,
+                        "{}: {path}",
+                        row.file
+                    );
                 }
                 assert!(!partial, "{}", row.file);
             }
-            Err(Error::Unsupported { .. } | Error::Parameter { .. }) if partial => assert!(!out.exists()),
+            Err(Error::Unsupported { .. } | Error::Parameter { .. }) if partial => {
+                assert!(!out.exists())
+            }
             Err(Error::Corrupt { .. }) if beside => assert!(!out.exists()),
             // A longer path than the system takes.
             Err(Error::Io { .. }) if row.files.keys().any(|path| path.len() > 255) => {}

@@ -4,8 +4,8 @@
     reason = "shared by benches, examples and tests, each of which uses a part"
 )]
 
-//! Seeded BF16 weights: `SplitMix64` (G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number
-//! generators", OOPSLA 2014) and the Box–Muller transform.
+//! Seeded BF16 weights: `SplitMix64` (G. L. Steele, D. Lea, C. H. Flood, "Fast splittable
+//! pseudorandom number generators", OOPSLA 2014) and the Box–Muller transform.
 
 /// A stream of pseudorandom numbers.
 pub(crate) struct Random(pub(crate) u64);
@@ -31,9 +31,14 @@ impl Random {
     }
 }
 
-/// `rows × columns` little-endian BF16 weights drawn from N(0, σ²) with the σ that `sigma` gives for each
-/// row; `columns` is even.
-pub(crate) fn weights(seed: u64, rows: usize, columns: usize, sigma: impl Fn(usize) -> f32) -> Vec<u8> {
+/// `rows × columns` little-endian BF16 weights drawn from N(0, σ²) with the σ that `sigma` gives
+/// for each row; `columns` is even.
+pub(crate) fn weights(
+    seed: u64,
+    rows: usize,
+    columns: usize,
+    sigma: impl Fn(usize) -> f32,
+) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes = Vec::with_capacity(2 * rows * columns);
     for row in 0..rows {

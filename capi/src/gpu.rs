@@ -220,13 +220,17 @@ unsafe fn load(
     let (name, places) = (tensor.name(), Places::of(&tensor)?);
     let is_own = pointer == 0 && given == 0;
     if flags & !GPU_FAST != 0 || (flags == GPU_FAST && !is_own) {
-        return refuse(format!("flags {flags:#x} of df11_gpu_load, with {given} bytes at {pointer:#x}"));
+        return refuse(format!(
+            "flags {flags:#x} of df11_gpu_load, with {given} bytes at {pointer:#x}"
+        ));
     }
     if !is_own {
         check_size(given, places.bytes, name)?;
     }
     if !pointer.is_multiple_of(ALIGNMENT) || (pointer == 0 && given > 0) {
-        return refuse(format!("memory of a GPU at {pointer:#x}; begin on a multiple of {ALIGNMENT}"));
+        return refuse(format!(
+            "memory of a GPU at {pointer:#x}; begin on a multiple of {ALIGNMENT}"
+        ));
     }
     let context = gpu.device.context();
     let stream = ask(context.new_stream(), "making a stream")?;
@@ -242,7 +246,8 @@ unsafe fn load(
     let row_bytes = tensor.byte_length()?.checked_div(rows).unwrap_or(0);
     let form = if let Some(arrays) = places.arrays {
         // SAFETY: the caller's promise, or memory of its own.
-        let matrix = unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
+        let matrix =
+            unsafe { matrix(&gpu.device, model, &tensor, arrays.map(|start| pointer + start)) }?;
         Form::Matrix(matrix, OnceLock::new())
     } else {
         let bytes = tensor.decode::<u8>()?;
@@ -351,7 +356,8 @@ impl GpuTensor {
     /// As `df11_gpu_multiply`.
     unsafe fn multiply(&self, product: &Product, stream: *mut c_void) -> Result<(), Failure> {
         let linear = self.linear()?;
-        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, workspace_bytes, .. } = *product;
+        let Product { x, x_pitch, rows, y, y_pitch, bias, workspace, workspace_bytes, .. } =
+            *product;
         if rows > 0 && (x.is_null() || y.is_null()) {
             return refuse("x or y is NULL");
         }
@@ -417,7 +423,11 @@ pub unsafe extern "C" fn df11_gpu_decode(
 /// # Safety
 /// `tensor` is loaded; `bytes` has room for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn df11_gpu_workspace(tensor: *const GpuTensor, rows: u64, bytes: *mut u64) -> Status {
+pub unsafe extern "C" fn df11_gpu_workspace(
+    tensor: *const GpuTensor,
+    rows: u64,
+    bytes: *mut u64,
+) -> Status {
     call(|| {
         // SAFETY: the caller's promise.
         let tensor = unsafe { shared(tensor, "the tensor") }?;
@@ -447,7 +457,9 @@ pub unsafe extern "C" fn df11_gpu_multiply(
         // SAFETY: the caller's promise: the size comes first, and is there whatever the version.
         let given = *unsafe { shared(product.cast::<usize>(), "the product") }?;
         if given != size_of::<Product>() {
-            return refuse(format!("a df11_product of {given} bytes; set its size to sizeof (df11_product)"));
+            return refuse(format!(
+                "a df11_product of {given} bytes; set its size to sizeof (df11_product)"
+            ));
         }
         // SAFETY: the caller's promise: it has as many bytes.
         let product = unsafe { shared(product, "the product") }?;

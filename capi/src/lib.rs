@@ -16,8 +16,12 @@ mod version;
 
 pub use error::{Status, df11_last_error};
 pub use gpu::{
-    Gpu, GpuTensor, Product, df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free, df11_gpu_load,
-    df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
+    Gpu, GpuTensor, Product, df11_gpu_check, df11_gpu_close, df11_gpu_decode, df11_gpu_free,
+    df11_gpu_load, df11_gpu_multiply, df11_gpu_open, df11_gpu_workspace,
 };
-pub use model::{Model, Tensor, df11_close, df11_decode, df11_open, df11_tensor_at, df11_tensor_named};
-pub use version::{ALL_ROWS, GPU_FAST, OPEN_WITHOUT_MAP, VERSION_MAJOR, VERSION_MINOR, df11_version};
+pub use model::{
+    Model, Tensor, df11_close, df11_decode, df11_open, df11_tensor_at, df11_tensor_named,
+};
+pub use version::{
+    ALL_ROWS, GPU_FAST, OPEN_WITHOUT_MAP, VERSION_MAJOR, VERSION_MINOR, df11_version,
+};

@@ -91,8 +91,8 @@ impl Model {
     /// The entry at this index and its tensor.
     fn at(&self, index: u64) -> Result<(&Entry, df11::Tensor<'_>), Failure> {
         let entry = usize::try_from(index).ok().and_then(|index| self.entries.get(index));
-        let found =
-            entry.and_then(|entry| Some((entry, self.opened.tensor(entry.name.to_str().ok()?).ok()?)));
+        let found = entry
+            .and_then(|entry| Some((entry, self.opened.tensor(entry.name.to_str().ok()?).ok()?)));
         let count = self.entries.len();
         found.map_or_else(|| not_found(format!("there is no tensor {index} of {count}")), Ok)
     }
@@ -105,7 +105,8 @@ impl Model {
     fn describe(&self, index: u64) -> Result<Tensor, Failure> {
         let (entry, tensor) = self.at(index)?;
         let is_known = tensor.dtype().is_some();
-        let (matrix_rows, matrix_columns) = Tiles::of(&tensor)?.map_or((0, 0), |tiles| tiles.shape());
+        let (matrix_rows, matrix_columns) =
+            Tiles::of(&tensor)?.map_or((0, 0), |tiles| tiles.shape());
         Ok(Tensor {
             size: size_of::<Tensor>(),
             index,
@@ -163,7 +164,11 @@ fn to_path(text: &CStr) -> PathBuf {
 /// `path` is a text that ends with a zero byte; `model` has room for a pointer, which is NULL
 /// if the call fails.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn df11_open(path: *const c_char, flags: u32, model: *mut *mut Model) -> Status {
+pub unsafe extern "C" fn df11_open(
+    path: *const c_char,
+    flags: u32,
+    model: *mut *mut Model,
+) -> Status {
     call(|| {
         // SAFETY: the caller's promise.
         unsafe { write(model, null_mut(), "the place of the model") }?;
@@ -198,7 +203,11 @@ pub unsafe extern "C" fn df11_close(model: *mut Model) {
 /// # Safety
 /// `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn df11_tensor_at(model: *const Model, index: u64, tensor: *mut Tensor) -> Status {
+pub unsafe extern "C" fn df11_tensor_at(
+    model: *const Model,
+    index: u64,
+    tensor: *mut Tensor,
+) -> Status {
     call(|| {
         // SAFETY: the caller's promise.
         let model = unsafe { shared(model, "the model") }?;
@@ -239,7 +248,9 @@ unsafe fn tell(tensor: *mut Tensor, model: &Model, index: u64) -> Result<(), Fai
     // SAFETY: the caller's promise: the size comes first, and is there whatever the version.
     let given = unsafe { tensor.cast::<usize>().read() };
     if given < size_of::<Tensor>() {
-        return refuse(format!("a df11_tensor of {given} bytes; set its size to sizeof (df11_tensor)"));
+        return refuse(format!(
+            "a df11_tensor of {given} bytes; set its size to sizeof (df11_tensor)"
+        ));
     }
     // SAFETY: the caller's promise: it has as many bytes.
     unsafe { write(tensor, model.describe(index)?, "the tensor") }

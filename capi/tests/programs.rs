@@ -54,7 +54,9 @@ impl Place {
 
     /// A program of the folder beside, compiled with all warnings. None where there is no compiler.
     fn compile(&self, source: &str) -> Option<PathBuf> {
-        self.compile_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source))
+        self.compile_file(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source),
+        )
     }
 
     fn compile_file(&self, file: &Path) -> Option<PathBuf> {
@@ -66,13 +68,24 @@ impl Place {
         let is_cpp = file.extension().is_some_and(|end| end == "cpp");
         let (compiler, standard) = if is_cpp { ("c++", "c++17") } else { ("cc", "c11") };
         let mut command = Command::new(compiler);
-        command.args([&format!("-std={standard}"), "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
+        command.args([
+            &format!("-std={standard}"),
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+        ]);
         command.args(["-D_GNU_SOURCE", "-pthread"]).arg("-I").arg(crate_folder.join("include"));
         command.arg(file).arg("-o").arg(&program);
         command.arg("-L").arg(&libraries).args(["-ldf11_capi", "-ldl", "-lm"]);
         match command.arg(format!("-Wl,-rpath,{}", libraries.display())).output() {
             Ok(output) => {
-                assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
+                assert!(
+                    output.status.success(),
+                    "{source}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
                 Some(program)
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -97,7 +110,12 @@ fn run(command: &mut Command) -> String {
 /// and at memory that nobody freed. `None` where it is missing.
 fn run_checked(program: &Path, arguments: &[&Path]) -> Option<String> {
     let mut command = Command::new("valgrind");
-    command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
+    command.args([
+        "--quiet",
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--show-leak-kinds=definite",
+    ]);
     command.args(["--errors-for-leak-kinds=definite", "--"]).arg(program).args(arguments);
     command.env("RAYON_NUM_THREADS", "2");
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -145,7 +163,10 @@ fn a_program_in_c_lists_and_decodes() {
     for name in ["tile.df11", "gap.df11"] {
         let text = run(Command::new(&program).arg(place.path(name)));
         assert_eq!(text, listed(&place.path(name)));
-        assert!(text.contains(" alias ") && text.contains(" raw ") && text.contains(" F32 "), "{text}");
+        assert!(
+            text.contains(" alias ") && text.contains(" raw ") && text.contains(" F32 "),
+            "{text}"
+        );
     }
 }
 
@@ -224,7 +245,8 @@ fn a_program_in_c_loads_decodes_and_multiplies_on_the_gpu() {
     if !df11::gpu::has_driver() {
         return skip("DF11_REQUIRE_GPU", "no GPU");
     }
-    for (name, part) in [("tile.df11", " 12 of them multiplied by"), ("gap.df11", " 0 of them multiplied by")]
+    for (name, part) in
+        [("tile.df11", " 12 of them multiplied by"), ("gap.df11", " 0 of them multiplied by")]
     {
         let text = run(Command::new(&program).arg(place.path(name)));
         assert!(text.contains(part), "{text}");

@@ -1,5 +1,6 @@
-//! Writes seeds into `FOLDER/open_raw`: the containers that `open_structured` changes; and into `FOLDER/import_raw`: the checkpoints that
-//! `import_structured` changes, as far as they fit. `cargo run --example seeds FOLDER`.
+//! Writes seeds into `FOLDER/open_raw`: the containers that `open_structured` changes; and into
+//! `FOLDER/import_raw`: the checkpoints that `import_structured` changes, as far as they fit.
+//! `cargo run --example seeds FOLDER`.
 
 use std::{env, fs, path::Path};
 

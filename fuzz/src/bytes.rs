@@ -1,4 +1,5 @@
-//! Choices from the fuzzer's bytes, in the order in which they stand, so that a changed byte changes one choice.
+//! Choices from the fuzzer's bytes, in the order in which they stand, so that a changed byte
+//! changes one choice.
 
 /// The fuzzer's bytes; zeros follow their end.
 pub struct Bytes<'a>(pub &'a [u8]);

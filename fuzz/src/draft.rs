@@ -2,7 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use df11::hazmat::{constants::{ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEADER_BYTES, HEAD_BYTES, SECTION_ALIGNMENT}, format::{Directory, Header, directory::ShardRecord, records::{ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, MetadataRecord, SectionRecord, TensorRecord}}};
+use df11::hazmat::{
+    constants::{
+        ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, SECTION_ALIGNMENT,
+    },
+    format::{
+        Directory, Header,
+        directory::ShardRecord,
+        records::{
+            ArrayRecord, BlockRecord, ENCODING_ALIAS, FileRecord, MetadataRecord, SectionRecord,
+            TensorRecord,
+        },
+    },
+};
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes,
     little_endian::{U32, U64},
@@ -112,9 +124,11 @@ pub struct Draft {
 impl Draft {
     /// Takes a valid container apart.
     pub fn new(container: &[u8]) -> Self {
-        let header = Header::parse(container.first_chunk().expect("a header")).expect("a valid header");
+        let header =
+            Header::parse(container.first_chunk().expect("a header")).expect("a valid header");
         let start = header.directory_offset.get();
-        let directory = &container[start as usize..(start + header.directory_length.get()) as usize];
+        let directory =
+            &container[start as usize..(start + header.directory_length.get()) as usize];
         let directory = Directory::parse(directory, start).expect("a valid directory");
         let arrays = |range: std::ops::Range<usize>| {
             let array = |array: &ArrayRecord| {
@@ -191,7 +205,8 @@ impl Draft {
             3 => record.dimension_count = u64::from(bytes.u8() % 10).into(),
             4 => {
                 let parameter = bytes.index(4);
-                record.parameters[parameter] = number(bytes, record.parameters[parameter].get()).into();
+                record.parameters[parameter] =
+                    number(bytes, record.parameters[parameter].get()).into();
             }
             5 => record.file_offset = number(bytes, record.file_offset.get()).into(),
             6 => {
@@ -229,13 +244,15 @@ impl Draft {
                 let content = bytes.run(usize::from(choice % 16)).to_vec();
                 record.length = (content.len() as u64).into();
                 let array = DraftArray { kind: 7, block: u64::MAX, bytes: content };
-                let arrays = Some(array).filter(|array| !array.bytes.is_empty()).into_iter().collect();
+                let arrays =
+                    Some(array).filter(|array| !array.bytes.is_empty()).into_iter().collect();
                 self.files.push(Owner { record, name: bytes.pick(NAMES).to_vec(), arrays });
             }
             4 => change_list(&mut self.files, bytes),
             _ => {
-                self.files
-                    .sort_by(|a, b| (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name)));
+                self.files.sort_by(|a, b| {
+                    (a.record.kind.get(), &a.name).cmp(&(b.record.kind.get(), &b.name))
+                });
             }
         }
     }
@@ -269,7 +286,8 @@ impl Draft {
                 alias.record.parameters = [(index as u64).into(), 0.into(), 0.into(), 0.into()];
                 self.tensors.insert(index + 1, alias);
             }
-            // What an encoding or dtype of a later version may look like, or one of tiles without arrays of tiles.
+            // What an encoding or dtype of a later version may look like, or one of tiles without
+            // arrays of tiles.
             _ => {
                 let Some(tensor) = at(&mut self.tensors, choice) else { return };
                 tensor.record.encoding = (3 + u32::from(bytes.u8() % 2)).into();
@@ -282,12 +300,17 @@ impl Draft {
         }
     }
 
-    /// The container, with the rest of the fuzzer's bytes as changes that leave nothing consistent but, in the end, the
-    /// checksums.
+    /// The container, with the rest of the fuzzer's bytes as changes that leave nothing consistent
+    /// but, in the end, the checksums.
     pub fn render(&self, bytes: &mut Bytes<'_>) -> Vec<u8> {
         let (mut directory, contents) = self.lay_out();
-        let mut frame =
-            Frame { contents, repair: true, pokes: Vec::new(), directory: Vec::new(), header: Vec::new() };
+        let mut frame = Frame {
+            contents,
+            repair: true,
+            pokes: Vec::new(),
+            directory: Vec::new(),
+            header: Vec::new(),
+        };
         let mut changes = 0;
         while !bytes.is_empty() && changes < 16 {
             changes += 1;
@@ -375,7 +398,8 @@ impl Draft {
         for file in &self.files {
             let mut record = file.record;
             (record.path_offset, record.path_length) = put(&mut directory.text, &file.name);
-            (record.first_array, record.array_count) = (next.into(), (file.arrays.len() as u64).into());
+            (record.first_array, record.array_count) =
+                (next.into(), (file.arrays.len() as u64).into());
             next += file.arrays.len() as u64;
             directory.files.push(record);
         }
@@ -386,14 +410,20 @@ impl Draft {
         for tensor in &self.tensors {
             let mut record = tensor.record;
             (record.name_offset, record.name_length) = put(&mut directory.text, &tensor.name);
-            (record.first_array, record.array_count) = (next.into(), (tensor.arrays.len() as u64).into());
+            (record.first_array, record.array_count) =
+                (next.into(), (tensor.arrays.len() as u64).into());
             next += tensor.arrays.len() as u64;
             directory.tensors.push(record);
         }
         for (key, value) in &self.metadata {
             let (key_offset, key_length) = put(&mut directory.text, key);
             let (value_offset, value_length) = put(&mut directory.text, value);
-            directory.metadata.push(MetadataRecord { key_offset, key_length, value_offset, value_length });
+            directory.metadata.push(MetadataRecord {
+                key_offset,
+                key_length,
+                value_offset,
+                value_length,
+            });
         }
     }
 }
@@ -521,7 +551,8 @@ impl Frame {
         for section in &directory.sections {
             let start = usize::try_from(section.offset.get()).unwrap_or(usize::MAX);
             let end = start.saturating_add(section.length.get() as usize);
-            let chunks = contents.get(start..end).unwrap_or_default().chunks(CHECKSUM_CHUNK_BYTES as usize);
+            let chunks =
+                contents.get(start..end).unwrap_or_default().chunks(CHECKSUM_CHUNK_BYTES as usize);
             let checksum = |chunk: &[u8]| if repair { crc32fast::hash(chunk) } else { 0 };
             directory.checksums.extend(chunks.map(|chunk| U32::new(checksum(chunk))));
         }
@@ -530,7 +561,8 @@ impl Frame {
             let length = directory.len();
             directory[usize::from(at) % length] ^= value;
         }
-        let mut header = Header::complete(contents.len() as u64, &directory).expect("a small directory");
+        let mut header =
+            Header::complete(contents.len() as u64, &directory).expect("a small directory");
         for (field, how) in self.header {
             change_field(header.as_mut_bytes(), field, &mut Bytes(&how));
         }

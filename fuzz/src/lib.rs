@@ -16,15 +16,17 @@ pub mod tensors;
 pub mod tile;
 pub mod witness;
 
-/// The largest single allocation that any target may need, in bytes. The largest honest one is a piece of some MiB for each thread.
+/// The largest single allocation that any target may need, in bytes. The largest honest one is a
+/// piece of some MiB for each thread.
 ///
-/// A hostile length that reaches an allocator unchecked asks for more, even where the system would hand out untouched zeros.
+/// A hostile length that reaches an allocator unchecked asks for more, even where the system would
+/// hand out untouched zeros.
 const LARGEST_ALLOCATION: usize = 128 << 20;
 
 struct Bounded;
 
-// SAFETY: every call goes on to the system's allocator, whose contract is that of this trait, or returns null, which the
-// trait allows for an allocation that fails.
+// SAFETY: every call goes on to the system's allocator, whose contract is that of this trait, or
+// returns null, which the trait allows for an allocation that fails.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -60,7 +62,8 @@ unsafe impl GlobalAlloc for Bounded {
 #[global_allocator]
 static ALLOCATOR: Bounded = Bounded;
 
-/// Makes the calling thread the only one of rayon's pool: an input then takes the same way each time.
+/// Makes the calling thread the only one of rayon's pool: an input then takes the same way each
+/// time.
 pub fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

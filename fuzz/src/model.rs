@@ -2,9 +2,13 @@
 
 use std::{io, ops::Range, path::PathBuf};
 
-use df11::{Encoding, Error, Level, Model, OpenOptions, ReadAt, Result, Tensor, hazmat::{code_lengths, histogram}};
+use df11::{
+    Encoding, Error, Level, Model, OpenOptions, ReadAt, Result, Tensor,
+    hazmat::{code_lengths, histogram},
+};
 
-/// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask for a large one.
+/// The largest buffer for a whole block that is asked for, in bytes; aliases let a small file ask
+/// for a large one.
 const LARGEST_BLOCK: u64 = 16 << 20;
 
 /// Bytes that are read like a file's: no views.
@@ -39,9 +43,11 @@ pub fn open_copied(container: &[u8], options: &OpenOptions) -> Result<Model> {
     options.open_readers(vec![("0.df11".into(), Box::new(Copied(container.to_vec())))])
 }
 
-/// What a damaged or newer container may be reported as; nothing is the caller's fault or the system's.
+/// What a damaged or newer container may be reported as; nothing is the caller's fault or the
+/// system's.
 pub fn assert_typed(error: &Error) {
-    let typed = matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. });
+    let typed =
+        matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. });
     assert!(typed, "{error:?}");
     assert!(!error.to_string().is_empty());
 }
@@ -64,7 +70,8 @@ pub fn exercise(model: &Model) {
     for block in model.blocks() {
         let found = model.block(block.name()).expect("it is there");
         assert_eq!(found.stored_bytes(), block.stored_bytes());
-        let Some(layout) = typed(block.layout()).filter(|layout| layout.bytes <= LARGEST_BLOCK) else {
+        let Some(layout) = typed(block.layout()).filter(|layout| layout.bytes <= LARGEST_BLOCK)
+        else {
             continue;
         };
         let mut buffer = vec![0xAA; layout.bytes as usize];
@@ -102,7 +109,10 @@ fn exercise_tensor(tensor: &Tensor<'_>) {
     let row = whole.len() / rows as usize;
     let bytes = range.start as usize * row..range.end as usize * row;
     let mut part = vec![0xAA; bytes.len()];
-    tensor.slice(&[range.clone()]).and_then(|rows| rows.decode_into(&mut part)).expect("a range of what decodes");
+    tensor
+        .slice(&[range.clone()])
+        .and_then(|rows| rows.decode_into(&mut part))
+        .expect("a range of what decodes");
     assert!(part == whole[bytes]);
     check_columns(tensor, &shape, &whole, range);
 }
@@ -125,6 +135,9 @@ fn check_columns(tensor: &Tensor<'_>, shape: &[u64], whole: &[u8], rows: Range<u
         .copied()
         .collect();
     let mut part = vec![0xAA; expected.len()];
-    tensor.slice(&[rows, columns]).and_then(|slice| slice.decode_into(&mut part)).expect("a slice of what decodes");
+    tensor
+        .slice(&[rows, columns])
+        .and_then(|slice| slice.decode_into(&mut part))
+        .expect("a slice of what decodes");
     assert!(part == expected);
 }

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, fs, path::Path, sync::LazyLock};
 
-use df11::{CompressOptions, Layout, Source, compress, hazmat::{bf16, gap::Geometry}};
+use df11::{
+    CompressOptions, Layout, Source, compress,
+    hazmat::{bf16, gap::Geometry},
+};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::bytes::Random;
@@ -20,7 +23,10 @@ pub fn weights(count: usize, seed: u64) -> Vec<u8> {
 /// Writes a safetensors file.
 pub fn write_safetensors(path: &Path, tensors: &[Sample], metadata: bool) {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).expect("bytes as the shape asks for"))
+        (
+            name.as_str(),
+            TensorView::new(*dtype, shape.clone(), bytes).expect("bytes as the shape asks for"),
+        )
     });
     let metadata = metadata.then(|| HashMap::from([("format".to_owned(), "pt".to_owned())]));
     let bytes = safetensors::serialize(views, metadata).expect("tensors serialize");
@@ -69,8 +75,11 @@ fn containers() -> Vec<Vec<u8>> {
 
     let compressed = |source: &Path, out: &str, layout| {
         let out = folder.path().join(out);
-        let options = CompressOptions::new().layout(layout).metadata([("fuzz.sample".to_owned(), "yes".to_owned())].into());
-        compress(&Source::open(source).expect("a source"), &out, &options, &()).expect("a container");
+        let options = CompressOptions::new()
+            .layout(layout)
+            .metadata([("fuzz.sample".to_owned(), "yes".to_owned())].into());
+        compress(&Source::open(source).expect("a source"), &out, &options, &())
+            .expect("a container");
         out
     };
     let read = |path| fs::read(path).expect("a container");

@@ -11,11 +11,13 @@ pub fn geometry(bytes: &mut Bytes<'_>) -> Geometry {
 
 /// A geometry by its number.
 pub fn geometry_of(choice: u8) -> Geometry {
-    let (per_thread, per_block) = ([8, 16, 32, 64][usize::from(choice % 4)], 64 << (choice / 4 % 5));
+    let (per_thread, per_block) =
+        ([8, 16, 32, 64][usize::from(choice % 4)], 64 << (choice / 4 % 5));
     Geometry::new(per_thread, per_block).expect("one of the geometries of the format")
 }
 
-/// A geometry of tiles for these weights, the last of which are cut off where need be; none if all would be.
+/// A geometry of tiles for these weights, the last of which are cut off where need be; none if all
+/// would be.
 pub fn tile_geometry(choice: u8, weights: &mut Vec<u8>) -> Option<tile::Geometry> {
     let geometry = if choice.is_multiple_of(3) {
         tile::Geometry::vector(weights.len() as u64 / 2)
@@ -30,7 +32,8 @@ pub fn tile_geometry(choice: u8, weights: &mut Vec<u8>) -> Option<tile::Geometry
 
 /// Little-endian weights: at least one, and at most `most`.
 ///
-/// The table of the fast decoder is used from 16384 weights on; a third of all inputs has as many, if `most` allows.
+/// The table of the fast decoder is used from 16384 weights on; a third of all inputs has as many,
+/// if `most` allows.
 pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
     let shape = bytes.u8();
     let count = match shape / 8 % 3 {
@@ -46,10 +49,12 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
             Box::new(move || only)
         }
         1 => {
-            // Ever rarer exponents, as in a Fibonacci sequence or a steeper one: codes of 1 to 16 bits.
+            // Ever rarer exponents, as in a Fibonacci sequence or a steeper one: codes of 1 to 16
+            // bits.
             let (first, steepness) = (bytes.u8(), u64::from(bytes.u8() % 3));
             Box::new(move || {
-                let bits = random.draw() & random.draw() | if steepness == 0 { random.draw() } else { 0 };
+                let bits =
+                    random.draw() & random.draw() | if steepness == 0 { random.draw() } else { 0 };
                 first.wrapping_add(bits.leading_ones() as u8 * (1 + steepness as u8))
             })
         }
@@ -81,7 +86,8 @@ pub fn weights(bytes: &mut Bytes<'_>, most: usize) -> Vec<u8> {
             })
         }
         _ => {
-            // Exponents with counts of 1, 2, 4, ...: the longest codes that a histogram can ask for, in order.
+            // Exponents with counts of 1, 2, 4, ...: the longest codes that a histogram can ask
+            // for, in order.
             let first = bytes.u8();
             let mut index = 0u32;
             Box::new(move || {

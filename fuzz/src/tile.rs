@@ -1,7 +1,8 @@
-//! Weights as arrays of `tile` under any codebook, by the encoder that the tests' vectors are made with.
+//! Weights as arrays of `tile` under any codebook, by the encoder that the tests' vectors are made
+//! with.
 //!
-//! The rules of section 6.4 leave one way to code weights with a codebook, so a tensor is valid if and
-//! only if it decodes, and its weights, coded again, are its arrays.
+//! The rules of section 6.4 leave one way to code weights with a codebook, so a tensor is valid if
+//! and only if it decodes, and its weights, coded again, are its arrays.
 
 #[path = "../../tests/support/tile_arrays.rs"]
 #[allow(missing_docs, reason = "documented there, for tests")]
@@ -12,9 +13,9 @@ use arrays::{Codebook, Pair, tiles};
 
 /// Codes weights (little-endian) with a codebook that has a code for each pair, or an escape.
 ///
-/// `tile_columns` and `columns` are those of a valid tensor. Also escapes the pairs with a code that
-/// `escaped` names by their number in the order of the bitstream: what results decodes and does not
-/// verify.
+/// `tile_columns` and `columns` are those of a valid tensor. Also escapes the pairs with a code
+/// that `escaped` names by their number in the order of the bitstream: what results decodes and
+/// does not verify.
 pub fn encode(
     weights: &[u8],
     codebook: &[u8],

@@ -1,7 +1,19 @@
-//! What verification must find, written anew from spec/format.md: slow, and on top of the reference decoder. It knows neither
-//! hashes nor JSON.
+//! What verification must find, written anew from spec/format.md: slow, and on top of the reference
+//! decoder. It knows neither hashes nor JSON.
 
-use df11::{Dtype, hazmat::{constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES}, format::{Directory, records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS, TensorRecord}}}};
+use df11::{
+    Dtype,
+    hazmat::{
+        constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES},
+        format::{
+            Directory,
+            records::{
+                ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_WEIGHTS,
+                TensorRecord,
+            },
+        },
+    },
+};
 
 use crate::tile;
 
@@ -20,14 +32,14 @@ fn require(holds: bool, rule: &'static str) -> Result {
     if holds { Ok(()) } else { Err(Failure::Corrupt(rule)) }
 }
 
-/// Checks the arrays of a `gap` tensor (section 6.3): all that the reference decoder checks, LUTs, gaps, output offsets and
-/// the zeros from `bit_count` on.
+/// Checks the arrays of a `gap` tensor (section 6.3): all that the reference decoder checks, LUTs,
+/// gaps, output offsets and the zeros from `bit_count` on.
 ///
 /// # Errors
 /// [`Failure::Corrupt`] at the first broken rule.
 pub fn verify_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result {
-    let weights =
-        df11_reference::decode_gap(arrays, parameters).map_err(|error| Failure::Corrupt(error.message))?;
+    let weights = df11_reference::decode_gap(arrays, parameters)
+        .map_err(|error| Failure::Corrupt(error.message))?;
     let [codebook, gaps, output_offsets, bitstream, _] = arrays;
     let (lengths, luts) = codebook.split_first_chunk::<256>().expect("the reference read them");
     require(luts == df11_reference::luts(lengths), "LUTs")?;
@@ -39,14 +51,15 @@ pub fn verify_gap(arrays: [&[u8]; 5], parameters: [u64; 3]) -> Result {
     require(zeros_after(bitstream, parameters[2]), "zeros from bit_count on")
 }
 
-/// Checks the arrays of a `tile` tensor (section 6.4): all that the reference decoder checks and, by coding its weights again, what is left to
-/// verification: zeros after lanes, tiles and `bit_count`, no pair escaped that has a code, `least` and `shift`.
+/// Checks the arrays of a `tile` tensor (section 6.4): all that the reference decoder checks and,
+/// by coding its weights again, what is left to verification: zeros after lanes, tiles and
+/// `bit_count`, no pair escaped that has a code, `least` and `shift`.
 ///
 /// # Errors
 /// [`Failure::Corrupt`] at the first broken rule.
 pub fn verify_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result {
-    let weights =
-        df11_reference::decode_tile(arrays, parameters).map_err(|error| Failure::Corrupt(error.message))?;
+    let weights = df11_reference::decode_tile(arrays, parameters)
+        .map_err(|error| Failure::Corrupt(error.message))?;
     let [codebook, records, bitstream, plane] = arrays;
     let [tile_columns, columns, bit_count] = parameters;
     let again = tile::encode(&weights, codebook, [tile_columns, columns], |_| false);
@@ -71,7 +84,8 @@ fn index(code_lengths: impl Iterator<Item = u8>, parameters: [u64; 3]) -> (Vec<u
     let (mut gaps, mut output_offsets) = (vec![0; threads.div_ceil(2) as usize], Vec::new());
     let (mut position, mut element, mut thread) = (0, 0u64, 0);
     for length in code_lengths.chain([0]) {
-        // `position` is a boundary: for the threads that start at or before it, and after the last one, the first.
+        // `position` is a boundary: for the threads that start at or before it, and after the last
+        // one, the first.
         while thread < threads && 8 * bytes_per_thread * thread <= position {
             let gap = (position - 8 * bytes_per_thread * thread) as u8;
             gaps[(thread / 2) as usize] |= gap << (thread % 2 * 4);
@@ -86,7 +100,8 @@ fn index(code_lengths: impl Iterator<Item = u8>, parameters: [u64; 3]) -> (Vec<u
     (gaps, output_offsets)
 }
 
-/// Checks a container whose directory is valid: checksums, zeros, coded tensors, and that tensors cover their files.
+/// Checks a container whose directory is valid: checksums, zeros, coded tensors, and that tensors
+/// cover their files.
 ///
 /// # Errors
 /// [`Failure::Corrupt`] at the first broken rule; [`Failure::Unsupported`] if there is none.
@@ -108,16 +123,20 @@ pub fn verify(container: &[u8], directory: &Directory) -> Result {
             }
         }
     }
-    for (index, file) in directory.files.iter().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS) {
-        let prefix = directory.arrays[file.array_range()].iter().map(|array| array.length.get()).sum();
+    for (index, file) in
+        directory.files.iter().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS)
+    {
+        let prefix =
+            directory.arrays[file.array_range()].iter().map(|array| array.length.get()).sum();
         cover(directory, index as u64, prefix, file.length.get())?;
     }
     if all_known { Ok(()) } else { Err(Failure::Unsupported) }
 }
 
 fn is_known(directory: &Directory, tensor: &TensorRecord) -> bool {
-    let known =
-        |tensor: &TensorRecord| [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE].contains(&tensor.encoding.get());
+    let known = |tensor: &TensorRecord| {
+        [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE].contains(&tensor.encoding.get())
+    };
     Dtype::from_id(tensor.dtype.get()).is_some()
         && match tensor.encoding.get() {
             ENCODING_ALIAS => known(&directory.tensors[tensor.parameters[0].get() as usize]),
@@ -141,7 +160,8 @@ fn arrays<'a>(container: &'a [u8], directory: &Directory, tensor: &TensorRecord)
 
 fn checksums(container: &[u8], directory: &Directory) -> Result {
     let chunks = directory.sections.iter().flat_map(|section| {
-        container[section.offset.get() as usize..section.end() as usize].chunks(CHECKSUM_CHUNK_BYTES as usize)
+        container[section.offset.get() as usize..section.end() as usize]
+            .chunks(CHECKSUM_CHUNK_BYTES as usize)
     });
     let mut pairs = chunks.zip(&directory.checksums);
     require(pairs.all(|(chunk, checksum)| crc32fast::hash(chunk) == checksum.get()), "checksums")
@@ -149,8 +169,9 @@ fn checksums(container: &[u8], directory: &Directory) -> Result {
 
 /// The zeros between sections and between arrays.
 fn zeros(container: &[u8], directory: &Directory) -> Result {
-    let are_zero =
-        |start: u64, end: u64| container[start as usize..end as usize].iter().all(|&byte| byte == 0);
+    let are_zero = |start: u64, end: u64| {
+        container[start as usize..end as usize].iter().all(|&byte| byte == 0)
+    };
     let mut end = HEAD_BYTES;
     let mut ends = Vec::new();
     for section in &directory.sections {
@@ -169,12 +190,16 @@ fn zeros(container: &[u8], directory: &Directory) -> Result {
     Ok(())
 }
 
-/// Tensors follow each other from the prefix to the end of their file; not known where a dtype is not.
+/// Tensors follow each other from the prefix to the end of their file; not known where a dtype is
+/// not.
 fn cover(directory: &Directory, file: u64, prefix: u64, length: u64) -> Result {
     let mut places = Vec::new();
     for tensor in directory.tensors.iter().filter(|tensor| tensor.file == file) {
         let Some(dtype) = Dtype::from_id(tensor.dtype.get()) else { return Ok(()) };
-        places.push((tensor.file_offset.get(), dtype.bytes(&tensor.dimensions()).expect("a valid shape")));
+        places.push((
+            tensor.file_offset.get(),
+            dtype.bytes(&tensor.dimensions()).expect("a valid shape"),
+        ));
     }
     places.sort_unstable();
     let mut end = prefix;

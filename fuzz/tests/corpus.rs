@@ -7,7 +7,8 @@ use df11_fuzz::targets;
 /// Runs what is in `corpus/NAME`, which is at least as much as when this was written.
 fn replay(name: &str, least: usize, run: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
-    let mut inputs: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut inputs: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     inputs.sort();
     assert!(inputs.len() >= least, "{} inputs", inputs.len());
     for input in inputs {

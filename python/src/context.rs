@@ -22,7 +22,8 @@ impl<'s> OnStream<'s> {
     /// Goes to a stream of a device.
     ///
     /// # Safety
-    /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
+    /// The stream is one of the device's primary context (0 is its default stream), and lives as
+    /// long as the result.
     pub(crate) unsafe fn new(device: &Device, status: &'s Status, stream: usize) -> Self {
         let visit = Visit::new();
         // SAFETY: the caller's promise. Wrapping allocates some bytes and asks the driver nothing.

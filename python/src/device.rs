@@ -32,13 +32,22 @@ impl Choice {
                 "auto" => Ok(Self::Auto),
                 "cpu" => Ok(Self::Cpu),
                 "gpu" => Ok(Self::Gpu),
-                word => Err(unknown_word(py, "the device", word, "auto, cpu, gpu or the number of a GPU")),
+                word => Err(unknown_word(
+                    py,
+                    "the device",
+                    word,
+                    "auto, cpu, gpu or the number of a GPU",
+                )),
             },
         }
     }
 
     /// A decoder for a model, which a GPU has loaded when this returns.
-    pub(crate) fn decoder(self, model: &Model, purpose: Purpose) -> df11::Result<Box<dyn Decoder + '_>> {
+    pub(crate) fn decoder(
+        self,
+        model: &Model,
+        purpose: Purpose,
+    ) -> df11::Result<Box<dyn Decoder + '_>> {
         let on = |device: df11::Result<Device>| -> df11::Result<Box<dyn Decoder + '_>> {
             Ok(Box::new(GpuDecoder::fit(model, &device?)?))
         };
@@ -49,7 +58,9 @@ impl Choice {
             Self::Auto if purpose.is_small(model) => Ok(Box::new(Cpu)),
             // What is wrong with the container is wrong on either.
             Self::Auto => match on(Device::first()) {
-                Err(Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. }) => Ok(Box::new(Cpu)),
+                Err(Error::Gpu { .. } | Error::Unsupported { .. } | Error::Limit { .. }) => {
+                    Ok(Box::new(Cpu))
+                }
                 answer => answer,
             },
         }

@@ -1,4 +1,5 @@
-//! Decoded tensors for other libraries, without a copy: the structures of DLPack 1.0 (`dlpack.h`), in memory of the CPU.
+//! Decoded tensors for other libraries, without a copy: the structures of DLPack 1.0 (`dlpack.h`),
+//! in memory of the CPU.
 #![expect(unsafe_code, reason = "structures of C, which their receiver frees")]
 
 use std::{
@@ -80,10 +81,17 @@ struct Owner {
 
 impl Decoded {
     /// Memory of zeros for a tensor of this type and shape.
-    pub(crate) fn new(name: &str, dtype: Option<Dtype>, shape: &[u64], bytes: u64) -> df11::Result<Self> {
+    pub(crate) fn new(
+        name: &str,
+        dtype: Option<Dtype>,
+        shape: &[u64],
+        bytes: u64,
+    ) -> df11::Result<Self> {
         let code = dtype.and_then(data_type);
-        let (Some(dtype), Ok(shape)) = (code, shape.iter().map(|&n| i64::try_from(n)).collect()) else {
-            let problem = format!("tensor {name:?} has a dtype or a shape that DLPack does not know");
+        let (Some(dtype), Ok(shape)) = (code, shape.iter().map(|&n| i64::try_from(n)).collect())
+        else {
+            let problem =
+                format!("tensor {name:?} has a dtype or a shape that DLPack does not know");
             return Err(Error::parameter(problem, "decode its bytes with decode_into"));
         };
         let chunks = Chunk::new_vec_zeroed(bytes.div_ceil(size_of::<Chunk>() as u64) as usize);
@@ -111,15 +119,23 @@ impl Decoded {
                 tensor,
             };
             let pointer = release(owner, dtype, make);
-            // SAFETY: the pointer is that of the structure which the name promises, and the destructor takes it from its capsule.
+            // SAFETY: the pointer is that of the structure which the name promises, and the
+            // destructor takes it from its capsule.
             unsafe {
-                PyCapsule::new_with_pointer_and_destructor(py, pointer, VERSIONED, Some(drop_versioned))
+                PyCapsule::new_with_pointer_and_destructor(
+                    py,
+                    pointer,
+                    VERSIONED,
+                    Some(drop_versioned),
+                )
             }
         } else {
             let make = |tensor, context| Plain { tensor, context, deleter: Some(delete_plain) };
             let pointer = release(owner, dtype, make);
             // SAFETY: as above.
-            unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, PLAIN, Some(drop_plain)) }
+            unsafe {
+                PyCapsule::new_with_pointer_and_destructor(py, pointer, PLAIN, Some(drop_plain))
+            }
         }
     }
 
@@ -133,7 +149,11 @@ impl Decoded {
 }
 
 /// Makes a structure that owns the tensor, until its deleter is called.
-fn release<M>(owner: Owner, dtype: DataType, make: impl FnOnce(Tensor, *mut c_void) -> M) -> NonNull<c_void> {
+fn release<M>(
+    owner: Owner,
+    dtype: DataType,
+    make: impl FnOnce(Tensor, *mut c_void) -> M,
+) -> NonNull<c_void> {
     let owner = Box::leak(Box::new(owner));
     let data = if owner.chunks.is_empty() { null_mut() } else { owner.chunks.as_mut_ptr().cast() };
     let tensor = Tensor {
@@ -171,8 +191,8 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
 /// # Safety
 /// Called by Python, of a capsule that `Decoded::capsule` made.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None if a receiver took the tensor, which
-    // changed the capsule's name.
+    // SAFETY: the capsule is alive while its destructor runs, and the name is static. None if a
+    // receiver took the tensor, which changed the capsule's name.
     if let Some(managed) = unsafe { take(capsule, PLAIN) } {
         // SAFETY: nobody took it, so that it is still the one of `release`.
         unsafe { delete_plain(managed.cast()) }
@@ -225,6 +245,9 @@ pub(crate) fn check_device(py: Python<'_>, device: Option<(i32, i32)>) -> PyResu
         return Ok(());
     }
     let problem = "tensors are decoded to the CPU";
-    Err(Error::parameter(problem, "load the model onto the GPU with Model.load, or copy the tensor there"))
-        .or_raise(py)
+    Err(Error::parameter(
+        problem,
+        "load the model onto the GPU with Model.load, or copy the tensor there",
+    ))
+    .or_raise(py)
 }

@@ -47,7 +47,11 @@ pub(crate) fn load(
     let loaded = work::watched(py, progress, |observer| {
         let mut options = LoadOptions::new();
         // Several GPUs of which nothing is said share the model by what is free on them.
-        if ordinals.len() < 2 || wanted.memory.is_some() || wanted.streamed || wanted.blocks.is_some() {
+        if ordinals.len() < 2
+            || wanted.memory.is_some()
+            || wanted.streamed
+            || wanted.blocks.is_some()
+        {
             options = options.plan(wanted.plan(model, ordinals.len())?);
         }
         let devices: Vec<Device> =
@@ -76,13 +80,17 @@ impl Loaded {
     /// The index of a device among the model's.
     fn part(&self, device: &Device) -> usize {
         let ordinal = device.info().ordinal;
-        self.devices.iter().position(|device| device.info().ordinal == ordinal).expect("one of the model's")
+        self.devices
+            .iter()
+            .position(|device| device.info().ordinal == ordinal)
+            .expect("one of the model's")
     }
 
     /// Goes to a stream of the caller.
     ///
     /// # Safety
-    /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
+    /// The stream is one of the device's primary context (0 is its default stream), and lives as
+    /// long as the result.
     unsafe fn on(&self, part: usize, stream: usize) -> OnStream<'_> {
         // SAFETY: the caller's promise.
         unsafe { OnStream::new(&self.devices[part], &self.statuses[part], stream) }
@@ -94,7 +102,11 @@ impl Drop for Loaded {
         let mut free = || {
             let _visit = Visit::new();
             // All of it is freed while the visit lasts, and waits for the GPU.
-            drop((self.model.take(), std::mem::take(&mut self.statuses), std::mem::take(&mut self.devices)));
+            drop((
+                self.model.take(),
+                std::mem::take(&mut self.statuses),
+                std::mem::take(&mut self.devices),
+            ));
         };
         // Where the interpreter is ending, there is no lock to release.
         if Python::try_attach(|py| py.detach(&mut free)).is_none() {
@@ -196,7 +208,8 @@ impl DeviceModel {
         DeviceBlock { index, part, loaded: Arc::clone(&self.loaded) }
     }
 
-    /// The devices to which a stream may belong: the one that is named, or all if it is the default stream, which every device has.
+    /// The devices to which a stream may belong: the one that is named, or all if it is the default
+    /// stream, which every device has.
     fn parts(&self, stream: usize, device: Option<usize>) -> df11::Result<Vec<usize>> {
         let ordinals = self.devices();
         match device {
@@ -216,7 +229,8 @@ impl DeviceModel {
     }
 }
 
-/// A tensor's name, its offset in the output, and a range of rows, ranges of the first dimensions, or none.
+/// A tensor's name, its offset in the output, and a range of rows, ranges of the first dimensions,
+/// or none.
 #[derive(FromPyObject)]
 enum PieceArgument {
     Whole(String, u64),
@@ -285,7 +299,8 @@ impl DeviceBlock {
         py.detach(|| {
             // SAFETY: the method's contract, which python/df11/_native.pyi states.
             let on = unsafe { self.loaded.on(self.part, stream) };
-            // SAFETY: the same; the model lives as long as `self`, and waits for the context before it is freed.
+            // SAFETY: the same; the model lives as long as `self`, and waits for the context before
+            // it is freed.
             unsafe { self.view().decode_into_raw(pointer, &on.stream, on.status) }
         })
         .or_raise(py)

@@ -1,7 +1,8 @@
 //! The native module of the Python package `df11`: the library's API, as thin as it can be.
 //!
-//! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). What is easier said in Python (exceptions, progress
-//! bars, arrays) is said there, in `python/df11`, and called from here.
+//! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). What is easier said
+//! in Python (exceptions, progress bars, arrays) is said there, in `python/df11`, and called from
+//! here.
 
 #![allow(clippy::needless_pass_by_value, reason = "what comes from Python comes by value")]
 
@@ -33,8 +34,8 @@ mod _native {
         matrix::Matrix,
         model::{Model, open, plan, verify},
         raw::{
-            Grouped, Linear, Packer, build_tables, capture_id, check, decode_all, fits, pin, strips_bytes,
-            unpin, upload,
+            Grouped, Linear, Packer, build_tables, capture_id, check, decode_all, fits, pin,
+            strips_bytes, unpin, upload,
         },
         tensor::{Slice, Tensor},
         tiles::{Tiles, code_of},
@@ -44,7 +45,8 @@ mod _native {
 
     use pyo3::prelude::*;
 
-    /// Runs the command `df11` with these arguments, of which the first is its name. Returns the exit code.
+    /// Runs the command `df11` with these arguments, of which the first is its name. Returns the
+    /// exit code.
     #[pyfunction]
     fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| df11::cli::run(arguments))

@@ -78,7 +78,10 @@ impl Matrix {
                 let all = unsafe { host_indices(indices, count, wide) };
                 let rows = self.part().row_count();
                 if let Some(index) = all.iter().find(|&&index| index >= rows) {
-                    return Err(PyIndexError::new_err(format!("row {} of {rows}", index.cast_signed())));
+                    return Err(PyIndexError::new_err(format!(
+                        "row {} of {rows}",
+                        index.cast_signed()
+                    )));
                 }
                 // SAFETY: the method's contract.
                 work::briefly(py, || unsafe { matrix.gather(&all, output) })

@@ -33,9 +33,11 @@ impl<'py> Output<'py> {
         if self.length == 0 {
             return &mut [];
         }
-        // SAFETY: `df11/_memory.py` got address and length from the buffer protocol, by which `_owner` holds a writable, contiguous
-        // export: the memory stays while it is held. It was initialised by its owner. That nothing else reads or writes it while it is
-        // decoded to is the contract of every method that takes a buffer and releases the interpreter's lock, as of `readinto`.
+        // SAFETY: `df11/_memory.py` got address and length from the buffer protocol, by which
+        // `_owner` holds a writable, contiguous export: the memory stays while it is held. It was
+        // initialised by its owner. That nothing else reads or writes it while it is decoded to is
+        // the contract of every method that takes a buffer and releases the interpreter's lock, as
+        // of `readinto`.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 }

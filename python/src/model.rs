@@ -41,7 +41,12 @@ pub(crate) struct Model {
 /// Maps and validates a container or a folder of shards.
 #[pyfunction]
 #[pyo3(signature = (path, *, memory_map=true, checksums=true))]
-pub(crate) fn open(py: Python<'_>, path: PathBuf, memory_map: bool, checksums: bool) -> PyResult<Model> {
+pub(crate) fn open(
+    py: Python<'_>,
+    path: PathBuf,
+    memory_map: bool,
+    checksums: bool,
+) -> PyResult<Model> {
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
     let inner = Arc::new(py.detach(|| options.open(&path)).or_raise(py)?);
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
@@ -97,8 +102,9 @@ pub(crate) fn verify<'py>(
             all.bytes = all.bytes.saturating_add(found.bytes);
             all.unchecked.extend(found.unchecked.iter().map(|what| component.sentence(what)));
         }
-        all.unchecked
-            .extend(models.missing().iter().map(|name| format!("component {name}, which is missing")));
+        all.unchecked.extend(
+            models.missing().iter().map(|name| format!("component {name}, which is missing")),
+        );
         Ok(all)
     })?;
     verification(py, &found)
@@ -153,7 +159,8 @@ impl Model {
     /// Paths of original files of a kind, in the order of the shards.
     fn files(&self, weights: bool) -> Vec<String> {
         let shards = self.inner.shards().iter().map(df11::hazmat::Shard::directory);
-        let files = shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
+        let files =
+            shards.flat_map(|directory| directory.files.iter().map(move |file| (directory, file)));
         files
             .filter(|(_, file)| (file.kind == FILE_WEIGHTS) == weights)
             .map(|(directory, file)| directory.file_path(file).to_owned())
@@ -245,10 +252,13 @@ impl Model {
     }
 
     fn check_tiles(&self, py: Python<'_>, names: Vec<String>) -> PyResult<()> {
-        let tensor = |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
+        let tensor =
+            |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
         work::briefly(py, || {
-            tensors.par_iter().try_for_each(|tensor| Tiles::of(tensor)?.map_or(Ok(()), |tiles| tiles.check()))
+            tensors
+                .par_iter()
+                .try_for_each(|tensor| Tiles::of(tensor)?.map_or(Ok(()), |tiles| tiles.check()))
         })
     }
 
@@ -273,7 +283,12 @@ impl Model {
     }
 
     #[pyo3(signature = (name, default=None))]
-    fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+    fn get(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        default: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Py<PyAny>>> {
         match self.inner.tensor(name) {
             Ok(tensor) => Ok(Some(Tensor::new(&self.inner, &tensor).into_py_any(py)?)),
             Err(_) => Ok(default),
@@ -299,7 +314,8 @@ impl Model {
 
     #[pyo3(
         signature = (devices=OneOrMore::One(0), memory=None, streamed=false, progress=None, blocks=None),
-        text_signature = "($self, devices=0, memory=None, streamed=False, progress=None, blocks=None)"
+        text_signature = "($self, devices=0, memory=None, streamed=False, progress=None, \
+        blocks=None)"
     )]
     fn load(
         &self,

@@ -9,7 +9,11 @@ use df11::{
 use pyo3::{intern, prelude::*};
 
 /// A place, as Python names it.
-pub(crate) fn placement(py: Python<'_>, device: usize, streamed: bool) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn placement(
+    py: Python<'_>,
+    device: usize,
+    streamed: bool,
+) -> PyResult<Bound<'_, PyAny>> {
     py.import(intern!(py, "df11._report"))?.getattr("Placement")?.call1((device, streamed))
 }
 
@@ -37,7 +41,10 @@ impl Blocks {
         };
         let absent = names.find(|name| model.block(name).is_err());
         absent.map_or(Ok(()), |name| {
-            Err(Error::parameter(format!("there is no block {name:?}"), "name those of Model.blocks"))
+            Err(Error::parameter(
+                format!("there is no block {name:?}"),
+                "name those of Model.blocks",
+            ))
         })
     }
 }
@@ -71,9 +78,10 @@ impl Wanted {
         let is_loaded =
             |block: df11::Block<'_>| blocks.as_ref().is_none_or(|blocks| blocks.has(block.name()));
         match (memory, blocks) {
-            (Some(_), Some(Blocks::Placed(_))) => {
-                Err(Error::parameter("memory and places of blocks are both given", "give one of them"))
-            }
+            (Some(_), Some(Blocks::Placed(_))) => Err(Error::parameter(
+                "memory and places of blocks are both given",
+                "give one of them",
+            )),
             (None, Some(Blocks::Placed(_))) if *streamed => {
                 let remedy = "say of each block whether it is streamed";
                 Err(Error::parameter("streamed and places of blocks are both given", remedy))

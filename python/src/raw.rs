@@ -10,8 +10,8 @@ use std::{
 use df11::{
     Error,
     gpu::{
-        Device, GroupedLinear, Indices, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix,
-        Routing, Status, cudarc::driver::sys::CUstream,
+        Device, GroupedLinear, Indices, Linear as GpuLinear, LinearInput, LinearOutput,
+        Matrix as GpuMatrix, Routing, Status, cudarc::driver::sys::CUstream,
     },
     hazmat::{
         gpu::{FastPacker, PinnedRange, TableAddresses, TileAddresses, Visit},
@@ -50,7 +50,8 @@ impl Opened {
     /// Goes to a stream of the caller.
     ///
     /// # Safety
-    /// The stream is one of the device's primary context (0 is its default stream), and lives as long as the result.
+    /// The stream is one of the device's primary context (0 is its default stream), and lives as
+    /// long as the result.
     unsafe fn on(&self, stream: usize) -> OnStream<'_> {
         // SAFETY: the caller's promise.
         unsafe { OnStream::new(&self.device, &self.status, stream) }
@@ -65,7 +66,12 @@ pub(crate) struct DeviceMatrix {
 }
 
 impl DeviceMatrix {
-    pub(crate) fn new(ordinal: usize, part: Part, pointers: &[u64], lengths: &[u64]) -> df11::Result<Self> {
+    pub(crate) fn new(
+        ordinal: usize,
+        part: Part,
+        pointers: &[u64],
+        lengths: &[u64],
+    ) -> df11::Result<Self> {
         let refuse = |problem: String| {
             Err(Error::parameter(problem, "pass the arrays of the part, as _native.pyi says"))
         };
@@ -83,13 +89,21 @@ impl DeviceMatrix {
                     .checked_mul(part.columns)
                     .and_then(|elements| Geometry::new(256, part.columns, elements).ok())
                     .and_then(|geometry| Sizes::new(geometry, bits, codebook_bytes).ok());
-                let expected =
-                    sizes.map(|sizes| (sizes.records_bytes(), sizes.plane_bytes(), Device::table_bytes()));
+                let expected = sizes.map(|sizes| {
+                    (sizes.records_bytes(), sizes.plane_bytes(), Device::table_bytes())
+                });
                 if expected != Some((record_bytes, plane_bytes, table_bytes)) {
                     return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
                 }
                 let staged_bytes = part.staged_bytes;
-                let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
+                let at = TileAddresses {
+                    records,
+                    bitstream,
+                    bitstream_bytes,
+                    plane,
+                    table,
+                    staged_bytes,
+                };
                 // SAFETY: the contract of `Matrix` in `_native.pyi`; the lengths were compared.
                 unsafe { GpuMatrix::of_tiles(device, shape, at) }?
             }
@@ -144,7 +158,10 @@ impl DeviceMatrix {
     }
 }
 
-fn on_gpu<'m>(py: Python<'_>, matrices: &'m [PyRef<'_, Matrix>]) -> PyResult<Vec<&'m DeviceMatrix>> {
+fn on_gpu<'m>(
+    py: Python<'_>,
+    matrices: &'m [PyRef<'_, Matrix>],
+) -> PyResult<Vec<&'m DeviceMatrix>> {
     let found = matrices.iter().map(|matrix| {
         let problem = || Error::parameter("a matrix lies on the CPU", "decode it there");
         matrix.on_gpu().ok_or_else(problem)
@@ -167,8 +184,11 @@ pub(crate) fn decode_all(
 ) -> PyResult<()> {
     let found = on_gpu(py, &matrices)?;
     if outputs.len() != found.len() {
-        return Err(Error::parameter("as many outputs as matrices are needed", "name one for each"))
-            .or_raise(py);
+        return Err(Error::parameter(
+            "as many outputs as matrices are needed",
+            "name one for each",
+        ))
+        .or_raise(py);
     }
     let decode = || {
         let (mut windows, mut others) = (Vec::new(), Vec::new());
@@ -229,7 +249,9 @@ impl Linear {
         workspace: u64,
         stream: usize,
     ) -> PyResult<()> {
-        let output = |&(pointer, pitch, bias): &(u64, u64, u64)| LinearOutput::new(pointer, pitch).bias(bias);
+        let output = |&(pointer, pitch, bias): &(u64, u64, u64)| {
+            LinearOutput::new(pointer, pitch).bias(bias)
+        };
         let outputs: Vec<LinearOutput> = outputs.iter().map(output).collect();
         let x = LinearInput::new(x, rows, pitch);
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
@@ -253,8 +275,10 @@ impl Grouped {
         let matrices = [matrix];
         let found = on_gpu(py, &matrices)?[0];
         let _visit = Visit::new();
-        let inner =
-            found.window().and_then(|window| GroupedLinear::of_parts(&window, experts)).or_raise(py)?;
+        let inner = found
+            .window()
+            .and_then(|window| GroupedLinear::of_parts(&window, experts))
+            .or_raise(py)?;
         Ok(Self { opened: Arc::clone(&found.opened), inner })
     }
 
@@ -308,7 +332,14 @@ impl Packer {
         Ok(Self { inner: inner.or_raise(py)?, opened })
     }
 
-    fn pack(&self, py: Python<'_>, first_row: u64, rows: u64, weights: u64, stream: usize) -> PyResult<()> {
+    fn pack(
+        &self,
+        py: Python<'_>,
+        first_row: u64,
+        rows: u64,
+        weights: u64,
+        stream: usize,
+    ) -> PyResult<()> {
         let rows = first_row..first_row + rows;
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
         let on = unsafe { self.opened.on(stream) };
@@ -351,7 +382,8 @@ pub(crate) fn upload(
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let model = &model.get().inner;
-    let items: Vec<(&str, [u64; 4])> = items.iter().map(|(name, to)| (name.as_str(), *to)).collect();
+    let items: Vec<(&str, [u64; 4])> =
+        items.iter().map(|(name, to)| (name.as_str(), *to)).collect();
     work::watched(py, progress, |observer| {
         let opened = Opened::get(device)?;
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
@@ -361,7 +393,11 @@ pub(crate) fn upload(
 
 /// Builds decode tables on a GPU.
 #[pyfunction]
-pub(crate) fn build_tables(py: Python<'_>, device: usize, items: Vec<(u64, u64, u64)>) -> PyResult<()> {
+pub(crate) fn build_tables(
+    py: Python<'_>,
+    device: usize,
+    items: Vec<(u64, u64, u64)>,
+) -> PyResult<()> {
     let table = |&(codebook, codebook_bytes, table): &(u64, u64, u64)| TableAddresses {
         codebook,
         codebook_bytes,

@@ -46,7 +46,8 @@ impl Index<'_> {
             Self::One(index) => {
                 let at = if *index < 0 { index + length } else { *index };
                 let at = u64::try_from(at).ok().filter(|&at| at < size);
-                let at = at.ok_or_else(|| PyIndexError::new_err(format!("index {index} of {size}")))?;
+                let at =
+                    at.ok_or_else(|| PyIndexError::new_err(format!("index {index} of {size}")))?;
                 Ok((at..at + 1, false))
             }
             Self::Range(slice) => {
@@ -307,6 +308,12 @@ impl Slice {
     }
 
     fn __repr__(&self) -> String {
-        format!("<df11.Slice {:?} of {:?}, {} {:?}>", self.ranges, self.tensor.name, self.dtype(), self.shape)
+        format!(
+            "<df11.Slice {:?} of {:?}, {} {:?}>",
+            self.ranges,
+            self.tensor.name,
+            self.dtype(),
+            self.shape
+        )
     }
 }

@@ -1,4 +1,5 @@
-//! Tensors in tiles as arrays that other libraries hold: what the container has of one, and matrices in anyone's memory.
+//! Tensors in tiles as arrays that other libraries hold: what the container has of one, and
+//! matrices in anyone's memory.
 #![expect(unsafe_code, reason = "memory of other libraries")]
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
@@ -36,7 +37,10 @@ struct Held {
 
 impl Tiles {
     /// None if the tensor is no such matrix.
-    pub(crate) fn new(model: &Arc<df11::Model>, tensor: &df11::Tensor<'_>) -> df11::Result<Option<Self>> {
+    pub(crate) fn new(
+        model: &Arc<df11::Model>,
+        tensor: &df11::Tensor<'_>,
+    ) -> df11::Result<Option<Self>> {
         let Some(tiles) = df11::hazmat::Tiles::of(tensor)? else { return Ok(None) };
         let (rows, columns) = tiles.shape();
         let (model, name) = (Arc::clone(model), tensor.name().to_owned());
@@ -88,7 +92,9 @@ impl Tiles {
             })
         })?;
         let owner = Py::new(py, Held { copy, _model: Arc::clone(&self.model) })?;
-        debug_assert!(owner.get().copy.as_ref().is_none_or(|copy| copy.as_ptr() as usize == address));
+        debug_assert!(
+            owner.get().copy.as_ref().is_none_or(|copy| copy.as_ptr() as usize == address)
+        );
         let helper = py.import(intern!(py, "df11._memory"))?;
         helper.call_method1(intern!(py, "readable"), (address, length, owner))
     }
@@ -113,7 +119,8 @@ impl Tiles {
     }
 }
 
-/// Codebook and entries of a matrix with these counts of its pairs of exponents; None if codes make it no smaller.
+/// Codebook and entries of a matrix with these counts of its pairs of exponents; None if codes make
+/// it no smaller.
 #[pyfunction]
 pub(crate) fn code_of<'py>(
     py: Python<'py>,
@@ -126,7 +133,8 @@ pub(crate) fn code_of<'py>(
         let histogram = PairHistogram::from_counts(counts)?;
         let codebook = Codebook::from_histogram(&histogram)?;
         let is_smaller = codebook.expected_bits(&histogram).is_some_and(|bits| bits < 8 * weights);
-        let entries = || codebook.entries().into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+        let entries =
+            || codebook.entries().into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>();
         Ok(is_smaller.then(|| (codebook.to_bytes(), entries())))
     })?;
     Ok(found.map(|(book, entries)| (PyByteArray::new(py, &book), PyByteArray::new(py, &entries))))
@@ -145,16 +153,26 @@ pub(crate) struct Part {
 
 impl Part {
     pub(crate) fn new(numbers: &[u64]) -> df11::Result<Self> {
-        let refuse =
-            |problem: String| Err(Error::parameter(problem, "pass eight numbers that fit each other"));
+        let refuse = |problem: String| {
+            Err(Error::parameter(problem, "pass eight numbers that fit each other"))
+        };
         let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
             return refuse(format!("{} numbers of a part", numbers.len()));
         };
-        let Ok(staged_bytes) = u32::try_from(staged) else { return refuse(format!("{staged} staged bytes")) };
+        let Ok(staged_bytes) = u32::try_from(staged) else {
+            return refuse(format!("{staged} staged bytes"));
+        };
         if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
             return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
         }
-        Ok(Self { is_fast: form == 1, rows, columns, staged_bytes, row_range: r0..r1, column_range: c0..c1 })
+        Ok(Self {
+            is_fast: form == 1,
+            rows,
+            columns,
+            staged_bytes,
+            row_range: r0..r1,
+            column_range: c0..c1,
+        })
     }
 
     pub(crate) fn row_count(&self) -> u64 {
@@ -190,8 +208,8 @@ impl HostMatrix {
 
     fn arrays(&self) -> df11::Result<Arrays<'_>> {
         let view = |(address, length): (usize, usize)| {
-            // SAFETY: the contract of `Matrix` in `_native.pyi`: the caller's arrays lie there, with these lengths, and live
-            // during each call. Bytes may be anything.
+            // SAFETY: the contract of `Matrix` in `_native.pyi`: the caller's arrays lie there,
+            // with these lengths, and live during each call. Bytes may be anything.
             unsafe { std::slice::from_raw_parts(address as *const u8, length) }
         };
         Arrays::new(self.part.rows, self.part.columns, self.arrays.map(view))
@@ -212,8 +230,10 @@ impl HostMatrix {
         let (arrays, columns) = (self.arrays()?, self.part.column_range.clone());
         let bytes = 2 * self.part.column_count() as usize;
         // SAFETY: the caller's promise.
-        let out = unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes * indices.len()) };
-        let rows: Vec<u64> = indices.iter().map(|index| self.part.row_range.start + index).collect();
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(output as *mut u8, bytes * indices.len()) };
+        let rows: Vec<u64> =
+            indices.iter().map(|index| self.part.row_range.start + index).collect();
         arrays.gather(&rows, columns, out)
     }
 }

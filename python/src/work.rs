@@ -22,15 +22,18 @@ const TICK: Duration = Duration::from_millis(50);
 /// The process that made the pool, and the pool.
 static POOL: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
 
-/// One thread for each core, or as many as the variable `RAYON_NUM_THREADS` says. A process that was forked, as data loaders do, has no
-/// threads of its parent's pool, and gets one of its own.
+/// One thread for each core, or as many as the variable `RAYON_NUM_THREADS` says. A process that
+/// was forked, as data loaders do, has no threads of its parent's pool, and gets one of its own.
 fn pool() -> df11::Result<&'static ThreadPool> {
     let mut kept = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     match *kept {
         Some((process, pool)) if process == process::id() => Ok(pool),
         _ => {
             let pool = ThreadPoolBuilder::new().build().map_err(|error| {
-                Error::parameter(format!("cannot start threads: {error}"), "set RAYON_NUM_THREADS to fewer")
+                Error::parameter(
+                    format!("cannot start threads: {error}"),
+                    "set RAYON_NUM_THREADS to fewer",
+                )
             })?;
             let pool = &*Box::leak(Box::new(pool));
             *kept = Some((process::id(), pool));
@@ -40,12 +43,16 @@ fn pool() -> df11::Result<&'static ThreadPool> {
 }
 
 /// Does what takes seconds at most: it cannot be interrupted.
-pub(crate) fn briefly<T: Send>(py: Python<'_>, work: impl FnOnce() -> df11::Result<T> + Send) -> PyResult<T> {
+pub(crate) fn briefly<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> df11::Result<T> + Send,
+) -> PyResult<T> {
     py.detach(|| pool()?.install(work)).or_raise(py)
 }
 
-/// Does long work. `progress` is the caller's argument (`df11/_progress.py` says what it may be); it is told on this thread. Signals
-/// are looked for on this thread too, and end the work; what they raise goes to the caller.
+/// Does long work. `progress` is the caller's argument (`df11/_progress.py` says what it may be);
+/// it is told on this thread. Signals are looked for on this thread too, and end the work; what
+/// they raise goes to the caller.
 pub(crate) fn watched<T: Send>(
     py: Python<'_>,
     progress: Option<&Bound<'_, PyAny>>,
@@ -74,7 +81,8 @@ pub(crate) fn watched<T: Send>(
     if failure.is_none() {
         failure = watch.tell(watcher).err();
     }
-    let closed = watcher.map_or(Ok(()), |watcher| watcher.call_method0(intern!(py, "close")).map(drop));
+    let closed =
+        watcher.map_or(Ok(()), |watcher| watcher.call_method0(intern!(py, "close")).map(drop));
     match failure {
         Some(failure) => Err(failure),
         None => result.or_raise(py).and_then(|value| closed.map(|()| value)),

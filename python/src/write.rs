@@ -29,7 +29,12 @@ fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     }
 }
 
-fn options(py: Python<'_>, layout: Option<&str>, verify: bool, overwrite: bool) -> PyResult<CompressOptions> {
+fn options(
+    py: Python<'_>,
+    layout: Option<&str>,
+    verify: bool,
+    overwrite: bool,
+) -> PyResult<CompressOptions> {
     Ok(CompressOptions::new().layout(layout_of(py, layout)?).verify(verify).overwrite(overwrite))
 }
 

@@ -28,7 +28,8 @@ impl Completions {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "df11", &mut script);
         let text = String::from_utf8_lossy(&script).trim_end().to_owned();
-        let json = json!({ "command": "completions", "shell": self.shell.to_string(), "script": text });
+        let json =
+            json!({ "command": "completions", "shell": self.shell.to_string(), "script": text });
         Ok(Answer { text, json })
     }
 }

@@ -12,7 +12,9 @@ use serde_json::json;
 
 use super::{
     Answer, Failure, Session,
-    containers::{LayoutArgs, Verification, add_loading, compressed_already, default_out, result_text},
+    containers::{
+        LayoutArgs, Verification, add_loading, compressed_already, default_out, result_text,
+    },
     estimate,
     session::Threads,
     sizes::Sizes,
@@ -28,14 +30,17 @@ Examples:
   df11 compress Qwen/Qwen3-8B             from the cache of the Hub, where hf download puts it
   df11 compress Qwen3-8B-DF11             of the official DFloat11 package
 
-The output gets its name when it is whole and verified. df11 decompress gives back the same files, byte for byte.
+The output gets its name when it is whole and verified. df11 decompress gives back the same \
+files, byte for byte.
 
-A pipeline is a folder with model_index.json. Each of its components with weights becomes what its folder alone would \
-become, all other files are recorded in pipeline.df11, and df11 verify, inspect, convert and decompress take the whole.
+A pipeline is a folder with model_index.json. Each of its components with weights becomes what its \
+folder alone would become, all other files are recorded in pipeline.df11, and df11 verify, \
+inspect, convert and decompress take the whole.
 
-A checkpoint of the official DFloat11 package is decoded on the way in, to its BF16 original, and its files become one; \
-config.json must be there, beside a single file too. The package stores no shapes: they follow from biases, or from \
-config.json. Matrices whose shape nothing tells get one dimension, and a note says which.";
+A checkpoint of the official DFloat11 package is decoded on the way in, to its BF16 original, and \
+its files become one; config.json must be there, beside a single file too. The package stores no \
+shapes: they follow from biases, or from config.json. Matrices whose shape nothing tells get one \
+dimension, and a note says which.";
 
 /// Compress a safetensors file, or the folder of a model or a pipeline
 #[derive(Args)]
@@ -62,7 +67,8 @@ pub(super) struct Compress {
     /// Write no model card (README.md, or DF11.md beside one of the model's own) into a folder
     #[arg(long, conflicts_with = "dry_run")]
     no_card: bool,
-    /// Keep a value for other programs, which find it under this key: tool.setting=value. May be repeated
+    /// Keep a value for other programs, which find it under this key: tool.setting=value. May be
+    /// repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
     metadata: Vec<(String, String)>,
     /// Tell the sizes and write nothing, as df11 estimate
@@ -94,7 +100,8 @@ impl Compress {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let place = locate(&self.source)?;
         if is_compressed(&place.path)? {
-            let remedy = "its sizes are in df11 inspect, and df11 convert stores it in another layout";
+            let remedy =
+                "its sizes are in df11 inspect, and df11 convert stores it in another layout";
             return Err(compressed_already(&self.source, remedy));
         }
         if self.dry_run {
@@ -119,8 +126,9 @@ impl Compress {
         let progress = session.progress();
         let reports = self.threads.run(|| {
             let compressed = df11::compress_all(&source, &out, &options, &progress);
-            compressed
-                .map_err(|error| if is_of(&error, &source) { Failure::Other(error) } else { error.into() })
+            compressed.map_err(|error| {
+                if is_of(&error, &source) { Failure::Other(error) } else { error.into() }
+            })
         })?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();

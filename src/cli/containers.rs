@@ -86,7 +86,8 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         let folder = out.with_extension("");
         let (out, folder) = (out.display().to_string(), folder.display().to_string());
         let (out, folder) = (text::printable(&out), text::printable(&folder));
-        let hint = format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
+        let hint =
+            format!("\nTransformers and vLLM load folders: df11 convert {out} {folder}-df11");
         answer.text.push_str(&hint);
     }
     answer.json["load"] = json!(python);
@@ -95,11 +96,9 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
 /// Whether a container holds what transformers asks of a folder.
 fn has_config(container: &Path) -> bool {
     df11::open(container).is_ok_and(|model| {
-        model
-            .shards()
-            .iter()
-            .map(df11::hazmat::Shard::directory)
-            .any(|directory| directory.files.iter().any(|file| directory.file_path(file) == "config.json"))
+        model.shards().iter().map(df11::hazmat::Shard::directory).any(|directory| {
+            directory.files.iter().any(|file| directory.file_path(file) == "config.json")
+        })
     })
 }
 

@@ -19,8 +19,8 @@ Examples:
   df11 convert Llama-3.1-8B-df11 Llama-3.1-8B.df11    a folder of shards to one file
   df11 convert Llama-3.1-8B.df11 Llama-3.1-8B-df11    or the other way
 
-The output is what df11 compress would make of the original files, which are never written: the same names, hashes and \
-side files.";
+The output is what df11 compress would make of the original files, which are never written: the \
+same names, hashes and side files.";
 
 /// Store a model in another layout, without its original files in between
 #[derive(Args)]
@@ -61,7 +61,8 @@ impl Convert {
         }
         let removed = Session::tidy(&self.out);
         let progress = session.progress();
-        let reports = self.threads.run(|| Ok(convert_all(&models, &self.out, &options, &progress)?))?;
+        let reports =
+            self.threads.run(|| Ok(convert_all(&models, &self.out, &options, &progress)?))?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
         let folders = models.components().iter().map(|component| component.folder.as_str());

@@ -26,8 +26,8 @@ Examples:
   df11 decompress Llama-3.1-8B.df11                     into Llama-3.1-8B, the folder as it was
   df11 decompress model.df11 -o model.safetensors       where the model was one file
 
-Every file that the containers record is compared with the hash of the original before it gets its name. Others that lie \
-beside them are copied, and named as unchecked.";
+Every file that the containers record is compared with the hash of the original before it gets its \
+name. Others that lie beside them are copied, and named as unchecked.";
 
 /// Give back the original files, byte for byte
 #[derive(Args)]
@@ -122,8 +122,12 @@ impl Decompress {
 
 /// `NAME` of `NAME.df11` and `NAME-df11`; `NAME.safetensors` if the model was one file.
 fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
-    let unnamed =
-        || Error::parameter(format!("{} tells no name for the output", source.display()), "give one with -o");
+    let unnamed = || {
+        Error::parameter(
+            format!("{} tells no name for the output", source.display()),
+            "give one with -o",
+        )
+    };
     let named = if source.file_name().is_some() {
         source.to_owned()
     } else {
@@ -137,7 +141,8 @@ fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
         .iter()
         .flat_map(|component| component.model.shards())
         .flat_map(|shard| &shard.directory().files);
-    let is_one_file = matches!((files.next(), files.next()), (Some(file), None) if file.kind == FILE_WEIGHTS);
+    let is_one_file =
+        matches!((files.next(), files.next()), (Some(file), None) if file.kind == FILE_WEIGHTS);
     let end = if is_one_file { ".safetensors" } else { "" };
     Ok(named.with_file_name(format!("{name}{end}")))
 }

@@ -28,9 +28,10 @@ use super::{
 const COMPARE_BYTES: usize = 1 << 20;
 
 const AFTER_HELP: &str = "\
-Makes a checkpoint as Hugging Face models have it (two shards, grouped-query attention, a tied head, some tensors that \
-are not BF16), compresses it, opens it, decodes every block (on a GPU where there is one), verifies it, restores the \
-files, and compares everything with what it made, bit for bit. Exit code 1 would say that a bit differs.
+Makes a checkpoint as Hugging Face models have it (two shards, grouped-query attention, a tied \
+head, some tensors that are not BF16), compresses it, opens it, decodes every block (on a GPU \
+where there is one), verifies it, restores the files, and compares everything with what it made, \
+bit for bit. Exit code 1 would say that a bit differs.
 
 Examples:
   df11 demo
@@ -67,7 +68,9 @@ impl Demo {
                 Ok(folder) => folder.path(),
                 Err(error) => {
                     let source = std::io::Error::from(error.kind());
-                    return Err(Error::io("creating a folder in", std::env::temp_dir(), source).into());
+                    return Err(
+                        Error::io("creating a folder in", std::env::temp_dir(), source).into()
+                    );
                 }
             }
         };
@@ -85,7 +88,12 @@ fn make_empty(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) -> Result<Answer, Failure> {
+fn demonstrate(
+    folder: &Path,
+    seed: u64,
+    device: DeviceArgs,
+    session: &Session,
+) -> Result<Answer, Failure> {
     let (container, restored) = (folder.join("model.df11"), folder.join("restored"));
     let mut steps = Steps::new();
 
@@ -97,7 +105,8 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     session.check()?;
 
     let options = CompressOptions::new().verify(false);
-    let (report, seconds) = timed(|| df11::compress(&source, &container, &options, &session.progress()));
+    let (report, seconds) =
+        timed(|| df11::compress(&source, &container, &options, &session.progress()));
     let report = report?;
     steps.push(("compress", bytes, seconds));
 
@@ -118,7 +127,8 @@ fn demonstrate(folder: &Path, seed: u64, device: DeviceArgs, session: &Session) 
     steps.push(("verify", bytes, seconds));
 
     let options = DecompressOptions::new().decoder(chosen.decoder());
-    let (written, seconds) = timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
+    let (written, seconds) =
+        timed(|| df11::decompress(&model, &restored, &options, &session.progress()));
     steps.push(("decompress", written?.bytes, seconds));
     let files = compare_folders(&checkpoint, &restored)?;
     answer(
@@ -139,7 +149,8 @@ struct Outcome<'a> {
     device: &'a DecodedBy,
 }
 
-/// Decodes every block, and compares each tensor with the bytes in the source. Returns bytes and seconds of decoding alone.
+/// Decodes every block, and compares each tensor with the bytes in the source. Returns bytes and
+/// seconds of decoding alone.
 fn compare_blocks(
     model: &Model,
     source: &Source,
@@ -149,7 +160,9 @@ fn compare_blocks(
     let originals: BTreeMap<&str, (&WeightsFile, &SourceTensor)> = source
         .weights
         .iter()
-        .flat_map(|file| file.tensors.iter().map(move |tensor| (tensor.name.as_str(), (file, tensor))))
+        .flat_map(|file| {
+            file.tensors.iter().map(move |tensor| (tensor.name.as_str(), (file, tensor)))
+        })
         .collect();
     let (mut found, mut bytes, mut seconds) = (0, 0, 0.0);
     let mut buffer = Vec::new();
@@ -165,7 +178,10 @@ fn compare_blocks(
         (bytes, seconds) = (bytes + layout.bytes, seconds + took);
         for (tensor, range) in block.tensors().zip(&layout.tensors) {
             let Some((file, original)) = originals.get(tensor.name()) else {
-                return Err(Failure::Mismatch(format!("tensor {:?} was never there", tensor.name())));
+                return Err(Failure::Mismatch(format!(
+                    "tensor {:?} was never there",
+                    tensor.name()
+                )));
             };
             let mut expected = vec![0; original.length as usize];
             file.read_exact_at(original.offset, &mut expected)?;
@@ -207,7 +223,8 @@ fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>, Failure> {
 }
 
 fn equal(left: &Path, right: &Path) -> Result<bool, Failure> {
-    let open = |path: &Path| fs::File::open(path).map_err(|error| Error::io("opening", path, error));
+    let open =
+        |path: &Path| fs::File::open(path).map_err(|error| Error::io("opening", path, error));
     let (mut left_file, mut right_file) = (open(left)?, open(right)?);
     let mut buffers = [vec![0; COMPARE_BYTES], vec![0; COMPARE_BYTES]];
     loop {
@@ -287,8 +304,12 @@ fn answer(
 }
 
 fn block_row(block: Block<'_>) -> df11::Result<Row> {
-    let rows = tensor_rows(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())?;
-    Ok(Row { name: block.name().to_owned(), figures: Figures::of(rows.into_iter().map(|row| row.figures)) })
+    let rows =
+        tensor_rows(block, |tensor| has_weights(tensor).then(|| histogram(tensor)).transpose())?;
+    Ok(Row {
+        name: block.name().to_owned(),
+        figures: Figures::of(rows.into_iter().map(|row| row.figures)),
+    })
 }
 
 fn row_json(row: &Row) -> Value {
@@ -299,5 +320,6 @@ fn row_json(row: &Row) -> Value {
 }
 
 fn step_json(&(name, bytes, seconds): &(&'static str, u64, f64)) -> Value {
-    json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": text::per_second(bytes, seconds) })
+    let rate = text::per_second(bytes, seconds);
+    json!({ "name": name, "bytes": bytes, "seconds": seconds, "bytes_per_second": rate })
 }

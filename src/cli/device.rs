@@ -13,7 +13,8 @@ use super::{Failure, Session, text};
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct DeviceArgs {
-    /// What decodes: cpu, gpu (the first that can), the number of a GPU, or auto: a GPU where there is one that is sooner done
+    /// What decodes: cpu, gpu (the first that can), the number of a GPU, or auto: a GPU where there
+    /// is one that is sooner done
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Choice,
 }
@@ -34,9 +35,10 @@ impl FromStr for Choice {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
             "gpu" => Ok(Self::Gpu),
-            number => {
-                number.parse().map(Self::Number).map_err(|_| "choose auto, cpu, gpu or a number".to_owned())
-            }
+            number => number
+                .parse()
+                .map(Self::Number)
+                .map_err(|_| "choose auto, cpu, gpu or a number".to_owned()),
         }
     }
 }
@@ -62,8 +64,9 @@ impl DeviceArgs {
         matches!(self.device, Choice::Gpu | Choice::Number(_))
     }
 
-    /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU is there but is not used, standard error
-    /// says so. Without a purpose it is to show all that the machine has.
+    /// Finds what decodes a model, on the pool that will; a GPU gets the model loaded. Where a GPU
+    /// is there but is not used, standard error says so. Without a purpose it is to show all that
+    /// the machine has.
     pub(super) fn choose<'m>(
         self,
         model: &'m Model,
@@ -74,9 +77,9 @@ impl DeviceArgs {
             Choice::Cpu => Chosen::cpu(None),
             Choice::Gpu => gpu::first(model)?,
             Choice::Number(ordinal) => gpu::numbered(model, ordinal)?,
-            Choice::Auto if purpose.is_some_and(|purpose| purpose.is_small(model)) => {
-                Chosen::cpu(Some("the CPU has decoded so little before a GPU has started".to_owned()))
-            }
+            Choice::Auto if purpose.is_some_and(|purpose| purpose.is_small(model)) => Chosen::cpu(
+                Some("the CPU has decoded so little before a GPU has started".to_owned()),
+            ),
             Choice::Auto => where_possible(model, session)?,
         };
         // Loading cannot be interrupted.
@@ -85,7 +88,8 @@ impl DeviceArgs {
     }
 }
 
-/// A GPU, or the CPU where there is none or none that can. What is wrong with the container is wrong on either.
+/// A GPU, or the CPU where there is none or none that can. What is wrong with the container is
+/// wrong on either.
 fn where_possible<'m>(model: &'m Model, session: &Session) -> Result<Chosen<'m>, Failure> {
     match gpu::first(model) {
         Err(Failure::Other(
@@ -167,7 +171,10 @@ mod gpu {
 
     fn missing() -> Error {
         let problem = "this build does not use GPUs".to_owned();
-        Error::Gpu { problem, remedy: "build with the feature cuda, or decode on the CPU".to_owned() }
+        Error::Gpu {
+            problem,
+            remedy: "build with the feature cuda, or decode on the CPU".to_owned(),
+        }
     }
 
     pub(super) fn first(_: &Model) -> Result<Chosen<'_>, Failure> {

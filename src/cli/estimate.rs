@@ -28,9 +28,11 @@ Examples:
   df11 estimate Llama-3.1-405B --gpus 8x80GiB     which block would lie on which GPU
   df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67    at once
   df11 estimate Llama-3.1-70B.df11 --gpus 24GiB,2x16GiB    of a container
-  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it may lie in the fast layout
+  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it may lie in the \
+  fast layout
 
---exponent-bits reads the headers of the files and no weight: files that are as long as they should be but empty will do.";
+--exponent-bits reads the headers of the files and no weight: files that are as long as they \
+should be but empty will do.";
 
 /// Tell the exact sizes that compress would give, and which GPUs hold them; write nothing
 #[derive(Args)]
@@ -57,7 +59,8 @@ pub(super) struct Estimate {
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
     residence: super::gpus::ResidenceArg,
-    /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to 2.7
+    /// Read no weight, and take this for the bits of an exponent's code; trained models have 2.6 to
+    /// 2.7
     #[arg(long, value_name = "BITS")]
     exponent_bits: Option<f64>,
     #[command(flatten)]
@@ -110,9 +113,12 @@ impl Estimate {
         })?;
         drop(progress);
         let seconds = start.elapsed().as_secs_f64();
-        let reports = estimates.iter_mut().map(|estimate| std::mem::take(&mut estimate.report)).collect();
-        let sizes =
-            Sizes::new(source.components().iter().map(|component| component.folder.as_str()), reports);
+        let reports =
+            estimates.iter_mut().map(|estimate| std::mem::take(&mut estimate.report)).collect();
+        let sizes = Sizes::new(
+            source.components().iter().map(|component| component.folder.as_str()),
+            reports,
+        );
         let mut answer = self.answer(&out, &sizes, seconds);
         self.place(|| estimates[0].outline(), &mut answer)?;
         Ok(answer)
@@ -163,8 +169,8 @@ impl Estimate {
         let stored: u64 = model.shards().iter().map(df11::hazmat::Shard::file_length).sum();
         let path = text::printable(&self.source.display().to_string());
         let text = format!("{path}: {}", text::bytes(stored));
-        let json =
-            json!({ "command": "estimate", "source": self.source.to_string_lossy(), "stored_bytes": stored });
+        let source = self.source.to_string_lossy();
+        let json = json!({ "command": "estimate", "source": source, "stored_bytes": stored });
         let mut answer = Answer { text, json };
         self.place(|| Ok(model), &mut answer)?;
         Ok(answer)
@@ -172,12 +178,20 @@ impl Estimate {
 
     #[cfg(not(feature = "cudarc"))]
     #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with GPUs")]
-    fn place(&self, _: impl FnOnce() -> df11::Result<Model>, _: &mut Answer) -> Result<(), Failure> {
+    fn place(
+        &self,
+        _: impl FnOnce() -> df11::Result<Model>,
+        _: &mut Answer,
+    ) -> Result<(), Failure> {
         Ok(())
     }
 
     #[cfg(feature = "cudarc")]
-    fn place(&self, model: impl FnOnce() -> df11::Result<Model>, answer: &mut Answer) -> Result<(), Failure> {
+    fn place(
+        &self,
+        model: impl FnOnce() -> df11::Result<Model>,
+        answer: &mut Answer,
+    ) -> Result<(), Failure> {
         let Some(gpus) = &self.gpus else { return Ok(()) };
         let placed = gpus.place(&model()?, self.residence.into())?;
         answer.text = format!("{}\n{}", answer.text, placed.text);

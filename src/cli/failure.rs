@@ -22,7 +22,8 @@ pub(super) enum Failure {
     Output(io::Error),
 }
 
-/// A container that breaks a rule has failed the check; for what is wrong with a source, see [`Failure::Other`].
+/// A container that breaks a rule has failed the check; for what is wrong with a source, see
+/// [`Failure::Other`].
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         if matches!(error, Error::Corrupt { .. }) { Self::Check(error) } else { Self::Other(error) }
@@ -45,13 +46,19 @@ impl Failure {
     /// One line.
     pub(super) fn message(&self) -> String {
         let message = match self {
-            Self::Check(error) => with_remedy(error, "the container is damaged, fetch it or make it again"),
-            Self::Other(error) => with_remedy(error, "the file is damaged, fetch or export it again"),
+            Self::Check(error) => {
+                with_remedy(error, "the container is damaged, fetch it or make it again")
+            }
+            Self::Other(error) => {
+                with_remedy(error, "the file is damaged, fetch or export it again")
+            }
             Self::Mismatch(problem) => {
                 format!("{problem}; please report this with the output of df11 doctor")
             }
             Self::Incomplete(problem, _) => problem.clone(),
-            Self::Output(error) => format!("writing to standard output: {error}{}", io_remedy(error)),
+            Self::Output(error) => {
+                format!("writing to standard output: {error}{}", io_remedy(error))
+            }
         };
         printable(&message)
     }
@@ -71,8 +78,10 @@ impl Failure {
                 Error::Cancelled => "cancelled",
             },
         };
-        let error = json!({ "kind": kind, "message": self.message(), "exit_code": self.exit_code() });
-        let mut document = if let Self::Incomplete(_, found) = self { found.clone() } else { json!({}) };
+        let error =
+            json!({ "kind": kind, "message": self.message(), "exit_code": self.exit_code() });
+        let mut document =
+            if let Self::Incomplete(_, found) = self { found.clone() } else { json!({}) };
         document["error"] = error;
         document
     }
@@ -83,7 +92,9 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
         Error::Io { source, .. } => format!("{error}{}", io_remedy(source)),
         Error::Corrupt { remedy: None, .. } => format!("{error}; {damaged}"),
         Error::Limit { .. } => format!("{error}; see section 1 of the format's specification"),
-        Error::Exists { path } => format!("{path} exists; choose another output, or replace it with --force"),
+        Error::Exists { path } => {
+            format!("{path} exists; choose another output, or replace it with --force")
+        }
         Error::Cancelled => "interrupted; nothing is left half-written".to_owned(),
         _ => error.to_string(),
     }
@@ -92,10 +103,12 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
 fn io_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "; free some space, or name an output on another disk (df11 estimate and df11 inspect tell sizes)"
+            "; free some space, or name an output on another disk (df11 estimate and df11 inspect \
+            tell sizes)"
         }
         ErrorKind::FileTooLarge => {
-            "; raise the limit of file sizes (ulimit -f), or use a file system that takes larger files"
+            "; raise the limit of file sizes (ulimit -f), or use a file system that takes larger \
+            files"
         }
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             "; change its permissions, or name another place"

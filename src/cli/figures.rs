@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::text::{self, Table};
 
-/// Sums over tensors. Aliases count as tensors and elements; their bytes are those of another tensor.
+/// Sums over tensors. Aliases count as tensors and elements; their bytes are those of another
+/// tensor.
 #[derive(Clone, Default)]
 pub(super) struct Figures {
     pub(super) tensors: u64,
@@ -120,8 +121,15 @@ pub(super) fn tensor_rows<'m>(
 
 /// A table of blocks with their sum.
 pub(super) fn table(blocks: &[Row], total: &Figures) -> String {
-    let mut table =
-        Table::new(["block", "tensors", "elements", "decoded", "stored", "bits a weight", "entropy + 8"]);
+    let mut table = Table::new([
+        "block",
+        "tensors",
+        "elements",
+        "decoded",
+        "stored",
+        "bits a weight",
+        "entropy + 8",
+    ]);
     let mut add = |name: String, figures: &Figures| {
         table.row([
             name,

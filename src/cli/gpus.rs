@@ -80,13 +80,17 @@ impl Gpus {
     pub(super) fn place(&self, model: &Model, preference: Preference) -> Result<Answer, Failure> {
         let plan = Plan::fit_preferring(model, &self.0, preference)?;
         let names: Vec<&str> = model.blocks().map(|block| block.name()).collect();
-        let mut table =
-            text::Table::new(["GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to"]);
+        let mut table = text::Table::new([
+            "GPU", "memory", "taken", "blocks", "fast", "streamed", "from", "to",
+        ]);
         let mut rows = Vec::new();
         for (device, (&memory, &taken)) in self.0.iter().zip(plan.device_bytes()).enumerate() {
             let blocks = run(plan.placements(), device);
-            let streamed =
-                plan.placements()[blocks.clone()].iter().flatten().filter(|place| place.streamed).count();
+            let streamed = plan.placements()[blocks.clone()]
+                .iter()
+                .flatten()
+                .filter(|place| place.streamed)
+                .count();
             let fast = |at: &usize| plan.residences()[*at] == Residence::Fast;
             let fast: Vec<&str> = blocks.clone().filter(fast).map(|at| names[at]).collect();
             let name = |at: Option<usize>| at.map_or("", |at| names[at]);
@@ -101,10 +105,13 @@ impl Gpus {
                 text::printable(first),
                 text::printable(last),
             ]);
+            let is_streamed =
+                |&at: &usize| plan.placements()[at].is_some_and(|place| place.streamed);
             rows.push(json!({
-                "gpu": device, "memory_bytes": memory, "taken_bytes": taken, "blocks": names[blocks.clone()],
+                "gpu": device, "memory_bytes": memory, "taken_bytes": taken,
+                "blocks": names[blocks.clone()],
                 "fast": fast,
-                "streamed": blocks.filter(|&at| plan.placements()[at].is_some_and(|place| place.streamed)).map(|at| names[at]).collect::<Vec<_>>(),
+                "streamed": blocks.filter(is_streamed).map(|at| names[at]).collect::<Vec<_>>(),
             }));
         }
         let fits = plan.host_bytes() == 0;
@@ -117,17 +124,20 @@ impl Gpus {
             )
         };
         let text = format!(
-            "{verdict} Taken includes two decoded blocks; activations and KV cache come on top.\n{}",
+            "{verdict} Taken includes two decoded blocks; activations and KV cache come on \
+            top.\n{}",
             table.render()
         );
-        let json = json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": Value::Array(rows) });
+        let json =
+            json!({ "fits": fits, "host_bytes": plan.host_bytes(), "gpus": Value::Array(rows) });
         Ok(Answer { text, json })
     }
 }
 
 /// The blocks of a GPU; a plan that fits a whole model gives each one run.
 fn run(placements: &[Option<Placement>], device: usize) -> Range<usize> {
-    let start = placements.partition_point(|place| place.is_some_and(|place| place.device < device));
+    let start =
+        placements.partition_point(|place| place.is_some_and(|place| place.device < device));
     let end = placements.partition_point(|place| place.is_some_and(|place| place.device <= device));
     start..end
 }

@@ -26,10 +26,9 @@ impl Man {
         command.build();
         let command = match &self.verb {
             None => command,
-            Some(verb) => command
-                .find_subcommand(verb)
-                .cloned()
-                .ok_or_else(|| Error::parameter(format!("{verb:?} is no verb of df11"), "see df11 --help"))?,
+            Some(verb) => command.find_subcommand(verb).cloned().ok_or_else(|| {
+                Error::parameter(format!("{verb:?} is no verb of df11"), "see df11 --help")
+            })?,
         };
         let mut page = Vec::new();
         let rendered = clap_mangen::Man::new(command).render(&mut page);

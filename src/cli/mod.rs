@@ -1,5 +1,5 @@
-//! The command line: `arguments → verb → answer → text or JSON, and an exit code`. For the binary, and for the command of the Python
-//! package; no promise is made for anything else.
+//! The command line: `arguments → verb → answer → text or JSON, and an exit code`. For the binary,
+//! and for the command of the Python package; no promise is made for anything else.
 
 mod answer;
 mod bench;
@@ -34,8 +34,9 @@ use answer::Answer;
 use failure::Failure;
 use session::{Common, Session};
 
-static VERSION: LazyLock<String> =
-    LazyLock::new(|| format!("{} (format {VERSION_MAJOR}.{VERSION_MINOR})", env!("CARGO_PKG_VERSION")));
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    format!("{} (format {VERSION_MAJOR}.{VERSION_MINOR})", env!("CARGO_PKG_VERSION"))
+});
 
 const ABOUT: &str =
     "Losslessly compressed BFloat16 model weights: two thirds of the size, every bit the same";

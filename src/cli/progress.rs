@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use df11::{Observer, Stage};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-const TEMPLATE: &str = "{msg:9} {wide_bar} {percent:>3} %  {decimal_bytes_per_sec:>11}  {eta:>3} left ";
+const TEMPLATE: &str =
+    "{msg:9} {wide_bar} {percent:>3} %  {decimal_bytes_per_sec:>11}  {eta:>3} left ";
 
 /// Shows progress and passes on an interruption.
 pub(super) struct Progress {
@@ -16,7 +17,8 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) fn new(interrupted: &'static AtomicBool, quiet: bool) -> Self {
         // Standard error that is no terminal hides the bar by itself.
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let target =
+            if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(None, target);
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style);

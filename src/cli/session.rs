@@ -41,7 +41,10 @@ pub(super) struct Threads {
 
 impl Threads {
     /// Runs work in a pool of its own.
-    pub(super) fn run<T: Send>(self, work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+    pub(super) fn run<T: Send>(
+        self,
+        work: impl FnOnce() -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
         pool(self.threads.map_or(0, usize::from))?.install(work)
     }
 }
@@ -49,7 +52,10 @@ impl Threads {
 /// A pool of this many threads; 0 means all cores.
 pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
-        Failure::from(Error::parameter(format!("cannot start {threads} threads: {error}"), "ask for fewer"))
+        Failure::from(Error::parameter(
+            format!("cannot start {threads} threads: {error}"),
+            "ask for fewer",
+        ))
     })
 }
 
@@ -78,7 +84,8 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn start(common: &Common) -> Self {
-        // Where no handler can be installed, Ctrl-C ends the process at once, as it does without one.
+        // Where no handler can be installed, Ctrl-C ends the process at once, as it does without
+        // one.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
         ignore_file_size_signal();
         Self { json: common.json, quiet: common.quiet }
@@ -104,7 +111,8 @@ impl Session {
 
     /// Removes what killed runs left beside an output, and tells it.
     pub(super) fn tidy(out: &Path) -> Removed {
-        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent =
+            out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // A folder that cannot be listed fails the run where it is written to.
         Removed(remove_leftovers(parent).unwrap_or_default())
     }
@@ -151,13 +159,13 @@ impl Removed {
         for leftover in &self.0 {
             let path = printable(&leftover.path.display().to_string());
             let size = bytes(leftover.bytes);
-            let line = format!("\n  removed   {path}, {size}, left behind by a run that was killed");
+            let line =
+                format!("\n  removed   {path}, {size}, left behind by a run that was killed");
             answer.text.push_str(&line);
         }
-        let removed = self
-            .0
-            .iter()
-            .map(|leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }));
+        let removed = self.0.iter().map(
+            |leftover| json!({ "path": leftover.path.to_string_lossy(), "bytes": leftover.bytes }),
+        );
         answer.json["removed"] = removed.collect();
     }
 }

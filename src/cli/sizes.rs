@@ -100,11 +100,13 @@ fn text_of(report: &Report) -> String {
         0 => "nothing is compressed: no tensor is coded".to_owned(),
         _ => text::percent(report.ratio()),
     };
-    let (original, stored) = (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
+    let (original, stored) =
+        (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
     let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
     if report.coded_weights > 0 {
         lines.push(format!(
-            "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and mantissa",
+            "  weights   {:.3} bits each; their own: {:.3} of exponent entropy + 8 of sign and \
+            mantissa",
             report.bits_per_weight(),
             report.entropy()
         ));
@@ -142,8 +144,11 @@ pub(super) fn left_out_json(files: &[LeftOut]) -> Value {
 }
 
 fn json_of(report: &Report) -> Value {
-    let raw_bytes: serde_json::Map<String, Value> =
-        report.raw_bytes.iter().map(|(dtype, bytes)| (dtype.name().to_owned(), json!(bytes))).collect();
+    let raw_bytes: serde_json::Map<String, Value> = report
+        .raw_bytes
+        .iter()
+        .map(|(dtype, bytes)| (dtype.name().to_owned(), json!(bytes)))
+        .collect();
     json!({
         "source_bytes": report.source_bytes,
         "side_bytes": report.side_bytes,

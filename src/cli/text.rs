@@ -58,7 +58,11 @@ pub(super) fn count(number: u64, noun: &str) -> String {
 pub(super) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() || is_bidirectional(c) { out.extend(c.escape_debug()) } else { out.push(c) }
+        if c.is_control() || is_bidirectional(c) {
+            out.extend(c.escape_debug())
+        } else {
+            out.push(c)
+        }
     }
     out
 }
@@ -68,8 +72,8 @@ const fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{200E}' | '\u{200F}')
 }
 
-/// A column is no wider than this; longer cells move what follows them. Names have up to 4096 bytes,
-/// and one such would make every row as long.
+/// A column is no wider than this; longer cells move what follows them. Names have up to 4096
+/// bytes, and one such would make every row as long.
 const WIDEST: usize = 60;
 
 /// Rows of cells; the first column is flush left, the others right.
@@ -89,7 +93,9 @@ impl Table {
     /// All rows, without the last line feed.
     pub(super) fn render(&self) -> String {
         let columns = self.rows[0].len();
-        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max();
+        let width = |column: usize| {
+            self.rows.iter().map(|row| row[column].chars().count().min(WIDEST)).max()
+        };
         let widths: Vec<usize> = (0..columns).filter_map(width).collect();
         let mut text = String::new();
         for row in &self.rows {
@@ -115,8 +121,13 @@ mod tests {
 
     #[test]
     fn numbers_have_three_digits() {
-        let cases =
-            [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345, "12.3 kB"), (999_600, "1.00 MB")];
+        let cases = [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (12_345, "12.3 kB"),
+            (999_600, "1.00 MB"),
+        ];
         for (value, text) in cases {
             assert_eq!(bytes(value), text);
         }

@@ -20,7 +20,8 @@ Examples:
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
   df11 verify --device gpu Llama-3.1-8B.df11    that a GPU decodes every bit
 
-Exit code 1 says that the container is damaged, 2 that it, or some of it, could not be checked, or that a folder lacks
+Exit code 1 says that the container is damaged, 2 that it, or some of it, could not be checked, \
+or that a folder lacks
 shards.";
 
 /// Check a container, or all models in a folder
@@ -103,25 +104,38 @@ impl Verify {
         let mut found = Vec::new();
         for component in models.components() {
             let start = Instant::now();
-            let (verification, device) = self.threads.run(|| self.check(&component.model, session))?;
-            found.push(Verified { component, verification, device, seconds: start.elapsed().as_secs_f64() });
+            let (verification, device) =
+                self.threads.run(|| self.check(&component.model, session))?;
+            found.push(Verified {
+                component,
+                verification,
+                device,
+                seconds: start.elapsed().as_secs_f64(),
+            });
         }
         let answer = self.answer(&models, &found);
         self.check_complete(&models, answer)
     }
 
     /// What was found, and what has decoded.
-    fn check(&self, model: &Model, session: &Session) -> Result<(Verification, Option<DecodedBy>), Failure> {
+    fn check(
+        &self,
+        model: &Model,
+        session: &Session,
+    ) -> Result<(Verification, Option<DecodedBy>), Failure> {
         let level = self.level.level();
         if level < Level::Full {
             if self.device.is_gpu() {
                 let problem = format!("the level {} decodes nothing", self.level.name());
-                return Err(Error::parameter(problem, "leave out --device, or verify in full").into());
+                return Err(
+                    Error::parameter(problem, "leave out --device, or verify in full").into()
+                );
             }
             return Ok((model.verify(level, &session.progress()).map_err(failed)?, None));
         }
         let chosen = self.device.choose(model, Some(Purpose::Verify), session)?;
-        let found = model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
+        let found =
+            model.verify_with(level, chosen.decoder(), &session.progress()).map_err(failed)?;
         Ok((found, Some(chosen.device)))
     }
 
@@ -136,7 +150,8 @@ impl Verify {
             if model.folder().is_none() || model.is_complete() {
                 continue;
             }
-            let (shards, files) = (model.missing_shards(), model.missing_files().unwrap_or_default());
+            let (shards, files) =
+                (model.missing_shards(), model.missing_files().unwrap_or_default());
             let numbers: Vec<String> = shards.iter().map(|index| (index + 1).to_string()).collect();
             let mut problem = lacking("shard", &numbers, Some(model.shard_count()));
             if !files.is_empty() {
@@ -156,7 +171,10 @@ impl Verify {
         answer.json["good"] = false.into();
         let source = self.source.display();
         let problem = format!("{source} is incomplete: {}", problems.join(", "));
-        Err(Failure::Incomplete(format!("{problem}, and what is there is good; fetch the rest"), answer.json))
+        Err(Failure::Incomplete(
+            format!("{problem}, and what is there is good; fetch the rest"),
+            answer.json,
+        ))
     }
 
     fn answer(&self, models: &Models, found: &[Verified<'_>]) -> Answer {
@@ -187,7 +205,9 @@ impl Verify {
         let number = |key: &str| json[key].as_u64().unwrap_or_default();
         let what = match self.level {
             LevelName::Structure => "structure is valid; weights were not read".to_owned(),
-            LevelName::Checksums => format!("all checksums match, {}", text::bytes(number("stored_bytes"))),
+            LevelName::Checksums => {
+                format!("all checksums match, {}", text::bytes(number("stored_bytes")))
+            }
             LevelName::Full => format!(
                 "{} ({}) and {} have the hashes of the originals",
                 text::count(number("tensors"), "tensor"),
@@ -204,7 +224,8 @@ impl Verify {
     }
 
     fn json(&self, models: &Models, found: &[Verified<'_>]) -> Value {
-        let sum = |value: fn(&Verified<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
+        let sum =
+            |value: fn(&Verified<'_>) -> u64| found.iter().map(value).fold(0, u64::saturating_add);
         let mut json = json!({
             "command": "verify",
             "source": self.source.to_string_lossy(),

@@ -7,13 +7,16 @@ use crc32fast::Hasher;
 use super::directory::chunk_count;
 use crate::constants::CHECKSUM_CHUNK_BYTES;
 
-/// Collects the CRC-32 of the pieces of one section and joins them into the checksums of its chunks.
+/// Collects the CRC-32 of the pieces of one section and joins them into the checksums of its
+/// chunks.
 ///
-/// Pieces come in any order and from any thread's buffer; memory is about 100 bytes for every piece that has
-/// not met its neighbours. Bytes that no piece covers are zeros (the space between arrays).
+/// Pieces come in any order and from any thread's buffer; memory is about 100 bytes for every piece
+/// that has not met its neighbours. Bytes that no piece covers are zeros (the space between
+/// arrays).
 #[derive(Clone, Debug, Default)]
 pub struct SectionChecksums {
-    /// The start of each run in its section, in bytes, with the run's CRC. Runs never cross a chunk's end.
+    /// The start of each run in its section, in bytes, with the run's CRC. Runs never cross a
+    /// chunk's end.
     runs: BTreeMap<u64, Run>,
 }
 
@@ -23,13 +26,14 @@ struct Run {
     crc: Hasher,
 }
 
-/// The CRC-32 of one piece of a section, cut at the ends of chunks: start and length in bytes, and the CRC.
+/// The CRC-32 of one piece of a section, cut at the ends of chunks: start and length in bytes, and
+/// the CRC.
 #[derive(Debug, Default)]
 pub struct PieceChecksum(Vec<(u64, u64, Hasher)>);
 
 impl PieceChecksum {
-    /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time goes
-    /// (26 GB/s a core); call it where the bytes are still in the cache.
+    /// Computes the CRCs of `bytes`, which lie at `offset` in their section. This is where the time
+    /// goes (26 GB/s a core); call it where the bytes are still in the cache.
     pub fn new(mut offset: u64, mut bytes: &[u8]) -> Self {
         let mut parts = Vec::new();
         while !bytes.is_empty() {
@@ -120,7 +124,8 @@ mod tests {
             for i in 0..cuts.len() - 1 {
                 let i = (i * 3 + rotation) % (cuts.len() - 1);
                 if cuts[i] != 4096 {
-                    checksums.add(PieceChecksum::new(cuts[i] as u64, &section[cuts[i]..cuts[i + 1]]));
+                    checksums
+                        .add(PieceChecksum::new(cuts[i] as u64, &section[cuts[i]..cuts[i + 1]]));
                 }
             }
             assert_eq!(checksums.finish(length as u64), expected);

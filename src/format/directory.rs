@@ -6,19 +6,23 @@
 //! | metadata | text
 //!     list     list
 //! ```
-//! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads and writes the
-//! same bytes (`tests/bincode_witness.rs`).
+//! A list is a u64 count and that many fixed-width records. bincode's legacy configuration reads
+//! and writes the same bytes (`tests/bincode_witness.rs`).
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
 };
 
-use super::records::{ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SectionRecord, TensorRecord};
+use super::records::{
+    ArrayRecord, BlockRecord, FileRecord, MetadataRecord, SectionRecord, TensorRecord,
+};
 use crate::constants::CHECKSUM_CHUNK_BYTES;
 
 /// The fixed-width start of the directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct ShardRecord {
     /// Index of this container among the shards of its model.
@@ -31,8 +35,8 @@ pub struct ShardRecord {
 
 /// A container's directory.
 ///
-/// [`Directory::parse`] returns only validated ones: every index, offset and name in it can be used as it is.
-/// A directory that was put together by hand is validated when its bytes are parsed.
+/// [`Directory::parse`] returns only validated ones: every index, offset and name in it can be used
+/// as it is. A directory that was put together by hand is validated when its bytes are parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
     /// Which shard of which model this is.
@@ -102,7 +106,9 @@ impl Directory {
 
     /// The index of the tensor with this name, by binary search.
     pub fn find_tensor(&self, name: &str) -> Option<usize> {
-        self.tensors.binary_search_by(|tensor| self.tensor_name(tensor).as_bytes().cmp(name.as_bytes())).ok()
+        self.tensors
+            .binary_search_by(|tensor| self.tensor_name(tensor).as_bytes().cmp(name.as_bytes()))
+            .ok()
     }
 }
 

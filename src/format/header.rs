@@ -81,7 +81,8 @@ impl Header {
         header.sealed()
     }
 
-    /// The header of a finished container whose directory has this place, these bytes and this checksum.
+    /// The header of a finished container whose directory has this place, these bytes and this
+    /// checksum.
     ///
     /// # Errors
     /// [`Error::Limit`] if directory or file would be too large.
@@ -122,7 +123,11 @@ impl Header {
     fn expected_file_length(&self) -> Result<u64> {
         let length = self.directory_length.get();
         if length > MAX_DIRECTORY_BYTES {
-            return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
+            return Err(Error::limit(
+                "the directory's length in bytes",
+                length,
+                MAX_DIRECTORY_BYTES,
+            ));
         }
         self.directory_offset
             .get()
@@ -135,7 +140,8 @@ impl Header {
     /// Checks magic and major version, whose places never change (section 9, steps 1 and 2).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major version.
+    /// [`Error::Corrupt`] for what is no df11 file; [`Error::Unsupported`] for one of another major
+    /// version.
     pub fn check_version(head: &[u8]) -> Result<()> {
         let Ok((start, _)) = Start::read_from_prefix(head) else {
             return Err(no_container("shorter than the magic"));
@@ -169,11 +175,15 @@ impl Header {
         match header.state.get() {
             STATE_COMPLETE => {}
             STATE_UNFINISHED => {
-                let error = corrupt(std::mem::offset_of!(Self, state), "the file was never finished");
+                let error =
+                    corrupt(std::mem::offset_of!(Self, state), "the file was never finished");
                 return Err(error.remedied("write it again"));
             }
             state => {
-                return Err(corrupt(std::mem::offset_of!(Self, state), format_args!("state {state}")));
+                return Err(corrupt(
+                    std::mem::offset_of!(Self, state),
+                    format_args!("state {state}"),
+                ));
             }
         }
         let unknown = header.incompatible_features.get() & !KNOWN_FEATURES;
@@ -186,10 +196,12 @@ impl Header {
         Ok(header)
     }
 
-    /// Checks that the file has the length that the header says and the directory its place (step 6).
+    /// Checks that the file has the length that the header says and the directory its place (step
+    /// 6).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the file is truncated or grew; [`Error::Limit`] for sizes out of bounds.
+    /// [`Error::Corrupt`] if the file is truncated or grew; [`Error::Limit`] for sizes out of
+    /// bounds.
     pub fn check_placement(&self, actual_length: u64) -> Result<()> {
         let stated = self.file_length.get();
         if stated > MAX_FILE_BYTES {
@@ -197,23 +209,29 @@ impl Header {
         }
         if stated != actual_length {
             let problem = format!(
-                "the file has {actual_length} bytes and its header says {stated}; it is truncated or has \
-                 trailing bytes, fetch it again"
+                "the file has {actual_length} bytes and its header says {stated}; it is truncated \
+                or has trailing bytes, fetch it again"
             );
             return Err(corrupt(std::mem::offset_of!(Self, file_length), problem));
         }
         let length = self.directory_length.get();
         if length > MAX_DIRECTORY_BYTES {
-            return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
+            return Err(Error::limit(
+                "the directory's length in bytes",
+                length,
+                MAX_DIRECTORY_BYTES,
+            ));
         }
         let offset = self.directory_offset.get();
         if offset < HEAD_BYTES || !offset.is_multiple_of(SECTION_ALIGNMENT) {
-            let problem = format!("directory_offset {offset} is not aligned to {SECTION_ALIGNMENT} bytes");
+            let problem =
+                format!("directory_offset {offset} is not aligned to {SECTION_ALIGNMENT} bytes");
             return Err(corrupt(std::mem::offset_of!(Self, directory_offset), problem));
         }
         let expected = self.expected_file_length()?;
         if expected != stated {
-            let problem = format!("the directory ends such that the file has {expected} bytes, not {stated}");
+            let problem =
+                format!("the directory ends such that the file has {expected} bytes, not {stated}");
             return Err(corrupt(std::mem::offset_of!(Self, directory_length), problem));
         }
         Ok(())

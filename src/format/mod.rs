@@ -1,4 +1,5 @@
-//! The container as bytes: header, directory, checksums. Pure functions between bytes and structs, no I/O.
+//! The container as bytes: header, directory, checksums. Pure functions between bytes and structs,
+//! no I/O.
 
 pub mod checksum;
 pub mod directory;

@@ -18,15 +18,19 @@ impl Cursor<'_> {
         Error::corrupt("directory", self.position as u64, problem)
     }
 
-    fn record<T: FromBytes + Unaligned + Immutable + KnownLayout>(&mut self, name: &str) -> Result<T> {
+    fn record<T: FromBytes + Unaligned + Immutable + KnownLayout>(
+        &mut self,
+        name: &str,
+    ) -> Result<T> {
         let rest = &self.bytes[self.position..];
-        let (record, _) =
-            T::read_from_prefix(rest).map_err(|_| self.corrupt(format_args!("it ends within {name}")))?;
+        let (record, _) = T::read_from_prefix(rest)
+            .map_err(|_| self.corrupt(format_args!("it ends within {name}")))?;
         self.position += size_of::<T>();
         Ok(record)
     }
 
-    /// A list, and where its first record lies. Nothing is allocated before the count is known to fit.
+    /// A list, and where its first record lies. Nothing is allocated before the count is known to
+    /// fit.
     fn list<T>(&mut self, name: &str) -> Result<(Vec<T>, usize)>
     where
         T: FromBytes + Unaligned + Immutable + KnownLayout + Clone,
@@ -34,9 +38,10 @@ impl Cursor<'_> {
         let count = self.record::<U64>(name)?.get();
         let rest = &self.bytes[self.position..];
         let most = rest.len() / size_of::<T>();
-        let count = usize::try_from(count).ok().filter(|&count| count <= most).ok_or_else(|| {
-            self.corrupt(format_args!("it says {count} {name}, and there is room for {most}"))
-        })?;
+        let count =
+            usize::try_from(count).ok().filter(|&count| count <= most).ok_or_else(|| {
+                self.corrupt(format_args!("it says {count} {name}, and there is room for {most}"))
+            })?;
         let (records, _) = <[T]>::ref_from_prefix_with_elems(rest, count)
             .map_err(|_| self.corrupt(format_args!("it ends within {name}")))?;
         let start = self.position;
@@ -51,7 +56,8 @@ impl Directory {
     /// `directory_offset` is where the directory starts in the container, in bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Limit`] or [`Error::Unsupported`] as section 9 of the spec says, step 9.
+    /// [`Error::Corrupt`], [`Error::Limit`] or [`Error::Unsupported`] as section 9 of the spec
+    /// says, step 9.
     pub fn parse(bytes: &[u8], directory_offset: u64) -> Result<Self> {
         let mut cursor = Cursor { bytes, position: 0 };
         let shard = cursor.record("its first fields")?;
@@ -64,7 +70,8 @@ impl Directory {
         let (metadata, metadata_at) = cursor.list("entries of metadata")?;
         let (text, text_at) = cursor.list("bytes of text")?;
         if cursor.position != bytes.len() {
-            return Err(cursor.corrupt(format_args!("{} bytes are left over", bytes.len() - cursor.position)));
+            return Err(cursor
+                .corrupt(format_args!("{} bytes are left over", bytes.len() - cursor.position)));
         }
         let places = Places {
             files: files_at,
@@ -76,7 +83,8 @@ impl Directory {
             metadata: metadata_at,
             text: text_at,
         };
-        let directory = Self { shard, files, blocks, sections, tensors, arrays, checksums, metadata, text };
+        let directory =
+            Self { shard, files, blocks, sections, tensors, arrays, checksums, metadata, text };
         validate(&directory, places, directory_offset)?;
         Ok(directory)
     }

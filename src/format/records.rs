@@ -68,14 +68,19 @@ pub const fn encoding_name(encoding: u32) -> Option<&'static str> {
 macro_rules! record {
     ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
         #[repr(C)]
         pub struct $name { $($(#[$field_about])* pub $field: $type,)* }
 
         impl $name {
             /// Name, offset and size in bytes of every field.
             pub const FIELDS: &[(&str, usize, usize)] =
-                &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>())),*];
+                &[$((
+                    stringify!($field),
+                    std::mem::offset_of!($name, $field),
+                    size_of::<$type>(),
+                )),*];
         }
     };
 }
@@ -207,14 +212,16 @@ impl TensorRecord {
         self.shape[..count].iter().map(|dimension| dimension.get()).collect()
     }
 
-    /// The range of its arrays in the directory's list. Right for validated records; empty for others.
+    /// The range of its arrays in the directory's list. Right for validated records; empty for
+    /// others.
     pub fn array_range(&self) -> std::ops::Range<usize> {
         range(self.first_array, self.array_count)
     }
 }
 
 impl FileRecord {
-    /// The range of its arrays in the directory's list. Right for validated records; empty for others.
+    /// The range of its arrays in the directory's list. Right for validated records; empty for
+    /// others.
     pub fn array_range(&self) -> std::ops::Range<usize> {
         range(self.first_array, self.array_count)
     }

@@ -8,8 +8,8 @@ use super::{
     directory::{Directory, chunk_count},
     records::{
         ArrayRecord, BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
-        SECTION_CODEBOOK, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SECTION_SKIPPABLE, SectionRecord,
-        TensorRecord, section_name,
+        SECTION_CODEBOOK, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SECTION_SKIPPABLE,
+        SectionRecord, TensorRecord, section_name,
     },
 };
 use crate::{
@@ -66,7 +66,10 @@ impl Check<'_> {
     /// What only a newer reader can read is Unsupported, whatever else there is (step 10).
     fn kinds(&self) -> Result<()> {
         let unknown = |what: &str, kind: u32| {
-            Err(Error::unsupported(format_args!("{what} kind {kind}"), "update df11 to read this file"))
+            Err(Error::unsupported(
+                format_args!("{what} kind {kind}"),
+                "update df11 to read this file",
+            ))
         };
         for file in &self.directory.files {
             if !matches!(file.kind.get(), FILE_WEIGHTS | FILE_SIDE | FILE_BESIDE) {
@@ -114,7 +117,8 @@ impl Check<'_> {
     }
 
     fn shard(&self) -> Result<()> {
-        let (index, count) = (self.directory.shard.shard_index.get(), self.directory.shard.shard_count.get());
+        let (index, count) =
+            (self.directory.shard.shard_index.get(), self.directory.shard.shard_count.get());
         if count > MAX_SHARDS {
             return Err(Error::limit("shard_count", count, MAX_SHARDS));
         }
@@ -136,8 +140,13 @@ impl Check<'_> {
         let tensors = directory.tensors.iter().enumerate();
         let fields = files
             .map(|(i, file)| (self.file_at(i), file.path_offset, file.path_length))
-            .chain(blocks.map(|(i, block)| (self.block_at(i), block.name_offset, block.name_length)))
-            .chain(tensors.map(|(i, tensor)| (self.tensor_at(i), tensor.name_offset, tensor.name_length)));
+            .chain(
+                blocks.map(|(i, block)| (self.block_at(i), block.name_offset, block.name_length)),
+            )
+            .chain(
+                tensors
+                    .map(|(i, tensor)| (self.tensor_at(i), tensor.name_offset, tensor.name_length)),
+            );
         let names = fields.map(|(at, offset, length)| (at, offset, length, 1..=MAX_NAME_BYTES));
         let entries = directory.metadata.iter().enumerate().flat_map(|(i, entry)| {
             let (at, value_at) = self.entry_at(i);
@@ -165,14 +174,21 @@ impl Check<'_> {
     ) -> Result<usize> {
         let length = length.get();
         if length > *lengths.end() {
-            return Err(Error::limit("the length in bytes of a name or value", length, *lengths.end()));
+            return Err(Error::limit(
+                "the length in bytes of a name or value",
+                length,
+                *lengths.end(),
+            ));
         }
         if length < *lengths.start() || offset.get() != position as u64 {
             return Err(corrupt(at, "a name is empty or does not follow the one before"));
         }
         let end = position + length as usize;
-        let bytes =
-            self.directory.text.get(position..end).ok_or_else(|| corrupt(at, "a name ends beyond text"))?;
+        let bytes = self
+            .directory
+            .text
+            .get(position..end)
+            .ok_or_else(|| corrupt(at, "a name ends beyond text"))?;
         if std::str::from_utf8(bytes).is_err() || bytes.contains(&0) {
             return Err(corrupt(self.places.text + position, "a name is not UTF-8 without NUL"));
         }
@@ -191,7 +207,11 @@ impl Check<'_> {
             bytes += (key.len() + value.len()) as u64;
         }
         if bytes > MAX_METADATA_BYTES {
-            return Err(Error::limit("the length of all metadata in bytes", bytes, MAX_METADATA_BYTES));
+            return Err(Error::limit(
+                "the length of all metadata in bytes",
+                bytes,
+                MAX_METADATA_BYTES,
+            ));
         }
         Ok(())
     }
@@ -220,7 +240,10 @@ impl Check<'_> {
                 return Err(corrupt(at, format_args!("file {path:?} has a wrong field")));
             }
             if kind == FILE_BESIDE && ends_as_container(path) {
-                return Err(corrupt(at, format_args!("side file {path:?} would be taken for a shard")));
+                return Err(corrupt(
+                    at,
+                    format_args!("side file {path:?} would be taken for a shard"),
+                ));
             }
         }
         self.folders()
@@ -246,7 +269,10 @@ impl Check<'_> {
         for (i, block) in self.directory.blocks.iter().enumerate() {
             let name = self.directory.block_name(block);
             if !names.insert(name) {
-                return Err(corrupt(self.block_at(i), format_args!("two blocks are named {name:?}")));
+                return Err(corrupt(
+                    self.block_at(i),
+                    format_args!("two blocks are named {name:?}"),
+                ));
             }
         }
         Ok(())
@@ -263,18 +289,25 @@ impl Check<'_> {
             }
             before = Some((block, kind));
             let start = align(end, SECTION_ALIGNMENT).ok_or_else(|| overflow("a section's end"))?;
-            if section.reserved.get() != 0 || section.length.get() == 0 || section.offset.get() != start {
+            if section.reserved.get() != 0
+                || section.length.get() == 0
+                || section.offset.get() != start
+            {
                 let problem = format!("section {i} must start at {start} and have a length");
                 return Err(corrupt(at, problem));
             }
-            end = start.checked_add(section.length.get()).ok_or_else(|| overflow("a section's end"))?;
+            end = start
+                .checked_add(section.length.get())
+                .ok_or_else(|| overflow("a section's end"))?;
         }
-        let start = align(end, SECTION_ALIGNMENT).ok_or_else(|| overflow("the last section's end"))?;
+        let start =
+            align(end, SECTION_ALIGNMENT).ok_or_else(|| overflow("the last section's end"))?;
         if start == directory_offset {
             Ok(())
         } else {
-            let problem =
-                format!("the sections end at {start}, and the directory starts at {directory_offset}");
+            let problem = format!(
+                "the sections end at {start}, and the directory starts at {directory_offset}"
+            );
             Err(corrupt(self.places.sections, problem))
         }
     }
@@ -300,7 +333,10 @@ impl Check<'_> {
         let tensors = directory.tensors.iter().enumerate();
         let owners = files
             .map(|(i, file)| (self.file_at(i), file.first_array, file.array_count))
-            .chain(tensors.map(|(i, tensor)| (self.tensor_at(i), tensor.first_array, tensor.array_count)));
+            .chain(
+                tensors
+                    .map(|(i, tensor)| (self.tensor_at(i), tensor.first_array, tensor.array_count)),
+            );
         for (at, first, count) in owners {
             if first.get() != next {
                 return Err(corrupt(at, format_args!("first_array must be {next}")));
@@ -308,7 +344,8 @@ impl Check<'_> {
             next = next.checked_add(count.get()).ok_or_else(|| overflow("the count of arrays"))?;
         }
         if next != directory.arrays.len() as u64 {
-            let problem = format!("records own {next} arrays, and there are {}", directory.arrays.len());
+            let problem =
+                format!("records own {next} arrays, and there are {}", directory.arrays.len());
             return Err(corrupt(self.places.arrays, problem));
         }
         self.packing()?;
@@ -324,18 +361,24 @@ impl Check<'_> {
                 .ok()
                 .and_then(|section| ends.get_mut(section))
                 .ok_or_else(|| corrupt(at, "an array is in no section"))?;
-            let start = align(end.unwrap_or(0), ARRAY_ALIGNMENT).ok_or_else(|| overflow("an array's end"))?;
+            let start = align(end.unwrap_or(0), ARRAY_ALIGNMENT)
+                .ok_or_else(|| overflow("an array's end"))?;
             if array.offset.get() != start || array.length.get() == 0 {
-                return Err(corrupt(at, format_args!("an array must start at {start} and have a length")));
+                return Err(corrupt(
+                    at,
+                    format_args!("an array must start at {start} and have a length"),
+                ));
             }
-            let stop = start.checked_add(array.length.get()).ok_or_else(|| overflow("an array's end"))?;
+            let stop =
+                start.checked_add(array.length.get()).ok_or_else(|| overflow("an array's end"))?;
             *end = Some(stop);
         }
         for (i, (section, end)) in sections.iter().zip(ends).enumerate() {
             let (length, end) = (section.length.get(), end.unwrap_or(0));
             let known = section_name(section.kind.get()).is_some();
             if end > length || (known && end != length) {
-                let problem = format!("section {i} has {length} bytes, and its arrays end at {end}");
+                let problem =
+                    format!("section {i} has {length} bytes, and its arrays end at {end}");
                 return Err(corrupt(self.section_at(i), problem));
             }
         }
@@ -346,9 +389,12 @@ impl Check<'_> {
     fn owners(&self) -> Result<()> {
         let directory = self.directory;
         for (i, file) in directory.files.iter().enumerate() {
-            let wanted = if file.kind.get() == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
+            let wanted =
+                if file.kind.get() == FILE_WEIGHTS { SECTION_PREFIX } else { SECTION_SIDE };
             for array in &directory.arrays[file.array_range()] {
-                if self.section_of(array).kind.get() != wanted || array.length.get() > file.length.get() {
+                if self.section_of(array).kind.get() != wanted
+                    || array.length.get() > file.length.get()
+                {
                     return Err(corrupt(
                         self.file_at(i),
                         "a file's array is in the wrong section or too long",
@@ -380,8 +426,10 @@ impl Check<'_> {
         if expected == self.directory.checksums.len() as u64 {
             Ok(())
         } else {
-            let problem =
-                format!("{} checksums, and the sections need {expected}", self.directory.checksums.len());
+            let problem = format!(
+                "{} checksums, and the sections need {expected}",
+                self.directory.checksums.len()
+            );
             Err(corrupt(self.places.checksums, problem))
         }
     }

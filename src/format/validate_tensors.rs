@@ -53,7 +53,11 @@ impl Check<'_> {
     fn tensor(&self, i: usize, tensor: &TensorRecord) -> Result<()> {
         let dimensions = tensor.dimension_count.get();
         if dimensions > MAX_DIMENSIONS {
-            return Err(Error::limit("a tensor's number of dimensions", dimensions, MAX_DIMENSIONS));
+            return Err(Error::limit(
+                "a tensor's number of dimensions",
+                dimensions,
+                MAX_DIMENSIONS,
+            ));
         }
         if tensor.shape[dimensions as usize..].iter().any(|&dimension| dimension != 0) {
             return Err(self.tensor_corrupt(i, "a dimension beyond dimension_count is not zero"));
@@ -71,7 +75,9 @@ impl Check<'_> {
         let bytes = match dtype.map(|dtype| dtype.bytes(&shape)) {
             // Nothing is known of the size of its elements.
             None => 0,
-            Some(Err(Error::Parameter { problem, .. })) => return Err(self.tensor_corrupt(i, problem)),
+            Some(Err(Error::Parameter { problem, .. })) => {
+                return Err(self.tensor_corrupt(i, problem));
+            }
             Some(bytes) => bytes?,
         };
         if tensor.file_offset.get().checked_add(bytes).is_none_or(|end| end > file.length.get()) {
@@ -102,7 +108,11 @@ impl Check<'_> {
             && target.dimension_count == tensor.dimension_count
             && target.shape == tensor.shape
             && target.hash == tensor.hash;
-        if same { Ok(()) } else { Err(self.tensor_corrupt(i, "the target of the alias is not its equal")) }
+        if same {
+            Ok(())
+        } else {
+            Err(self.tensor_corrupt(i, "the target of the alias is not its equal"))
+        }
     }
 
     fn raw(&self, i: usize, tensor: &TensorRecord, bytes: u64) -> Result<()> {
@@ -117,13 +127,16 @@ impl Check<'_> {
     fn gap(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
         self.parameters(i, tensor, 3)?;
         if dtype != Dtype::BF16 || count == 0 {
-            return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be gap-encoded"));
+            return Err(
+                self.tensor_corrupt(i, "only BF16 tensors with elements can be gap-encoded")
+            );
         }
         let [bytes_per_thread, threads_per_block, bit_count, _] = tensor.parameters.map(U64::get);
         let geometry = Geometry::from_parameters(bytes_per_thread, threads_per_block)
             .map_err(|error| self.tensor_corrupt(i, error))?;
-        let codebook =
-            self.directory.arrays[tensor.array_range()].first().map_or(0, |array| array.length.get());
+        let codebook = self.directory.arrays[tensor.array_range()]
+            .first()
+            .map_or(0, |array| array.length.get());
         let layout = GapSizes::lut_count_of(codebook)
             .and_then(|lut_count| GapSizes::new(geometry, count, bit_count, lut_count))
             .map_err(|error| self.tensor_corrupt(i, error))?;
@@ -144,7 +157,9 @@ impl Check<'_> {
     fn tile(&self, i: usize, tensor: &TensorRecord, dtype: Dtype, count: u64) -> Result<()> {
         self.parameters(i, tensor, 3)?;
         if dtype != Dtype::BF16 || count == 0 {
-            return Err(self.tensor_corrupt(i, "only BF16 tensors with elements can be stored in tiles"));
+            return Err(
+                self.tensor_corrupt(i, "only BF16 tensors with elements can be stored in tiles")
+            );
         }
         let [tile_columns, columns, bit_count, _] = tensor.parameters.map(U64::get);
         let arrays = &self.directory.arrays[tensor.array_range()];
@@ -177,11 +192,21 @@ impl Check<'_> {
     }
 
     /// The arrays are in sections of these kinds and have these lengths in bytes.
-    fn array_kinds(&self, i: usize, tensor: &TensorRecord, kinds: &[u32], lengths: &[u64]) -> Result<()> {
+    fn array_kinds(
+        &self,
+        i: usize,
+        tensor: &TensorRecord,
+        kinds: &[u32],
+        lengths: &[u64],
+    ) -> Result<()> {
         let arrays = &self.directory.arrays[tensor.array_range()];
         let right = arrays.len() == kinds.len()
             && arrays.iter().zip(kinds).all(|(array, &kind)| self.section_of(array).kind == kind)
             && arrays.iter().zip(lengths).all(|(array, &length)| array.length == length);
-        if right { Ok(()) } else { Err(self.tensor_corrupt(i, "its arrays are not those of its encoding")) }
+        if right {
+            Ok(())
+        } else {
+            Err(self.tensor_corrupt(i, "its arrays are not those of its encoding"))
+        }
     }
 }

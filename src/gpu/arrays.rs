@@ -44,7 +44,8 @@ impl Device {
     /// # Safety
     /// Codebooks and tables are memory of this device, and nobody else uses the tables meanwhile.
     pub unsafe fn build_tables(&self, tables: &[TableAddresses]) -> Result<()> {
-        let misaligned = |at: &TableAddresses| !at.codebook.is_multiple_of(2) || !at.table.is_multiple_of(16);
+        let misaligned =
+            |at: &TableAddresses| !at.codebook.is_multiple_of(2) || !at.table.is_multiple_of(16);
         if tables.iter().any(misaligned) {
             let problem = "a codebook or a decode table is misaligned";
             return Err(Error::parameter(problem, "begin each on a multiple of 256"));
@@ -52,10 +53,8 @@ impl Device {
         if tables.is_empty() {
             return Ok(());
         }
-        let task = |&TableAddresses { codebook, codebook_bytes, table }: &TableAddresses| TableTask {
-            codebook,
-            table,
-            codebook_bytes,
+        let task = |&TableAddresses { codebook, codebook_bytes, table }: &TableAddresses| {
+            TableTask { codebook, table, codebook_bytes }
         };
         let tasks: Vec<TableTask> = tables.iter().map(task).collect();
         let tasks = Buffer::of(self.copies(), &tasks)?;
@@ -64,12 +63,13 @@ impl Device {
 }
 
 impl Model {
-    /// Copies the four arrays of BF16 matrices in tiles of 32 x 256 to device memory of the caller, each array to its address, in the
-    /// order of [`Tiles::array`]. Checksums, codebooks and offsets are checked. Done when it returns.
+    /// Copies the four arrays of BF16 matrices in tiles of 32 x 256 to device memory of the caller,
+    /// each array to its address, in the order of [`Tiles::array`]. Checksums, codebooks and
+    /// offsets are checked. Done when it returns.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a tensor that is none or does not exist; [`Error::Corrupt`], [`Error::Io`], [`Error::Gpu`],
-    /// [`Error::Cancelled`].
+    /// [`Error::Parameter`] for a tensor that is none or does not exist; [`Error::Corrupt`],
+    /// [`Error::Io`], [`Error::Gpu`], [`Error::Cancelled`].
     ///
     /// # Safety
     /// Each address has device memory for its array

@@ -81,16 +81,20 @@ impl<'m> GpuBlock<'m> {
         &self.entry.layout
     }
 
-    /// Puts the decoding of all its tensors on a stream: one launch for each encoding, and number of bytes a thread, that its tensors
-    /// have (usually one), and a copy for each tensor that is stored as it is.
+    /// Puts the decoding of all its tensors on a stream: one launch for each encoding, and number
+    /// of bytes a thread, that its tensors have (usually one), and a copy for each tensor that is
+    /// stored as it is.
     ///
-    /// Neither allocates nor waits. The first [`BlockLayout::bytes`] of `output` get the tensors, as [`GpuBlock::layout`] says; bytes
-    /// between tensors stay as they are. A malformed stream sets `status`, and the output then holds anything; the call itself cannot
-    /// see it. A streamed block arrives first, unless the one before it was just decoded, and then the next one starts to arrive.
+    /// Neither allocates nor waits. The first [`BlockLayout::bytes`] of `output` get the tensors,
+    /// as [`GpuBlock::layout`] says; bytes between tensors stay as they are. A malformed stream
+    /// sets `status`, and the output then holds anything; the call itself cannot see it. A streamed
+    /// block arrives first, unless the one before it was just decoded, and then the next one starts
+    /// to arrive.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) where the output is too small, misaligned (256 bytes), or not of the stream's context, or the stream is not
-    /// of the block's device; [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) where the output is too small, misaligned (256
+    /// bytes), or not of the stream's context, or the stream is not of the block's device;
+    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses.
     pub fn decode_into(
         &self,
         output: &mut CudaViewMut<'_, u8>,
@@ -101,15 +105,17 @@ impl<'m> GpuBlock<'m> {
         unsafe { self.ready().decode_into(output, stream, status) }
     }
 
-    /// As [`GpuBlock::decode_into`], to any device address: a buffer that another library owns, or work that a CUDA graph captures.
-    /// Captured decoding of a streamed block reads it in place, over the bus.
+    /// As [`GpuBlock::decode_into`], to any device address: a buffer that another library owns, or
+    /// work that a CUDA graph captures. Captured decoding of a streamed block reads it in place,
+    /// over the bus.
     ///
     /// # Errors
     /// As [`GpuBlock::decode_into`], but that the buffer's size and context are not known.
     ///
     /// # Safety
-    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody else uses it until the work is
-    /// done. Of a captured graph, each replay needs that, and that the model and the status word still live.
+    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody
+    /// else uses it until the work is done. Of a captured graph, each replay needs that, and that
+    /// the model and the status word still live.
     pub unsafe fn decode_into_raw(
         &self,
         output: CUdeviceptr,

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys::CUdevice_attribute as Attribute};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaStream, result, sys::CUdevice_attribute as Attribute,
+};
 
 use super::{
     driver,
@@ -33,10 +35,12 @@ pub struct DeviceInfo {
     pub driver: (i32, i32),
 }
 
-/// All GPUs that the driver shows, in its order. Starts nothing on them; some milliseconds the first time.
+/// All GPUs that the driver shows, in its order. Starts nothing on them; some milliseconds the
+/// first time.
 ///
 /// # Errors
-/// [`Error::Gpu`] if there is no driver, it is older than CUDA 12.0, does not start, or shows no GPU.
+/// [`Error::Gpu`] if there is no driver, it is older than CUDA 12.0, does not start, or shows no
+/// GPU.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     let version = driver::start()?;
     let count = result::device::get_count().or_fault("counting the GPUs")?;
@@ -70,10 +74,11 @@ fn info(ordinal: i32, driver: (i32, i32)) -> Result<DeviceInfo> {
     })
 }
 
-/// A GPU in use: its primary context (the one that PyTorch uses too), the kernels, and pinned memory for loading.
+/// A GPU in use: its primary context (the one that PyTorch uses too), the kernels, and pinned
+/// memory for loading.
 ///
-/// Cheap to clone; clones are the same device. `Send` and `Sync`. Pinned memory that a load used is kept for the next load until the
-/// last clone is dropped.
+/// Cheap to clone; clones are the same device. `Send` and `Sync`. Pinned memory that a load used is
+/// kept for the next load until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -92,12 +97,13 @@ struct Inner {
 }
 
 impl Device {
-    /// Opens a GPU by its number and loads the kernels, which the driver compiles for it the first time (about a second; it keeps
-    /// the result on disk), except for compute capability 9.0, for which machine code is at hand.
+    /// Opens a GPU by its number and loads the kernels, which the driver compiles for it the first
+    /// time (about a second; it keeps the result on disk), except for compute capability 9.0, for
+    /// which machine code is at hand.
     ///
     /// # Errors
-    /// As [`devices`]; [`Error::Parameter`] if there is no such GPU; [`Error::Gpu`] if it is older than compute capability 8.0
-    /// (Ampere), or does not start.
+    /// As [`devices`]; [`Error::Parameter`] if there is no such GPU; [`Error::Gpu`] if it is older
+    /// than compute capability 8.0 (Ampere), or does not start.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::open_with_shared_memory(ordinal, u32::MAX)
     }
@@ -118,7 +124,8 @@ impl Device {
         Err(refused.unwrap_or_else(driver::no_gpu))
     }
 
-    /// Opens a GPU as if its blocks had no more shared memory than this many bytes, so that tests decode as small GPUs do.
+    /// Opens a GPU as if its blocks had no more shared memory than this many bytes, so that tests
+    /// decode as small GPUs do.
     ///
     /// # Errors
     /// As [`Device::open`].
@@ -156,7 +163,8 @@ impl Device {
         Ok(free as u64)
     }
 
-    /// The primary context, for streams and buffers. A stream of another library comes in through its `wrap_borrowed_stream`.
+    /// The primary context, for streams and buffers. A stream of another library comes in through
+    /// its `wrap_borrowed_stream`.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
@@ -205,8 +213,11 @@ impl Device {
     pub(super) fn allocate(&self, bytes: u64, what: &str) -> Result<Buffer> {
         Buffer::new(&self.inner.context, bytes).map_err(|error| {
             // Why the driver refuses is seen by what is left, which takes a while to ask for.
-            let Some(free) = self.free_memory().ok().filter(|&free| bytes > free) else { return error };
-            let problem = format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
+            let Some(free) = self.free_memory().ok().filter(|&free| bytes > free) else {
+                return error;
+            };
+            let problem =
+                format!("{what} needs {bytes} bytes, and {} has {free} free", self.info().name);
             gpu(problem, "free memory on the GPU, or keep blocks on the host (Plan::fit)")
         })
     }

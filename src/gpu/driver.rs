@@ -1,4 +1,5 @@
-//! The driver: found, asked for its functions and its version, and started, without a panic whatever is missing.
+//! The driver: found, asked for its functions and its version, and started, without a panic
+//! whatever is missing.
 
 use std::{env, sync::OnceLock};
 
@@ -20,11 +21,12 @@ const MIN_VERSION: i32 = match sys::CUDA_VERSION / 1000 {
 /// Of the driver's library, in the order in which cudarc looks for them.
 const LIBRARY_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 /// What to do where it is missing.
-const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs (--gpus all), or decode \
-                         on the CPU";
+const NO_DRIVER: &str = "install one of CUDA 12.0 (R525) or newer, start containers with GPUs \
+(--gpus all), or decode on the CPU";
 
-/// What this crate and its command call. The binding panics where the library lacks a function, so all are asked for before the first
-/// call; tests/driver.rs runs on a library that has these and no others.
+/// What this crate and its command call. The binding panics where the library lacks a function, so
+/// all are asked for before the first call; tests/driver.rs runs on a library that has these and no
+/// others.
 const FUNCTIONS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -75,19 +77,20 @@ const FUNCTIONS: &[&str] = &[
     "cuMemsetD8Async",
 ];
 
-/// Whether this machine has an NVIDIA driver. Where it has none, nobody expects a GPU; where it has one and
-/// [`devices`](super::devices) fails, something is to be mended. Some milliseconds.
+/// Whether this machine has an NVIDIA driver. Where it has none, nobody expects a GPU; where it has
+/// one and [`devices`](super::devices) fails, something is to be mended. Some milliseconds.
 pub fn has_driver() -> bool {
     library().is_some()
 }
 
-/// The driver's library. cudarc tells of it only if it loads the driver itself, which another crate of
-/// the build may have changed (feature `cudarc`).
+/// The driver's library. cudarc tells of it only if it loads the driver itself, which another crate
+/// of the build may have changed (feature `cudarc`).
 fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let find = || {
         LIBRARY_NAMES.iter().find_map(|name| {
-            // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for that.
+            // SAFETY: loading the driver's library runs its constructors, which NVIDIA ships for
+            // that.
             #[expect(unsafe_code, reason = "loading a library")]
             unsafe { Library::new(*name) }.ok()
         })
@@ -155,12 +158,16 @@ fn too_old(problem: &str) -> Error {
 pub(super) fn no_gpu() -> Error {
     match env::var_os("CUDA_VISIBLE_DEVICES") {
         Some(visible) => gpu(
-            format!("the driver shows no GPU, with CUDA_VISIBLE_DEVICES={:?}", visible.to_string_lossy()),
+            format!(
+                "the driver shows no GPU, with CUDA_VISIBLE_DEVICES={:?}",
+                visible.to_string_lossy()
+            ),
             "unset CUDA_VISIBLE_DEVICES, or name GPUs in it that nvidia-smi lists",
         ),
         None => gpu(
             "the driver shows no GPU",
-            "check that nvidia-smi lists one, and that a container was started with it (--gpus all)",
+            "check that nvidia-smi lists one, and that a container was started with it (--gpus \
+            all)",
         ),
     }
 }

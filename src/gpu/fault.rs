@@ -16,7 +16,8 @@ impl<T> OrFault<T> for Result<T, DriverError> {
     }
 }
 
-/// For calls of [`cudarc`] beside those of this crate: [`Error::Gpu`] with the remedy that fits the driver's answer.
+/// For calls of [`cudarc`] beside those of this crate: [`Error::Gpu`] with the remedy that fits the
+/// driver's answer.
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
         fault("using the GPU", error)
@@ -49,22 +50,26 @@ pub(super) const NEWER_DRIVER: &str = "install a driver of CUDA 12.0 (R525) or n
 fn remedy(answer: CUresult) -> &'static str {
     use CUresult as Is;
     match answer {
-        Is::CUDA_ERROR_OUT_OF_MEMORY => "free memory on the GPU, or take a smaller model or another GPU",
+        Is::CUDA_ERROR_OUT_OF_MEMORY => {
+            "free memory on the GPU, or take a smaller model or another GPU"
+        }
         Is::CUDA_ERROR_NO_DEVICE | Is::CUDA_ERROR_INVALID_DEVICE => {
             "check nvidia-smi and CUDA_VISIBLE_DEVICES"
         }
         Is::CUDA_ERROR_DEVICE_UNAVAILABLE => {
-            "another process has the GPU for itself, or its compute mode (nvidia-smi -q -d COMPUTE) forbids \
-             use; wait, or change the mode"
+            "another process has the GPU for itself, or its compute mode (nvidia-smi -q -d \
+            COMPUTE) forbids use; wait, or change the mode"
         }
-        Is::CUDA_ERROR_NOT_INITIALIZED => "start the driver in the process that uses it, not before a fork",
+        Is::CUDA_ERROR_NOT_INITIALIZED => {
+            "start the driver in the process that uses it, not before a fork"
+        }
         Is::CUDA_ERROR_STUB_LIBRARY => {
-            "this library only serves to link programs; take the CUDA toolkit's folder of stubs out of \
-             LD_LIBRARY_PATH"
+            "this library only serves to link programs; take the CUDA toolkit's folder of stubs \
+            out of LD_LIBRARY_PATH"
         }
         Is::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | Is::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
-            "the driver's library does not fit its kernel module; restart the machine after an update of \
-             the driver, and take folders of cuda-compat out of LD_LIBRARY_PATH"
+            "the driver's library does not fit its kernel module; restart the machine after an \
+            update of the driver, and take folders of cuda-compat out of LD_LIBRARY_PATH"
         }
         Is::CUDA_ERROR_SYSTEM_NOT_READY => {
             "start the driver's services; machines with NVSwitch need nvidia-fabricmanager"
@@ -74,15 +79,20 @@ fn remedy(answer: CUresult) -> &'static str {
         | Is::CUDA_ERROR_MPS_SERVER_NOT_READY
         | Is::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
         | Is::CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED
-        | Is::CUDA_ERROR_MPS_CLIENT_TERMINATED => "look into the log of the MPS server, and start it again",
+        | Is::CUDA_ERROR_MPS_CLIENT_TERMINATED => {
+            "look into the log of the MPS server, and start it again"
+        }
         Is::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => NEWER_DRIVER,
         Is::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
             "install all of the driver: the library libnvidia-ptxjitcompiler is missing"
         }
-        Is::CUDA_ERROR_JIT_COMPILATION_DISABLED => "unset CUDA_DISABLE_PTX_JIT and CUDA_DISABLE_JIT",
+        Is::CUDA_ERROR_JIT_COMPILATION_DISABLED => {
+            "unset CUDA_DISABLE_PTX_JIT and CUDA_DISABLE_JIT"
+        }
         Is::CUDA_ERROR_NO_BINARY_FOR_GPU => ANOTHER_GPU,
         Is::CUDA_ERROR_ECC_UNCORRECTABLE | Is::CUDA_ERROR_NVLINK_UNCORRECTABLE => {
-            "the hardware failed; reset the GPU or restart the machine, and replace it if this comes again"
+            "the hardware failed; reset the GPU or restart the machine, and replace it if this \
+            comes again"
         }
         // These end a context, which the whole process shares.
         Is::CUDA_ERROR_ILLEGAL_ADDRESS
@@ -94,11 +104,12 @@ fn remedy(answer: CUresult) -> &'static str {
         | Is::CUDA_ERROR_INVALID_ADDRESS_SPACE
         | Is::CUDA_ERROR_INVALID_PC
         | Is::CUDA_ERROR_LAUNCH_FAILED => {
-            "some kernel of this process failed, and the GPU takes nothing more from it; start it again"
+            "some kernel of this process failed, and the GPU takes nothing more from it; start it \
+            again"
         }
         Is::CUDA_ERROR_OPERATING_SYSTEM | Is::CUDA_ERROR_UNKNOWN => {
-            "check nvidia-smi and that you may use /dev/nvidia*; load the kernel module nvidia_uvm again (it \
-             may not survive sleep), or restart the machine"
+            "check nvidia-smi and that you may use /dev/nvidia*; load the kernel module nvidia_uvm \
+            again (it may not survive sleep), or restart the machine"
         }
         _ => "check nvidia-smi and the system's log for faults of the GPU",
     }
@@ -136,7 +147,10 @@ mod tests {
         ] {
             let remedy = remedy(answer);
             assert!(remedy.contains(words), "{answer:?}: {remedy}");
-            assert!(!remedy.contains('\n') && !remedy.contains("  ") && !remedy.ends_with('.'), "{remedy}");
+            assert!(
+                !remedy.contains('\n') && !remedy.contains("  ") && !remedy.ends_with('.'),
+                "{remedy}"
+            );
         }
     }
 }

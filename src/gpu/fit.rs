@@ -1,5 +1,5 @@
-//! How the blocks of a decode kernel fill a multiprocessor: GPUs differ in shared memory, so that the number of a block's warps is
-//! chosen when the kernels are loaded.
+//! How the blocks of a decode kernel fill a multiprocessor: GPUs differ in shared memory, so that
+//! the number of a block's warps is chosen when the kernels are loaded.
 
 use std::cmp::Reverse;
 
@@ -35,18 +35,26 @@ impl Demand {
         self.block + warps * self.warp
     }
 
-    /// The fit with most warps at once; of equal ones that with about as many a block as are good. None if no warp fits.
+    /// The fit with most warps at once; of equal ones that with about as many a block as are good.
+    /// None if no warp fits.
     ///
-    /// `room` is the shared memory that a block may have, `resident` tells how many blocks of this many warps a multiprocessor runs at once.
-    pub(super) fn fill(self, room: u32, resident: impl Fn(u32) -> Result<u32>) -> Result<Option<Fit>> {
+    /// `room` is the shared memory that a block may have, `resident` tells how many blocks of this
+    /// many warps a multiprocessor runs at once.
+    pub(super) fn fill(
+        self,
+        room: u32,
+        resident: impl Fn(u32) -> Result<u32>,
+    ) -> Result<Option<Fit>> {
         let fits = (1..=self.most_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
-            // A multiprocessor has as much as one block may have and 1 KiB, so that this changes nothing except for tests of a small room.
+            // A multiprocessor has as much as one block may have and 1 KiB, so that this changes
+            // nothing except for tests of a small room.
             let blocks = resident(warps)?.min(room / self.with(warps));
             Ok(Fit { warps, blocks })
         });
         let fits = fits.collect::<Result<Vec<_>>>()?;
-        let best =
-            |fit: &Fit| (fit.warps * fit.blocks, Reverse(fit.warps.abs_diff(self.good_warps)), fit.warps);
+        let best = |fit: &Fit| {
+            (fit.warps * fit.blocks, Reverse(fit.warps.abs_diff(self.good_warps)), fit.warps)
+        };
         Ok(fits.into_iter().filter(|fit| fit.blocks > 0).max_by_key(best))
     }
 }
@@ -80,7 +88,11 @@ mod tests {
     }
 
     /// How a kernel fits, by the rules of the occupancy calculator.
-    fn fit(processor: &Processor, taken: &Value, [warp, most_warps, good_warps]: [u32; 3]) -> Option<Fit> {
+    fn fit(
+        processor: &Processor,
+        taken: &Value,
+        [warp, most_warps, good_warps]: [u32; 3],
+    ) -> Option<Fit> {
         let needs = Demand { block: number(&taken["static_shared"]), warp, most_warps, good_warps };
         let registers = number(&taken["registers"]).next_multiple_of(8) * LANES;
         let resident = |warps| {

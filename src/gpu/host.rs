@@ -1,8 +1,9 @@
-//! Decoding on a GPU into host memory: where verification and restoring get their bytes from when a GPU decodes.
+//! Decoding on a GPU into host memory: where verification and restoring get their bytes from when a
+//! GPU decodes.
 //!
 //! ```text
-//! container → sections on the device → a block decoded into an output there → a pinned buffer a thread → the caller's memory
-//!             once, at load            when a tensor of it is read              some MiB at a time
+//! container → sections on the device → a block decoded there → pinned buffers → caller's memory
+//!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
 
 use std::{
@@ -32,16 +33,19 @@ fn too_small(device: &Device, free: u64, error: Error) -> Error {
     Error::Gpu { problem, remedy: "free memory on the GPU, or decode on the CPU".to_owned() }
 }
 
-/// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`], [`Block::decode_with`](crate::Block::decode_with)
-/// and [`DecompressOptions::decoder`](crate::DecompressOptions::decoder).
+/// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`],
+/// [`Block::decode_with`](crate::Block::decode_with) and
+/// [`DecompressOptions::decoder`](crate::DecompressOptions::decoder).
 ///
-/// Memory on the device: what [`GpuModel`] takes, and two outputs of the largest block's size. On the host: 1 MiB of pinned memory for each
-/// thread that reads at once.
+/// Memory on the device: what [`GpuModel`] takes, and two outputs of the largest block's size. On
+/// the host: 1 MiB of pinned memory for each thread that reads at once.
 ///
-/// Every byte that it hands out was decoded by the GPU, or copied there where it is stored as it is, and the kernels found neither bits
-/// that are no code, nor a gap or an output offset that contradicts the codes, in its whole block. So a full verification with it proves
-/// that the GPU's decoding has the hashes of the originals and that the whole index is right; it says nothing of the CPU's decoding. Of tensors
-/// in `tile` the CPU checks the records and the bits between codes in full verifications.
+/// Every byte that it hands out was decoded by the GPU, or copied there where it is stored as it
+/// is, and the kernels found neither bits that are no code, nor a gap or an output offset that
+/// contradicts the codes, in its whole block. So a full verification with it proves that the GPU's
+/// decoding has the hashes of the originals and that the whole index is right; it says nothing of
+/// the CPU's decoding. Of tensors in `tile` the CPU checks the records and the bits between codes
+/// in full verifications.
 #[derive(Debug)]
 pub struct GpuDecoder<'m> {
     original: &'m Model,
@@ -88,14 +92,24 @@ impl<'m> GpuDecoder<'m> {
             blocks.push(block.name());
         }
         // Before the model, which takes longer: an error comes at once.
-        let outputs = (0..blocks.len().min(OUTPUTS)).map(|_| Output::new(device, largest).map(RwLock::new));
+        let outputs =
+            (0..blocks.len().min(OUTPUTS)).map(|_| Output::new(device, largest).map(RwLock::new));
         let outputs = outputs.collect::<Result<_>>()?;
         let loaded = model.load(device, options)?;
         let device = device.clone();
-        Ok(Self { original: model, model: loaded, device, blocks, places, outputs, lanes: Mutex::default() })
+        Ok(Self {
+            original: model,
+            model: loaded,
+            device,
+            blocks,
+            places,
+            outputs,
+            lanes: Mutex::default(),
+        })
     }
 
-    /// Loads as much of a model as fits into 95 % of the GPU's free memory, and streams what does not.
+    /// Loads as much of a model as fits into 95 % of the GPU's free memory, and streams what does
+    /// not.
     ///
     /// # Errors
     /// As [`Model::load`]; [`Error::Gpu`] too where streaming all of it takes more than is free.
@@ -111,7 +125,8 @@ impl<'m> GpuDecoder<'m> {
         &self.device
     }
 
-    /// Copies decoded bytes of a block, from `start` on, and decodes it first where it is not there.
+    /// Copies decoded bytes of a block, from `start` on, and decodes it first where it is not
+    /// there.
     fn read(&self, block: usize, start: u64, out: &mut [u8]) -> Result<()> {
         let output = &self.outputs[block % self.outputs.len()];
         loop {
@@ -121,7 +136,8 @@ impl<'m> GpuDecoder<'m> {
                     return self.fetch(&output, start, out);
                 }
             }
-            // Another thread may decode another block before this one reads; whoever finds its block there gets on.
+            // Another thread may decode another block before this one reads; whoever finds its
+            // block there gets on.
             let mut output = output.write().unwrap_or_else(PoisonError::into_inner);
             if output.block != Some(block) {
                 self.decode(block, &mut output)?;
@@ -134,10 +150,12 @@ impl<'m> GpuDecoder<'m> {
         output.block = None;
         let gpu_block = self.model.block(self.blocks[block])?;
         let pointer = output.memory.pointer();
-        // SAFETY: the output has the bytes of the largest block and is on the model's device; it is borrowed mutably, and nothing is
-        // under way to or from it: whoever reads waits, and so does the check below.
+        // SAFETY: the output has the bytes of the largest block and is on the model's device; it is
+        // borrowed mutably, and nothing is under way to or from it: whoever reads waits, and so
+        // does the check below.
         #[expect(unsafe_code, reason = "a device address")]
-        let launched = unsafe { gpu_block.decode_into_raw(pointer, &output.stream, &output.status) };
+        let launched =
+            unsafe { gpu_block.decode_into_raw(pointer, &output.stream, &output.status) };
         let checked = output.status.check(&output.stream);
         if checked.is_err() {
             // For the next block; where the GPU has failed, it says so again.
@@ -153,7 +171,9 @@ impl<'m> GpuDecoder<'m> {
     /// Copies decoded bytes to the host.
     fn fetch(&self, output: &Output, start: u64, out: &mut [u8]) -> Result<()> {
         let mut lane = self.lane()?;
-        for (at, out) in (start..).step_by(PIECE_BYTES as usize).zip(out.chunks_mut(PIECE_BYTES as usize)) {
+        for (at, out) in
+            (start..).step_by(PIECE_BYTES as usize).zip(out.chunks_mut(PIECE_BYTES as usize))
+        {
             let bytes = &mut lane.pinned.bytes()?[..out.len()];
             output.memory.read_at(at, &lane.stream, bytes)?;
             out.copy_from_slice(bytes);
@@ -193,7 +213,8 @@ impl Decoder for GpuDecoder<'_> {
                 Ok(Box::new(PreparedOnGpu { decoder: self, tensor, block: *block, place, cpu }))
             }
             _ => {
-                let problem = format!("tensor {:?} is of another model than the GPU holds", tensor.name());
+                let problem =
+                    format!("tensor {:?} is of another model than the GPU holds", tensor.name());
                 Err(Error::parameter(problem, "load its own model"))
             }
         }
@@ -220,15 +241,18 @@ impl PreparedTensor for PreparedOnGpu<'_> {
             return Ok(());
         }
         let start = self.place.start + range.start;
-        self.decoder.read(self.block, start, out).map_err(|error| error.in_file(self.tensor.shard().path()))
+        self.decoder
+            .read(self.block, start, out)
+            .map_err(|error| error.in_file(self.tensor.shard().path()))
     }
 
     fn unit(&self) -> u64 {
         self.cpu.as_ref().map_or(2, |cpu| cpu.unit())
     }
 
-    /// Of `gap` nothing is left: each GPU thread starts at its gap, and the status word says where one does not end at the next one's, or
-    /// where a thread block's codes are not as many as its output offsets say.
+    /// Of `gap` nothing is left: each GPU thread starts at its gap, and the status word says where
+    /// one does not end at the next one's, or where a thread block's codes are not as many as its
+    /// output offsets say.
     fn verify_index(&self, range: Range<u64>) -> Result<()> {
         self.cpu.as_ref().map_or(Ok(()), |cpu| cpu.verify_index(range))
     }

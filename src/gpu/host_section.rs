@@ -16,8 +16,8 @@ use crate::{
 
 /// A section in pinned host memory, whose checksums are right.
 ///
-/// The container's mapping itself where the driver registers that: then nothing is copied, and the memory is the system's page cache.
-/// Else a copy.
+/// The container's mapping itself where the driver registers that: then nothing is copied, and the
+/// memory is the system's page cache. Else a copy.
 pub(super) struct HostSection {
     memory: Memory,
 }
@@ -33,7 +33,8 @@ enum Memory {
     },
 }
 
-// SAFETY: the memory is only read, by any thread or GPU, and `_owner`, which keeps it, is Send and Sync itself.
+// SAFETY: the memory is only read, by any thread or GPU, and `_owner`, which keeps it, is Send and
+// Sync itself.
 unsafe impl Send for HostSection {}
 // SAFETY: as above.
 unsafe impl Sync for HostSection {}
@@ -48,7 +49,8 @@ impl HostSection {
     /// Pins a section, and checks its checksums. For all GPUs, whichever of them `device` is.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io), [`Error::Gpu`](crate::Error::Gpu).
+    /// [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io),
+    /// [`Error::Gpu`](crate::Error::Gpu).
     pub(super) fn new(device: &Device, shard: &Shard, section: usize) -> Result<Self> {
         if let Some((view, owner)) = shard.view_section(section)
             && let Some(memory) = pin(device, view, owner)
@@ -59,7 +61,8 @@ impl HostSection {
         }
         let length = shard.directory().sections[section].length.get();
         let mut pinned = Pinned::new(device.context(), length as usize)?;
-        let pieces = pinned.bytes()?[..length as usize].par_chunks_mut(CHECKSUM_CHUNK_BYTES as usize);
+        let pieces =
+            pinned.bytes()?[..length as usize].par_chunks_mut(CHECKSUM_CHUNK_BYTES as usize);
         pieces.enumerate().try_for_each(|(chunk, out)| {
             let start = chunk as u64 * CHECKSUM_CHUNK_BYTES;
             shard.read_chunks(section, start..start + out.len() as u64, out)
@@ -76,9 +79,11 @@ impl HostSection {
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Copied(pinned) => pinned.view(),
-            // SAFETY: `pin` took place and length from a view into `_owner`. As all reads of mappings: bytes may be anything, and
-            // nobody truncates the file (`open`).
-            Memory::Mapped { place, bytes, .. } => unsafe { std::slice::from_raw_parts(*place, *bytes) },
+            // SAFETY: `pin` took place and length from a view into `_owner`. As all reads of
+            // mappings: bytes may be anything, and nobody truncates the file (`open`).
+            Memory::Mapped { place, bytes, .. } => unsafe {
+                std::slice::from_raw_parts(*place, *bytes)
+            },
         }
     }
 
@@ -88,7 +93,8 @@ impl HostSection {
         device.context().bind_to_thread().or_fault(action)?;
         let mut pointer = 0;
         let place = self.bytes().as_ptr().cast_mut().cast();
-        // SAFETY: the memory is registered, and the driver writes one address, for which there is room.
+        // SAFETY: the memory is registered, and the driver writes one address, for which there is
+        // room.
         let answer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, place, 0) };
         answer.result().or_fault(action)?;
         Ok(pointer)
@@ -102,8 +108,9 @@ fn pin(device: &Device, view: &[u8], owner: Arc<dyn ReadAt>) -> Option<Memory> {
         return None;
     }
     let (place, bytes) = (view.as_ptr(), view.len());
-    // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads it needs device memory of its model
-    // too, which is freed before this, and that waits for all work.
+    // SAFETY: the range is readable memory that `owner` keeps until it is unpinned. What reads it
+    // needs device memory of its model too, which is freed before this, and that waits for all
+    // work.
     let pinned = unsafe { device.pin(place.cast_mut().cast(), bytes) }.ok()?;
     Some(Memory::Mapped { _pinned: pinned, place, bytes, _owner: owner })
 }

@@ -1,4 +1,5 @@
-//! What decodes a set of tensors or rows of them: tasks in device memory, made once, launched any number of times.
+//! What decodes a set of tensors or rows of them: tasks in device memory, made once, launched any
+//! number of times.
 
 use std::{
     ptr::{null, null_mut},
@@ -77,12 +78,20 @@ impl Draft {
     ) -> Result<()> {
         self.bytes = self.bytes.max(to + slice.bytes());
         let mut to = to;
-        let fast = tensor.coded().and_then(CodedTensor::as_tile).and_then(|tile| addresses.fast(tile.id()));
-        let takes = |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
+        let fast = tensor
+            .coded()
+            .and_then(CodedTensor::as_tile)
+            .and_then(|tile| addresses.fast(tile.id()));
+        let takes =
+            |rect: &Rect| fast.map_or_else(|| tensor.takes(rect), |arrays| arrays.takes(rect));
         for part in slice.rects().flat_map(|rect| rect.split(takes)) {
             match tensor {
                 _ if let Some(arrays) = fast => {
-                    self.unpacks.push(Unpack { arrays: Arc::clone(arrays), part: part.clone(), to });
+                    self.unpacks.push(Unpack {
+                        arrays: Arc::clone(arrays),
+                        part: part.clone(),
+                        to,
+                    });
                 }
                 Stored::Empty => {}
                 Stored::Raw(array) => self.copy(addresses.array(*array), &part, to),
@@ -118,7 +127,9 @@ impl Draft {
     /// Appends the tasks to those that go to the device together.
     pub(super) fn finish(self, device: &Device, tasks: &mut Vec<Task>) -> Result<Launches> {
         let mut kernels = Vec::new();
-        for (kernel, part) in self.parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty()) {
+        for (kernel, part) in
+            self.parts.into_iter().enumerate().filter(|(_, part)| !part.tasks.is_empty())
+        {
             kernels.push(Launch {
                 kernel,
                 shape: device.kernels().shape(kernel, part.staged_bytes)?,
@@ -150,9 +161,10 @@ impl Launches {
     /// Puts everything on the stream.
     ///
     /// # Safety
-    /// `tasks` is the device address of the tasks that [`Draft::finish`] appended to. `output` is device memory of
-    /// [`Launches::bytes`] that nobody else uses until the stream has done this; the tasks, the sections and tables that they were
-    /// made of, and the status word live as long. The stream belongs to the device's context, which the caller has checked.
+    /// `tasks` is the device address of the tasks that [`Draft::finish`] appended to. `output` is
+    /// device memory of [`Launches::bytes`] that nobody else uses until the stream has done this;
+    /// the tasks, the sections and tables that they were made of, and the status word live as long.
+    /// The stream belongs to the device's context, which the caller has checked.
     #[expect(unsafe_code, reason = "launches")]
     pub(super) unsafe fn run(
         &self,
@@ -164,23 +176,30 @@ impl Launches {
     ) -> Result<()> {
         if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
             let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
-            return Err(Error::parameter(problem, "start it on 256 bytes, as the driver's allocations do"));
+            return Err(Error::parameter(
+                problem,
+                "start it on 256 bytes, as the driver's allocations do",
+            ));
         }
         device.context().bind_to_thread().or_fault("using the GPU")?;
         for launch in &self.kernels {
-            // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it gives, with ranges within it; outputs
-            // and lives are the caller's promise. The alignment is checked here, and of what lies in the output by who placed it: tensors of
-            // blocks start on multiples of 256, coded pieces of programs on multiples of `OUTPUT_ALIGNMENT`.
-            unsafe { device.kernels().decode(stream, launch, tasks, output, status.device_pointer()) }?;
+            // SAFETY: the tasks were made from a layout whose arrays are there in the sizes it
+            // gives, with ranges within it; outputs and lives are the caller's promise. The
+            // alignment is checked here, and of what lies in the output by who placed it: tensors
+            // of blocks start on multiples of 256, coded pieces of programs on multiples of
+            // `OUTPUT_ALIGNMENT`.
+            unsafe {
+                device.kernels().decode(stream, launch, tasks, output, status.device_pointer())
+            }?;
         }
         for copy in &self.copies {
-            // SAFETY: the source, device memory or mapped host memory, holds the rows (the directory's validation compared the sizes), and
-            // the output as many bytes.
+            // SAFETY: the source, device memory or mapped host memory, holds the rows (the
+            // directory's validation compared the sizes), and the output as many bytes.
             unsafe { copy.run(output, stream) }.result().or_fault("copying on the GPU")?;
         }
         for Unpack { arrays, part, to } in &self.unpacks {
-            // SAFETY: the output has room for each part; what is alive is the caller's promise, and `self` keeps
-            // the arrays.
+            // SAFETY: the output has room for each part; what is alive is the caller's promise, and
+            // `self` keeps the arrays.
             unsafe { arrays.decode(part, output + to, stream, status) }?;
         }
         Ok(())
@@ -265,7 +284,8 @@ mod tests {
     fn tasks_of_one_kernel_share_its_units_in_order() {
         let weights: Vec<u8> =
             (0..60_000u32).flat_map(|at| ((at * at % 65_521) as u16).to_le_bytes()).collect();
-        let coded = |bytes_per_thread| Stored::Coded(Box::new(StoredGap::of(&weights, bytes_per_thread)));
+        let coded =
+            |bytes_per_thread| Stored::Coded(Box::new(StoredGap::of(&weights, bytes_per_thread)));
         let tiles = Stored::Coded(Box::new(StoredTile::of(&weights)));
         let bytes = weights.len() as u64;
         let mut draft = Draft::default();
@@ -283,7 +303,10 @@ mod tests {
         let [whole, part]: [GapTask; 2] = [transmute!(whole), transmute!(part)];
         assert_eq!((whole.first_unit, part.first_unit), (0, whole.thread_blocks));
         assert_eq!((whole.gaps, whole.output_offsets), (256, 4096 + 256));
-        assert_eq!((whole.bitstream, whole.plane, whole.table), (2 * 4096 + 256, 3 * 4096 + 256, 77));
+        assert_eq!(
+            (whole.bitstream, whole.plane, whole.table),
+            (2 * 4096 + 256, 3 * 4096 + 256, 77)
+        );
         assert_eq!((part.element_begin, part.element_end), (20_000, 25_000));
         assert!(part.first_thread_block > 0 && part.thread_blocks < whole.thread_blocks);
         let tiles = &draft.parts[TILE_KERNEL];
@@ -296,9 +319,15 @@ mod tests {
             (0, 2, 2, 2, 0)
         );
         assert_eq!((part.element_begin, part.element_end, part.columns), (20_000, 25_000, 60_000));
-        assert_eq!((part.column_begin, part.column_end, part.pitch, part.rows), (0, 60_000, 60_000, 1));
+        assert_eq!(
+            (part.column_begin, part.column_end, part.pitch, part.rows),
+            (0, 60_000, 60_000, 1)
+        );
         assert_eq!(part.output, 40_000u64.wrapping_neg());
         assert!(tiles.staged_bytes > 1000);
-        assert_eq!((draft.copies[0].from, draft.copies[0].to, draft.copies[0].width), (4104, bytes, 16));
+        assert_eq!(
+            (draft.copies[0].from, draft.copies[0].to, draft.copies[0].width),
+            (4104, bytes, 16)
+        );
     }
 }

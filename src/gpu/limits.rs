@@ -1,4 +1,5 @@
-//! What the GPU and the bus can do at most, measured: the limits beside which decoding and loading are judged.
+//! What the GPU and the bus can do at most, measured: the limits beside which decoding and loading
+//! are judged.
 #![expect(unsafe_code, reason = "copies whose content nobody reads")]
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys::CUevent_flags};
@@ -26,8 +27,8 @@ pub fn seconds_between(start: &CudaEvent, end: &CudaEvent) -> Result<f64> {
 }
 
 impl Device {
-    /// Seconds that a copy of this many bytes takes within device memory, which reads and writes each once. Allocates twice as much;
-    /// take more than the cache holds.
+    /// Seconds that a copy of this many bytes takes within device memory, which reads and writes
+    /// each once. Allocates twice as much; take more than the cache holds.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) where the memory does not suffice or the GPU fails.
@@ -40,14 +41,19 @@ impl Device {
         let start = timestamp(stream)?;
         // SAFETY: both allocations have as many bytes and live until the events are waited for.
         let copied = unsafe {
-            result::memcpy_dtod_async(to.pointer(), from.pointer(), bytes as usize, stream.cu_stream())
+            result::memcpy_dtod_async(
+                to.pointer(),
+                from.pointer(),
+                bytes as usize,
+                stream.cu_stream(),
+            )
         };
         copied.or_fault("copying on the GPU")?;
         seconds_between(&start, &timestamp(stream)?)
     }
 
-    /// Seconds that a plain copy of this many bytes takes from pinned host memory to the device. Allocates as much there, and up to
-    /// 256 MiB of pinned memory.
+    /// Seconds that a plain copy of this many bytes takes from pinned host memory to the device.
+    /// Allocates as much there, and up to 256 MiB of pinned memory.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) where the memory does not suffice or the GPU fails.

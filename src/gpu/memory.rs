@@ -11,7 +11,8 @@ use crate::{Result, constants::ARRAY_ALIGNMENT};
 
 /// An allocation on the device.
 ///
-/// Its events are nobody's: what is launched on it may run on any stream, so dropping it waits for the whole context.
+/// Its events are nobody's: what is launched on it may run on any stream, so dropping it waits for
+/// the whole context.
 #[derive(Debug)]
 pub(super) struct Buffer {
     context: Arc<CudaContext>,
@@ -24,7 +25,8 @@ impl Buffer {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: u64) -> Result<Self> {
         let action = "allocating device memory";
         context.bind_to_thread().or_fault(action)?;
-        // SAFETY: the context is current. Nobody reads the memory before it is written: uploads write all of it that is used.
+        // SAFETY: the context is current. Nobody reads the memory before it is written: uploads
+        // write all of it that is used.
         let pointer = unsafe { result::malloc_sync(bytes.max(1) as usize) };
         Ok(Self { context: Arc::clone(context), pointer: pointer.or_fault(action)?, bytes })
     }
@@ -33,11 +35,14 @@ impl Buffer {
     pub(super) fn of<T: IntoBytes + Immutable>(stream: &CudaStream, values: &[T]) -> Result<Self> {
         let buffer = Self::new(stream.context(), size_of_val(values) as u64)?;
         let action = "copying to the GPU";
-        // On a stream, for which it waits: what `cuMemcpyHtoD` copies from pageable memory may still be on its way when it returns (CUDA
-        // driver API, "API synchronization behavior"), and our streams do not wait for the default one.
-        // SAFETY: the allocation is as large as `values`, which are borrowed until the copy is done.
-        let copied =
-            unsafe { result::memcpy_htod_async(buffer.pointer, values.as_bytes(), stream.cu_stream()) };
+        // On a stream, for which it waits: what `cuMemcpyHtoD` copies from pageable memory may
+        // still be on its way when it returns (CUDA driver API, "API synchronization behavior"),
+        // and our streams do not wait for the default one.
+        // SAFETY: the allocation is as large as `values`, which are borrowed until the copy is
+        // done.
+        let copied = unsafe {
+            result::memcpy_htod_async(buffer.pointer, values.as_bytes(), stream.cu_stream())
+        };
         // Also after a failure, when the copy may have begun.
         let done = stream.synchronize();
         copied.and(done).or_fault(action)?;
@@ -58,7 +63,11 @@ impl Buffer {
     }
 
     /// Copies its first values to the host, after what is on the stream, and waits.
-    pub(super) fn read<T: FromBytes + IntoBytes>(&self, stream: &CudaStream, values: &mut [T]) -> Result<()> {
+    pub(super) fn read<T: FromBytes + IntoBytes>(
+        &self,
+        stream: &CudaStream,
+        values: &mut [T],
+    ) -> Result<()> {
         self.read_at(0, stream, values.as_mut_bytes())
     }
 
@@ -68,8 +77,10 @@ impl Buffer {
         assert!(out.len() as u64 <= rest, "no more than there is");
         let action = "copying from the GPU";
         self.context.bind_to_thread().or_fault(action)?;
-        // SAFETY: the source holds as many bytes, and `out` is borrowed until the stream is synchronised below.
-        let copied = unsafe { result::memcpy_dtoh_async(out, self.pointer + start, stream.cu_stream()) };
+        // SAFETY: the source holds as many bytes, and `out` is borrowed until the stream is
+        // synchronised below.
+        let copied =
+            unsafe { result::memcpy_dtoh_async(out, self.pointer + start, stream.cu_stream()) };
         copied.or_fault(action)?;
         stream.synchronize().or_fault(action)
     }
@@ -78,9 +89,11 @@ impl Buffer {
     pub(super) fn clear(&self, stream: &CudaStream) -> Result<()> {
         let action = "clearing device memory";
         self.context.bind_to_thread().or_fault(action)?;
-        // SAFETY: the allocation has as many bytes and lives until the stream is synchronised below.
-        let cleared =
-            unsafe { result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream()) };
+        // SAFETY: the allocation has as many bytes and lives until the stream is synchronised
+        // below.
+        let cleared = unsafe {
+            result::memset_d8_async(self.pointer, 0, self.bytes as usize, stream.cu_stream())
+        };
         cleared.or_fault(action)?;
         stream.synchronize().or_fault(action)
     }
@@ -122,7 +135,11 @@ impl Region {
     }
 
     /// Copies its first values to the host, after what is on the stream, and waits.
-    pub(super) fn read<T: FromBytes + IntoBytes>(&self, stream: &CudaStream, values: &mut [T]) -> Result<()> {
+    pub(super) fn read<T: FromBytes + IntoBytes>(
+        &self,
+        stream: &CudaStream,
+        values: &mut [T],
+    ) -> Result<()> {
         assert!(size_of_val(values) as u64 <= self.bytes, "no more than there is");
         self.buffer.read_at(self.offset, stream, values.as_mut_bytes())
     }
@@ -145,11 +162,13 @@ impl Region {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A context that has failed has nothing running, and reports its failure to the next caller.
+        // A context that has failed has nothing running, and reports its failure to the next
+        // caller.
         self.context.bind_to_thread().ok();
-        // SAFETY: `new` allocated it with `cuMemAlloc`, and nothing has freed it. For such memory `cuMemFree` waits for all work of the
-        // context (CUDA driver API, section Memory Management: only what `cuMemAllocAsync` gave is freed without). `cuCtxSynchronize`
-        // would wait too, but break the captures of other threads.
+        // SAFETY: `new` allocated it with `cuMemAlloc`, and nothing has freed it. For such memory
+        // `cuMemFree` waits for all work of the context (CUDA driver API, section Memory
+        // Management: only what `cuMemAllocAsync` gave is freed without). `cuCtxSynchronize` would
+        // wait too, but break the captures of other threads.
         unsafe { result::free_sync(self.pointer) }.ok();
     }
 }

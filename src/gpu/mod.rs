@@ -1,12 +1,14 @@
-//! Decoding on NVIDIA GPUs: a model's sections stay compressed in device memory, and a block is expanded when it is used.
+//! Decoding on NVIDIA GPUs: a model's sections stay compressed in device memory, and a block is
+//! expanded when it is used.
 //!
 //! ```text
-//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → BF16 in the caller's buffer, on the caller's stream
+//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → BF16, on the caller's stream
 //!                    validate, pinned buffers, checksums        no allocation, no synchronisation
 //! ```
 //!
-//! Nothing here panics or fails to link where CUDA is missing: the driver is looked for at run time, and [`devices`] and
-//! [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu) with what to do.
+//! Nothing here panics or fails to link where CUDA is missing: the driver is looked for at run
+//! time, and [`devices`] and [`Device::open`] answer [`Error::Gpu`](crate::Error::Gpu) with what to
+//! do.
 //!
 //! [`GpuDecoder`] brings decoded bytes back to the host: for verification and for restoring files.
 //!
@@ -65,7 +67,8 @@ pub use device::{Device, DeviceInfo, devices};
 pub use driver::has_driver;
 pub use host::GpuDecoder;
 pub use linear::{
-    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing, Transcoded,
+    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Residence, Routing,
+    Transcoded,
 };
 pub use load::LoadOptions;
 pub use model::GpuModel;

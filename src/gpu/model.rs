@@ -3,18 +3,21 @@
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use super::{
-    Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, memory::Buffer, part::Part, route::Route,
-    stored::Stored,
+    Device, GpuBlock, GpuProgram, GpuTensor, Matrix, Piece, Plan, memory::Buffer, part::Part,
+    route::Route, stored::Stored,
 };
 use crate::{BlockLayout, Dtype, Error, Result, open::none_such};
 
-/// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are too small, ready to be decoded.
+/// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host where those are
+/// too small, ready to be decoded.
 ///
-/// On the GPUs it holds what the sections take in the containers, and 17 kB of decode table a tensor (of matrices in the
-/// [fast layout](super::Preference::Fast) that layout, and nothing else); on the host 8 bytes a thread block
-/// (0.1 % of containers in `gap`), codebooks (some kB a tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes). It does not need the
-/// [`Model`](crate::Model) any more, but keeps a container that is streamed mapped. `Send` and `Sync`: any number of threads may decode
-/// on any streams at once. Clones are the same model. Dropping the last one waits for the GPUs.
+/// On the GPUs it holds what the sections take in the containers, and 17 kB of decode table a
+/// tensor (of matrices in the [fast layout](super::Preference::Fast) that layout, and nothing
+/// else); on the host 8 bytes a thread block (0.1 % of containers in `gap`), codebooks (some kB a
+/// tensor in `tile`), the directory's names, and what is [streamed](Plan::host_bytes). It does not
+/// need the [`Model`](crate::Model) any more, but keeps a container that is streamed mapped. `Send`
+/// and `Sync`: any number of threads may decode on any streams at once. Clones are the same model.
+/// Dropping the last one waits for the GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuModel {
     inner: Arc<Inner>,
@@ -105,13 +108,15 @@ impl GpuModel {
         &self.inner.plan
     }
 
-    /// Device memory that it holds on all GPUs for sections, slots, decode tables and tasks, in bytes.
+    /// Device memory that it holds on all GPUs for sections, slots, decode tables and tasks, in
+    /// bytes.
     pub fn device_bytes(&self) -> u64 {
         let parts: u64 = self.inner.parts.iter().map(Part::bytes).sum();
         parts + self.inner.tasks.iter().map(Buffer::bytes).sum::<u64>()
     }
 
-    /// Host memory that holds copies of streamed blocks because their containers' mappings could not be pinned, in bytes.
+    /// Host memory that holds copies of streamed blocks because their containers' mappings could
+    /// not be pinned, in bytes.
     pub fn copied_bytes(&self) -> u64 {
         self.inner.copied_bytes
     }
@@ -136,7 +141,8 @@ impl GpuModel {
     /// The tensor with this name. Constant time.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the model has no such tensor, or the plan [left its block out](Plan::of).
+    /// [`Error::Parameter`] if the model has no such tensor, or the plan [left its block
+    /// out](Plan::of).
     pub fn tensor(&self, name: &str) -> Result<GpuTensor<'_>> {
         self.inner.tensor(name)
     }
@@ -146,21 +152,25 @@ impl GpuModel {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }
 
-    /// Prepares decoding of tensors that lie on one GPU, of any blocks, to chosen places of one output: as many launches as for a
-    /// block. Allocates some device memory, 128 bytes a piece (three times that if streamed), and waits for its upload; the result can be
-    /// used any number of times.
+    /// Prepares decoding of tensors that lie on one GPU, of any blocks, to chosen places of one
+    /// output: as many launches as for a block. Allocates some device memory, 128 bytes a piece
+    /// (three times that if streamed), and waits for its upload; the result can be used any number
+    /// of times.
     ///
-    /// Tensors of one streamed block come through its slots, as [`GpuBlock::decode_into`] says; those of several, and less than half of a
-    /// block where rows are asked for, are read in place, over the bus.
+    /// Tensors of one streamed block come through its slots, as [`GpuBlock::decode_into`] says;
+    /// those of several, and less than half of a block where rows are asked for, are read in place,
+    /// over the bus.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no piece, or no such tensor or row; where a tensor is not loaded, a row does not fill whole
-    /// bytes, the tensors lie on several GPUs, or an offset is no multiple of 16; [`Error::Gpu`].
+    /// [`Error::Parameter`] if there is no piece, or no such tensor or row; where a tensor is not
+    /// loaded, a row does not fill whole bytes, the tensors lie on several GPUs, or an offset is no
+    /// multiple of 16; [`Error::Gpu`].
     pub fn program(&self, pieces: &[Piece<'_>]) -> Result<GpuProgram> {
         GpuProgram::new(&self.inner, pieces)
     }
 
-    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first dimension lies in `rows`.
+    /// As [`GpuModel::program`], for rows of one tensor: all weights whose index in the first
+    /// dimension lies in `rows`.
     ///
     /// # Errors
     /// As [`GpuModel::program`].
@@ -169,13 +179,13 @@ impl GpuModel {
     }
 
     /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
-    /// resident. Of a tensor with more than two dimensions, the matrix as which it is stored. Takes 128
-    /// bytes of device memory for a task, and waits for their upload; the first call for a device loads
-    /// the kernels that multiply.
+    /// resident. Of a tensor with more than two dimensions, the matrix as which it is stored. Takes
+    /// 128 bytes of device memory for a task, and waits for their upload; the first call for a
+    /// device loads the kernels that multiply.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the model has no such tensor, or has it in another form, streamed, or not
-    /// loaded; [`Error::Limit`] from 2^32 rows or columns on; [`Error::Gpu`].
+    /// [`Error::Parameter`] if the model has no such tensor, or has it in another form, streamed,
+    /// or not loaded; [`Error::Limit`] from 2^32 rows or columns on; [`Error::Gpu`].
     pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
         Matrix::stored(&self.inner, tensor)
     }

@@ -1,4 +1,5 @@
-//! The kernels: PTX that is part of this crate, loaded into a context and compared with what the host knows of it.
+//! The kernels: PTX that is part of this crate, loaded into a context and compared with what the
+//! host knows of it.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::{
@@ -9,7 +10,9 @@ use std::{
 use cudarc::{
     driver::{
         CudaContext, CudaFunction, CudaModule, CudaStream, LaunchConfig, PushKernelArg,
-        sys::{CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute},
+        sys::{
+            CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUfunction_attribute as Attribute,
+        },
     },
     nvrtc::Ptx,
 };
@@ -28,7 +31,8 @@ struct Source {
     /// In the names of its kernels.
     name: &'static str,
     ptx: &'static str,
-    /// The same as machine code for compute capability 9.0, which needs no compiling when it is loaded.
+    /// The same as machine code for compute capability 9.0, which needs no compiling when it is
+    /// loaded.
     sm_90: &'static [u8],
     /// How many numbers its kernel of constants writes.
     constants: usize,
@@ -65,7 +69,8 @@ pub(super) struct Kernels {
     processors: u32,
     /// Shared memory that a block may have.
     room: u32,
-    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones over and over.
+    /// By kernel and bytes that each warp stages: blocks of a model ask for the same ones over and
+    /// over.
     shapes: Mutex<HashMap<(usize, u32), Shape>>,
 }
 
@@ -99,14 +104,19 @@ pub(super) struct Launch {
 }
 
 impl Kernels {
-    /// Loads them, and has blocks fit `most_shared` bytes of shared memory even where the GPU has more.
+    /// Loads them, and has blocks fit `most_shared` bytes of shared memory even where the GPU has
+    /// more.
     pub(super) fn load(stream: &Arc<CudaStream>, most_shared: u32) -> Result<Self> {
         let context = stream.context();
-        let attribute = |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
-        let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
-        let room = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let attribute =
+            |attribute| context.attribute(attribute).or_fault("asking for a GPU's properties");
+        let processors =
+            attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
+        let room =
+            attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let room = room.unsigned_abs().min(most_shared);
-        let (mut tables, mut decode) = (Vec::with_capacity(CODINGS.len()), Vec::with_capacity(KERNELS));
+        let (mut tables, mut decode) =
+            (Vec::with_capacity(CODINGS.len()), Vec::with_capacity(KERNELS));
         let mut few = None;
         for coding in CODINGS {
             let source = source(coding);
@@ -122,7 +132,11 @@ impl Kernels {
                     for (index, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
                         let [warp, most_warps] = [4, 8].map(|group| constants[group + index]);
                         let function = function(&format!("decode_{bytes}"))?;
-                        decode.push(Decode::prepare(function, [warp, most_warps, most_warps], room)?);
+                        decode.push(Decode::prepare(
+                            function,
+                            [warp, most_warps, most_warps],
+                            room,
+                        )?);
                     }
                 }
                 KernelEncoding::Tile => {
@@ -172,13 +186,16 @@ impl Kernels {
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
             let (threads, bytes) = (warps * LANES, (warps * demand.warp) as usize);
-            let blocks = function.occupancy_max_active_blocks_per_multiprocessor(threads, bytes, None);
+            let blocks =
+                function.occupancy_max_active_blocks_per_multiprocessor(threads, bytes, None);
             blocks.or_fault("asking how a kernel fits a GPU")
         })?;
         let fit = fit.ok_or_else(|| {
             let (needed, room) = (demand.with(1), self.room);
             gpu(
-                format!("a kernel needs {needed} bytes of shared memory a block and this GPU has {room}"),
+                format!(
+                    "a kernel needs {needed} bytes of shared memory a block and this GPU has {room}"
+                ),
                 "compress as gap with fewer bytes a thread, decode on the CPU, or take another GPU",
             )
         })?;
@@ -201,8 +218,9 @@ impl Kernels {
         let pointer = tasks.pointer();
         let mut launch = stream.launch_builder(&self.tables[coding as usize]);
         launch.arg(&pointer);
-        // SAFETY: one block a task; each task names a codebook with its length (of `gap` at least 256 bytes, which is checked) and room for
-        // a table of its encoding, both in allocations that outlive the synchronisation below. The kernels accept any content.
+        // SAFETY: one block a task; each task names a codebook with its length (of `gap` at least
+        // 256 bytes, which is checked) and room for a table of its encoding, both in allocations
+        // that outlive the synchronisation below. The kernels accept any content.
         let launched = unsafe { launch.launch(config) };
         launched.or_fault("launching a kernel of decode tables")?;
         stream.synchronize().or_fault("building decode tables")
@@ -211,8 +229,10 @@ impl Kernels {
     /// Launches a decode kernel.
     ///
     /// # Safety
-    /// Until the kernel is done: the launch's tasks among those at `tasks` are as `kernels/gap_task.cuh` or `tile_task.cuh` asks (section arrays of the sizes
-    /// that the layout gives, in memory of this context; warps' shared memory for the tiles of all tasks), `output` added to each task's output has room for its range and is a multiple of 16, `status` is a
+    /// Until the kernel is done: the launch's tasks among those at `tasks` are as
+    /// `kernels/gap_task.cuh` or `tile_task.cuh` asks (section arrays of the sizes that the layout
+    /// gives, in memory of this context; warps' shared memory for the tiles of all tasks), `output`
+    /// added to each task's output has room for its range and is a multiple of 16, `status` is a
     /// word of device memory.
     pub(super) unsafe fn decode(
         &self,
@@ -222,18 +242,20 @@ impl Kernels {
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
-        let (kernel, config) = (&self.decode[plan.kernel], self.config(plan.shape, plan.unit_count));
+        let (kernel, config) =
+            (&self.decode[plan.kernel], self.config(plan.shape, plan.unit_count));
         let tasks = tasks + plan.first_task * size_of::<Task>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
-        // SAFETY: the arguments are those of the kernel's declaration, the configuration follows what its module's constants say,
-        // and the caller promises the rest. Loads are bounded by the task's arrays and stores by its range, whatever the stream holds.
+        // SAFETY: the arguments are those of the kernel's declaration, the configuration follows
+        // what its module's constants say, and the caller promises the rest. Loads are bounded by
+        // the task's arrays and stores by its range, whatever the stream holds.
         let launched = unsafe { launch.launch(config) };
         launched.map(drop).or_fault("launching a decode kernel")
     }
 
-    /// Launches the decode kernel of tiles with one task or more, at most [`FEW_TASKS`]. `staged_bytes`: what a tile of them takes
-    /// of its bitstream, at most.
+    /// Launches the decode kernel of tiles with one task or more, at most [`FEW_TASKS`].
+    /// `staged_bytes`: what a tile of them takes of its bitstream, at most.
     ///
     /// # Safety
     /// As [`decode`](Self::decode), of these tasks.
@@ -281,7 +303,8 @@ pub(super) fn load_module(
 }
 
 impl Decode {
-    /// Lets the kernel have as much shared memory as a block may. `numbers`: bytes a warp, the most warps of a block, and how many are good.
+    /// Lets the kernel have as much shared memory as a block may. `numbers`: bytes a warp, the most
+    /// warps of a block, and how many are good.
     fn prepare(function: CudaFunction, numbers: [u32; 3], room: u32) -> Result<Self> {
         let action = "preparing a decode kernel";
         let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
@@ -307,7 +330,8 @@ pub(super) fn read_constants(
     let mut launch = stream.launch_builder(function);
     launch.arg(&pointer);
     let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the kernel writes as many words as its source lists, for which there is room; the buffer outlives the copy below, which waits.
+    // SAFETY: the kernel writes as many words as its source lists, for which there is room; the
+    // buffer outlives the copy below, which waits.
     let launched = unsafe { launch.launch(one) };
     launched.or_fault("launching a kernel of constants")?;
     buffer.read(stream, &mut constants)?;
@@ -333,14 +357,17 @@ mod tests {
 
     #[test]
     fn the_kernels_structures_are_those_of_this_crate() {
-        let manifest: Value = serde_json::from_str(include_str!("../../kernels/ptx/manifest.json")).unwrap();
+        let manifest: Value =
+            serde_json::from_str(include_str!("../../kernels/ptx/manifest.json")).unwrap();
         for coding in CODINGS {
             let source = source(coding);
             let constants = &manifest["modules"][format!("{}.ptx", source.name)]["constants"];
             let constants = constants.as_array().unwrap();
             assert_eq!(constants.len(), source.constants);
             let sizes = sizes(coding);
-            assert!(constants.iter().zip(sizes).all(|(theirs, ours)| theirs.as_u64() == Some(ours)));
+            assert!(
+                constants.iter().zip(sizes).all(|(theirs, ours)| theirs.as_u64() == Some(ours))
+            );
         }
     }
 }

@@ -19,7 +19,8 @@ pub(super) type ArrayId = (usize, usize);
 /// What decoding one block takes.
 #[derive(Debug)]
 pub(super) struct Needs {
-    /// The sections that hold its tensors' arrays, ascending; codebooks are not needed on a GPU. No other block has arrays there.
+    /// The sections that hold its tensors' arrays, ascending; codebooks are not needed on a GPU. No
+    /// other block has arrays there.
     pub(super) sections: Vec<SectionId>,
     /// Their bytes in device memory.
     pub(super) section_bytes: u64,
@@ -29,8 +30,8 @@ pub(super) struct Needs {
     pub(super) tensors: u64,
     /// Bytes of the block when it is decoded.
     pub(super) decoded_bytes: u64,
-    /// What it takes instead of sections and tables if its matrices lie in the fast layout; none if it has
-    /// no such matrix.
+    /// What it takes instead of sections and tables if its matrices lie in the fast layout; none if
+    /// it has no such matrix.
     pub(super) fast: Option<FastNeeds>,
 }
 
@@ -42,7 +43,8 @@ pub(super) struct FastNeeds {
     pub(super) arrays: Vec<ArrayId>,
     /// The coded ones of these.
     pub(super) coded: Vec<(TensorId, KernelEncoding)>,
-    /// Device memory of matrices and arrays, at most: a matrix with too many exceptions stays as it is stored.
+    /// Device memory of matrices and arrays, at most: a matrix with too many exceptions stays as it
+    /// is stored.
     pub(super) bytes: u64,
 }
 
@@ -52,7 +54,8 @@ pub(super) struct FastMatrix {
     pub(super) id: TensorId,
     /// Device memory of its strips.
     pub(super) strips_bytes: u64,
-    /// Device memory that holds its strips, or all of it as it is stored if it has too many exceptions.
+    /// Device memory that holds its strips, or all of it as it is stored if it has too many
+    /// exceptions.
     pub(super) place_bytes: u64,
 }
 
@@ -98,13 +101,15 @@ impl Needs {
         let arrays = ids.iter().flat_map(|&(shard, index)| {
             let tensor = model.tensor_at((shard, index));
             let directory = tensor.shard().directory();
-            arrays_of(&tensor).map(move |array| (shard, directory.arrays[array].section.get() as usize))
+            arrays_of(&tensor)
+                .map(move |array| (shard, directory.arrays[array].section.get() as usize))
         });
         let mut sections: Vec<SectionId> = arrays.collect();
         sections.sort_unstable();
         sections.dedup();
-        let coded =
-            |&id: &TensorId| KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding));
+        let coded = |&id: &TensorId| {
+            KernelEncoding::of(model.tensor_at(id).encoding()).map(|coding| (id, coding))
+        };
         Ok(Self {
             section_bytes: sections.iter().map(|&section| section_bytes(model, section)).sum(),
             sections,
@@ -124,7 +129,8 @@ impl Needs {
         };
         match &self.fast {
             Some(fast) if residence == Residence::Fast => {
-                let matrices = fast.matrices.iter().flat_map(|matrix| arrays_of_id(model, matrix.id));
+                let matrices =
+                    fast.matrices.iter().flat_map(|matrix| arrays_of_id(model, matrix.id));
                 lengths(&mut fast.arrays.iter().copied().chain(matrices))
             }
             _ => self.sections.iter().map(|&section| section_length(model, section)).sum(),
@@ -148,7 +154,8 @@ impl FastNeeds {
                 let table = coding.map_or(0, KernelEncoding::table_bytes);
                 let (rows, columns) = (sizes.geometry().rows(), sizes.geometry().columns());
                 let strips_bytes = FastArrays::strips_bytes(rows, columns);
-                let place_bytes = strips_bytes.max(stored + table).next_multiple_of(ARRAY_ALIGNMENT);
+                let place_bytes =
+                    strips_bytes.max(stored + table).next_multiple_of(ARRAY_ALIGNMENT);
                 needs.matrices.push(FastMatrix { id, strips_bytes, place_bytes });
                 needs.bytes += place_bytes + linear::most_exceptions_bytes(&sizes);
             } else {
@@ -166,8 +173,13 @@ pub(super) fn arrays_of_id(model: &Model, id: TensorId) -> impl Iterator<Item = 
     arrays_of(&model.tensor_at(id)).map(move |array| (id.0, array))
 }
 
-/// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block (spec/format.md, section 6).
+/// The arrays of a tensor that a GPU reads; none of an alias, whose target is in the same block
+/// (spec/format.md, section 6).
 fn arrays_of(tensor: &Tensor<'_>) -> std::ops::Range<usize> {
     let arrays = tensor.record().array_range();
-    if KernelEncoding::of(tensor.encoding()).is_some() { arrays.start + 1..arrays.end } else { arrays }
+    if KernelEncoding::of(tensor.encoding()).is_some() {
+        arrays.start + 1..arrays.end
+    } else {
+        arrays
+    }
 }

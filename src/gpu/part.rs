@@ -15,7 +15,10 @@ use super::{
     host_section::HostSection,
     linear::{self, FastArrays, FastLoad, Outcome, Residence, Wanted},
     memory::{Buffer, Region},
-    needs::{self, ArrayId, FastMatrix, FastNeeds, Needs, SectionId, TensorId, arrays_bytes, section_bytes},
+    needs::{
+        self, ArrayId, FastMatrix, FastNeeds, Needs, SectionId, TensorId, arrays_bytes,
+        section_bytes,
+    },
     placement::{Plan, SLOTS},
     stored::{Addresses, ArrayPlace, CodedTensor, Tensors},
     streamer::{Streamer, Transfer},
@@ -36,7 +39,8 @@ pub(super) struct Part {
     pub(super) device: Device,
     /// For each streamed block, by its index in the model, its turn.
     turns: HashMap<usize, usize>,
-    /// For each turn, where the sections of its block lie in a slot, in bytes from the slot's start.
+    /// For each turn, where the sections of its block lie in a slot, in bytes from the slot's
+    /// start.
     places: Vec<Vec<(SectionId, u64)>>,
     pub(super) streamer: Option<Streamer>,
     /// Sections, arrays, decode tables, and what matrices in the fast layout take.
@@ -101,7 +105,8 @@ impl Addresses for SlotMap<'_> {
 }
 
 impl Part {
-    /// Device memory for the blocks that a plan places on its GPU of this index, of any content yet.
+    /// Device memory for the blocks that a plan places on its GPU of this index, of any content
+    /// yet.
     pub(super) fn new(
         model: &Model,
         needs: &[Needs],
@@ -134,9 +139,11 @@ impl Part {
             wanted: Vec::new(),
             addresses,
         };
-        let coded = stored.iter().chain(&streamed).flat_map(|&block| needs[block].coded.iter().copied());
+        let coded =
+            stored.iter().chain(&streamed).flat_map(|&block| needs[block].coded.iter().copied());
         part.hold_tables(coded)?;
-        let fast: Vec<&FastNeeds> = fast.iter().filter_map(|&block| needs[block].fast.as_ref()).collect();
+        let fast: Vec<&FastNeeds> =
+            fast.iter().filter_map(|&block| needs[block].fast.as_ref()).collect();
         part.hold_arrays(model, fast.iter().flat_map(|fast| fast.arrays.iter().copied()))?;
         part.hold_tables(fast.iter().flat_map(|fast| fast.coded.iter().copied()))?;
         part.hold_matrices(fast.iter().flat_map(|fast| fast.matrices.iter().copied()))?;
@@ -149,7 +156,8 @@ impl Part {
         if bytes == 0 {
             return Ok(());
         }
-        let (memory, mut next) = (Arc::new(self.device.allocate(bytes, "the model in the fast layout")?), 0);
+        let (memory, mut next) =
+            (Arc::new(self.device.allocate(bytes, "the model in the fast layout")?), 0);
         for matrix in matrices {
             self.wanted.push((matrix, Region::within(&memory, next, matrix.place_bytes)));
             next += matrix.place_bytes;
@@ -159,7 +167,11 @@ impl Part {
     }
 
     /// Device memory for arrays whose sections are not there, of any content yet.
-    fn hold_arrays(&mut self, model: &Model, arrays: impl Iterator<Item = ArrayId> + Clone) -> Result<()> {
+    fn hold_arrays(
+        &mut self,
+        model: &Model,
+        arrays: impl Iterator<Item = ArrayId> + Clone,
+    ) -> Result<()> {
         let bytes = arrays_bytes(model, arrays.clone());
         if bytes == 0 {
             return Ok(());
@@ -186,7 +198,10 @@ impl Part {
     }
 
     /// Device memory for decode tables, likewise.
-    fn hold_tables(&mut self, coded: impl Iterator<Item = (TensorId, KernelEncoding)>) -> Result<()> {
+    fn hold_tables(
+        &mut self,
+        coded: impl Iterator<Item = (TensorId, KernelEncoding)>,
+    ) -> Result<()> {
         if let Some((memory, tables)) = allocate_tables(&self.device, coded)? {
             self.addresses.tables.extend(tables);
             self.memory.push(Arc::new(memory));
@@ -209,10 +224,12 @@ impl Part {
     pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
         let deliver = |shard: usize, from, to| Delivery { shard: &model.shards()[shard], from, to };
         let sections = self.addresses.sections.iter();
-        let sections = sections.map(|(&(shard, section), &to)| deliver(shard, Origin::Section(section), to));
+        let sections =
+            sections.map(|(&(shard, section), &to)| deliver(shard, Origin::Section(section), to));
         let arrays = self.addresses.arrays.iter();
-        let arrays =
-            arrays.map(|(place, array)| deliver(place.section.0, Origin::Array(array.index), array.address));
+        let arrays = arrays.map(|(place, array)| {
+            deliver(place.section.0, Origin::Array(array.index), array.address)
+        });
         let mut deliveries: Vec<_> = sections.chain(arrays).collect();
         // In the order of the addresses, which is mostly that of the files.
         deliveries.sort_by_key(|delivery| delivery.to);
@@ -224,8 +241,8 @@ impl Part {
         build_tables(&self.device, &self.addresses.tables, stored)
     }
 
-    /// Loads the matrices of blocks that a plan wants in the fast layout. One with too many exceptions is loaded
-    /// as it is stored.
+    /// Loads the matrices of blocks that a plan wants in the fast layout. One with too many
+    /// exceptions is loaded as it is stored.
     pub(super) fn make_fast(&mut self, load: &FastLoad<'_>) -> Result<()> {
         let matrices = std::mem::take(&mut self.wanted);
         let coded = matrices.iter().map(|(matrix, _)| (matrix.id, KernelEncoding::Tile));
@@ -246,11 +263,16 @@ impl Part {
         let mut left = Vec::new();
         for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
             match outcome {
-                Outcome::Fast(arrays) => drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays))),
+                Outcome::Fast(arrays) => {
+                    drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays)))
+                }
                 Outcome::TooMany(_) => left.push((matrix.id, place)),
                 Outcome::TooWide => {
                     let arrays = needs::arrays_of_id(load.model, matrix.id);
-                    advance(load.observer, arrays.map(|array| needs::array_length(load.model, array)).sum())?;
+                    advance(
+                        load.observer,
+                        arrays.map(|array| needs::array_length(load.model, array)).sum(),
+                    )?;
                     left.push((matrix.id, place));
                 }
             }
@@ -258,7 +280,8 @@ impl Part {
         self.load_stored(load, &left)
     }
 
-    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest. After all of them were loaded.
+    /// Checks what reading arrays one by one has not: chunks of which nobody has read the rest.
+    /// After all of them were loaded.
     pub(super) fn check_arrays(&self, model: &Model) -> Result<()> {
         let held = self.addresses.arrays.iter().map(|(place, held)| (place.section.0, held.index));
         let fast = self.addresses.fast.keys().flat_map(|&id| needs::arrays_of_id(model, id));
@@ -284,8 +307,8 @@ impl Part {
         }
         // Their bytes are counted already.
         let (stop, observer) = (AtomicBool::new(false), Uncounted(load.observer));
-        // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all of a matrix as
-        // it is stored.
+        // SAFETY: the addresses are those of arrays in memory that `self` keeps, with room for all
+        // of a matrix as it is stored.
         #[expect(unsafe_code, reason = "device addresses")]
         unsafe { upload::upload(&self.device, &deliveries, load.readers, &stop, &observer) }?;
         build_tables(&self.device, &tables, load.stored)?;

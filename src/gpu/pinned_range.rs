@@ -16,12 +16,12 @@ pub struct PinnedRange {
 }
 
 impl Device {
-    /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write none
-    /// of it.
+    /// Pins memory of the host, so that kernels of all GPUs read it over the bus, and may write
+    /// none of it.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses: the memory shares a page with some
-    /// that is pinned, or is no ordinary memory.
+    /// [`Error::Gpu`](crate::Error::Gpu) where the driver refuses: the memory shares a page with
+    /// some that is pinned, or is no ordinary memory.
     ///
     /// # Safety
     /// The memory is there until the result is dropped, and until all work that reads it is done.
@@ -43,7 +43,8 @@ impl Device {
 impl Drop for PinnedRange {
     fn drop(&mut self) {
         self.context.bind_to_thread().ok();
-        // SAFETY: `pin` registered it, and its caller's promise says that nothing reads it any more.
+        // SAFETY: `pin` registered it, and its caller's promise says that nothing reads it any
+        // more.
         let _ = unsafe { sys::cuMemHostUnregister(self.address as *mut c_void) };
     }
 }

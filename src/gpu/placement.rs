@@ -10,9 +10,11 @@ use super::{
 };
 use crate::{Block, Error, Model, Result};
 
-/// Output buffers that a plan leaves room for on each GPU: one block is used while the next one is decoded.
+/// Output buffers that a plan leaves room for on each GPU: one block is used while the next one is
+/// decoded.
 pub(super) const OUTPUTS: u64 = 2;
-/// Slots on a GPU for streamed blocks: one is decoded from while the next block arrives in the other.
+/// Slots on a GPU for streamed blocks: one is decoded from while the next block arrives in the
+/// other.
 pub(super) const SLOTS: usize = 2;
 /// A block that takes less than this part of the largest one is not worth streaming.
 const SMALL: u64 = 64;
@@ -26,7 +28,8 @@ pub struct Placement {
     pub streamed: bool,
 }
 
-/// Where each block of a model lies, if it is loaded at all. Made from directories alone, so that no GPU is needed to ask what would fit.
+/// Where each block of a model lies, if it is loaded at all. Made from directories alone, so that
+/// no GPU is needed to ask what would fit.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -67,22 +70,24 @@ impl Plan {
         Ok(Self::uniform(&needs::of_blocks(model)?, true))
     }
 
-    /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for outputs](Plan::device_bytes) included.
+    /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for
+    /// outputs](Plan::device_bytes) included.
     ///
-    /// Where the model fits, its blocks lie resident in their order, each GPU filled before the next one. Where it does not, each GPU
-    /// gets a run of blocks in proportion to its memory, and as few of them as suffice are streamed, spread evenly over its run, so that
-    /// copies have time while resident blocks are used. The cost grows with the number of blocks.
+    /// Where the model fits, its blocks lie resident in their order, each GPU filled before the
+    /// next one. Where it does not, each GPU gets a run of blocks in proportion to its memory, and
+    /// as few of them as suffice are streamed, spread evenly over its run, so that copies have time
+    /// while resident blocks are used. The cost grows with the number of blocks.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if a GPU cannot even hold two slots and two outputs, with the bytes that it would need;
-    /// [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Parameter`] if a GPU cannot even hold two slots and two outputs, with the bytes
+    /// that it would need; [`Error::Unsupported`] for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
         Self::fit_preferring(model, memory, Preference::Stored)
     }
 
-    /// As [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with [`Preference::Fast`] no block
-    /// is streamed; with [`Preference::Auto`] all are fast if they fit, else as many as fit beside what [`Plan::fit`]
-    /// places.
+    /// As [`Plan::fit`], with the matrices of resident blocks as the caller prefers: with
+    /// [`Preference::Fast`] no block is streamed; with [`Preference::Auto`] all are fast if they
+    /// fit, else as many as fit beside what [`Plan::fit`] places.
     ///
     /// ```
     /// # fn main() -> df11::Result<()> {
@@ -99,13 +104,15 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// As [`Plan::fit`]; [`Error::Parameter`] if the model does not fit in the fast layout, with [`Preference::Fast`].
+    /// As [`Plan::fit`]; [`Error::Parameter`] if the model does not fit in the fast layout, with
+    /// [`Preference::Fast`].
     pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
         let needs = needs::of_blocks(model)?;
         Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
     }
 
-    /// As [`Plan::fit`], for a model of which only some blocks are loaded; the others take no memory.
+    /// As [`Plan::fit`], for a model of which only some blocks are loaded; the others take no
+    /// memory.
     ///
     /// # Errors
     /// As [`Plan::fit`].
@@ -118,8 +125,9 @@ impl Plan {
         Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded, Preference::Stored)
     }
 
-    /// Places each block as the caller says: on which of this many GPUs, resident or streamed. `None` leaves a block out: it is not loaded,
-    /// takes no memory, and cannot be asked for ([`GpuModel::block`](super::GpuModel::block)).
+    /// Places each block as the caller says: on which of this many GPUs, resident or streamed.
+    /// `None` leaves a block out: it is not loaded, takes no memory, and cannot be asked for
+    /// ([`GpuModel::block`](super::GpuModel::block)).
     ///
     /// ```
     /// # fn main() -> df11::Result<()> {
@@ -138,7 +146,8 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] if a block is placed on a GPU that is none of them; [`Error::Unsupported`] for a tensor of a newer version.
+    /// [`Error::Parameter`] if a block is placed on a GPU that is none of them;
+    /// [`Error::Unsupported`] for a tensor of a newer version.
     pub fn of(
         model: &Model,
         devices: usize,
@@ -147,9 +156,14 @@ impl Plan {
         let placements: Vec<_> = model.blocks().map(&mut place).collect();
         for (block, place) in model.blocks().zip(&placements) {
             if let Some(Placement { device, .. }) = place.filter(|place| place.device >= devices) {
-                let problem =
-                    format!("block {:?} is placed on GPU {device} of {devices} in the plan", block.name());
-                return Err(Error::parameter(problem, "count GPUs from 0, or plan for more of them"));
+                let problem = format!(
+                    "block {:?} is placed on GPU {device} of {devices} in the plan",
+                    block.name()
+                );
+                return Err(Error::parameter(
+                    problem,
+                    "count GPUs from 0, or plan for more of them",
+                ));
             }
         }
         Ok(Self::new(&needs::of_blocks(model)?, placements, devices))
@@ -170,10 +184,14 @@ impl Plan {
         if memory.is_empty() {
             return Err(Error::parameter("there is no GPU to place blocks on", "name one or more"));
         }
-        let needs = blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
+        let needs =
+            blocks.iter().zip(loaded).filter(|(_, loaded)| **loaded).map(|(block, _)| block);
         let needs: Vec<&Needs> = needs.collect();
-        let all_fast =
-            if preference == Preference::Stored { None } else { fill(&needs, memory, Residence::Fast) };
+        let all_fast = if preference == Preference::Stored {
+            None
+        } else {
+            fill(&needs, memory, Residence::Fast)
+        };
         let (places, preference) = match (all_fast, preference) {
             (Some(places), _) => (places, Preference::Fast),
             (None, Preference::Fast) => return Err(too_large_to_be_fast(&needs, memory)),
@@ -183,15 +201,18 @@ impl Plan {
             },
         };
         let mut places = places.into_iter();
-        let placements = loaded.iter().map(|loaded| if *loaded { places.next() } else { None }).collect();
+        let placements =
+            loaded.iter().map(|loaded| if *loaded { places.next() } else { None }).collect();
         Self::new(blocks, placements, memory.len()).prefer_needs(blocks, preference, memory)
     }
 
     /// All as stored.
     fn new(blocks: &[Needs], placements: Vec<Option<Placement>>, devices: usize) -> Self {
         let residences = vec![Residence::Stored; blocks.len()];
-        let host =
-            placements.iter().zip(blocks).filter(|(place, _)| place.is_some_and(|place| place.streamed));
+        let host = placements
+            .iter()
+            .zip(blocks)
+            .filter(|(place, _)| place.is_some_and(|place| place.streamed));
         let host_bytes = host.map(|(_, block)| block.section_bytes).sum();
         let mut plan = Self { placements, residences, device_bytes: Vec::new(), host_bytes };
         plan.device_bytes = plan.tallies(blocks, devices).iter().map(Tally::bytes).collect();
@@ -208,10 +229,10 @@ impl Plan {
         tallies
     }
 
-    /// With the matrices of resident blocks as the caller prefers; what this plan said of them counts no more.
-    /// `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast layout for as many blocks as
-    /// fit into it, blocks with several matrices first, in the model's order. [`Preference::Fast`] takes it for
-    /// all, and `memory` is of no interest.
+    /// With the matrices of resident blocks as the caller prefers; what this plan said of them
+    /// counts no more. `memory` is that of each GPU, in bytes: [`Preference::Auto`] takes the fast
+    /// layout for as many blocks as fit into it, blocks with several matrices first, in the model's
+    /// order. [`Preference::Fast`] takes it for all, and `memory` is of no interest.
     ///
     /// # Errors
     /// [`Error::Parameter`] for another model than that of the plan, or another number of GPUs;
@@ -232,11 +253,15 @@ impl Plan {
             || (preference == Preference::Auto && memory.len() != devices)
         {
             let problem = "the plan was made for another model or number of GPUs";
-            return Err(Error::parameter(problem, "give the model and the memory that it was made for"));
+            return Err(Error::parameter(
+                problem,
+                "give the model and the memory that it was made for",
+            ));
         }
         self.residences.fill(Residence::Stored);
         let mut tallies = self.tallies(blocks, devices);
-        let wanted = if preference == Preference::Stored { Vec::new() } else { self.by_gain(blocks) };
+        let wanted =
+            if preference == Preference::Stored { Vec::new() } else { self.by_gain(blocks) };
         for (at, device) in wanted {
             let mut tally = tallies[device].clone();
             tally.make_fast(&blocks[at]);
@@ -249,20 +274,22 @@ impl Plan {
         Ok(self)
     }
 
-    /// Resident blocks with matrices that can be fast, and their GPUs: those with several first. (One alone is an
-    /// embedding, of which rows are read, or a head.)
+    /// Resident blocks with matrices that can be fast, and their GPUs: those with several first.
+    /// (One alone is an embedding, of which rows are read, or a head.)
     fn by_gain(&self, blocks: &[Needs]) -> Vec<(usize, usize)> {
         let matrices = |at: usize| blocks[at].fast.as_ref().map_or(0, |fast| fast.matrices.len());
         let resident = self.placements.iter().enumerate().filter_map(|(at, place)| {
-            place.filter(|place| !place.streamed && matrices(at) > 0).map(|place| (at, place.device))
+            place
+                .filter(|place| !place.streamed && matrices(at) > 0)
+                .map(|place| (at, place.device))
         });
         let mut resident: Vec<_> = resident.collect();
         resident.sort_by_key(|&(at, _)| matrices(at) < 2);
         resident
     }
 
-    /// For each block, in the model's order, how its matrices lie; as stored, if it is not resident or has none
-    /// that can be fast.
+    /// For each block, in the model's order, how its matrices lie; as stored, if it is not resident
+    /// or has none that can be fast.
     pub fn residences(&self) -> &[Residence] {
         &self.residences
     }
@@ -275,18 +302,24 @@ impl Plan {
     /// The blocks that lie on a GPU, resident or streamed, by their index in the model.
     pub(super) fn blocks_on(&self, device: usize, streamed: bool) -> impl Iterator<Item = usize> {
         let wanted = Some(Placement { device, streamed });
-        self.placements.iter().enumerate().filter(move |(_, place)| **place == wanted).map(|(block, _)| block)
+        self.placements
+            .iter()
+            .enumerate()
+            .filter(move |(_, place)| **place == wanted)
+            .map(|(block, _)| block)
     }
 
-    /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two outputs of its largest block, which
-    /// are the caller's to allocate. Of matrices in the fast layout the most that they take, exceptions included, which is about
-    /// 1 % more than usual ones do. What the driver adds (a few hundred MB a process) is not counted, nor the up to 256 MB that
-    /// making the fast layout takes until a load is done.
+    /// For each GPU, the bytes that it takes: sections, slots, decode tables, tasks, and two
+    /// outputs of its largest block, which are the caller's to allocate. Of matrices in the fast
+    /// layout the most that they take, exceptions included, which is about 1 % more than usual ones
+    /// do. What the driver adds (a few hundred MB a process) is not counted, nor the up to 256 MB
+    /// that making the fast layout takes until a load is done.
     pub fn device_bytes(&self) -> &[u64] {
         &self.device_bytes
     }
 
-    /// Bytes of streamed blocks: page cache that is pinned where the container's mapping can be registered, else pinned copies.
+    /// Bytes of streamed blocks: page cache that is pinned where the container's mapping can be
+    /// registered, else pinned copies.
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
     }
@@ -299,9 +332,9 @@ pub enum Preference {
     /// As they are stored, about 10.6 bits a weight: the least memory.
     #[default]
     Stored,
-    /// In the fast layout, about 12.1 bits a weight: the least time. A matrix stays as it is stored, and
-    /// [`Matrix::residence`](super::Matrix::residence) tells, if it has too many exceptions, more than 65,536
-    /// columns, or 2^32 weights or more.
+    /// In the fast layout, about 12.1 bits a weight: the least time. A matrix stays as it is
+    /// stored, and [`Matrix::residence`](super::Matrix::residence) tells, if it has too many
+    /// exceptions, more than 65,536 columns, or 2^32 weights or more.
     Fast,
     /// In the fast layout as far as memory allows, else as stored, block by block.
     Auto,
@@ -348,7 +381,8 @@ impl Tally {
         let slots = self.slot_bytes * SLOTS.min(self.streamed) as u64;
         let decoding = self.table_bytes + self.tasks * size_of::<Task>() as u64;
         // Sizes of decoded tensors are whatever the directory says.
-        (self.section_bytes + slots + decoding).saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
+        (self.section_bytes + slots + decoding)
+            .saturating_add(OUTPUTS.saturating_mul(self.output_bytes))
     }
 }
 
@@ -377,10 +411,15 @@ fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
     for block in blocks {
         tally.add(block, false, Residence::Fast);
     }
-    let (needed, there) = (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
-    let problem =
-        format!("in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}");
-    Error::parameter(problem, "prefer auto, which keeps as stored what does not fit, or plan for more memory")
+    let (needed, there) =
+        (tally.bytes(), memory.iter().fold(0, |sum: u64, &one| sum.saturating_add(one)));
+    let problem = format!(
+        "in the fast layout the model takes {needed} bytes on one GPU, and the plan has {there}"
+    );
+    Error::parameter(
+        problem,
+        "prefer auto, which keeps as stored what does not fit, or plan for more memory",
+    )
 }
 
 /// A run of blocks for each GPU, some of them streamed.
@@ -420,13 +459,16 @@ fn runs(blocks: &[&Needs], memory: &[u64]) -> Vec<Range<usize>> {
 
 fn tally(run: &[&Needs], streamed: &[bool]) -> u64 {
     let mut tally = Tally::default();
-    run.iter().zip(streamed).for_each(|(block, &streamed)| tally.add(block, streamed, Residence::Stored));
+    run.iter()
+        .zip(streamed)
+        .for_each(|(block, &streamed)| tally.add(block, streamed, Residence::Stored));
     tally.bytes()
 }
 
 /// Which blocks of a run are streamed: the fewest with which it fits.
 fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<bool>> {
-    // More parts streamed take less memory, except for roundings: the search ends at a number that fits.
+    // More parts streamed take less memory, except for roundings: the search ends at a number that
+    // fits.
     let (mut low, mut high) = (0, run.len());
     while low < high {
         let middle = low.midpoint(high);
@@ -438,16 +480,18 @@ fn fewest_streamed(run: &[&Needs], device: usize, memory: u64) -> Result<Vec<boo
         return Ok(streamed);
     }
     let problem = format!(
-        "GPU {device} of the plan may use {memory} bytes, and streaming all its blocks takes {needed}"
+        "GPU {device} of the plan may use {memory} bytes, and streaming all its blocks takes \
+        {needed}"
     );
     Err(Error::parameter(problem, "allow more memory, or use more GPUs"))
 }
 
 /// Streams about `parts` of as many parts of a run's bytes as it has blocks, spread evenly.
 fn spread(run: &[&Needs], parts: usize) -> Vec<bool> {
-    let smallest = run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
-    // Bytes that should have been streamed so far less those that are, times the number of blocks. Containers are smaller than 2^63
-    // bytes, so that nothing overflows.
+    let smallest =
+        run.iter().map(|block| block.section_bytes).max().map_or(0, |largest| largest / SMALL);
+    // Bytes that should have been streamed so far less those that are, times the number of blocks.
+    // Containers are smaller than 2^63 bytes, so that nothing overflows.
     let mut due = 0i128;
     let streamed = run.iter().map(|block| {
         let bytes = i128::from(block.section_bytes);

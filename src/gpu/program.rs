@@ -28,13 +28,15 @@ pub struct Piece<'n> {
 }
 
 impl<'n> Piece<'n> {
-    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is stored as it is.
+    /// All of a tensor, from this byte of the output on: a multiple of 16, unless the tensor is
+    /// stored as it is.
     #[must_use]
     pub const fn new(tensor: &'n str, offset: u64) -> Self {
         Self { tensor, ranges: Vec::new(), offset }
     }
 
-    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they start on a multiple of 16 elements.
+    /// Of it only the weights whose index in the first dimension lies in `rows`. Faster where they
+    /// start on a multiple of 16 elements.
     #[must_use]
     pub fn rows(self, rows: Range<u64>) -> Self {
         self.slice(&[rows])
@@ -42,10 +44,11 @@ impl<'n> Piece<'n> {
 
     /// Of it only a slice, dense, as [`Tensor::slice`](crate::Tensor::slice) gives it.
     ///
-    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of the others: fastest at multiples of 32 rows and
-    /// 256 columns, and where a row of the slice has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie
-    /// in one piece is decoded by itself, which costs a thread block or more a row and is refused where it has no multiple of 8 weights; convert
-    /// such containers to the `tile` layout.
+    /// Of a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
+    /// the others: fastest at multiples of 32 rows and 256 columns, and where a row of the slice
+    /// has a multiple of 8 weights. Of other coded tensors each row of a slice that does not lie in
+    /// one piece is decoded by itself, which costs a thread block or more a row and is refused
+    /// where it has no multiple of 8 weights; convert such containers to the `tile` layout.
     #[must_use]
     pub fn slice(self, ranges: &[Range<u64>]) -> Self {
         Self { ranges: ranges.to_vec(), ..self }
@@ -63,15 +66,20 @@ impl<'n> Piece<'n> {
         let (tensor, to) = (self.tensor, self.offset);
         if !to.is_multiple_of(OUTPUT_ALIGNMENT) {
             let problem = format!("tensor {tensor:?} would go to byte {to} of the output");
-            return Err(Error::parameter(problem, format!("choose a multiple of {OUTPUT_ALIGNMENT}")));
+            return Err(Error::parameter(
+                problem,
+                format!("choose a multiple of {OUTPUT_ALIGNMENT}"),
+            ));
         }
         let row_bytes = |rect: Rect| rect.columns.end - rect.columns.start;
         let mut alone = slice.rects().filter(|rect| !stored.takes(rect)).map(row_bytes);
         if alone.any(|bytes| !bytes.is_multiple_of(OUTPUT_ALIGNMENT)) {
             let problem = format!(
-                "rows of a slice of tensor {tensor:?} would not begin on multiples of {OUTPUT_ALIGNMENT} bytes"
+                "rows of a slice of tensor {tensor:?} would not begin on multiples of \
+                {OUTPUT_ALIGNMENT} bytes"
             );
-            let remedy = "take a multiple of 8 columns, or convert the container to the tile layout";
+            let remedy =
+                "take a multiple of 8 columns, or convert the container to the tile layout";
             return Err(Error::parameter(problem, remedy));
         }
         Ok(())
@@ -90,9 +98,11 @@ impl<'n> Piece<'n> {
     }
 }
 
-/// Tensors of a model on one GPU, or slices of them, ready to be decoded to chosen places of one output. Keeps the model alive.
+/// Tensors of a model on one GPU, or slices of them, ready to be decoded to chosen places of one
+/// output. Keeps the model alive.
 ///
-/// From [`GpuModel::program`](super::GpuModel::program) and [`GpuModel::rows`](super::GpuModel::rows).
+/// From [`GpuModel::program`](super::GpuModel::program) and
+/// [`GpuModel::rows`](super::GpuModel::rows).
 #[derive(Debug)]
 pub struct GpuProgram {
     route: Route,
@@ -115,8 +125,11 @@ impl GpuProgram {
                 return Err(Error::parameter(problem, "make a program for each GPU"));
             }
         }
-        let turn =
-            if is_worth_a_slot(model, pieces, &found) { model.block(first.block).route.turn() } else { None };
+        let turn = if is_worth_a_slot(model, pieces, &found) {
+            model.block(first.block).route.turn()
+        } else {
+            None
+        };
         let cuts = pieces.iter().zip(found).map(|(piece, (entry, slice))| piece.cut(entry, slice));
         let (cuts, mut tasks) = (cuts.collect::<Result<Vec<_>>>()?, Vec::new());
         let (on, _) = model.part(part);
@@ -135,13 +148,15 @@ impl GpuProgram {
         self.route.bytes()
     }
 
-    /// Whether it decodes tensors of a streamed block out of its slots, which the next such block is copied into meanwhile.
+    /// Whether it decodes tensors of a streamed block out of its slots, which the next such block
+    /// is copied into meanwhile.
     pub fn is_streamed(&self) -> bool {
         self.route.turn().is_some()
     }
 
-    /// Puts the decoding of all pieces on a stream, as [`GpuBlock::decode_into`](super::GpuBlock::decode_into) that of a block. Bytes
-    /// between pieces stay as they are; where pieces overlap, bytes are those of any of them.
+    /// Puts the decoding of all pieces on a stream, as
+    /// [`GpuBlock::decode_into`](super::GpuBlock::decode_into) that of a block. Bytes between
+    /// pieces stay as they are; where pieces overlap, bytes are those of any of them.
     ///
     /// # Errors
     /// As [`GpuBlock::decode_into`](super::GpuBlock::decode_into).
@@ -151,8 +166,8 @@ impl GpuProgram {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        // SAFETY: this value keeps the tasks, and the model what they point to; all of it and the status wait for the context before they
-        // are freed.
+        // SAFETY: this value keeps the tasks, and the model what they point to; all of it and the
+        // status wait for the context before they are freed.
         unsafe { self.ready().decode_into(output, stream, status) }
     }
 
@@ -162,15 +177,16 @@ impl GpuProgram {
     /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw).
     ///
     /// # Safety
-    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw), with [`GpuProgram::bytes`] of output, and this value in the
-    /// place of the model.
+    /// As [`GpuBlock::decode_into_raw`](super::GpuBlock::decode_into_raw), with
+    /// [`GpuProgram::bytes`] of output, and this value in the place of the model.
     pub unsafe fn decode_into_raw(
         &self,
         output: CUdeviceptr,
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        // SAFETY: the caller's promise; this value keeps the tasks, and the model what they point to.
+        // SAFETY: the caller's promise; this value keeps the tasks, and the model what they point
+        // to.
         unsafe { self.ready().decode_into_raw(output, stream, status) }
     }
 
@@ -180,12 +196,13 @@ impl GpuProgram {
     }
 }
 
-/// Whether tensors, if they are streamed, come through a slot, which takes a copy of their whole block: where they are of one block, and
-/// more than a few rows. (What else is in the block is then there for the next program.)
+/// Whether tensors, if they are streamed, come through a slot, which takes a copy of their whole
+/// block: where they are of one block, and more than a few rows. (What else is in the block is then
+/// there for the next program.)
 fn is_worth_a_slot(model: &Inner, pieces: &[Piece<'_>], found: &[(&TensorEntry, Slice)]) -> bool {
     let block = found[0].0.block;
     let wanted = found.iter().fold(0, |sum: u64, (_, slice)| sum.saturating_add(slice.bytes()));
-    let few =
-        pieces.iter().any(|piece| !piece.ranges.is_empty()) && wanted < model.block(block).layout.bytes / 2;
+    let few = pieces.iter().any(|piece| !piece.ranges.is_empty())
+        && wanted < model.block(block).layout.bytes / 2;
     found.iter().all(|(entry, _)| entry.block == block) && !few
 }

@@ -1,4 +1,5 @@
-//! How tensors of one GPU are decoded: tasks that are made once, and run on the caller's stream any number of times.
+//! How tensors of one GPU are decoded: tasks that are made once, and run on the caller's stream any
+//! number of times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::{ptr::null_mut, sync::Arc};
@@ -31,7 +32,8 @@ pub(super) struct Cut<'s> {
 pub(super) struct Route {
     /// From where the sections lie: in device memory, or on the host, over the bus.
     in_place: Launches,
-    /// From the slots of a streamed block, but where a graph is captured, since a slot belongs to whoever decodes next.
+    /// From the slots of a streamed block, but where a graph is captured, since a slot belongs to
+    /// whoever decodes next.
     streamed: Option<Streamed>,
 }
 
@@ -43,7 +45,8 @@ struct Streamed {
 }
 
 impl Route {
-    /// Of tensors on a part, all of them of the streamed block with this turn, if it is given. Appends to the tasks.
+    /// Of tensors on a part, all of them of the streamed block with this turn, if it is given.
+    /// Appends to the tasks.
     pub(super) fn new(
         part: &Part,
         turn: Option<usize>,
@@ -60,7 +63,10 @@ impl Route {
         let in_place = launches(part)?;
         let mut of_slots = |turn| -> Result<Streamed> {
             let maps = part.slot_maps(turn);
-            Ok(Streamed { turn, launches: maps.iter().map(|map| launches(map)).collect::<Result<_>>()? })
+            Ok(Streamed {
+                turn,
+                launches: maps.iter().map(|map| launches(map)).collect::<Result<_>>()?,
+            })
         };
         Ok(Self { in_place, streamed: turn.map(&mut of_slots).transpose()? })
     }
@@ -70,7 +76,8 @@ impl Route {
         self.in_place.bytes()
     }
 
-    /// When the streamed block has its turn through whose slots it decodes; `None` if it needs none.
+    /// When the streamed block has its turn through whose slots it decodes; `None` if it needs
+    /// none.
     pub(super) fn turn(&self) -> Option<usize> {
         self.streamed.as_ref().map(|streamed| streamed.turn)
     }
@@ -107,15 +114,17 @@ impl Ready<'_> {
             return Err(Error::parameter(problem, "make both with Device::context of one device"));
         }
         let (pointer, _record) = output.device_ptr_mut(stream);
-        // SAFETY: the buffer has the size, and is lent until its events say that the work is done; the rest is the caller's promise.
+        // SAFETY: the buffer has the size, and is lent until its events say that the work is done;
+        // the rest is the caller's promise.
         unsafe { self.decode_into_raw(pointer, stream, status) }
     }
 
     /// Decodes to a device address.
     ///
     /// # Safety
-    /// `output` has [`Route::bytes`] of memory that the part's device may write, and nobody else uses it until the work is done. Until
-    /// then, and until the last replay of a graph that captured it, what `self` is made of and the status word live.
+    /// `output` has [`Route::bytes`] of memory that the part's device may write, and nobody else
+    /// uses it until the work is done. Until then, and until the last replay of a graph that
+    /// captured it, what `self` is made of and the status word live.
     pub(super) unsafe fn decode_into_raw(
         self,
         output: CUdeviceptr,
@@ -125,9 +134,13 @@ impl Ready<'_> {
         let Self { route, part, tasks } = self;
         check_contexts(&part.device, stream, status)?;
         // SAFETY: the caller's promise, and the check above; the part keeps sections and tables.
-        let run = |launches: &Launches| unsafe { launches.run(&part.device, tasks, output, stream, status) };
+        let run = |launches: &Launches| unsafe {
+            launches.run(&part.device, tasks, output, stream, status)
+        };
         match (&route.streamed, &part.streamer) {
-            (Some(Streamed { turn, launches }), Some(streamer)) if capture_of(stream)?.is_none() => {
+            (Some(Streamed { turn, launches }), Some(streamer))
+                if capture_of(stream)?.is_none() =>
+            {
                 streamer.with_block(*turn, stream, |slot| run(&launches[slot]))
             }
             _ => run(&route.in_place),
@@ -140,7 +153,8 @@ pub(super) fn check_contexts(device: &Device, stream: &CudaStream, status: &Stat
     if stream.context().cu_ctx() == context && status.context().cu_ctx() == context {
         return Ok(());
     }
-    let problem = "the stream or the status belongs to another device or context than what is decoded";
+    let problem =
+        "the stream or the status belongs to another device or context than what is decoded";
     Err(Error::parameter(problem, "make it with the context of the same device"))
 }
 
@@ -162,8 +176,10 @@ pub unsafe fn capture_of_raw(stream: sys::CUstream) -> Result<Option<u64>> {
     let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
     // SAFETY: the function's type, as CUDA 11.3 to 12.9 declare it.
     let ask = unsafe { driver::function::<CaptureInfo>("cuStreamGetCaptureInfo_v2") }?;
-    // SAFETY: the driver writes a status and a number, for which there is room; the other results may be left out.
-    let answer = unsafe { ask(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut()) };
+    // SAFETY: the driver writes a status and a number, for which there is room; the other results
+    // may be left out.
+    let answer =
+        unsafe { ask(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut()) };
     answer.result().or_fault("asking whether a graph is captured")?;
     Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
 }

@@ -1,9 +1,10 @@
-//! Which slot a streamed block is decoded from, and what is copied ahead: decided on the host, without a GPU.
+//! Which slot a streamed block is decoded from, and what is copied ahead: decided on the host,
+//! without a GPU.
 
 use super::placement::SLOTS;
 
-/// What the slots hold, or will hold when the copies that were started are done. Blocks are numbered in the order in which they are
-/// used, which starts anew after the last one.
+/// What the slots hold, or will hold when the copies that were started are done. Blocks are
+/// numbered in the order in which they are used, which starts anew after the last one.
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
     blocks: usize,
@@ -73,15 +74,19 @@ mod tests {
         assert_eq!(one.take(0), Step { slot: 0, fill: false, ahead: None });
         let mut two = Schedule::new(2);
         assert_eq!(two.take(0).ahead, Some((1, 1)));
-        (0..6)
-            .for_each(|block| assert!(matches!(two.take(block % 2), Step { fill: false, ahead: None, .. })));
+        (0..6).for_each(|block| {
+            assert!(matches!(two.take(block % 2), Step { fill: false, ahead: None, .. }))
+        });
     }
 
     proptest! {
-        /// Whatever the order of use: a block is decoded from the slot that was last filled with it, and what is copied ahead goes into
-        /// another slot than the one in use.
+        /// Whatever the order of use: a block is decoded from the slot that was last filled with
+        /// it, and what is copied ahead goes into another slot than the one in use.
         #[test]
-        fn any_order_reads_what_was_copied(count in 1usize..6, uses in prop::collection::vec(0usize..6, 1..200)) {
+        fn any_order_reads_what_was_copied(
+            count in 1usize..6,
+            uses in prop::collection::vec(0usize..6, 1..200),
+        ) {
             let mut schedule = Schedule::new(count);
             let mut content = [None; SLOTS];
             for block in uses.into_iter().map(|block| block % count) {

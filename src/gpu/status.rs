@@ -5,9 +5,11 @@ use cudarc::driver::{CudaContext, CudaStream, sys::CUdeviceptr};
 use super::{Device, memory::Buffer, task::PROBLEMS};
 use crate::{Error, Result};
 
-/// A word of device memory in which decoding sets bits where a stream contradicts itself: 0 is success.
+/// A word of device memory in which decoding sets bits where a stream contradicts itself: 0 is
+/// success.
 ///
-/// Any number of decodings on any streams may share one; bits stay until [`Status::clear`]. Decoding itself never waits for it.
+/// Any number of decodings on any streams may share one; bits stay until [`Status::clear`].
+/// Decoding itself never waits for it.
 #[derive(Debug)]
 pub struct Status {
     word: Buffer,
@@ -75,8 +77,8 @@ mod tests {
     fn each_bit_is_described() {
         assert_eq!(
             describe(5),
-            "bits that are no code, a thread block with another number of codes than its output offsets say; \
-             `df11 verify --device cpu` says where"
+            "bits that are no code, a thread block with another number of codes than its output \
+            offsets say; `df11 verify --device cpu` says where"
         );
     }
 }

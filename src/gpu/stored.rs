@@ -79,7 +79,8 @@ pub(super) trait CodedTensor: std::fmt::Debug + Send + Sync {
     /// What its decode table is made of.
     fn codebook(&self) -> &[u8];
 
-    /// Shared memory that each warp of its kernel needs for it, in bytes, besides what it always takes.
+    /// Shared memory that each warp of its kernel needs for it, in bytes, besides what it always
+    /// takes.
     fn staged_bytes(&self) -> u32 {
         0
     }
@@ -94,8 +95,8 @@ pub(super) trait CodedTensor: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// The task that decodes a part that it [takes](Self::takes) to `output`, after others of this many units, and
-    /// its own units.
+    /// The task that decodes a part that it [takes](Self::takes) to `output`, after others of this
+    /// many units, and its own units.
     fn task(
         &self,
         part: &Rect,
@@ -132,8 +133,8 @@ pub(super) struct StoredTile {
 /// Tensors that are no aliases.
 pub(super) type Tensors = HashMap<TensorId, Arc<Stored>>;
 
-/// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are validated, unless a test wants none
-/// of that.
+/// Of these tensors all that are no aliases. Codebooks, output offsets and the records' offsets are
+/// validated, unless a test wants none of that.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if one is malformed; [`Error::Io`].
@@ -144,7 +145,8 @@ pub(super) fn read_all(
 ) -> Result<Tensors> {
     let all: Vec<TensorId> =
         tensors.filter(|&id| model.tensor_at(id).encoding() != Encoding::Alias).collect();
-    let stored = all.into_par_iter().map(|id| Ok((id, Arc::new(Stored::read(model, id, validate)?))));
+    let stored =
+        all.into_par_iter().map(|id| Ok((id, Arc::new(Stored::read(model, id, validate)?))));
     stored.collect()
 }
 
@@ -189,7 +191,8 @@ impl StoredGap {
                 .and_then(|_| index.layout.check_output_offsets(&index.output_offsets));
             checked.map_err(|error| tensor.locate(error))?;
         }
-        let code_lengths = index.codebook.first_chunk().expect("the layout's codebook has code lengths");
+        let code_lengths =
+            index.codebook.first_chunk().expect("the layout's codebook has code lengths");
         let [gaps, output_offsets, bitstream, plane] =
             [1, 2, 3, 4].map(|array| ArrayPlace::of(tensor, id.0, array));
         Ok(Self {
@@ -230,7 +233,10 @@ impl CodedTensor for StoredGap {
 
     fn kernel(&self) -> usize {
         let bytes = self.layout.geometry().bytes_per_thread();
-        GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes).expect("geometries are checked")
+        GAP_BYTES_PER_THREAD
+            .iter()
+            .position(|&known| known == bytes)
+            .expect("geometries are checked")
     }
 
     fn codebook(&self) -> &[u8] {
@@ -248,7 +254,11 @@ impl CodedTensor for StoredGap {
         let thread_blocks = self.layout.thread_blocks_of(&self.host_offsets, &elements)?;
         if thread_blocks.end > u64::from(u32::MAX) {
             let count = thread_blocks.end;
-            return Err(Error::limit("thread blocks of a tensor on the GPU", count, u32::MAX.into()));
+            return Err(Error::limit(
+                "thread blocks of a tensor on the GPU",
+                count,
+                u32::MAX.into(),
+            ));
         }
         let units = thread_blocks.end - thread_blocks.start;
         let task = GapTask {
@@ -280,11 +290,12 @@ impl StoredTile {
         // Not kept: the tiles of a range follow from its numbers.
         let records = tensor.shard().read_array(array, 0..sizes.records_bytes())?;
         if validate {
-            let checked =
-                Codebook::from_bytes(&index.codebook).and_then(|_| tile::check_offsets(&sizes, &records));
+            let checked = Codebook::from_bytes(&index.codebook)
+                .and_then(|_| tile::check_offsets(&sizes, &records));
             checked.map_err(|error| tensor.locate(error))?;
         }
-        let [records_place, bitstream, plane] = [1, 2, 3].map(|array| ArrayPlace::of(tensor, id.0, array));
+        let [records_place, bitstream, plane] =
+            [1, 2, 3].map(|array| ArrayPlace::of(tensor, id.0, array));
         Ok(Self {
             id,
             sizes,
@@ -368,11 +379,12 @@ impl CodedTensor for StoredTile {
     ) -> Result<(Task, u64)> {
         let (geometry, elements) = (self.sizes.geometry(), part.elements());
         // As wide as the kernel shall take the matrix for, and which columns are wanted.
-        let (columns, wanted) = if self.has_rows_of(part.width) && !(self.is_vector() && part.is_run()) {
-            (part.width / 2, part.columns.start / 2..part.columns.end / 2)
-        } else {
-            (geometry.columns(), 0..geometry.columns())
-        };
+        let (columns, wanted) =
+            if self.has_rows_of(part.width) && !(self.is_vector() && part.is_run()) {
+                (part.width / 2, part.columns.start / 2..part.columns.end / 2)
+            } else {
+                (geometry.columns(), 0..geometry.columns())
+            };
         let tiles = self.tiles(&elements, &wanted)?;
         let most = u64::from(u32::MAX);
         let behind = first_unit + tiles.count();
@@ -396,7 +408,8 @@ impl StoredTile {
         self.sizes.geometry().tile_rows() == 1
     }
 
-    /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a vector whose indices the kernel can divide.
+    /// Whether columns of rows of this many bytes can be decoded: those of its matrix, or any of a
+    /// vector whose indices the kernel can divide.
     fn has_rows_of(&self, width: u64) -> bool {
         if self.is_vector() {
             u32::try_from(self.sizes.elements()).is_ok()
@@ -405,7 +418,8 @@ impl StoredTile {
         }
     }
 
-    /// The tiles that hold a range of elements, and of it some columns. Those of a vector are all in one row.
+    /// The tiles that hold a range of elements, and of it some columns. Those of a vector are all
+    /// in one row.
     fn tiles(&self, elements: &Range<u64>, columns: &Range<u64>) -> Result<Tiles> {
         let strips = self.sizes.strips_of(elements)?;
         if self.is_vector() {

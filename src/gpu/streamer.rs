@@ -1,4 +1,5 @@
-//! Streamed blocks: copied from pinned host memory into slots on the GPU, ahead of their use, without a wait of the host.
+//! Streamed blocks: copied from pinned host memory into slots on the GPU, ahead of their use,
+//! without a wait of the host.
 #![expect(unsafe_code, reason = "copies to the device, each with its proof")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys::CUdeviceptr};
 
 use super::{
-    Device, fault::OrFault, host_section::HostSection, memory::Buffer, placement::SLOTS, schedule::Schedule,
+    Device, fault::OrFault, host_section::HostSection, memory::Buffer, placement::SLOTS,
+    schedule::Schedule,
 };
 use crate::Result;
 
@@ -44,10 +46,13 @@ impl Streamer {
         let end = |transfer: &Transfer| transfer.to + transfer.section.bytes().len() as u64;
         let largest = blocks.iter().flatten().map(end).max().unwrap_or(0);
         let slot_bytes = largest.next_multiple_of(crate::constants::SECTION_ALIGNMENT);
-        let slots =
-            device.allocate(slot_bytes * SLOTS.min(blocks.len()) as u64, "the slots of streamed blocks")?;
+        let slots = device.allocate(
+            slot_bytes * SLOTS.min(blocks.len()) as u64,
+            "the slots of streamed blocks",
+        )?;
         let events = || Ok::<_, crate::Error>([device.new_event()?, device.new_event()?]);
-        let state = State { schedule: Schedule::new(blocks.len()), filled: events()?, used: events()? };
+        let state =
+            State { schedule: Schedule::new(blocks.len()), filled: events()?, used: events()? };
         let copies = device.new_stream()?;
         Ok(Self { slots, slot_bytes, blocks, copies, state: Mutex::new(state) })
     }
@@ -61,7 +66,8 @@ impl Streamer {
         self.slots.pointer() + slot as u64 * self.slot_bytes
     }
 
-    /// Lets `decode` put work on the stream that reads a block from the slot which it is told; starts to copy the block that follows.
+    /// Lets `decode` put work on the stream that reads a block from the slot which it is told;
+    /// starts to copy the block that follows.
     pub(super) fn with_block(
         &self,
         block: usize,
@@ -105,10 +111,12 @@ impl Streamer {
         self.copies.wait(&state.used[slot]).or_fault(action)?;
         for transfer in &self.blocks[block] {
             let to = self.slot(slot) + transfer.to;
-            // SAFETY: the slot holds every block, and is freed after the context is idle. The source is pinned, and kept by `self`
-            // until `slots`, dropped before it, has waited for the context.
-            let copied =
-                unsafe { result::memcpy_htod_async(to, transfer.section.bytes(), self.copies.cu_stream()) };
+            // SAFETY: the slot holds every block, and is freed after the context is idle. The
+            // source is pinned, and kept by `self` until `slots`, dropped before it, has waited for
+            // the context.
+            let copied = unsafe {
+                result::memcpy_htod_async(to, transfer.section.bytes(), self.copies.cu_stream())
+            };
             copied.or_fault(action)?;
         }
         state.filled[slot].record(&self.copies).or_fault(action)

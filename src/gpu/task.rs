@@ -1,5 +1,5 @@
-//! What the host hands to the kernels: the mirror of `kernels/task.cuh` and of each encoding's own. Sizes are compared with the kernels'
-//! when they are loaded.
+//! What the host hands to the kernels: the mirror of `kernels/task.cuh` and of each encoding's own.
+//! Sizes are compared with the kernels' when they are loaded.
 
 use std::ops::Range;
 
@@ -23,7 +23,8 @@ impl From<TileTask> for Task {
     }
 }
 
-/// One tensor in the `gap` encoding, or a range of its elements, to decode. Pointers are device addresses.
+/// One tensor in the `gap` encoding, or a range of its elements, to decode. Pointers are device
+/// addresses.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct GapTask {
@@ -107,8 +108,8 @@ impl Tiles {
 }
 
 impl TileTask {
-    /// Decodes those of these elements that are in these columns, which lie in the tiles, to `output` of the launch's, dense. All
-    /// tasks before have this many tiles.
+    /// Decodes those of these elements that are in these columns, which lie in the tiles, to
+    /// `output` of the launch's, dense. All tasks before have this many tiles.
     pub(super) fn new(
         source: &TileSource,
         elements: &Range<u64>,

@@ -1,4 +1,5 @@
-//! Sections on their way to a GPU, where they stay: reader threads fill pinned buffers and start the copies.
+//! Sections on their way to a GPU, where they stay: reader threads fill pinned buffers and start
+//! the copies.
 
 use std::{
     num::NonZero,
@@ -17,7 +18,8 @@ use crate::{
     progress::{Observer, advance},
 };
 
-/// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB (benches/record/2026-11-20-loader-h200.md).
+/// Bytes that one pinned buffer holds: some checksum chunks. The fastest of 1, 2, 4 and 8 MiB
+/// (benches/record/2026-11-20-loader-h200.md).
 pub(super) const PIECE_BYTES: u64 = 4 * CHECKSUM_CHUNK_BYTES;
 /// Buffers of each reader: one is filled while the other one travels.
 pub(super) const BUFFERS: usize = 2;
@@ -75,13 +77,16 @@ impl UploadPiece<'_> {
     fn read(&self, out: &mut [u8]) -> Result<()> {
         match self.from {
             Origin::Section(section) => self.shard.read_chunks(section, self.range.clone(), out),
-            Origin::Array(array) => self.shard.read_array_part(array, &self.range, &self.range, out),
+            Origin::Array(array) => {
+                self.shard.read_array_part(array, &self.range, &self.range, out)
+            }
         }
     }
 }
 
-/// Copies sections and arrays to the device, checking checksums on the way, and waits. Of chunks of which other arrays have the rest,
-/// [`Shard::check_array`] tells once those were read. `stop` ends it early, and is set where it fails; so does the observer.
+/// Copies sections and arrays to the device, checking checksums on the way, and waits. Of chunks of
+/// which other arrays have the rest, [`Shard::check_array`] tells once those were read. `stop` ends
+/// it early, and is set where it fails; so does the observer.
 ///
 /// # Safety
 /// Each delivery goes to device memory with room for it.
@@ -112,7 +117,8 @@ pub(super) unsafe fn upload(
                 })
             })
             .collect();
-        let results = threads.into_iter().map(|thread| thread.join().expect("a reader does not panic"));
+        let results =
+            threads.into_iter().map(|thread| thread.join().expect("a reader does not panic"));
         first_cause(results)
     });
     // Also after a failure: nothing may be on its way to memory that is freed.
@@ -166,8 +172,8 @@ fn carry(
         at = (at + 1) % BUFFERS;
         let count = (piece.range.end - piece.range.start) as usize;
         piece.read(&mut buffer.bytes()?[..count])?;
-        // SAFETY: `to` lies in the memory that the caller of `upload` promises, which is not freed before `upload` returns, and it
-        // synchronises the stream first.
+        // SAFETY: `to` lies in the memory that the caller of `upload` promises, which is not freed
+        // before `upload` returns, and it synchronises the stream first.
         #[expect(unsafe_code, reason = "a device address")]
         let copied = unsafe { buffer.copy(count, piece.to, stream) };
         copied?;
@@ -188,11 +194,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = crate::demo::tiny_container(folder.path()).unwrap();
         let bytes = std::fs::read(path).unwrap();
-        let model = OpenOptions::new().open_readers(vec![(PathBuf::from("tiny"), Box::new(bytes))]).unwrap();
+        let model = OpenOptions::new()
+            .open_readers(vec![(PathBuf::from("tiny"), Box::new(bytes))])
+            .unwrap();
         let shard = &model.shards()[0];
         let count = shard.directory().sections.len();
         let deliveries: Vec<Delivery<'_>> = (0..count)
-            .map(|section| Delivery { shard, from: Origin::Section(section), to: (section as u64) << 40 })
+            .map(|section| Delivery {
+                shard,
+                from: Origin::Section(section),
+                to: (section as u64) << 40,
+            })
             .collect();
         let mut ends = vec![0; count];
         for piece in pieces(&deliveries) {
@@ -209,8 +221,12 @@ mod tests {
 
     #[test]
     fn the_cause_is_reported_and_not_its_consequences() {
-        let results =
-            [Ok(()), Err(Error::Cancelled), Err(Error::corrupt("x", 0, "y")), Err(Error::Cancelled)];
+        let results = [
+            Ok(()),
+            Err(Error::Cancelled),
+            Err(Error::corrupt("x", 0, "y")),
+            Err(Error::Cancelled),
+        ];
         assert!(matches!(first_cause(results.into_iter()), Err(Error::Corrupt { .. })));
         assert!(first_cause([Ok(()), Ok(())].into_iter()).is_ok());
         assert!(matches!(first_cause([Err(Error::Cancelled)].into_iter()), Err(Error::Cancelled)));

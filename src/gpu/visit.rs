@@ -27,8 +27,8 @@ impl Drop for Visit {
     #[expect(unsafe_code, reason = "a call of the driver")]
     fn drop(&mut self) {
         if current() != self.0 {
-            // SAFETY: it was current before, and whoever made it keeps it, or it is null, which leaves the thread without one. A driver that
-            // refuses says so at the next call.
+            // SAFETY: it was current before, and whoever made it keeps it, or it is null, which
+            // leaves the thread without one. A driver that refuses says so at the next call.
             unsafe { ctx::set_current(self.0) }.ok();
         }
     }

@@ -3,8 +3,8 @@
 /// The number of bits that [`peek`] and [`peek_at_end`] return at least.
 pub const PEEK_BITS: usize = 57;
 
-/// The next bits of a stream from a bit position, with one unaligned load: at least [`PEEK_BITS`], and zeros
-/// above.
+/// The next bits of a stream from a bit position, with one unaligned load: at least [`PEEK_BITS`],
+/// and zeros above.
 ///
 /// # Panics
 /// Where fewer than 8 bytes follow.

@@ -6,8 +6,8 @@ use crate::constants::{MAX_CODE_LENGTH, SYMBOLS};
 /// The code of an exponent, ready to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Code {
-    /// The code's bits with its first (most significant) bit lowest, as streams are written least significant
-    /// bit first.
+    /// The code's bits with its first (most significant) bit lowest, as streams are written least
+    /// significant bit first.
     pub bits: u16,
     /// The number of bits, 1..=16; 0 for an exponent without a code.
     pub length: u8,
@@ -25,7 +25,9 @@ impl Codes {
         let mut codes = [Code::default(); SYMBOLS];
         let mut next = 0u32;
         for length in 1..=MAX_CODE_LENGTH {
-            for (code, _) in codes.iter_mut().zip(lengths.as_bytes()).filter(|(_, of)| **of == length) {
+            for (code, _) in
+                codes.iter_mut().zip(lengths.as_bytes()).filter(|(_, of)| **of == length)
+            {
                 let bits = (next as u16).reverse_bits() >> (u16::BITS - u32::from(length));
                 *code = Code { bits, length };
                 next += 1;
@@ -53,7 +55,8 @@ mod tests {
 
     #[test]
     fn the_example_of_rfc_1951() {
-        // Section 3.2.2: lengths (3, 3, 3, 3, 3, 2, 4, 4) give 010, 011, 100, 101, 110, 00, 1110, 1111.
+        // Section 3.2.2: lengths (3, 3, 3, 3, 3, 2, 4, 4) give 010, 011, 100, 101, 110, 00, 1110,
+        // 1111.
         let mut lengths = [0; 256];
         lengths[..8].copy_from_slice(&[3, 3, 3, 3, 3, 2, 4, 4]);
         let codes = Codes::new(&CodeLengths::from_bytes(&lengths).unwrap());

@@ -6,15 +6,16 @@ use crate::{Error, Result};
 
 /// The code length of each exponent, in bits; 0 for an exponent without a code.
 ///
-/// Always a usable code: lengths of at most [`MAX_CODE_LENGTH`] that fill the code space exactly (Kraft's sum
-/// is 1), or a single exponent of length 1, whose code is the bit 0.
+/// Always a usable code: lengths of at most [`MAX_CODE_LENGTH`] that fill the code space exactly
+/// (Kraft's sum is 1), or a single exponent of length 1, whose code is the bit 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeLengths {
     lengths: [u8; SYMBOLS],
 }
 
 impl CodeLengths {
-    /// The lengths that give these weights the fewest bits, with codes of at most [`MAX_CODE_LENGTH`] bits.
+    /// The lengths that give these weights the fewest bits, with codes of at most
+    /// [`MAX_CODE_LENGTH`] bits.
     ///
     /// A function of the counts alone: ties are broken as the package-merge module documents.
     ///
@@ -27,8 +28,8 @@ impl CodeLengths {
     /// As [`from_histogram`](Self::from_histogram), with codes of at most `limit` bits.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the histogram is empty, or where `limit` is not in 1..=16 or has too few
-    /// codes for the exponents that occur.
+    /// [`Error::Parameter`] if the histogram is empty, or where `limit` is not in 1..=16 or has too
+    /// few codes for the exponents that occur.
     pub fn with_limit(histogram: &Histogram, limit: u8) -> Result<Self> {
         let used = histogram.used();
         if used == 0 {
@@ -40,7 +41,8 @@ impl CodeLengths {
                 "allow 8 to 16 bits",
             ));
         }
-        // Sums of up to 16 × 256 counts: beyond u64 for counts that no tensor has, but exact all the same.
+        // Sums of up to 16 × 256 counts: beyond u64 for counts that no tensor has, but exact all
+        // the same.
         let lengths = package_merge::code_lengths(&histogram.counts().map(u128::from), limit);
         Ok(Self { lengths: std::array::from_fn(|symbol| lengths[symbol]) })
     }
@@ -48,8 +50,8 @@ impl CodeLengths {
     /// Reads and checks stored lengths, one byte an exponent.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte at fault: not 256 bytes, a length above 16, or lengths that are no
-    /// complete code.
+    /// [`Error::Corrupt`] with the byte at fault: not 256 bytes, a length above 16, or lengths that
+    /// are no complete code.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let corrupt = |offset, problem: &str| Error::corrupt("code lengths", offset, problem);
         let lengths: [u8; CODE_LENGTHS_BYTES] =
@@ -58,8 +60,10 @@ impl CodeLengths {
             return Err(corrupt(at as u64, "a code length exceeds 16 bits"));
         }
         let space = 1u32 << MAX_CODE_LENGTH;
-        let kraft: u32 = lengths.iter().filter(|&&length| length > 0).map(|&length| space >> length).sum();
-        // Half the code space is either one code of one bit, or several longer ones that leave a hole.
+        let kraft: u32 =
+            lengths.iter().filter(|&&length| length > 0).map(|&length| space >> length).sum();
+        // Half the code space is either one code of one bit, or several longer ones that leave a
+        // hole.
         let one_symbol = lengths.iter().filter(|&&length| length > 0).eq([&1]);
         if kraft == space || one_symbol {
             Ok(Self { lengths })
@@ -88,11 +92,13 @@ impl CodeLengths {
     /// The bits that the weights of this histogram take.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if an exponent occurs that has no code; [`Error::Limit`] if the sum exceeds
-    /// 2^64 − 1.
+    /// [`Error::Parameter`] if an exponent occurs that has no code; [`Error::Limit`] if the sum
+    /// exceeds 2^64 − 1.
     pub fn bits(&self, histogram: &Histogram) -> Result<u64> {
         let mut bits = 0u64;
-        for (exponent, (&count, &length)) in histogram.counts().iter().zip(&self.lengths).enumerate() {
+        for (exponent, (&count, &length)) in
+            histogram.counts().iter().zip(&self.lengths).enumerate()
+        {
             if count > 0 && length == 0 {
                 let problem = format!("the exponent {exponent} has no code");
                 return Err(Error::parameter(

@@ -1,14 +1,16 @@
 //! The codebook array: code lengths and the hierarchical LUTs that are stored for readers.
 //!
 //! ```text
-//! LUT 0, indexed by the next 8 bits          0x0LSS  code of L ≤ 8 bits for the exponent SS
-//!                                            0x00KK  longer codes: LUT KK, indexed by the following 8 bits
-//!                                            0x0000  no code (only in a one-symbol code)
-//! LUT 1.., in the order of their prefixes    0xLLSS  code of LL = 9..=16 bits in all for the exponent SS
+//! LUT 0, indexed by the next 8 bits   0x0LSS  code of L ≤ 8 bits for the exponent SS
+//!                                     0x00KK  longer codes: LUT KK, indexed by the next 8 bits
+//!                                     0x0000  no code (only in a one-symbol code)
+//! LUT 1.., by their prefixes          0xLLSS  code of LL = 9..=16 bits in all for the exponent SS
 //! ```
 
 use super::{CodeLengths, Codes};
-use crate::constants::{CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS};
+use crate::constants::{
+    CODE_LENGTHS_BYTES, LUT_BITS, LUT_BYTES, LUT_ENTRIES, LUT_ENTRY_BYTES, MAX_LUTS,
+};
 use crate::{Error, Result};
 
 /// The LUTs of a code.
@@ -39,7 +41,11 @@ impl Luts {
             let (lut, first, length) = if code.length <= LUT_BITS {
                 (0, bits, code.length)
             } else {
-                (usize::from(luts[0][bits % LUT_ENTRIES]), bits / LUT_ENTRIES, code.length - LUT_BITS)
+                (
+                    usize::from(luts[0][bits % LUT_ENTRIES]),
+                    bits / LUT_ENTRIES,
+                    code.length - LUT_BITS,
+                )
             };
             luts[lut].iter_mut().skip(first).step_by(1 << length).for_each(|slot| *slot = entry);
         }
@@ -52,14 +58,16 @@ impl Luts {
         self.luts.len()
     }
 
-    /// The exponent and the length of the code at the start of a stream whose next 16 bits are `bits`; `None`
-    /// where there is no such code.
+    /// The exponent and the length of the code at the start of a stream whose next 16 bits are
+    /// `bits`; `None` where there is no such code.
     #[inline]
     pub fn find(&self, bits: u16) -> Option<(u8, u8)> {
         let entry = self.luts[0][usize::from(bits) % LUT_ENTRIES];
         let entry = match entry {
             0 => return None,
-            reference @ 1..=0xFF => self.luts[usize::from(reference)][usize::from(bits) / LUT_ENTRIES],
+            reference @ 1..=0xFF => {
+                self.luts[usize::from(reference)][usize::from(bits) / LUT_ENTRIES]
+            }
             entry => entry,
         };
         Some((entry as u8, (entry >> 8) as u8))
@@ -75,26 +83,28 @@ pub fn codebook(lengths: &CodeLengths) -> Vec<u8> {
     bytes
 }
 
-/// Reads the code lengths of a codebook array and checks them, and the number of LUTs; not what the LUTs
-/// hold, which [`verify_codebook`] does.
+/// Reads the code lengths of a codebook array and checks them, and the number of LUTs; not what the
+/// LUTs hold, which [`verify_codebook`] does.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the byte at fault.
 pub fn read_codebook(codebook: &[u8]) -> Result<CodeLengths> {
     let bad_size = || {
-        let problem =
-            "must be 256 bytes of code lengths and 1..=128 LUTs of 512 bytes, as many as the code needs";
+        let problem = "must be 256 bytes of code lengths and 1..=128 LUTs of 512 bytes, as many \
+        as the code needs";
         Error::corrupt("codebook", codebook.len() as u64, problem)
     };
     let (lengths, luts) = codebook.split_at_checked(CODE_LENGTHS_BYTES).ok_or_else(bad_size)?;
-    if !luts.len().is_multiple_of(LUT_BYTES) || !(1..=MAX_LUTS).contains(&(luts.len() / LUT_BYTES)) {
+    if !luts.len().is_multiple_of(LUT_BYTES) || !(1..=MAX_LUTS).contains(&(luts.len() / LUT_BYTES))
+    {
         return Err(bad_size());
     }
     let lengths = CodeLengths::from_bytes(lengths)?;
     if luts.len() / LUT_BYTES == Luts::new(&lengths).len() { Ok(lengths) } else { Err(bad_size()) }
 }
 
-/// Checks a whole codebook array: its code lengths, and that its LUTs are the ones that follow from them.
+/// Checks a whole codebook array: its code lengths, and that its LUTs are the ones that follow from
+/// them.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the byte at fault.
@@ -151,7 +161,8 @@ mod tests {
 
     #[test]
     fn the_most_luts() {
-        // 127 prefixes of 8 bits with two codes of 9 bits each, and two codes for the other 129 prefixes.
+        // 127 prefixes of 8 bits with two codes of 9 bits each, and two codes for the other 129
+        // prefixes.
         let mut lengths = [9; 256];
         lengths[..2].copy_from_slice(&[1, 8]);
         let lengths = CodeLengths::from_bytes(&lengths).unwrap();

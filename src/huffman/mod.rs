@@ -1,8 +1,8 @@
-//! The exponent code: how often each exponent occurs, how long its code is, and the tables that write and
-//! read it.
+//! The exponent code: how often each exponent occurs, how long its code is, and the tables that
+//! write and read it.
 //!
-//! `Histogram → CodeLengths → Codes` (to write) or `Luts`, `SymbolTable` (to read). The code is canonical, so
-//! the lengths alone define it; everything else is derived.
+//! `Histogram → CodeLengths → Codes` (to write) or `Luts`, `SymbolTable` (to read). The code is
+//! canonical, so the lengths alone define it; everything else is derived.
 
 pub mod bits;
 mod codes;

@@ -3,10 +3,10 @@
 //! ```text
 //! entry   bytes 0..6  exponents, the first in byte 0
 //!         byte 6      bits consumed
-//!         byte 7      exponents decoded, 1..=6; 0 (and 0 consumed) where the next code is longer than the index
+//!         byte 7      exponents decoded, 1..=6; 0 (and 0 consumed) if the next code is longer
 //! ```
-//! A look-up of an entry that consumes nothing finds itself again, so a caller may check the last of several
-//! look-ups only.
+//! A look-up of an entry that consumes nothing finds itself again, so a caller may check the last
+//! of several look-ups only.
 
 use super::Luts;
 

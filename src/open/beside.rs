@@ -103,7 +103,9 @@ fn hash_file(path: &Path) -> Result<[u8; 32]> {
     let (mut hasher, mut bytes) = (blake3::Hasher::new(), Vec::new());
     for start in (0..reader.size()).step_by(PIECE_BYTES) {
         bytes.resize((reader.size() - start).min(PIECE_BYTES as u64) as usize, 0);
-        reader.read_exact_at(start, &mut bytes).map_err(|error| Error::io("reading", path, error))?;
+        reader
+            .read_exact_at(start, &mut bytes)
+            .map_err(|error| Error::io("reading", path, error))?;
         hash(&mut hasher, &bytes);
     }
     Ok(*hasher.finalize().as_bytes())

@@ -22,8 +22,8 @@ pub struct Block<'m> {
 pub struct BlockLayout {
     /// Size of the buffer, in bytes.
     pub bytes: u64,
-    /// The bytes of each tensor, in the order of [`Block::tensors`]. Each starts on a multiple of 256: libraries choose their
-    /// kernels by alignment, and so may a result's bits depend on it.
+    /// The bytes of each tensor, in the order of [`Block::tensors`]. Each starts on a multiple of
+    /// 256: libraries choose their kernels by alignment, and so may a result's bits depend on it.
     pub tensors: Vec<Range<u64>>,
 }
 
@@ -40,7 +40,10 @@ impl<'m> Block<'m> {
     /// Its tensors, shard by shard, ascending by name in each.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = Tensor<'m>> + use<'m> {
         let model = self.model;
-        self.entry.tensors.iter().map(move |&(shard, index)| Tensor::new(&model.shards()[shard], index))
+        self.entry
+            .tensors
+            .iter()
+            .map(move |&(shard, index)| Tensor::new(&model.shards()[shard], index))
     }
 
     /// Shard and index of each of its tensors, in the order of [`Block::tensors`].
@@ -57,7 +60,8 @@ impl<'m> Block<'m> {
     /// Where each tensor goes in a buffer for [`Block::decode_into`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a tensor has a dtype of a newer version; [`Error::Limit`] if the size exceeds 2^64 − 1.
+    /// [`Error::Unsupported`] if a tensor has a dtype of a newer version; [`Error::Limit`] if the
+    /// size exceeds 2^64 − 1.
     pub fn layout(&self) -> Result<BlockLayout> {
         let mut bytes = 0u64;
         let mut tensors = Vec::with_capacity(self.entry.tensors.len());
@@ -65,16 +69,18 @@ impl<'m> Block<'m> {
             // Tensors that cannot be decoded, and aliases, may be of any size.
             let length = tensor.byte_length()?;
             let start = align(bytes, ARRAY_ALIGNMENT);
-            let (start, end) = start
-                .and_then(|start| Some((start, start.checked_add(length)?)))
-                .ok_or_else(|| Error::limit("the size of a block in bytes", u64::MAX, u64::MAX - 1))?;
+            let (start, end) =
+                start.and_then(|start| Some((start, start.checked_add(length)?))).ok_or_else(
+                    || Error::limit("the size of a block in bytes", u64::MAX, u64::MAX - 1),
+                )?;
             tensors.push(start..end);
             bytes = end;
         }
         Ok(BlockLayout { bytes, tensors })
     }
 
-    /// Decodes all tensors into one buffer of [`BlockLayout::bytes`], on all threads. Bytes between tensors become zero.
+    /// Decodes all tensors into one buffer of [`BlockLayout::bytes`], on all threads. Bytes between
+    /// tensors become zero.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a buffer of another length; otherwise as
@@ -110,7 +116,9 @@ impl<'m> Block<'m> {
             let (out, after) = after.split_at_mut((range.end - range.start) as usize);
             let length = out.len() as u64;
             parts.extend(
-                pieces(0..length, tensor.unit(), out).into_iter().map(|(range, out)| (tensor, range, out)),
+                pieces(0..length, tensor.unit(), out)
+                    .into_iter()
+                    .map(|(range, out)| (tensor, range, out)),
             );
             (rest, position) = (after, range.end);
         }

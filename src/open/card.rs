@@ -33,7 +33,8 @@ pub(crate) fn seal(text: &str) -> String {
 pub(crate) fn is_card(root: &Path, path: &str) -> bool {
     let file = root.join(path);
     NAMES.contains(&path)
-        && fs::metadata(&file).is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_BYTES)
+        && fs::metadata(&file)
+            .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_BYTES)
         && fs::read(file).is_ok_and(|bytes| is_sealed(&bytes))
 }
 
@@ -50,7 +51,8 @@ mod tests {
     fn only_an_unedited_card_is_known() {
         let sealed = seal("# Model\n");
         assert!(is_sealed(sealed.as_bytes()));
-        let edited = [sealed.replace("Model", "model"), format!("{sealed}more\n"), "# Model\n".to_owned()];
+        let edited =
+            [sealed.replace("Model", "model"), format!("{sealed}more\n"), "# Model\n".to_owned()];
         for edited in edited {
             assert!(!is_sealed(edited.as_bytes()), "{edited}");
         }
@@ -58,7 +60,9 @@ mod tests {
 
     #[test]
     fn the_name_is_one_that_is_free() {
-        let of = |own: &[&str]| card_path(&own.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>());
+        let of = |own: &[&str]| {
+            card_path(&own.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
+        };
         assert_eq!(of(&["config.json"]), Some("README.md"));
         assert_eq!(of(&["Readme.md"]), Some("DF11.md"));
         assert_eq!(of(&["README.md", "df11.md"]), None);

@@ -15,7 +15,8 @@ use crate::{Result, parallel};
 enum ThreadWork {
     /// Columns of some rows, without the others.
     Columns(Rect),
-    /// Columns of some rows, out of whole rows: where codes have no columns, each row alone would decode its neighbours too.
+    /// Columns of some rows, out of whole rows: where codes have no columns, each row alone would
+    /// decode its neighbours too.
     OfWholeRows(Rect),
     /// A range of the tensor's bytes.
     Run(Range<u64>),
@@ -64,7 +65,9 @@ fn parts(tensor: &TensorReader<'_>, rect: Rect) -> Vec<ThreadWork> {
     };
     if rect.rows.end - rect.rows.start > 1 {
         if let Some(unit) = tensor.unit_rows(rect.width) {
-            return rows(rect.columns.end - rect.columns.start, unit).map(ThreadWork::Columns).collect();
+            return rows(rect.columns.end - rect.columns.start, unit)
+                .map(ThreadWork::Columns)
+                .collect();
         }
         if rect.width <= PIECE_BYTES {
             return rows(rect.width, 1).map(ThreadWork::OfWholeRows).collect();

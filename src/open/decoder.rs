@@ -1,4 +1,5 @@
-//! What decodes tensors into host memory: the seam through which verification and restoring get their bytes.
+//! What decodes tensors into host memory: the seam through which verification and restoring get
+//! their bytes.
 
 use std::{fmt::Debug, ops::Range};
 
@@ -27,25 +28,30 @@ pub trait Decoder: Debug + Send + Sync {
     /// Prepares a tensor: what its parts have in common is done once.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version; whatever keeps the decoder from reading it.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version; whatever
+    /// keeps the decoder from reading it.
     fn prepare<'a>(&'a self, tensor: Tensor<'a>) -> Result<Box<dyn PreparedTensor + 'a>>;
 }
 
 /// A tensor from which any number of threads read at once.
 pub trait PreparedTensor: Send + Sync {
-    /// Bytes of the tensor that are decoded together: parts that are cut at multiples of it decode nothing twice. Any other range can be
-    /// read too. More than some MiB only for matrices with rows of some 10,000 weights in the `tile` encoding.
+    /// Bytes of the tensor that are decoded together: parts that are cut at multiples of it decode
+    /// nothing twice. Any other range can be read too. More than some MiB only for matrices with
+    /// rows of some 10,000 weights in the `tile` encoding.
     fn unit(&self) -> u64 {
         2
     }
 
-    /// Decodes a range of the tensor's bytes, which begins and ends between elements, into `out`, which is as long.
+    /// Decodes a range of the tensor's bytes, which begins and ends between elements, into `out`,
+    /// which is as long.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the container is damaged; whatever else keeps the decoder from it.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) where the container is damaged; whatever else
+    /// keeps the decoder from it.
     fn read(&self, range: Range<u64>, out: &mut [u8]) -> Result<()>;
 
-    /// Checks the gaps and output offsets of a range against the codes, as far as [`read`](Self::read) does not.
+    /// Checks the gaps and output offsets of a range against the codes, as far as
+    /// [`read`](Self::read) does not.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -76,8 +82,8 @@ impl PreparedTensor for TensorReader<'_> {
     }
 }
 
-/// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of `unit` where it does not end with the
-/// range.
+/// Where a piece for one thread ends that begins at `start`: after about `length`, at a multiple of
+/// `unit` where it does not end with the range.
 pub(super) fn piece_end(start: u64, end: u64, length: u64, unit: u64) -> u64 {
     let cut = start.saturating_add(length) / unit * unit;
     // A unit may be longer than a piece.
@@ -104,12 +110,17 @@ pub(super) fn cut(range: Range<u64>, length: u64, unit: u64) -> impl Iterator<It
 /// Cuts a range, and the bytes that it decodes to, into pieces.
 pub(super) fn pieces(range: Range<u64>, unit: u64, out: &mut [u8]) -> Vec<(Range<u64>, &mut [u8])> {
     let ranges: Vec<_> = ranges(range, unit).collect();
-    let parts: Vec<_> = parallel::split(out, ranges.iter().map(|range| range.end - range.start)).collect();
+    let parts: Vec<_> =
+        parallel::split(out, ranges.iter().map(|range| range.end - range.start)).collect();
     ranges.into_iter().zip(parts).collect()
 }
 
 /// Decodes a range of the tensor's bytes on all threads.
-pub(super) fn read_parallel(tensor: &dyn PreparedTensor, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+pub(super) fn read_parallel(
+    tensor: &dyn PreparedTensor,
+    range: Range<u64>,
+    out: &mut [u8],
+) -> Result<()> {
     let pieces = pieces(range, tensor.unit(), out);
     pieces.into_par_iter().try_for_each(|(range, out)| tensor.read(range, out))
 }
@@ -127,7 +138,10 @@ mod tests {
                 let mut end = start;
                 for (range, out) in pieces(start..length, unit, &mut out) {
                     assert_eq!((range.start, range.end - range.start), (end, out.len() as u64));
-                    assert!(range.end == length || range.end.is_multiple_of(unit), "{range:?} of {unit}");
+                    assert!(
+                        range.end == length || range.end.is_multiple_of(unit),
+                        "{range:?} of {unit}"
+                    );
                     assert!(!out.is_empty() && out.len() as u64 <= unit.max(PIECE_BYTES));
                     end = range.end;
                 }

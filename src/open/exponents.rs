@@ -8,8 +8,8 @@ use crate::{
     huffman::{self, CodeLengths, Histogram},
 };
 
-/// The code lengths of a tensor's exponents, for the `gap` encoding; other encodings have no code for
-/// single exponents.
+/// The code lengths of a tensor's exponents, for the `gap` encoding; other encodings have no code
+/// for single exponents.
 ///
 /// # Errors
 /// [`Error::Corrupt`] or [`Error::Io`].

@@ -9,14 +9,21 @@ use crate::{
     io::ReadAt,
 };
 
-/// Bytes of a container, without copying where it is mapped. The caller has checked the range against its size.
-pub(super) fn fetch<'a>(reader: &'a dyn ReadAt, path: &Path, range: Range<u64>) -> Result<Cow<'a, [u8]>> {
+/// Bytes of a container, without copying where it is mapped. The caller has checked the range
+/// against its size.
+pub(super) fn fetch<'a>(
+    reader: &'a dyn ReadAt,
+    path: &Path,
+    range: Range<u64>,
+) -> Result<Cow<'a, [u8]>> {
     let length = range.end - range.start;
     if let Some(view) = reader.view(range.start, length) {
         return Ok(Cow::Borrowed(view));
     }
     let mut bytes = vec![0; length as usize];
-    reader.read_exact_at(range.start, &mut bytes).map_err(|error| Error::io("reading", path, error))?;
+    reader
+        .read_exact_at(range.start, &mut bytes)
+        .map_err(|error| Error::io("reading", path, error))?;
     Ok(Cow::Owned(bytes))
 }
 
@@ -26,10 +33,12 @@ pub(super) fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header
     let head = fetch(reader, path, 0..size.min(HEAD_BYTES))?;
     Header::check_version(&head)?;
     if size < HEAD_BYTES + HEADER_BYTES {
-        let problem = format!("{size} bytes are too few for a df11 file; it is truncated, fetch it again");
+        let problem =
+            format!("{size} bytes are too few for a df11 file; it is truncated, fetch it again");
         return Err(Error::corrupt("file", 0, problem));
     }
-    let (header_bytes, rest) = head.split_first_chunk().expect("the head is longer than the header");
+    let (header_bytes, rest) =
+        head.split_first_chunk().expect("the head is longer than the header");
     let header = Header::parse(header_bytes)?;
     header.check_placement(size)?;
     check_zero("head", HEADER_BYTES, rest)?;
@@ -38,13 +47,16 @@ pub(super) fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header
     let (directory, padding) = tail.split_at(header.directory_length.get() as usize);
     let (padding, footer) = padding.split_at(padding.len() - HEADER_BYTES as usize);
     if footer != header_bytes {
-        return Err(Error::corrupt("footer", header.footer_offset(), "it is no copy of the header"));
+        return Err(Error::corrupt(
+            "footer",
+            header.footer_offset(),
+            "it is no copy of the header",
+        ));
     }
     check_zero("space after the directory", start + directory.len() as u64, padding)?;
     if crc32fast::hash(directory) != header.directory_checksum.get() {
-        return Err(
-            Error::corrupt("directory", 0, "its checksum does not match").remedied("the file is damaged")
-        );
+        return Err(Error::corrupt("directory", 0, "its checksum does not match")
+            .remedied("the file is damaged"));
     }
     Ok((header, Directory::parse(directory, start)?))
 }
@@ -52,7 +64,9 @@ pub(super) fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header
 /// Padding must be zero.
 pub(super) fn check_zero(place: &str, offset: u64, bytes: &[u8]) -> Result<()> {
     match bytes.iter().position(|&byte| byte != 0) {
-        Some(position) => Err(Error::corrupt(place, offset + position as u64, "padding is not zero")),
+        Some(position) => {
+            Err(Error::corrupt(place, offset + position as u64, "padding is not zero"))
+        }
         None => Ok(()),
     }
 }

@@ -54,16 +54,18 @@ use crate::{
     source::HIDDEN,
 };
 
-/// Opens a model: a container, or a folder with all its shards. Equals `OpenOptions::new().open(path)`.
+/// Opens a model: a container, or a folder with all its shards. Equals
+/// `OpenOptions::new().open(path)`.
 ///
-/// Reads and validates headers and directories; the cost grows with the number of tensors and not with their size. Containers are mapped into
-/// memory: **they must not be truncated or changed while they are open** (a truncated file would end the process with SIGBUS). Writing
-/// the same model again with this crate is safe, since it renames a new file over the old one. Where files change in
-/// place, use [`OpenOptions::memory_map`].
+/// Reads and validates headers and directories; the cost grows with the number of tensors and not
+/// with their size. Containers are mapped into memory: **they must not be truncated or changed
+/// while they are open** (a truncated file would end the process with SIGBUS). Writing the same
+/// model again with this crate is safe, since it renames a new file over the old one. Where files
+/// change in place, use [`OpenOptions::memory_map`].
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Unsupported`], [`Error::Corrupt`] or [`Error::Limit`], with the file's name;
-/// [`Error::Parameter`] if a folder holds no container, or shards of different models.
+/// [`Error::Io`], [`Error::Unsupported`], [`Error::Corrupt`] or [`Error::Limit`], with the file's
+/// name; [`Error::Parameter`] if a folder holds no container, or shards of different models.
 pub fn open(path: impl AsRef<Path>) -> Result<Model> {
     OpenOptions::new().open(path)
 }
@@ -87,15 +89,16 @@ impl OpenOptions {
         Self { memory_map: true, checksums: true }
     }
 
-    /// Whether to map containers into memory (the default), or to read from them on demand. Reading copies, but a file that shrinks
-    /// meanwhile is an [`Error::Io`].
+    /// Whether to map containers into memory (the default), or to read from them on demand. Reading
+    /// copies, but a file that shrinks meanwhile is an [`Error::Io`].
     #[must_use]
     pub const fn memory_map(mut self, memory_map: bool) -> Self {
         self.memory_map = memory_map;
         self
     }
 
-    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the default).
+    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the
+    /// default).
     #[must_use]
     pub const fn checksums(mut self, checksums: bool) -> Self {
         self.checksums = checksums;
@@ -127,13 +130,17 @@ impl OpenOptions {
         Model::new(shards, Some(path.to_owned()))
     }
 
-    /// Opens containers that are no files: bytes in memory, or a remote store. `name` stands for the path in errors.
+    /// Opens containers that are no files: bytes in memory, or a remote store. `name` stands for
+    /// the path in errors.
     ///
     /// # Errors
     /// As [`open`].
     pub fn open_readers(&self, readers: Vec<(PathBuf, Box<dyn ReadAt>)>) -> Result<Model> {
         if readers.is_empty() {
-            return Err(Error::parameter("a model has at least one container", "pass one or more readers"));
+            return Err(Error::parameter(
+                "a model has at least one container",
+                "pass one or more readers",
+            ));
         }
         let shards = readers
             .into_iter()
@@ -173,9 +180,10 @@ impl ReadAt for Mapped {
 #[expect(unsafe_code, reason = "a mapping is as stable as its file")]
 fn map(path: &Path) -> Result<Mapped> {
     let file = open_regular(path)?;
-    // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every access by the length that
-    // was mapped, and decodes without relying on bytes that it read before being the same (the directory is copied at once). That nobody
-    // truncates the file meanwhile is the documented contract of `open`, as for every library that maps files
+    // SAFETY: the mapping is read-only. All code that reads it accepts any bytes, bounds every
+    // access by the length that was mapped, and decodes without relying on bytes that it read
+    // before being the same (the directory is copied at once). That nobody truncates the file
+    // meanwhile is the documented contract of `open`, as for every library that maps files
     // (memmap2, `Mmap`, section Safety).
     let map = unsafe { memmap2::Mmap::map(&file) };
     let map = map.map_err(|error| Error::io("mapping", path, error))?;
@@ -191,8 +199,8 @@ pub(crate) fn hash(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     }
 }
 
-/// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its name a container, or a folder that holds
-/// some and no safetensors file.
+/// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
+/// name a container, or a folder that holds some and no safetensors file.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be read.
@@ -206,10 +214,12 @@ pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     Ok(paths.clone().any(is_container) && !paths.any(is_safetensors))
 }
 
-/// The path, for a message; one that is not here and reads like a repository's name, with how to get that.
+/// The path, for a message; one that is not here and reads like a repository's name, with how to
+/// get that.
 fn shown(path: &Path, error: &io::Error) -> PathBuf {
     let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
-    let is_word = |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
+    let is_word =
+        |part: &&str| part.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
     match parts[..] {
         [owner, name]
             if error.kind() == io::ErrorKind::NotFound
@@ -217,8 +227,11 @@ fn shown(path: &Path, error: &io::Error) -> PathBuf {
                 && !is_container(name)
                 && !Path::new(owner).exists() =>
         {
-            format!("{owner}/{name} (a repository of the Hub? hf download {owner}/{name} --local-dir {name})")
-                .into()
+            format!(
+                "{owner}/{name} (a repository of the Hub? hf download {owner}/{name} \
+            --local-dir {name})"
+            )
+            .into()
         }
         _ => path.to_owned(),
     }

@@ -15,8 +15,8 @@ use crate::{
 
 /// An open model: one container, or all shards of a folder.
 ///
-/// A model holds directories only; tensors are read and decoded when they are asked for. It is `Send` and `Sync`: any number of
-/// threads may decode from it at once.
+/// A model holds directories only; tensors are read and decoded when they are asked for. It is
+/// `Send` and `Sync`: any number of threads may decode from it at once.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -25,7 +25,8 @@ use crate::{
 /// let model = df11::open(&path)?;
 /// for block in model.blocks() {
 ///     for tensor in block.tensors() {
-///         println!("{} {:?} {:.2} bits an element", tensor.name(), tensor.shape(), tensor.bits_per_element());
+///         let (name, shape) = (tensor.name(), tensor.shape());
+///         println!("{name} {shape:?} {:.2} bits an element", tensor.bits_per_element());
 ///     }
 /// }
 /// # Ok(())
@@ -55,7 +56,8 @@ impl Model {
         shards.sort_by_key(|shard| shard.directory().shard.shard_index.get());
         check_shards(&shards)?;
         check_names(&shards)?;
-        let shard_count = shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
+        let shard_count =
+            shards.first().map_or(0, |shard| shard.directory().shard.shard_count.get());
         let (blocks, block_names) = join_blocks(&shards);
         Ok(Self { shards, shard_count, folder, others: Vec::new(), blocks, block_names })
     }
@@ -84,7 +86,8 @@ impl Model {
         &self.shards
     }
 
-    /// The folder that was opened, with side files beside the shards; `None` for a single container.
+    /// The folder that was opened, with side files beside the shards; `None` for a single
+    /// container.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
@@ -94,8 +97,8 @@ impl Model {
         self.shards.len() as u64 == self.shard_count
     }
 
-    /// Keys and values that the writer kept for runtimes, ascending by key. They are in shard 0; without
-    /// it there are none.
+    /// Keys and values that the writer kept for runtimes, ascending by key. They are in shard 0;
+    /// without it there are none.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.shards[0].directory().metadata()
     }
@@ -107,7 +110,8 @@ impl Model {
 
     /// Indices of the model's shards that are not open, ascending. Cost: that of their number.
     pub fn missing_shards(&self) -> Vec<u64> {
-        let mut open = self.shards.iter().map(|shard| shard.directory().shard.shard_index.get()).peekable();
+        let mut open =
+            self.shards.iter().map(|shard| shard.directory().shard.shard_index.get()).peekable();
         (0..self.shard_count).filter(|&index| open.next_if_eq(&index).is_none()).collect()
     }
 
@@ -147,7 +151,8 @@ impl Model {
     pub fn weights_header(&self, path: &str) -> Result<Vec<u8>> {
         for shard in &self.shards {
             let directory = shard.directory();
-            let is_it = |file: &FileRecord| file.kind == FILE_WEIGHTS && directory.file_path(file) == path;
+            let is_it =
+                |file: &FileRecord| file.kind == FILE_WEIGHTS && directory.file_path(file) == path;
             if let Some(file) = directory.files.iter().position(is_it) {
                 // Its length comes first.
                 return Ok(check_header(shard, file)?.split_off(size_of::<u64>()));
@@ -227,7 +232,8 @@ fn check_names(shards: &[Shard]) -> Result<()> {
     match PathTree::new(paths).clash() {
         None => Ok(()),
         Some((first, second)) => {
-            let problem = format!("the shards hold files {first:?} and {second:?}, which exclude each other");
+            let problem =
+                format!("the shards hold files {first:?} and {second:?}, which exclude each other");
             Err(Error::corrupt("directory", 0, problem).in_file(shards[0].path()))
         }
     }
@@ -236,7 +242,11 @@ fn check_names(shards: &[Shard]) -> Result<()> {
 type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
 
 /// No two shards have one of these names in common; in one shard they are unique already.
-fn check_unique<'a>(shards: &'a [Shard], what: &str, names: impl Fn(&'a Shard) -> Names<'a>) -> Result<()> {
+fn check_unique<'a>(
+    shards: &'a [Shard],
+    what: &str,
+    names: impl Fn(&'a Shard) -> Names<'a>,
+) -> Result<()> {
     if shards.len() < 2 {
         return Ok(());
     }
@@ -244,7 +254,8 @@ fn check_unique<'a>(shards: &'a [Shard], what: &str, names: impl Fn(&'a Shard) -
     for (index, shard) in shards.iter().enumerate() {
         for name in names(shard) {
             if let Some(other) = owners.insert(name, index) {
-                let problem = format!("{what} {name:?} is in {} too", shards[other].path().display());
+                let problem =
+                    format!("{what} {name:?} is in {} too", shards[other].path().display());
                 return Err(Error::corrupt("directory", 0, problem).in_file(shard.path()));
             }
         }

@@ -53,10 +53,11 @@ impl OpenOptions {
             return Ok(Models { components: vec![alone], missing: Vec::new() });
         }
         let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
-        let listed =
-            listed_components(rest.shards()[0].directory())
-                .map_err(|error| error.in_file(&list))?
-                .ok_or_else(|| Error::corrupt("metadata", 0, "no components are listed").in_file(&list))?;
+        let listed = listed_components(rest.shards()[0].directory())
+            .map_err(|error| error.in_file(&list))?
+            .ok_or_else(|| {
+                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
+            })?;
         let (mut components, mut missing) = (Vec::new(), Vec::new());
         for (folder, identity) in &listed {
             let place = root.join(folder);
@@ -101,7 +102,8 @@ impl Models {
         if self.missing.is_empty() {
             return Ok(());
         }
-        let problem = format!("components of the pipeline are missing: {}", self.missing.join(", "));
+        let problem =
+            format!("components of the pipeline are missing: {}", self.missing.join(", "));
         Err(Error::parameter(problem, "fetch the rest"))
     }
 
@@ -111,7 +113,9 @@ impl Models {
     /// [`Error::Parameter`] if this is one; `what` says who asks.
     pub fn single(mut self, what: &str) -> Result<Model> {
         match self.components.pop() {
-            Some(component) if self.components.is_empty() && self.missing.is_empty() => Ok(component.model),
+            Some(component) if self.components.is_empty() && self.missing.is_empty() => {
+                Ok(component.model)
+            }
             _ => {
                 let problem = format!("{what} takes one model, and this is a pipeline");
                 Err(Error::parameter(problem, "name a component of it"))
@@ -122,8 +126,10 @@ impl Models {
 
 /// The value of the metadata that lists components, by their folders.
 pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (String, String) {
-    let list: serde_json::Map<_, _> =
-        identities.iter().map(|(folder, identity)| (folder.clone(), identity.clone().into())).collect();
+    let list: serde_json::Map<_, _> = identities
+        .iter()
+        .map(|(folder, identity)| (folder.clone(), identity.clone().into()))
+        .collect();
     (COMPONENTS.to_owned(), serde_json::Value::from(list).to_string())
 }
 
@@ -134,7 +140,8 @@ pub(crate) fn list_of_components(identities: &BTreeMap<String, String>) -> (Stri
 pub(crate) fn listed_components(directory: &Directory) -> Result<Option<BTreeMap<String, String>>> {
     let mut metadata = directory.metadata();
     let Some((_, list)) = metadata.find(|(key, _)| *key == COMPONENTS) else { return Ok(None) };
-    let invalid = |problem: String| Error::corrupt("metadata", 0, format!("{COMPONENTS}: {problem}"));
+    let invalid =
+        |problem: String| Error::corrupt("metadata", 0, format!("{COMPONENTS}: {problem}"));
     let listed: BTreeMap<String, String> =
         serde_json::from_str(list).map_err(|error| invalid(error.to_string()))?;
     match listed.keys().find(|folder| check_path(folder).is_err() || folder.contains('/')) {

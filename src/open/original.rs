@@ -26,8 +26,8 @@ pub(crate) fn original(shard: &Shard, file: usize) -> Result<WeightsFile> {
     })
 }
 
-/// Checks that the header of a weights file describes the tensors of the directory, those of a newer
-/// version too. Returns the prefix.
+/// Checks that the header of a weights file describes the tensors of the directory, those of a
+/// newer version too. Returns the prefix.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a wrong prefix; [`Error::Io`].
@@ -39,12 +39,15 @@ pub(super) fn check_header(shard: &Shard, file: usize) -> Result<Vec<u8>> {
     let length = directory.arrays[array].length.get();
     let bytes = shard.read_array(array, 0..length)?.into_owned();
     let wrong = |problem: String| wrong_prefix(shard, file, problem);
-    let header = Header::read(path, &bytes, record.length.get()).map_err(|error| wrong(error.to_string()))?;
+    let header = Header::read(path, &bytes, record.length.get())
+        .map_err(|error| wrong(error.to_string()))?;
     for tensor in &header.tensors {
         let found = directory.find_tensor(&tensor.name).map(|index| &directory.tensors[index]);
         if !found.is_some_and(|record| is_same(record, tensor, file, length)) {
             let name = &tensor.name;
-            return Err(wrong(format!("directory and header of {path:?} differ in tensor {name:?}")));
+            return Err(wrong(format!(
+                "directory and header of {path:?} differ in tensor {name:?}"
+            )));
         }
     }
     let (count, described) = (shard.tensors_of(file).len(), header.tensors.len());

@@ -1,4 +1,5 @@
-//! The bytes of an original weights file, in the file's order and in bounded memory: what restores files and proves identity.
+//! The bytes of an original weights file, in the file's order and in bounded memory: what restores
+//! files and proves identity.
 
 use std::{mem, ops::Range, sync::Arc};
 
@@ -21,7 +22,8 @@ pub(crate) struct FilePieces<'m> {
     prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
-/// Called with bytes of the file and their offset in it, by the thread that decoded them, while they are in that thread's cache.
+/// Called with bytes of the file and their offset in it, by the thread that decoded them, while
+/// they are in that thread's cache.
 pub(crate) type Made<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
 
 /// Consecutive bytes of a file, and the tensors that they belong to.
@@ -54,7 +56,8 @@ impl TensorPart<'_> {
 }
 
 impl<'m> FilePieces<'m> {
-    /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can be decoded.
+    /// Prepares a weights file and checks that its tensors cover it (section 7), and that all can
+    /// be decoded.
     pub(crate) fn new(shard: &'m Shard, file: usize, decoder: &'m dyn Decoder) -> Result<Self> {
         let directory = shard.directory();
         let record = &directory.files[file];
@@ -68,11 +71,25 @@ impl<'m> FilePieces<'m> {
         check_cover(shard, record, prefix, order.iter().map(|&i| (tensors[i], lengths[i])))?;
         tensors.iter().try_for_each(Tensor::check_known)?;
         tensors = order.into_iter().filter(|&i| lengths[i] > 0).map(|i| tensors[i]).collect();
-        Ok(Self { shard, file, decoder, tensors, prefix, next: (0, 0), started: false, prepared: None })
+        Ok(Self {
+            shard,
+            file,
+            decoder,
+            tensors,
+            prefix,
+            next: (0, 0),
+            started: false,
+            prepared: None,
+        })
     }
 
-    /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for each thread; `None` at the end.
-    pub(crate) fn next_batch(&mut self, mut bytes: Vec<u8>, made: Made<'_>) -> Result<Option<Batch<'m>>> {
+    /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for
+    /// each thread; `None` at the end.
+    pub(crate) fn next_batch(
+        &mut self,
+        mut bytes: Vec<u8>,
+        made: Made<'_>,
+    ) -> Result<Option<Batch<'m>>> {
         if !self.started {
             self.started = true;
             let array = self.shard.directory().files[self.file].array_range().start;
@@ -95,20 +112,26 @@ impl<'m> FilePieces<'m> {
         Ok(Some(Batch { bytes, parts }))
     }
 
-    /// Hands all batches to `take`, in order, and decodes the next one meanwhile; with one thread, afterwards.
-    pub(super) fn for_each(mut self, mut take: impl FnMut(&Batch<'m>) -> Result<()> + Send) -> Result<()> {
+    /// Hands all batches to `take`, in order, and decodes the next one meanwhile; with one thread,
+    /// afterwards.
+    pub(super) fn for_each(
+        mut self,
+        mut take: impl FnMut(&Batch<'m>) -> Result<()> + Send,
+    ) -> Result<()> {
         let mut batch = Batch { bytes: Vec::new(), parts: Vec::new() };
         let mut spare = Vec::new();
         loop {
             let buffer = mem::take(&mut spare);
-            let (taken, next) = rayon::join(|| take(&batch), || self.next_batch(buffer, &|_, _| Ok(())));
+            let (taken, next) =
+                rayon::join(|| take(&batch), || self.next_batch(buffer, &|_, _| Ok(())));
             taken?;
             let Some(next) = next? else { return Ok(()) };
             spare = mem::replace(&mut batch, next).bytes;
         }
     }
 
-    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or a unit where that is more.
+    /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
+    /// a unit where that is more.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
@@ -133,7 +156,11 @@ impl<'m> FilePieces<'m> {
     }
 
     /// Prepares a tensor, or finds that it is.
-    fn prepare(&mut self, index: usize, tensor: Tensor<'m>) -> Result<Arc<dyn PreparedTensor + 'm>> {
+    fn prepare(
+        &mut self,
+        index: usize,
+        tensor: Tensor<'m>,
+    ) -> Result<Arc<dyn PreparedTensor + 'm>> {
         if let Some((_, prepared)) = self.prepared.as_ref().filter(|(of, _)| *of == index) {
             return Ok(Arc::clone(prepared));
         }

@@ -13,9 +13,11 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Coded bytes a thread below which the CPU is sooner done. An H200's host needed 0.35 s to start the GPU and to end, and then
-    /// verified 2.9 GB/s with 2 threads and 9.8 with 16, where the CPU did 1.3 and 6.7. What restores waits for the files it writes:
-    /// they took 2 GB/s from either. To be measured again with `benches/gpu_commands.py` where a GPU starts or loads faster.
+    /// Coded bytes a thread below which the CPU is sooner done. An H200's host needed 0.35 s to
+    /// start the GPU and to end, and then verified 2.9 GB/s with 2 threads and 9.8 with 16, where
+    /// the CPU did 1.3 and 6.7. What restores waits for the files it writes: they took 2 GB/s from
+    /// either. To be measured again with `benches/gpu_commands.py` where a GPU starts or loads
+    /// faster.
     const fn small_bytes(self) -> u64 {
         match self {
             Self::Verify => 400_000_000,
@@ -23,12 +25,14 @@ impl Purpose {
         }
     }
 
-    /// Whether the threads of the current rayon pool have decoded the model before a GPU has started. Nobody then needs to look for one,
-    /// which takes time too. The cost grows with the number of tensors.
+    /// Whether the threads of the current rayon pool have decoded the model before a GPU has
+    /// started. Nobody then needs to look for one, which takes time too. The cost grows with the
+    /// number of tensors.
     pub fn is_small(self, model: &Model) -> bool {
         let is_coded = |encoding| matches!(encoding, Encoding::Gap | Encoding::Tile);
         let coded = model.tensors().filter(|tensor| is_coded(tensor.encoding()));
-        let bytes = coded.filter_map(|tensor| tensor.byte_length().ok()).fold(0, u64::saturating_add);
+        let bytes =
+            coded.filter_map(|tensor| tensor.byte_length().ok()).fold(0, u64::saturating_add);
         bytes < self.small_bytes().saturating_mul(rayon::current_num_threads() as u64)
     }
 }

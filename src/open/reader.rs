@@ -1,4 +1,5 @@
-//! Reads decoded bytes of one tensor: what is needed for any range of it is found and prepared once.
+//! Reads decoded bytes of one tensor: what is needed for any range of it is found and prepared
+//! once.
 
 use std::{borrow::Cow, cell::RefCell, ops::Range};
 
@@ -12,11 +13,12 @@ use crate::{
     huffman,
 };
 
-/// Decoded bytes that one thread makes in one go: large enough to hide the start of a thread block, small enough for a cache.
+/// Decoded bytes that one thread makes in one go: large enough to hide the start of a thread block,
+/// small enough for a cache.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 
-/// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index, some 4 MiB. Strips of more than a MiB need more,
-/// which is given back.
+/// Where a thread reads what is not mapped, piece after piece: at most two chunks and the index,
+/// some 4 MiB. Strips of more than a MiB need more, which is given back.
 #[derive(Default)]
 struct Scratch {
     /// Gaps, or records of tiles.
@@ -53,13 +55,25 @@ pub(crate) struct TensorReader<'m> {
 /// Arrays by their index in the directory.
 enum ReaderArrays<'m> {
     Empty,
-    Raw { array: usize },
-    Gap { first_array: usize, decoder: Box<GapDecoder>, layout: GapSizes, output_offsets: Cow<'m, [u8]> },
-    Tile { first_array: usize, decoder: Box<tile::TileDecoder>, sizes: Sizes },
+    Raw {
+        array: usize,
+    },
+    Gap {
+        first_array: usize,
+        decoder: Box<GapDecoder>,
+        layout: GapSizes,
+        output_offsets: Cow<'m, [u8]>,
+    },
+    Tile {
+        first_array: usize,
+        decoder: Box<tile::TileDecoder>,
+        sizes: Sizes,
+    },
 }
 
 impl<'m> TensorReader<'m> {
-    /// Reads and checks the codebook and the output offsets; some tens of microseconds for a large tensor.
+    /// Reads and checks the codebook and the output offsets; some tens of microseconds for a large
+    /// tensor.
     pub(super) fn new(tensor: &Tensor<'m>) -> Result<Self> {
         let length = tensor.byte_length()?;
         tensor.check_known()?;
@@ -92,14 +106,19 @@ impl<'m> TensorReader<'m> {
         match &self.stored {
             ReaderArrays::Empty => Ok(()),
             ReaderArrays::Raw { array } => SCRATCH.with_borrow_mut(|scratch| {
-                out.copy_from_slice(self.shard.read_array_with(*array, range, &mut scratch.plane)?);
+                out.copy_from_slice(self.shard.read_array_with(
+                    *array,
+                    range,
+                    &mut scratch.plane,
+                )?);
                 Ok(())
             }),
             ReaderArrays::Gap { .. } | ReaderArrays::Tile { .. } if range.is_empty() => Ok(()),
             ReaderArrays::Gap { first_array, decoder, layout, output_offsets } => {
                 let elements = range.start / 2..range.end / 2;
                 self.with_span(*first_array, layout, output_offsets, &elements, |span, scratch| {
-                    let plane = self.shard.read_array_with(first_array + 4, elements.clone(), scratch)?;
+                    let plane =
+                        self.shard.read_array_with(first_array + 4, elements.clone(), scratch)?;
                     decoder.decode(span, elements.clone(), plane, out)
                 })
             }
@@ -112,7 +131,8 @@ impl<'m> TensorReader<'m> {
         }
     }
 
-    /// Rows of this width in bytes that are decoded together, if columns of them can be decoded without the others.
+    /// Rows of this width in bytes that are decoded together, if columns of them can be decoded
+    /// without the others.
     pub(super) fn unit_rows(&self, width: u64) -> Option<u64> {
         match &self.stored {
             ReaderArrays::Empty | ReaderArrays::Raw { .. } => Some(1),
@@ -127,7 +147,9 @@ impl<'m> TensorReader<'m> {
     pub(super) fn read_rect(&self, rect: &Rect, out: &mut [u8]) -> Result<()> {
         let Rect { rows, columns, width } = rect;
         match &self.stored {
-            ReaderArrays::Tile { first_array, decoder, sizes } if self.unit_rows(*width).is_some() => {
+            ReaderArrays::Tile { first_array, decoder, sizes }
+                if self.unit_rows(*width).is_some() =>
+            {
                 let elements = rows.start * width / 2..rows.end * width / 2;
                 let columns = columns.start / 2..columns.end / 2;
                 self.with_strips(*first_array, sizes, &elements, |span| {
@@ -136,7 +158,10 @@ impl<'m> TensorReader<'m> {
             }
             _ => {
                 let each = (columns.end - columns.start) as usize;
-                rect.clone().runs().zip(out.chunks_mut(each)).try_for_each(|(run, out)| self.read(run, out))
+                rect.clone()
+                    .runs()
+                    .zip(out.chunks_mut(each))
+                    .try_for_each(|(run, out)| self.read(run, out))
             }
         }
     }
@@ -176,7 +201,11 @@ impl<'m> TensorReader<'m> {
         let thread_blocks = layout.thread_blocks_of(output_offsets, elements).map_err(locate)?;
         let offsets = layout.output_offsets_of(&thread_blocks)?;
         SCRATCH.with_borrow_mut(|Scratch { index, bitstream, plane }| {
-            let gaps = self.shard.read_array_with(first_array + 1, layout.gaps_of(&thread_blocks)?, index)?;
+            let gaps = self.shard.read_array_with(
+                first_array + 1,
+                layout.gaps_of(&thread_blocks)?,
+                index,
+            )?;
             let range = layout.bitstream_of(&thread_blocks)?;
             let bitstream = self.shard.read_array_with(first_array + 3, range, bitstream)?;
             let output_offsets = &output_offsets[offsets.start as usize..offsets.end as usize];
@@ -184,7 +213,8 @@ impl<'m> TensorReader<'m> {
         })
     }
 
-    /// Fetches the span of strips that hold these elements. Records are read with it, so that a tensor's are never all in memory.
+    /// Fetches the span of strips that hold these elements. Records are read with it, so that a
+    /// tensor's are never all in memory.
     fn with_strips(
         &self,
         first_array: usize,
@@ -196,10 +226,12 @@ impl<'m> TensorReader<'m> {
         let strips = sizes.strips_of(elements)?;
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { index, bitstream, plane } = scratch;
-            let records = self.shard.read_array_with(first_array + 1, sizes.records_of(&strips)?, index)?;
+            let records =
+                self.shard.read_array_with(first_array + 1, sizes.records_of(&strips)?, index)?;
             let range = sizes.bitstream_of(records, &strips).map_err(locate)?;
             let bitstream = self.shard.read_array_with(first_array + 2, range, bitstream)?;
-            let plane = self.shard.read_array_with(first_array + 3, sizes.plane_of(&strips)?, plane)?;
+            let plane =
+                self.shard.read_array_with(first_array + 3, sizes.plane_of(&strips)?, plane)?;
             let result = work(&tile::Span { strips, records, bitstream, plane }).map_err(locate);
             scratch.give_back();
             result
@@ -261,7 +293,8 @@ pub(crate) struct TileIndex<'m> {
 pub(super) fn tile_index<'m>(tensor: &Tensor<'m>) -> Result<TileIndex<'m>> {
     let shard = tensor.shard();
     let first_array = tensor.record().array_range().start;
-    let codebook = shard.read_array(first_array, 0..shard.directory().arrays[first_array].length.get())?;
+    let codebook =
+        shard.read_array(first_array, 0..shard.directory().arrays[first_array].length.get())?;
     let sizes = tile_sizes(tensor)?;
     Ok(TileIndex { codebook, sizes })
 }
@@ -270,7 +303,8 @@ pub(super) fn tile_index<'m>(tensor: &Tensor<'m>) -> Result<TileIndex<'m>> {
 pub(super) fn tile_sizes(tensor: &Tensor<'_>) -> Result<Sizes> {
     let record = tensor.record();
     let codebook = tensor.shard().directory().arrays[record.array_range().start].length.get();
-    let [tile_columns, columns, bit_count, _] = record.parameters.map(zerocopy::little_endian::U64::get);
+    let [tile_columns, columns, bit_count, _] =
+        record.parameters.map(zerocopy::little_endian::U64::get);
     let geometry = tile::Geometry::new(tile_columns, columns, tensor.elements())?;
     Sizes::new(geometry, bit_count, codebook)
 }

@@ -72,7 +72,11 @@ impl std::fmt::Debug for Shard {
 
 impl Shard {
     /// Reads and validates header, footer and directory (section 9, level open).
-    pub(super) fn open(path: PathBuf, reader: Box<dyn ReadAt>, check_checksums: bool) -> Result<Self> {
+    pub(super) fn open(
+        path: PathBuf,
+        reader: Box<dyn ReadAt>,
+        check_checksums: bool,
+    ) -> Result<Self> {
         let (header, directory) =
             open_directory(reader.as_ref(), &path).map_err(|error| error.in_file(&path))?;
         let mut chunks = 0;
@@ -151,7 +155,12 @@ impl Shard {
     }
 
     /// An error about bytes of a section, from `offset` in it on.
-    pub(crate) fn corrupt(&self, section: usize, offset: u64, problem: impl std::fmt::Display) -> Error {
+    pub(crate) fn corrupt(
+        &self,
+        section: usize,
+        offset: u64,
+        problem: impl std::fmt::Display,
+    ) -> Error {
         let record = &self.directory.sections[section];
         let kind = section_name(record.kind.get()).unwrap_or("unknown");
         let place = record.block_index().map_or_else(
@@ -171,9 +180,10 @@ impl Shard {
         fetch(self.reader.as_ref(), &self.path, range)
     }
 
-    /// Bytes of an array, `range` counted from its start. The checksums of all chunks that they touch are checked the first
-    /// time they are read. Without copying where the container is mapped; else they are read into `scratch`, whose length does
-    /// not matter and which is worth keeping: fresh memory costs more than the read.
+    /// Bytes of an array, `range` counted from its start. The checksums of all chunks that they
+    /// touch are checked the first time they are read. Without copying where the container is
+    /// mapped; else they are read into `scratch`, whose length does not matter and which is worth
+    /// keeping: fresh memory costs more than the read.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a checksum does not match; [`Error::Io`].
@@ -206,7 +216,11 @@ impl Shard {
     }
 
     /// Hands on all bytes of an array, some at a time.
-    pub(crate) fn stream_array(&self, array: usize, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    pub(crate) fn stream_array(
+        &self,
+        array: usize,
+        mut take: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let length = self.directory.arrays[array].length.get();
         let mut scratch = Vec::new();
         for start in (0..length).step_by(CHECKSUM_CHUNK_BYTES as usize) {
@@ -223,7 +237,10 @@ impl Shard {
         scratch: &mut Vec<u8>,
     ) -> Result<Located<'s>> {
         let record = &self.directory.arrays[array];
-        assert!(range.start <= range.end && range.end <= record.length.get(), "range within the array");
+        assert!(
+            range.start <= range.end && range.end <= record.length.get(),
+            "range within the array"
+        );
         let (section, start) = (record.section.get() as usize, record.offset.get());
         let range = start + range.start..start + range.end;
         let base = self.directory.sections[section].offset.get();
@@ -239,13 +256,21 @@ impl Shard {
     }
 
     /// Bytes of a section whose checksums are of no interest.
-    pub(super) fn read_section_unchecked(&self, section: usize, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+    pub(super) fn read_section_unchecked(
+        &self,
+        section: usize,
+        range: Range<u64>,
+    ) -> Result<Cow<'_, [u8]>> {
         let base = self.directory.sections[section].offset.get();
         self.read_unchecked(base + range.start..base + range.end)
     }
 
     /// The chunks of a section that a range touches and that were not checked yet.
-    fn unchecked_chunks(&self, section: usize, range: &Range<u64>) -> impl Iterator<Item = u64> + use<'_> {
+    fn unchecked_chunks(
+        &self,
+        section: usize,
+        range: &Range<u64>,
+    ) -> impl Iterator<Item = u64> + use<'_> {
         let chunks = range.start / CHECKSUM_CHUNK_BYTES..range.end.div_ceil(CHECKSUM_CHUNK_BYTES);
         chunks.filter(move |&chunk| !self.is_checked(self.first_chunks[section] + chunk as usize))
     }
@@ -282,25 +307,35 @@ impl Shard {
     fn accept_checksum(&self, section: usize, chunk: u64, checksum: u32) -> Result<()> {
         let index = self.first_chunks[section] + chunk as usize;
         if checksum != self.directory.checksums[index].get() {
-            let problem =
-                "the checksum of the 1 MiB from here on does not match; the file is damaged, fetch it again";
+            let problem = "the checksum of the 1 MiB from here on does not match; the file is \
+            damaged, fetch it again";
             return Err(self.corrupt(section, chunk * CHECKSUM_CHUNK_BYTES, problem));
         }
         self.checked[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
         Ok(())
     }
 
-    /// Reads a range into `scratch`, widened to whole chunks where one must be checked, so that nothing is read twice. Returns
-    /// where in `scratch` the range is.
-    fn read_section(&self, section: usize, range: Range<u64>, scratch: &mut Vec<u8>) -> Result<Range<usize>> {
-        let unchecked: Vec<u64> =
-            if self.check_checksums { self.unchecked_chunks(section, &range).collect() } else { Vec::new() };
+    /// Reads a range into `scratch`, widened to whole chunks where one must be checked, so that
+    /// nothing is read twice. Returns where in `scratch` the range is.
+    fn read_section(
+        &self,
+        section: usize,
+        range: Range<u64>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Range<usize>> {
+        let unchecked: Vec<u64> = if self.check_checksums {
+            self.unchecked_chunks(section, &range).collect()
+        } else {
+            Vec::new()
+        };
         let mut wide = range.clone();
         for &chunk in &unchecked {
             let chunk = self.chunk_range(section, chunk);
             wide = wide.start.min(chunk.start)..wide.end.max(chunk.end);
         }
-        let part = |range: Range<u64>| (range.start - wide.start) as usize..(range.end - wide.start) as usize;
+        let part = |range: Range<u64>| {
+            (range.start - wide.start) as usize..(range.end - wide.start) as usize
+        };
         let length = (wide.end - wide.start) as usize;
         if scratch.len() < length {
             scratch.resize(length, 0);
@@ -315,15 +350,21 @@ impl Shard {
         Ok(part(range))
     }
 
-    /// Copies whole chunks of a section, checking all their checksums, whatever was checked before. `range` starts at a chunk and
-    /// ends at one, or at the section's end.
+    /// Copies whole chunks of a section, checking all their checksums, whatever was checked before.
+    /// `range` starts at a chunk and ends at one, or at the section's end.
     #[cfg(feature = "cudarc")]
-    pub(crate) fn read_chunks(&self, section: usize, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_chunks(
+        &self,
+        section: usize,
+        range: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
         self.copy_section(section, range.clone(), &range, out)
     }
 
-    /// Copies bytes of an array, `range` counted from its start. Of them `counted` are those that no other call counts: when all bytes of
-    /// a chunk have been, its checksum is checked. So what is read in parts is read once. [`Shard::check_array`] checks what is left.
+    /// Copies bytes of an array, `range` counted from its start. Of them `counted` are those that
+    /// no other call counts: when all bytes of a chunk have been, its checksum is checked. So what
+    /// is read in parts is read once. [`Shard::check_array`] checks what is left.
     #[cfg(feature = "cudarc")]
     pub(crate) fn read_array_part(
         &self,
@@ -357,7 +398,8 @@ impl Shard {
         let record = &self.directory.arrays[array];
         let (section, start) = (record.section.get() as usize, record.offset.get());
         let range = start..start + record.length.get();
-        self.unchecked_chunks(section, &range).try_for_each(|chunk| self.check_chunk(section, chunk))
+        self.unchecked_chunks(section, &range)
+            .try_for_each(|chunk| self.check_chunk(section, chunk))
     }
 
     /// Copies bytes of a section, and counts some of them towards the checksums of their chunks.
@@ -408,13 +450,16 @@ impl Shard {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let parts = all.entry(index).or_default();
         parts.push(part);
-        if parts.iter().map(|part| part.range.end - part.range.start).sum::<u64>() < whole.end - whole.start {
+        if parts.iter().map(|part| part.range.end - part.range.start).sum::<u64>()
+            < whole.end - whole.start
+        {
             return Ok(());
         }
         let mut parts = all.remove(&index).unwrap_or_default();
         drop(all);
         parts.sort_by_key(|part| part.range.start);
-        // Of a second load at the same time some parts are here twice: then `check_array` checks the chunk.
+        // Of a second load at the same time some parts are here twice: then `check_array` checks
+        // the chunk.
         if !parts.is_sorted_by(|one, other| one.range.end == other.range.start) {
             return Ok(());
         }
@@ -474,7 +519,8 @@ mod tests {
     use super::{CHECKSUM_CHUNK_BYTES, PoisonError, Shard};
     use crate::{Error, OpenOptions, Result};
 
-    /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part has some bytes of the one after.
+    /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part
+    /// has some bytes of the one after.
     fn read_in_parts(shard: &Shard, each: u64) -> Result<()> {
         for (array, record) in shard.directory.arrays.iter().enumerate().rev() {
             let length = record.length.get();
@@ -501,10 +547,15 @@ mod tests {
     #[test]
     fn chunks_that_are_read_in_parts_are_checked_once_all_are_there() {
         let bytes = sample();
-        for each in [1000, 4096, CHECKSUM_CHUNK_BYTES, CHECKSUM_CHUNK_BYTES + 333, u64::from(u32::MAX)] {
+        for each in
+            [1000, 4096, CHECKSUM_CHUNK_BYTES, CHECKSUM_CHUNK_BYTES + 333, u64::from(u32::MAX)]
+        {
             let shard = open(&bytes);
             read_in_parts(&shard, each).unwrap();
-            assert!(shard.parts.lock().unwrap_or_else(PoisonError::into_inner).is_empty(), "{each}");
+            assert!(
+                shard.parts.lock().unwrap_or_else(PoisonError::into_inner).is_empty(),
+                "{each}"
+            );
             let sections = shard.directory.sections.len();
             assert!((0..sections).all(|section| {
                 let length = shard.directory.sections[section].length.get();
@@ -547,7 +598,8 @@ mod tests {
     #[test]
     fn a_chunk_that_two_read_at_once_is_checked_at_the_end() {
         let bytes = sample();
-        let model = OpenOptions::new().open_readers(vec![(PathBuf::from("x"), Box::new(bytes))]).unwrap();
+        let model =
+            OpenOptions::new().open_readers(vec![(PathBuf::from("x"), Box::new(bytes))]).unwrap();
         let shard = &model.shards()[0];
         let array = (0..shard.directory.arrays.len())
             .max_by_key(|&array| shard.directory.arrays[array].length.get())

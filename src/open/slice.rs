@@ -1,14 +1,14 @@
 //! Slices of tensors: for each of the first dimensions the indices that are wanted.
 //!
 //! ```text
-//!            columns                 the last dimension that is not wanted whole, with those after it
+//!            columns             the last dimension that is not wanted whole, with those after it
 //!          ┌────┬──────┬────┐
 //!     rows │    │wanted│    │        the dimensions before it
 //!          └────┴──────┴────┘
 //!            width
 //! ```
-//! Whatever its rank, a tensor is such a matrix to those who decode slices of it: [`Slice::rects`] are its wanted rows, as far as they follow
-//! each other, [`Slice::runs`] what lies in one piece.
+//! Whatever its rank, a tensor is such a matrix to those who decode slices of it: [`Slice::rects`]
+//! are its wanted rows, as far as they follow each other, [`Slice::runs`] what lies in one piece.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use crate::{Dtype, Error, Result};
 /// A slice of a tensor. Decoded, it is dense: its elements in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
-    /// Columns in bytes, rows, and what is around these, the innermost first. None is whole but the last one.
+    /// Columns in bytes, rows, and what is around these, the innermost first. None is whole but the
+    /// last one.
     levels: Vec<Dimension>,
 }
 
@@ -37,11 +38,18 @@ pub(crate) struct Rect {
 }
 
 impl Slice {
-    /// Of a tensor with this name, type and shape, whose size is known to be a number of bytes below 2^64.
+    /// Of a tensor with this name, type and shape, whose size is known to be a number of bytes
+    /// below 2^64.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for some that do not fill whole bytes.
-    pub(crate) fn new(name: &str, dtype: Dtype, shape: &[u64], ranges: &[Range<u64>]) -> Result<Self> {
+    /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
+    /// some that do not fill whole bytes.
+    pub(crate) fn new(
+        name: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        ranges: &[Range<u64>],
+    ) -> Result<Self> {
         // A scalar is one row.
         let shape = if shape.is_empty() { &[1] } else { shape };
         check(name, shape, ranges)?;
@@ -59,7 +67,8 @@ impl Slice {
         let columns = &mut levels[0];
         let bits = [columns.wanted.start, columns.wanted.end, columns.size];
         if bits.iter().any(|bits| bits % 8 != 0) {
-            let problem = format!("a slice of tensor {name:?} does not begin and end between bytes");
+            let problem =
+                format!("a slice of tensor {name:?} does not begin and end between bytes");
             return Err(Error::parameter(problem, "decode the whole tensor"));
         }
         *columns = Dimension { wanted: bits[0] / 8..bits[1] / 8, size: bits[2] / 8 };
@@ -79,11 +88,14 @@ impl Slice {
     /// Its rows, in order, cut where they do not follow each other; none if it is empty.
     pub(crate) fn rects(&self) -> impl Iterator<Item = Rect> + '_ {
         let (columns, outer) = self.levels.split_first().expect("there is a level");
-        let (rows, around) =
-            outer.split_first().map_or((0..1, outer), |(rows, around)| (rows.wanted.clone(), around));
-        let count = if columns.count() == 0 { 0 } else { around.iter().map(Dimension::count).product() };
+        let (rows, around) = outer
+            .split_first()
+            .map_or((0..1, outer), |(rows, around)| (rows.wanted.clone(), around));
+        let count =
+            if columns.count() == 0 { 0 } else { around.iter().map(Dimension::count).product() };
         (0..count).map(move |index: u64| {
-            let (mut rest, mut each, mut first) = (index, outer.first().map_or(1, |rows| rows.size), 0);
+            let (mut rest, mut each, mut first) =
+                (index, outer.first().map_or(1, |rows| rows.size), 0);
             for level in around {
                 first += (level.wanted.start + rest % level.count()) * each;
                 rest /= level.count();
@@ -145,7 +157,8 @@ impl Rect {
     #[cfg(feature = "cudarc")]
     pub(crate) fn elements(&self) -> Range<u64> {
         let Self { rows, columns, width } = self;
-        let (first, behind) = (rows.start * width + columns.start, (rows.end - 1) * width + columns.end);
+        let (first, behind) =
+            (rows.start * width + columns.start, (rows.end - 1) * width + columns.end);
         first / 2..behind / 2
     }
 
@@ -157,14 +170,21 @@ impl Rect {
 
 fn check(name: &str, shape: &[u64], ranges: &[Range<u64>]) -> Result<()> {
     if ranges.len() > shape.len() {
-        let problem =
-            format!("{} ranges for the {} dimensions of tensor {name:?}", ranges.len(), shape.len());
-        return Err(Error::parameter(problem, "name one for each dimension, or for the first ones"));
+        let problem = format!(
+            "{} ranges for the {} dimensions of tensor {name:?}",
+            ranges.len(),
+            shape.len()
+        );
+        return Err(Error::parameter(
+            problem,
+            "name one for each dimension, or for the first ones",
+        ));
     }
     for (dimension, (range, count)) in ranges.iter().zip(shape).enumerate() {
         if range.start > range.end || range.end > *count {
             let (start, end) = (range.start, range.end);
-            let problem = format!("tensor {name:?} has no indices {start}..{end} in dimension {dimension}");
+            let problem =
+                format!("tensor {name:?} has no indices {start}..{end} in dimension {dimension}");
             return Err(Error::parameter(problem, format!("they are 0..{count}")));
         }
     }
@@ -195,7 +215,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_the_wanted_bytes(dimensions in prop::collection::vec((0u64..5, 0u64..5, 0u64..5), 0..6), named in 0usize..6) {
+        fn runs_are_the_wanted_bytes(
+            dimensions in prop::collection::vec((0u64..5, 0u64..5, 0u64..5), 0..6),
+            named in 0usize..6,
+        ) {
             let shape: Vec<u64> = dimensions.iter().map(|&(size, ..)| size).collect();
             let ranges: Vec<_> = dimensions.iter().take(named).map(|&(size, a, b)| {
                 let (a, b) = (a.min(size), b.min(size));
@@ -222,7 +245,10 @@ mod tests {
         assert_eq!(rects(&[4, 6, 10], &[1..3]), [(0..1, 120..360, 480)]);
         assert_eq!(rects(&[4, 6, 10], &[0..4, 1..3]), [(0..4, 20..60, 120)]);
         assert_eq!(rects(&[4, 6, 10], &[1..3, 0..6, 2..3]), [(6..18, 4..6, 20)]);
-        assert_eq!(rects(&[4, 6, 10], &[1..3, 4..6, 2..3]), [(10..12, 4..6, 20), (16..18, 4..6, 20)]);
+        assert_eq!(
+            rects(&[4, 6, 10], &[1..3, 4..6, 2..3]),
+            [(10..12, 4..6, 20), (16..18, 4..6, 20)]
+        );
         assert_eq!(rects(&[], &[]), [(0..1, 0..2, 2)]);
         assert_eq!(rects(&[4, 0, 10], &[1..3]), []);
     }

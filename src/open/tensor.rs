@@ -52,8 +52,8 @@ impl Encoding {
 
 /// A tensor of an open model: its description, and the way to its bytes. Cheap to copy.
 ///
-/// Decoding works on all threads of the current rayon pool and checks the checksum of each chunk that it reads for
-/// the first time.
+/// Decoding works on all threads of the current rayon pool and checks the checksum of each chunk
+/// that it reads for the first time.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -118,7 +118,8 @@ impl<'m> Tensor<'m> {
         self.record().dimensions()
     }
 
-    /// The number of its elements; 2^64 − 1 where more do not fit, which only an unknown dtype allows.
+    /// The number of its elements; 2^64 − 1 where more do not fit, which only an unknown dtype
+    /// allows.
     pub fn elements(&self) -> u64 {
         dtype::elements(&self.shape()).unwrap_or(u64::MAX)
     }
@@ -133,17 +134,20 @@ impl<'m> Tensor<'m> {
 
     pub(super) fn known_dtype(&self) -> Result<Dtype> {
         let id = self.record().dtype.get();
-        self.dtype().ok_or_else(|| self.locate(Error::unsupported(format_args!("dtype {id}"), "update df11")))
+        self.dtype().ok_or_else(|| {
+            self.locate(Error::unsupported(format_args!("dtype {id}"), "update df11"))
+        })
     }
 
-    /// How it is stored; [`Encoding::Unknown`] for an unknown dtype too, since nothing is known of its arrays then.
+    /// How it is stored; [`Encoding::Unknown`] for an unknown dtype too, since nothing is known of
+    /// its arrays then.
     pub fn encoding(&self) -> Encoding {
         let id = self.record().encoding.get();
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
-    /// That its bytes are stored in a way that this version knows: before anything is allocated, since the size of a tensor that cannot be
-    /// decoded is bounded by nothing.
+    /// That its bytes are stored in a way that this version knows: before anything is allocated,
+    /// since the size of a tensor that cannot be decoded is bounded by nothing.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if they are not.
@@ -183,8 +187,8 @@ impl<'m> Tensor<'m> {
         blake3::Hash::from_bytes(self.record().hash)
     }
 
-    /// A slice of it, as indexing with ranges gives it: of the first dimensions the indices in `ranges`,
-    /// of the others all. The one index of a scalar is 0. Decodes nothing.
+    /// A slice of it, as indexing with ranges gives it: of the first dimensions the indices in
+    /// `ranges`, of the others all. The one index of a scalar is 0. Decodes nothing.
     ///
     /// # Errors
     /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
@@ -193,8 +197,8 @@ impl<'m> Tensor<'m> {
         TensorSlice::new(*self, ranges)
     }
 
-    /// All of it: weights of a BF16 tensor (`Vec<bf16>`), or bytes of any (`Vec<u8>`), little-endian, as in
-    /// the original file.
+    /// All of it: weights of a BF16 tensor (`Vec<bf16>`), or bytes of any (`Vec<u8>`),
+    /// little-endian, as in the original file.
     ///
     /// # Errors
     /// As [`TensorSlice::decode`].
@@ -210,11 +214,13 @@ impl<'m> Tensor<'m> {
         self.slice(&[])?.decode_into(out)
     }
 
-    /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the least.
+    /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the
+    /// least.
     pub(crate) fn unit(&self) -> u64 {
         let target = self.target();
-        let sizes =
-            (target.encoding() == Encoding::Tile).then(|| super::reader::tile_sizes(&target).ok()).flatten();
+        let sizes = (target.encoding() == Encoding::Tile)
+            .then(|| super::reader::tile_sizes(&target).ok())
+            .flatten();
         sizes.map_or(2, |sizes| 2 * sizes.geometry().strip_elements())
     }
 

@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Tensor, columns::read_slice, reader::TensorReader, slice::Slice};
 use crate::{Dtype, Error, Result};
 
-/// What a tensor is decoded to: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes of any
-/// tensor.
+/// What a tensor is decoded to: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes of
+/// any tensor.
 ///
 /// Sealed: it may come to be implemented for more types, and by nobody else.
 pub trait Element: sealed::Element {}
@@ -52,11 +52,12 @@ mod sealed {
 /// Decoded, it is dense: its elements in row-major order. Decoding works on all threads of the
 /// current rayon pool.
 ///
-/// Where a matrix is stored in tiles of 32 rows × 256 columns ([`Encoding::Tile`](super::Encoding::Tile),
-/// from 16 rows and 128 columns on), only the tiles that hold wanted weights are decoded, which is
-/// what tensor parallelism needs; at multiples of these numbers nothing is decoded in vain. Of other
-/// coded tensors all columns of the wanted rows are decoded, piece by piece; and where indices are
-/// left out of a middle dimension too, each run of rows by itself.
+/// Where a matrix is stored in tiles of 32 rows × 256 columns
+/// ([`Encoding::Tile`](super::Encoding::Tile), from 16 rows and 128 columns on), only the tiles
+/// that hold wanted weights are decoded, which is what tensor parallelism needs; at multiples of
+/// these numbers nothing is decoded in vain. Of other coded tensors all columns of the wanted rows
+/// are decoded, piece by piece; and where indices are left out of a middle dimension too, each run
+/// of rows by itself.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -112,10 +113,12 @@ impl<'m> TensorSlice<'m> {
     /// is `u8`.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for [`bf16`] of a tensor that is not BF16; [`Error::Unsupported`] for an
-    /// encoding of a newer version; [`Error::Corrupt`] if the container is damaged; [`Error::Io`].
+    /// [`Error::Parameter`] for [`bf16`] of a tensor that is not BF16; [`Error::Unsupported`] for
+    /// an encoding of a newer version; [`Error::Corrupt`] if the container is damaged;
+    /// [`Error::Io`].
     pub fn decode<E: Element>(&self) -> Result<Vec<E>> {
-        // Before anything is allocated: the size of a tensor that cannot be decoded is bounded by nothing.
+        // Before anything is allocated: the size of a tensor that cannot be decoded is bounded by
+        // nothing.
         let reader = self.reader::<E>()?;
         let mut out = vec![E::ZERO; self.byte_length() as usize / size_of::<E>()];
         self.read(&reader, &mut out)?;

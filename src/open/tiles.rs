@@ -57,8 +57,8 @@ impl<'m> Tiles<'m> {
         self.target.shard().read_array(self.arrays()[index], 0..self.array_lengths()[index])
     }
 
-    /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check) checks
-    /// them); `None` if it is not mapped.
+    /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check)
+    /// checks them); `None` if it is not mapped.
     pub fn views(&self) -> Option<[&'m [u8]; 4]> {
         let [codebook, records, bitstream, plane] =
             self.arrays().map(|array| self.target.shard().view_array(array));

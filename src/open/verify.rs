@@ -29,7 +29,8 @@ use crate::{
 /// How much is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Directory, prefixes, and zeros between arrays and sections. The cost grows with the directory.
+    /// Directory, prefixes, and zeros between arrays and sections. The cost grows with the
+    /// directory.
     Structure,
     /// The checksums of all stored bytes too; at the speed of memory.
     Checksums,
@@ -60,8 +61,9 @@ impl Model {
         self.verify_with(level, &Cpu, observer)
     }
 
-    /// As [`Model::verify`], with another decoder than the CPU: then the hashes prove that what *it* decodes is the original. Structure,
-    /// checksums and codebooks are checked on the CPU in any case. Below [`Level::Full`] nothing is decoded.
+    /// As [`Model::verify`], with another decoder than the CPU: then the hashes prove that what
+    /// *it* decodes is the original. Structure, checksums and codebooks are checked on the CPU in
+    /// any case. Below [`Level::Full`] nothing is decoded.
     ///
     /// # Errors
     /// As [`Model::verify`], and what the decoder answers.
@@ -80,7 +82,9 @@ impl Model {
     fn verify_bytes(&self, level: Level) -> u64 {
         let bytes = |shard: &Shard| match level {
             Level::Structure => 0,
-            Level::Checksums => shard.directory().sections.iter().map(|section| section.length.get()).sum(),
+            Level::Checksums => {
+                shard.directory().sections.iter().map(|section| section.length.get()).sum()
+            }
             Level::Full => shard
                 .directory()
                 .files
@@ -116,7 +120,9 @@ impl Model {
         let Some(root) = self.folder() else {
             let count = beside::recorded(self).count();
             if count > 0 {
-                let what = format!("{count} side files beside the container, since its folder is not open");
+                let what = format!(
+                    "{count} side files beside the container, since its folder is not open"
+                );
                 found.unchecked.push(what);
             }
             return Ok(());
@@ -160,7 +166,8 @@ impl Verify<'_, '_> {
         self.padding()?;
         let files = &self.shard.directory().files;
         let of = |kind: u32| (0..files.len()).filter(move |&file| files[file].kind == kind);
-        let (weights, side): (Vec<usize>, Vec<usize>) = (of(FILE_WEIGHTS).collect(), of(FILE_SIDE).collect());
+        let (weights, side): (Vec<usize>, Vec<usize>) =
+            (of(FILE_WEIGHTS).collect(), of(FILE_SIDE).collect());
         for &file in &weights {
             check_header(self.shard, file)?;
         }
@@ -341,7 +348,9 @@ fn hash_parts(hasher: &mut Hasher, parts: &[TensorPart<'_>], mut bytes: &[u8]) -
         super::hash(hasher, head);
         (bytes, length) = (tail, 0);
         if is_last {
-            compare(hasher, &part.tensor.record().hash, || format!("tensor {:?}", part.tensor.name()))?;
+            compare(hasher, &part.tensor.record().hash, || {
+                format!("tensor {:?}", part.tensor.name())
+            })?;
             hasher.reset();
             completed += 1;
         }

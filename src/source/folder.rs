@@ -22,12 +22,14 @@ use crate::{
 pub(crate) const MAX_SIDE_BYTES: u64 = 256 << 20;
 
 /// Other formats of weights: copies of the same weights, more often than not.
-const OTHER_FORMATS: &[&str] = &["bin", "ckpt", "df11", "gguf", "h5", "msgpack", "onnx", "pt", "pth"];
+const OTHER_FORMATS: &[&str] =
+    &["bin", "ckpt", "df11", "gguf", "h5", "msgpack", "onnx", "pt", "pth"];
 
 /// Everything that goes into a container, found and validated; no tensor data has been read.
 #[derive(Debug)]
 pub struct Source {
-    /// The safetensors files, in bytewise order of their paths. No two of them have a tensor name in common.
+    /// The safetensors files, in bytewise order of their paths. No two of them have a tensor name
+    /// in common.
     pub weights: Vec<WeightsFile>,
     /// The small files beside them, in bytewise order of their paths.
     pub side: Vec<SideFile>,
@@ -60,22 +62,24 @@ pub struct LeftOut {
 impl Source {
     /// Opens a safetensors file, or a folder.
     ///
-    /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`, its weights
-    /// are the files that the index names, and other safetensors files beside the index are left out; where it
-    /// has none, they are all its safetensors files. Of a model's entry in the cache of the Hub (`models--org--name`) the snapshot
-    /// that `refs/main` names is taken, or else the only one. Every weights file stays open until the source is dropped.
-    /// The cost grows with the number of files and the length of their headers.
+    /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`,
+    /// its weights are the files that the index names, and other safetensors files beside the index
+    /// are left out; where it has none, they are all its safetensors files. Of a model's entry in
+    /// the cache of the Hub (`models--org--name`) the snapshot that `refs/main` names is taken, or
+    /// else the only one. Every weights file stays open until the source is dropped. The cost grows
+    /// with the number of files and the length of their headers.
     ///
-    /// Where a folder holds a checkpoint of the official `DFloat11` package, recognised by its tensors, its files become one: the BF16 file
-    /// that the checkpoint was made from, decoded as it is read. This needs the checkpoint's `config.json`, beside a single file
-    /// too; matrices whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
+    /// Where a folder holds a checkpoint of the official `DFloat11` package, recognised by its
+    /// tensors, its files become one: the BF16 file that the checkpoint was made from, decoded as
+    /// it is read. This needs the checkpoint's `config.json`, beside a single file too; matrices
+    /// whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there are no weights, a file named by an index is missing, a link leads out of
-    /// the folder (except from a snapshot of the Hub's cache to its blobs), two files have a tensor of the same
-    /// name, or an entry of the cache has several snapshots; [`Error::Corrupt`] if an index is damaged or
-    /// disagrees with its files;
-    /// those of [`WeightsFile::parse`]; [`Error::Io`] if a file or folder cannot be read.
+    /// [`Error::Parameter`] if there are no weights, a file named by an index is missing, a link
+    /// leads out of the folder (except from a snapshot of the Hub's cache to its blobs), two files
+    /// have a tensor of the same name, or an entry of the cache has several snapshots;
+    /// [`Error::Corrupt`] if an index is damaged or disagrees with its files; those of
+    /// [`WeightsFile::parse`]; [`Error::Io`] if a file or folder cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_variant(path, None)
     }
@@ -87,11 +91,15 @@ impl Source {
     /// As [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
     /// named instead of a folder.
     pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
-        let metadata = std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
+        let metadata =
+            std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
         if !metadata.is_dir() {
             if variant.is_some() {
                 let problem = format!("{} is one file, and has no variants", path.display());
-                return Err(Error::parameter(problem, "name the file of the variant, or the folder"));
+                return Err(Error::parameter(
+                    problem,
+                    "name the file of the variant, or the folder",
+                ));
             }
             let root = path.parent().unwrap_or(Path::new(""));
             return Ok(open_file(path)?.complete(root)?.advised());
@@ -114,7 +122,11 @@ impl Source {
     }
 
     /// The model in a folder, into `home` or whose parts links may lead.
-    pub(super) fn open_component(folder: &Path, home: &Path, variant: Option<&str>) -> Result<Self> {
+    pub(super) fn open_component(
+        folder: &Path,
+        home: &Path,
+        variant: Option<&str>,
+    ) -> Result<Self> {
         let (found, left_out) = walk_within(folder, home)?;
         Self::of_files(folder, found, left_out, variant)
     }
@@ -129,7 +141,8 @@ impl Source {
         if source.weights.is_empty() {
             return Err(Error::parameter(
                 format!("{} holds no safetensors files", folder.display()),
-                "name a .safetensors file or the folder of a model, and convert other formats first",
+                "name a .safetensors file or the folder of a model, and convert other formats \
+                first",
             ));
         }
         source.complete(folder)
@@ -174,12 +187,16 @@ impl Source {
 }
 
 fn open_file(path: &Path) -> Result<Source> {
-    let name = path.file_name().and_then(|name| name.to_str()).filter(|name| check_path(name).is_ok());
+    let name =
+        path.file_name().and_then(|name| name.to_str()).filter(|name| check_path(name).is_ok());
     let name = name.ok_or_else(|| {
         Error::parameter(format!("{} is no portable file name", path.display()), "rename the file")
     })?;
     if index::is_index(name) {
-        return Err(Error::parameter(format!("{name} is an index and holds no weights"), "name its folder"));
+        return Err(Error::parameter(
+            format!("{name} is an index and holds no weights"),
+            "name its folder",
+        ));
     }
     if is_other_format(name) {
         return Err(Error::parameter(
@@ -194,8 +211,9 @@ fn open_file(path: &Path) -> Result<Source> {
 /// A model is made of all its files: refuses what is there and cannot be read, and an index that
 /// was left out and is not hidden, since it tells which weights there are.
 fn check_readable(left_out: &[LeftOut]) -> Result<()> {
-    let is_lost =
-        |file: &&LeftOut| file.reason == UNREADABLE || (file.reason != HIDDEN && index::is_index(&file.path));
+    let is_lost = |file: &&LeftOut| {
+        file.reason == UNREADABLE || (file.reason != HIDDEN && index::is_index(&file.path))
+    };
     let Some(LeftOut { path, reason }) = left_out.iter().find(is_lost) else { return Ok(()) };
     let remedy = "download the file again, or remove it if it is no part of the model";
     Err(Error::parameter(format!("{path:?}: {reason}"), remedy))
@@ -210,7 +228,8 @@ pub(super) fn open_files(
     check_readable(&left_out)?;
     left_out.extend(variant::choose(&mut found, variant)?);
     let mut indexes = index::read_all(&found)?;
-    // Their loader takes all files; an index, if there is one, knows only those that were not coded.
+    // Their loader takes all files; an index, if there is one, knows only those that were not
+    // coded.
     let imported = dfloat11::folders(&found);
     indexes.retain(|folder, _| !imported.contains(folder));
     let present = found.iter().map(|file| file.path.as_str()).collect();
@@ -227,7 +246,11 @@ pub(super) fn open_files(
             }
             Place::Side => {
                 file.check_inside()?;
-                side.push(SideFile { path: file.path.clone(), file: file.file.clone(), length: file.length });
+                side.push(SideFile {
+                    path: file.path.clone(),
+                    file: file.file.clone(),
+                    length: file.length,
+                });
             }
             Place::LeftOut(reason) => left_out.push(LeftOut { path: file.path.clone(), reason }),
         }
@@ -269,5 +292,6 @@ fn place(
 
 fn is_other_format(path: &str) -> bool {
     let extension = Path::new(path).extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
+    extension
+        .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
 }

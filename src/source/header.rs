@@ -69,7 +69,11 @@ impl Header {
         })?;
         let invalid = |error: serde_json::Error| {
             let offset = LENGTH_BYTES + byte_of(json, error.line(), error.column());
-            Error::corrupt(path, offset, format!("the header is no valid safetensors header: {error}"))
+            Error::corrupt(
+                path,
+                offset,
+                format!("the header is no valid safetensors header: {error}"),
+            )
         };
         serde_json::from_str::<Unique>(json).map_err(invalid)?;
         if depth(json) > MAX_DEPTH {
@@ -97,7 +101,8 @@ impl Header {
         for tensor in &self.tensors {
             if tensor.data.start != end {
                 let problem = format!(
-                    "the header contradicts itself (hole or overlap): tensor {:?} starts at {}, not at {end}",
+                    "the header contradicts itself (hole or overlap): tensor {:?} starts at {}, \
+                    not at {end}",
                     tensor.name, tensor.data.start
                 );
                 return Err(Error::corrupt(path, LENGTH_BYTES, problem));
@@ -109,7 +114,8 @@ impl Header {
 }
 
 impl HeaderTensor {
-    /// Checks that the container's limits allow it, and that its data has the length that it asks for.
+    /// Checks that the container's limits allow it, and that its data has the length that it asks
+    /// for.
     fn check(&self) -> Result<()> {
         let (name, Range { start, end }) = (&self.name, self.data.clone());
         check_name(name)?;
@@ -135,7 +141,11 @@ impl HeaderTensor {
 
 fn check_name(name: &str) -> Result<()> {
     if name.len() as u64 > MAX_NAME_BYTES {
-        return Err(Error::limit("the length of a tensor name in bytes", name.len() as u64, MAX_NAME_BYTES));
+        return Err(Error::limit(
+            "the length of a tensor name in bytes",
+            name.len() as u64,
+            MAX_NAME_BYTES,
+        ));
     }
     if name.is_empty() || name.contains('\0') {
         let what = format!("the tensor name {name:?} (empty, or with a NUL)");

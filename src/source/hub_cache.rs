@@ -49,17 +49,21 @@ pub fn locate(path: &Path) -> Result<Located> {
         return Ok(Located { path, repository: Some(name.to_owned()), by_name: true });
     }
     // What is in a folder that exists is more likely a path with a mistake.
-    let is_path = Path::new(name).parent().is_some_and(|parent| parent != Path::new("") && parent.exists());
+    let is_path =
+        Path::new(name).parent().is_some_and(|parent| parent != Path::new("") && parent.exists());
     if is_path || !name.contains('/') {
         return Ok(other);
     }
-    let problem =
-        format!("{text} is no path here, and the cache of the Hub ({}) has no such model", cache.display());
+    let problem = format!(
+        "{text} is no path here, and the cache of the Hub ({}) has no such model",
+        cache.display()
+    );
     Err(Error::parameter(problem, format!("fetch it: {}", fetch(name, revision))))
 }
 
 fn fetch(name: &str, revision: &str) -> String {
-    let revision = if revision == "main" { String::new() } else { format!(" --revision {revision}") };
+    let revision =
+        if revision == "main" { String::new() } else { format!(" --revision {revision}") };
     format!("hf download {name}{revision}")
 }
 
@@ -73,7 +77,8 @@ fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
     let found = commits.into_iter().find(|path| path.is_dir() && !path.ends_with("snapshots"));
     found.ok_or_else(|| {
         let name = text.split('@').next().unwrap_or(text);
-        let problem = format!("the cache of the Hub has another revision of {name}, and not {revision}");
+        let problem =
+            format!("the cache of the Hub has another revision of {name}, and not {revision}");
         Error::parameter(problem, format!("fetch it: {}", fetch(name, revision)))
     })
 }
@@ -95,7 +100,10 @@ fn folder(get: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
 fn is_repository(name: &str) -> bool {
     let is_word = |part: &str| {
         let is_known = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
-        !part.is_empty() && part.chars().all(is_known) && !part.starts_with('.') && !part.contains("--")
+        !part.is_empty()
+            && part.chars().all(is_known)
+            && !part.starts_with('.')
+            && !part.contains("--")
     };
     let parts: Vec<&str> = name.split('/').collect();
     parts.len() <= 2 && parts.iter().all(|part| is_word(part))
@@ -109,10 +117,12 @@ fn repository_of(path: &Path) -> Option<String> {
     is_repository(&repository).then_some(repository)
 }
 
-/// The snapshot of an entry's root: that of `refs/main`, else the only one; `None` for any other folder.
+/// The snapshot of an entry's root: that of `refs/main`, else the only one; `None` for any other
+/// folder.
 ///
 /// # Errors
-/// [`Error::Parameter`] if there are several snapshots and no `refs/main` among them, or none; [`Error::Io`].
+/// [`Error::Parameter`] if there are several snapshots and no `refs/main` among them, or none;
+/// [`Error::Io`].
 pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
     let snapshots = root.join("snapshots");
     if !root.join("blobs").is_dir() || !snapshots.is_dir() {
@@ -127,7 +137,8 @@ pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
     }
     let listing = |error| Error::io("listing", &snapshots, error);
     let entries = fs::read_dir(&snapshots).map_err(listing)?.collect::<std::io::Result<Vec<_>>>();
-    let mut folders: Vec<PathBuf> = entries.map_err(listing)?.iter().map(fs::DirEntry::path).collect();
+    let mut folders: Vec<PathBuf> =
+        entries.map_err(listing)?.iter().map(fs::DirEntry::path).collect();
     folders.retain(|path| path.is_dir());
     folders.sort();
     match &folders[..] {
@@ -137,10 +148,12 @@ pub(super) fn snapshot(root: &Path) -> Result<Option<PathBuf>> {
             "fetch the model with hf download",
         )),
         several => {
-            let names: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
+            let names: Vec<String> =
+                several.iter().map(|path| path.display().to_string()).collect();
             Err(Error::parameter(
                 format!(
-                    "{} is a cache entry of the Hub with {} snapshots, and refs/main names none of them",
+                    "{} is a cache entry of the Hub with {} snapshots, and refs/main names none \
+                    of them",
                     root.display(),
                     several.len()
                 ),
@@ -165,7 +178,10 @@ mod tests {
         };
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[("HOME", "/h")]).as_deref(), Some("/h/.cache/huggingface/hub"));
-        assert_eq!(of(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]).as_deref(), Some("/x/huggingface/hub"));
+        assert_eq!(
+            of(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]).as_deref(),
+            Some("/x/huggingface/hub")
+        );
         assert_eq!(of(&[("HOME", "/h"), ("HF_HOME", "/f")]).as_deref(), Some("/f/hub"));
         assert_eq!(of(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")]).as_deref(), Some("/c"));
         assert_eq!(of(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]).as_deref(), Some("/f/hub"));

@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::Deserialize;
 
-use super::{folder::MAX_SIDE_BYTES, safetensors::WeightsFile, unique::Unique, variant, walk::Found};
+use super::{
+    folder::MAX_SIDE_BYTES, safetensors::WeightsFile, unique::Unique, variant, walk::Found,
+};
 use crate::{Error, Result, io::read_regular, paths::check_path};
 
 /// How the name of an index ends.
 const SUFFIX: &str = ".safetensors.index.json";
-/// The index that counts where a folder has several: the one that the transformers library looks for.
+/// The index that counts where a folder has several: the one that the transformers library looks
+/// for.
 const DEFAULT: &str = "model.safetensors.index.json";
 
 /// Whether a path is that of an index, also of a variant.
@@ -40,13 +43,15 @@ impl Index {
             ));
         }
         let bytes = read_regular(&found.file)?;
-        let invalid = |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
+        let invalid =
+            |error| Error::corrupt(&found.path, 0, format!("not a sharding index: {error}"));
         serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
         let json: Json = serde_json::from_slice(&bytes).map_err(invalid)?;
         let mut files = BTreeMap::<String, Vec<String>>::new();
         for (tensor, file) in json.weight_map {
             if check_path(&file).is_err() {
-                let problem = format!("it places a tensor in {file:?}, which is no path inside its folder");
+                let problem =
+                    format!("it places a tensor in {file:?}, which is no path inside its folder");
                 return Err(Error::corrupt(&found.path, 0, problem));
             }
             files.entry(format!("{}{file}", folder_of(&found.path))).or_default().push(tensor);
@@ -58,7 +63,8 @@ impl Index {
     pub(super) fn check(&self, weights: &[WeightsFile]) -> Result<()> {
         for (path, tensors) in &self.files {
             let Some(file) = weights.iter().find(|file| file.path == *path) else { continue };
-            let names: HashSet<_> = file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+            let names: HashSet<_> =
+                file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
             if let Some(tensor) = tensors.iter().find(|tensor| !names.contains(tensor.as_str())) {
                 let problem = format!("it places {tensor:?} in {path}, which has no such tensor");
                 return Err(Error::corrupt(&self.path, 0, problem).remedied("download both again"));
@@ -92,7 +98,10 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
         };
         let chosen = chosen.ok_or_else(|| {
             let problem = format!("{} and {} divide the same folder", files[0].path, files[1].path);
-            Error::parameter(problem, "move one of them, and the files that it names, to a folder of its own")
+            Error::parameter(
+                problem,
+                "move one of them, and the files that it names, to a folder of its own",
+            )
         })?;
         Ok((folder.to_owned(), Index::read(chosen)?))
     };
@@ -107,5 +116,8 @@ pub(crate) fn folder_of(path: &str) -> &str {
 /// Weights files that the indexes of a folder name. Indexes that cannot be read name none.
 pub(crate) fn named_files(found: &[Found]) -> BTreeSet<String> {
     let indexes = found.iter().filter(|file| is_index(&file.path));
-    indexes.filter_map(|file| Index::read(file).ok()).flat_map(|index| index.files.into_keys()).collect()
+    indexes
+        .filter_map(|file| Index::read(file).ok())
+        .flat_map(|index| index.files.into_keys())
+        .collect()
 }

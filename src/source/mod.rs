@@ -1,4 +1,5 @@
-//! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11 package, and their grouping into blocks.
+//! What comes in: safetensors files and Hugging Face folders, also those of the official DFloat11
+//! package, and their grouping into blocks.
 
 mod advice;
 mod dfloat11;

@@ -78,7 +78,8 @@ impl Sources {
         variant::check(&found, variant)?;
         let open = |folder: &String| {
             let source = Source::open_component(&root.join(folder), root, variant);
-            let mut component = Component::new(folder, source.map_err(|error| named(error, folder))?);
+            let mut component =
+                Component::new(folder, source.map_err(|error| named(error, folder))?);
             let notes = std::mem::take(&mut component.model.notes);
             component.model.notes = notes.iter().map(|note| component.sentence(note)).collect();
             Ok(component)
@@ -103,7 +104,9 @@ impl Sources {
 
     /// What the user should know of how the weights were read, a sentence each.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
-        self.components.iter().flat_map(|component| component.model.notes.iter().map(String::as_str))
+        self.components
+            .iter()
+            .flat_map(|component| component.model.notes.iter().map(String::as_str))
     }
 }
 
@@ -118,7 +121,8 @@ fn components(found: &[Found]) -> BTreeSet<String> {
 
 /// The files that belong to no component.
 fn rest(found: Vec<Found>, left_out: Vec<LeftOut>, folders: &BTreeSet<String>) -> Result<Source> {
-    let is_inside = |path: &str| path.split_once('/').is_some_and(|(folder, _)| folders.contains(folder));
+    let is_inside =
+        |path: &str| path.split_once('/').is_some_and(|(folder, _)| folders.contains(folder));
     let (mut side, mut weights) = (Vec::new(), Vec::new());
     for file in found.into_iter().filter(|file| !is_inside(&file.path)) {
         let is_weights = is_safetensors(&file.path) || index::is_index(&file.path);
@@ -127,7 +131,8 @@ fn rest(found: Vec<Found>, left_out: Vec<LeftOut>, folders: &BTreeSet<String>) -
     let left_out = left_out.into_iter().filter(|file| !is_inside(&file.path)).collect();
     let mut source = open_files(side, left_out, None)?;
     source.left_out.extend(weights.into_iter().map(|file| {
-        let reason = "weights of no component; compress them by themselves if they are needed".to_owned();
+        let reason =
+            "weights of no component; compress them by themselves if they are needed".to_owned();
         LeftOut { path: file.path, reason }
     }));
     source.left_out.sort_by(|a, b| a.path.cmp(&b.path));

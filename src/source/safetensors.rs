@@ -1,7 +1,8 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
-//! What the `safetensors` crate rejects is rejected here too, since its own `Metadata` has the last word. On
-//! top of that come the limits of the container, the ban on duplicate keys, and entries that must be objects.
+//! What the `safetensors` crate rejects is rejected here too, since its own `Metadata` has the last
+//! word. On top of that come the limits of the container, the ban on duplicate keys, and entries
+//! that must be objects.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -25,12 +26,13 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs";
 /// A tensor as its file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTensor {
-    /// The name; any UTF-8 without NUL, 1 to [`MAX_NAME_BYTES`](crate::constants::MAX_NAME_BYTES) bytes. It is no path, even if it looks like one.
+    /// The name; any UTF-8 without NUL, 1 to [`MAX_NAME_BYTES`](crate::constants::MAX_NAME_BYTES)
+    /// bytes. It is no path, even if it looks like one.
     pub name: String,
     /// The element type.
     pub dtype: Dtype,
-    /// The dimensions, outermost first; at most [`MAX_DIMENSIONS`](crate::constants::MAX_DIMENSIONS), none for a
-    /// scalar.
+    /// The dimensions, outermost first; at most
+    /// [`MAX_DIMENSIONS`](crate::constants::MAX_DIMENSIONS), none for a scalar.
     pub shape: Vec<u64>,
     /// Where the data begins, in bytes from the start of the file.
     pub offset: u64,
@@ -41,7 +43,8 @@ pub struct SourceTensor {
 /// An open safetensors file whose header has been read and validated; no tensor data has been read.
 #[derive(Clone)]
 pub struct WeightsFile {
-    /// The path relative to the source, `/`-separated; see [`check_path`](crate::paths::check_path).
+    /// The path relative to the source, `/`-separated; see
+    /// [`check_path`](crate::paths::check_path).
     pub path: String,
     /// The bytes of the file.
     pub reader: Arc<dyn ReadAt>,
@@ -49,8 +52,8 @@ pub struct WeightsFile {
     pub length: u64,
     /// All bytes before the tensor data: the length, the JSON and its padding.
     pub prefix: Vec<u8>,
-    /// The tensors in ascending order of their data; empty ones at the same offset by name. They follow each
-    /// other without holes from the end of the prefix to the end of the file.
+    /// The tensors in ascending order of their data; empty ones at the same offset by name. They
+    /// follow each other without holes from the end of the prefix to the end of the file.
     pub tensors: Vec<SourceTensor>,
 }
 
@@ -74,21 +77,24 @@ impl WeightsFile {
     /// Reads and validates the header; the cost grows with the header alone, at most 100 MB.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the file is none, is truncated, has trailing bytes, or breaks a rule of safetensors, or
-    /// has a duplicate key; [`Error::Unsupported`] for a dtype or a tensor name that a container cannot hold;
-    /// [`Error::Limit`] if a length, a shape or the number of dimensions is too large; [`Error::Io`] where
-    /// reading fails. Each names `path`.
+    /// [`Error::Corrupt`] if the file is none, is truncated, has trailing bytes, or breaks a rule
+    /// of safetensors, or has a duplicate key; [`Error::Unsupported`] for a dtype or a tensor name
+    /// that a container cannot hold; [`Error::Limit`] if a length, a shape or the number of
+    /// dimensions is too large; [`Error::Io`] where reading fails. Each names `path`.
     pub fn parse(path: &str, reader: Arc<dyn ReadAt>) -> Result<Self> {
         let length = reader.size();
         let prefix = read_prefix(path, reader.as_ref())?;
         let tensors = parse_prefix(path, &prefix)?;
-        let described = tensors.last().map_or(prefix.len() as u64, |last| last.offset + last.length);
+        let described =
+            tensors.last().map_or(prefix.len() as u64, |last| last.offset + last.length);
         if length < described {
             return Err(truncated(path, length, described));
         }
         if length > described {
             let problem = format!("{} bytes follow the last tensor", length - described);
-            return Err(Error::corrupt(path, described, problem).remedied("download the file again"));
+            return Err(
+                Error::corrupt(path, described, problem).remedied("download the file again")
+            );
         }
         Ok(Self { path: path.to_owned(), reader, length, prefix, tensors })
     }
@@ -96,8 +102,8 @@ impl WeightsFile {
     /// Fills `buf` with the bytes of the file from `offset` on. One positional read.
     ///
     /// # Errors
-    /// [`Error::Io`] naming the file, also if it has shrunk since it was opened; an [`Error`] that the reader put into
-    /// its [`std::io::Error`], as one does that decodes what it is asked for.
+    /// [`Error::Io`] naming the file, also if it has shrunk since it was opened; an [`Error`] that
+    /// the reader put into its [`std::io::Error`], as one does that decodes what it is asked for.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.reader.read_exact_at(offset, buf).map_err(|source| {
             let known = source.downcast::<Error>().map(|error| error.in_file(&self.path));
@@ -133,7 +139,11 @@ fn read_prefix(path: &str, reader: &dyn ReadAt) -> Result<Vec<u8>> {
                 return Err(Error::corrupt(path, LENGTH_BYTES, problem));
             }
         }
-        return Err(Error::limit(format!("{path}: the header's length in bytes"), header, MAX_HEADER_BYTES));
+        return Err(Error::limit(
+            format!("{path}: the header's length in bytes"),
+            header,
+            MAX_HEADER_BYTES,
+        ));
     }
     if header > size - LENGTH_BYTES {
         return Err(truncated(path, size, LENGTH_BYTES + header));
@@ -171,7 +181,13 @@ fn source_tensor(tensor: &HeaderTensor, start: u64) -> Result<SourceTensor> {
     let ends = start.checked_add(data.end);
     ends.ok_or_else(|| Error::limit("where a tensor ends, in bytes", u64::MAX, u64::MAX - 1))?;
     let length = data.end - data.start;
-    Ok(SourceTensor { name: name.clone(), dtype, shape: shape.clone(), offset: start + data.start, length })
+    Ok(SourceTensor {
+        name: name.clone(),
+        dtype,
+        shape: shape.clone(),
+        offset: start + data.start,
+        length,
+    })
 }
 
 /// Lets the `safetensors` crate judge offsets and sizes too.

@@ -1,7 +1,7 @@
 //! A pass over JSON that finds nothing but duplicate keys.
 //!
-//! Readers disagree on which of two equal keys counts, so that one file could show two contents; such a file
-//! is rejected, wherever the two keys stand.
+//! Readers disagree on which of two equal keys counts, so that one file could show two contents;
+//! such a file is rejected, wherever the two keys stand.
 
 use std::{collections::HashSet, fmt};
 

@@ -16,7 +16,8 @@ const NUMBER: &str = "-00000-of-00000";
 /// The stem of a weights file or an index, and its variant; `None` for other names.
 fn parse(name: &str) -> Option<(&'static str, Option<&str>)> {
     let (stem, rest) = STEMS.iter().find_map(|stem| Some((*stem, name.strip_prefix(stem)?)))?;
-    let word = rest.strip_suffix(".safetensors").map(without_number).or_else(|| index_word(rest))?;
+    let word =
+        rest.strip_suffix(".safetensors").map(without_number).or_else(|| index_word(rest))?;
     match word.strip_prefix('.') {
         None if word.is_empty() => Some((stem, None)),
         Some(word) if !word.is_empty() && !word.contains('.') => Some((stem, Some(word))),
@@ -31,7 +32,8 @@ fn without_number(text: &str) -> &str {
         part.len() == NUMBER.len() && part.bytes().zip(NUMBER.bytes()).all(same)
     };
     let cut = text.len().checked_sub(NUMBER.len());
-    if let Some((before, _)) = cut.and_then(|at| text.split_at_checked(at)).filter(|(_, end)| is_number(end))
+    if let Some((before, _)) =
+        cut.and_then(|at| text.split_at_checked(at)).filter(|(_, end)| is_number(end))
     {
         return before;
     }
@@ -70,7 +72,8 @@ pub(super) fn choose(found: &mut Vec<Found>, wanted: Option<&str>) -> Result<Vec
     }
     let mut chosen = BTreeMap::new();
     for ((folder, stem), variants) in groups {
-        let wanted = wanted.map(str::to_owned).filter(|wanted| variants.contains(&Some(wanted.clone())));
+        let wanted =
+            wanted.map(str::to_owned).filter(|wanted| variants.contains(&Some(wanted.clone())));
         let choice = match variants.first() {
             _ if wanted.is_some() => wanted,
             Some(first) if first.is_none() || variants.len() == 1 => first.clone(),
@@ -86,7 +89,9 @@ pub(super) fn choose(found: &mut Vec<Found>, wanted: Option<&str>) -> Result<Vec
         let reason = match (choice == variant, variant, choice) {
             (true, ..) => return true,
             (_, Some(variant), _) => reason(variant),
-            (_, None, choice) => format!("the variant {} is taken instead", choice.unwrap_or_default()),
+            (_, None, choice) => {
+                format!("the variant {} is taken instead", choice.unwrap_or_default())
+            }
         };
         left_out.push(LeftOut { path: file.path.clone(), reason });
         false
@@ -96,7 +101,8 @@ pub(super) fn choose(found: &mut Vec<Found>, wanted: Option<&str>) -> Result<Vec
 
 fn undecided(place: &str, variants: &BTreeSet<Option<String>>) -> Error {
     let names: Vec<&str> = variants.iter().flatten().map(String::as_str).collect();
-    let problem = format!("{place}: there are the variants {}, and no other files", names.join(", "));
+    let problem =
+        format!("{place}: there are the variants {}, and no other files", names.join(", "));
     Error::parameter(problem, "choose one with --variant")
 }
 

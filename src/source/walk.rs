@@ -45,10 +45,11 @@ impl Found {
 
 /// All files below `root` in bytewise order of their paths, and what was passed over.
 ///
-/// Links to files are followed, since the Hugging Face cache consists of them; one that leads elsewhere than into the folder, or
-/// from a snapshot to the blobs of its repository, is known by [`Found::check_inside`]. Links to folders are not, since
-/// they may form a circle. Hidden files and folders are passed over: `.git` and `.cache` are no part of a
-/// model, and `.env` must not end up in a container.
+/// Links to files are followed, since the Hugging Face cache consists of them; one that leads
+/// elsewhere than into the folder, or from a snapshot to the blobs of its repository, is known by
+/// [`Found::check_inside`]. Links to folders are not, since they may form a circle. Hidden files
+/// and folders are passed over: `.git` and `.cache` are no part of a model, and `.env` must not end
+/// up in a container.
 pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     walk_within(root, root)
 }
@@ -62,7 +63,9 @@ pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<L
         homes: homes(home),
     };
     while let Some((folder, prefix)) = walk.folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(|source| Error::io("listing", &folder, source))? {
+        for entry in
+            fs::read_dir(&folder).map_err(|source| Error::io("listing", &folder, source))?
+        {
             let entry = entry.map_err(|source| Error::io("listing", &folder, source))?;
             walk.visit(&entry, &prefix)?;
         }
@@ -84,13 +87,16 @@ fn homes(root: &Path) -> Vec<PathBuf> {
     let Ok(root) = root.canonicalize() else { return Vec::new() };
     let repository = root
         .ancestors()
-        .find(|folder| folder.parent().and_then(Path::file_name).is_some_and(|name| name == "snapshots"))
+        .find(|folder| {
+            folder.parent().and_then(Path::file_name).is_some_and(|name| name == "snapshots")
+        })
         .and_then(|snapshot| snapshot.parent()?.parent());
     let blobs = repository.and_then(|repository| repository.join("blobs").canonicalize().ok());
     [Some(root), blobs].into_iter().flatten().collect()
 }
 
-/// Whether a file of a folder lies elsewhere: it, or a folder on its path, is a link that leads out.
+/// Whether a file of a folder lies elsewhere: it, or a folder on its path, is a link that leads
+/// out.
 pub(crate) fn leads_out(root: &Path, file: &Path) -> bool {
     outside(&homes(root), file).is_ok_and(|target| target.is_some())
 }

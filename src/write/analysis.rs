@@ -1,10 +1,10 @@
-//! First pass over a weights file: hashes of the file and of each tensor, histograms, and from them the code and
-//! the exact size of everything. After it the whole container can be laid out.
+//! First pass over a weights file: hashes of the file and of each tensor, histograms, and from them
+//! the code and the exact size of everything. After it the whole container can be laid out.
 //!
 //! ```text
 //! file    | prefix | tensor 0            | tensor 1     | ...
 //! pieces           |0 |1 |2 |3 |4 |5 |6  |0 |1 |2 |3 |4 |
-//! batches |        |           |         |        |     |     read, counted and hashed while in the cache
+//! batches |        |           |         |        |     |   read, counted, hashed in the cache
 //! ```
 
 use blake3::Hasher;
@@ -19,8 +19,8 @@ use crate::{
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// Smaller tensors are stored raw: norms and biases would save a few KiB each, and on a GPU one warp would decode such a tensor for longer
-/// than all others take for the matrices of the block.
+/// Smaller tensors are stored raw: norms and biases would save a few KiB each, and on a GPU one
+/// warp would decode such a tensor for longer than all others take for the matrices of the block.
 const MIN_CODED_BYTES: u64 = 32 << 10;
 
 /// What the first pass found out about a weights file.
@@ -63,7 +63,8 @@ enum Work {
     Exponents,
     /// It is a whole tensor: count pairs, and measure strips.
     Whole,
-    /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a batch become one.
+    /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a
+    /// batch become one.
     Pairs,
 }
 
@@ -74,14 +75,19 @@ enum Finding {
     Whole(Option<tile::TileCoding>),
 }
 
-/// The bytes that the first pass over one file tells the observer of: all tensors, and once more those that are measured on their own.
+/// The bytes that the first pass over one file tells the observer of: all tensors, and once more
+/// those that are measured on their own.
 pub(super) fn bytes(file: &Weights<'_>, layout: Layout) -> u64 {
     let times = |tensor| if work(layout, tensor) == Work::Pairs { 2 } else { 1 };
     file.file.tensors.iter().map(|tensor| times(tensor) * tensor.length).sum()
 }
 
 /// Makes the first pass over one file.
-pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observer) -> Result<FileAnalysis> {
+pub(super) fn analyse(
+    file: &Weights<'_>,
+    layout: Layout,
+    observer: &dyn Observer,
+) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
     let pass = Pass { file, layout, observer };
@@ -92,17 +98,23 @@ pub(super) fn analyse(file: &Weights<'_>, layout: Layout, observer: &dyn Observe
             return Err(Error::Cancelled);
         }
         let found = pass.read_batch(&batch, &progress.pairs, &mut buffer)?;
-        rayon::join(|| hash(&mut file_hasher, &buffer), || progress.take(&pass, &batch, &buffer, found)).1?;
+        rayon::join(
+            || hash(&mut file_hasher, &buffer),
+            || progress.take(&pass, &batch, &buffer, found),
+        )
+        .1?;
         observer.advance(buffer.len() as u64);
     }
     progress.finish_until(&pass, file.file.tensors.len())?;
-    let analysis = FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: progress.analyses };
+    let analysis =
+        FileAnalysis { hash: *file_hasher.finalize().as_bytes(), tensors: progress.analyses };
     let hashes: Vec<_> = analysis.tensors.iter().map(|tensor| &tensor.hash).collect();
     file.check_hashes(&analysis.hash, &hashes)?;
     Ok(analysis)
 }
 
-/// What the first pass would find where codes take this many bits a weight. Hashes are those of names, so that no tensor equals another.
+/// What the first pass would find where codes take this many bits a weight. Hashes are those of
+/// names, so that no tensor equals another.
 pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Result<FileAnalysis> {
     #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]
     let bits = |elements: u64| (elements as f64 * exponent_bits) as u64;
@@ -110,10 +122,12 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
         let elements = tensor.length / 2;
         let coding = match (work(layout, tensor), layout) {
             (Work::None, _) | (_, Layout::Raw) => None,
-            (_, Layout::Gap(geometry)) => {
-                Some(Coding::Gap(gap::GapCoding::assume(geometry, elements, bits(elements))?.into()))
+            (_, Layout::Gap(geometry)) => Some(Coding::Gap(
+                gap::GapCoding::assume(geometry, elements, bits(elements))?.into(),
+            )),
+            (_, Layout::Tile) => {
+                Some(Coding::Tile(tile::TileCoding::assume(&tensor.shape, bits(elements))?))
             }
-            (_, Layout::Tile) => Some(Coding::Tile(tile::TileCoding::assume(&tensor.shape, bits(elements))?)),
         };
         let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
         Ok(TensorAnalysis { hash, fingerprint: Fingerprint::default(), coding })
@@ -123,7 +137,10 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
 }
 
 /// Consecutive pieces for all threads; tensors are contiguous in their file, and so is a batch.
-fn batches(pieces: impl Iterator<Item = BatchPiece>, threads: u64) -> impl Iterator<Item = Vec<BatchPiece>> {
+fn batches(
+    pieces: impl Iterator<Item = BatchPiece>,
+    threads: u64,
+) -> impl Iterator<Item = Vec<BatchPiece>> {
     let mut pieces = pieces.peekable();
     std::iter::from_fn(move || {
         let first = pieces.next()?;
@@ -167,7 +184,8 @@ impl Pass<'_> {
         &self.file.file.tensors[index]
     }
 
-    /// Bytes of a tensor's pieces, except for the last one: whole units of where they are read from.
+    /// Bytes of a tensor's pieces, except for the last one: whole units of where they are read
+    /// from.
     fn piece_bytes(&self, index: usize) -> u64 {
         let unit = self.file.unit(index);
         (PIECE_BYTES / unit * unit).max(unit)
@@ -215,7 +233,11 @@ impl Pass<'_> {
     }
 
     /// Measures a tensor whose pairs are counted.
-    fn measure(&self, tensor: &SourceTensor, histogram: &PairHistogram) -> Result<Option<tile::TileCoding>> {
+    fn measure(
+        &self,
+        tensor: &SourceTensor,
+        histogram: &PairHistogram,
+    ) -> Result<Option<tile::TileCoding>> {
         let geometry = tile::geometry(&tensor.shape)?;
         let read = |range: std::ops::Range<u64>, weights: &mut Vec<u8>| {
             weights.resize((range.end - range.start) as usize, 0);
@@ -286,7 +308,8 @@ impl Progress {
         Ok(())
     }
 
-    /// Completes the tensors before `index`; those without bytes have no pieces and are completed on the way.
+    /// Completes the tensors before `index`; those without bytes have no pieces and are completed
+    /// on the way.
     fn finish_until(&mut self, pass: &Pass<'_>, index: usize) -> Result<()> {
         while self.analyses.len() < index.min(pass.file.file.tensors.len()) {
             let hash = *self.hasher.finalize().as_bytes();

@@ -1,4 +1,5 @@
-//! Where arrays go: packed into sections, and sections into the container (spec/format.md, sections 2 and 3).
+//! Where arrays go: packed into sections, and sections into the container (spec/format.md, sections
+//! 2 and 3).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -47,7 +48,9 @@ impl ArrayLayout {
             offset = offset
                 .checked_add(length)
                 .and_then(|end| align(end, SECTION_ALIGNMENT))
-                .ok_or_else(|| Error::limit("the container's length in bytes", u64::MAX, MAX_FILE_BYTES))?;
+                .ok_or_else(|| {
+                    Error::limit("the container's length in bytes", u64::MAX, MAX_FILE_BYTES)
+                })?;
         }
         let arrays = self
             .arrays

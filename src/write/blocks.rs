@@ -6,7 +6,8 @@ use crate::source::{
     group::{self, GroupedBlock},
 };
 
-/// Decoded bytes from which on a block stands for itself; no layer of a model that is worth compressing is smaller.
+/// Decoded bytes from which on a block stands for itself; no layer of a model that is worth
+/// compressing is smaller.
 const MIN_BLOCK_BYTES: u64 = 64 << 10;
 
 /// Which block each tensor belongs to.
@@ -23,10 +24,14 @@ impl Blocks {
         let tensors: Vec<_> = files
             .iter()
             .enumerate()
-            .flat_map(|(file, weights)| (0..weights.tensors.len()).map(move |tensor| (file, tensor)))
+            .flat_map(|(file, weights)| {
+                (0..weights.tensors.len()).map(move |tensor| (file, tensor))
+            })
             .collect();
-        let items: Vec<_> =
-            tensors.iter().map(|&(file, tensor)| group::Item::from(&files[file].tensors[tensor])).collect();
+        let items: Vec<_> = tensors
+            .iter()
+            .map(|&(file, tensor)| group::Item::from(&files[file].tensors[tensor]))
+            .collect();
         let groups = join_small(group::group(&items), &items);
         let mut of_tensors: Vec<Vec<usize>> =
             files.iter().map(|weights| vec![0; weights.tensors.len()]).collect();
@@ -42,8 +47,9 @@ impl Blocks {
     }
 }
 
-/// Joins blocks in a row that are all small, until they have [`MIN_BLOCK_BYTES`] together; the first one gives the name. The
-/// sections of a block take up to five pages, which a model of many tiny modules would otherwise mostly consist of.
+/// Joins blocks in a row that are all small, until they have [`MIN_BLOCK_BYTES`] together; the
+/// first one gives the name. The sections of a block take up to five pages, which a model of many
+/// tiny modules would otherwise mostly consist of.
 fn join_small(groups: Vec<GroupedBlock>, items: &[group::Item<'_>]) -> Vec<GroupedBlock> {
     let mut joined: Vec<GroupedBlock> = Vec::with_capacity(groups.len());
     let mut before = MIN_BLOCK_BYTES;

@@ -44,7 +44,12 @@ pub(super) fn write(
 }
 
 fn name_of(out: &Path) -> String {
-    out.file_name().unwrap_or_default().to_string_lossy().chars().filter(|char| !char.is_control()).collect()
+    out.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .chars()
+        .filter(|char| !char.is_control())
+        .collect()
 }
 
 /// What the Hub reads.
@@ -74,18 +79,23 @@ fn body(
     let title: String = name.chars().filter(|char| !"[]<>`*#|".contains(*char)).collect();
     let title = title.trim();
     let title = if title.is_empty() { "Model" } else { title };
-    let what =
-        if models > 1 { "identity of `pipeline.df11`, which lists all components" } else { "identity" };
+    let what = if models > 1 {
+        "identity of `pipeline.df11`, which lists all components"
+    } else {
+        "identity"
+    };
     let serve = if loading.is_served {
         format!(
-            "\nServe it with vLLM, with the package `df11` installed:\n\n```sh\nvllm serve {name:?}\n```\n"
+            "\nServe it with vLLM, with the package `df11` installed:\n\n```sh\nvllm serve \
+            {name:?}\n```\n"
         )
     } else {
         String::new()
     };
     format!(
-        "# {title}\n\nThe weights{of}, losslessly compressed: every bit of every weight comes back. Container \
-         format df11, version {VERSION_MAJOR}, by the method of [DFloat11](https://arxiv.org/abs/2504.11651).\n\n\
+        "# {title}\n\nThe weights{of}, losslessly compressed: every bit of every weight comes \
+        back. Container format df11, version {VERSION_MAJOR}, by the method of \
+        [DFloat11](https://arxiv.org/abs/2504.11651).\n\n\
          | | |\n|---|---|\n| before | {before} bytes |\n| after | {after} bytes ({ratio:.1} %) |\n\
          | bits a weight | {bits:.2}, of 16 |\n| {what} (BLAKE3) | `{identity}` |\n\n\
          Load it with the Python package `df11`, which must be imported first:\n\n\

@@ -3,7 +3,8 @@
 use super::{gap, tile};
 use crate::{
     format::records::{
-        ENCODING_GAP, ENCODING_TILE, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE,
+        ENCODING_GAP, ENCODING_TILE, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
+        SECTION_PLANE,
     },
     huffman,
 };
@@ -45,7 +46,10 @@ impl Coding {
             }
             Self::Tile(coding) => {
                 let geometry = coding.sizes.geometry();
-                (ENCODING_TILE, [geometry.tile_columns(), geometry.columns(), coding.sizes.bit_count(), 0])
+                (
+                    ENCODING_TILE,
+                    [geometry.tile_columns(), geometry.columns(), coding.sizes.bit_count(), 0],
+                )
             }
         }
     }

@@ -24,22 +24,25 @@ use crate::{
     source::{Component, Source, Sources},
 };
 
-/// Compresses a model. An output whose name ends in `.df11` is one container with the side files inside; any other is a folder with
-/// a container for each weights file, and the side files beside them, where transformers' config.json gets a line that names this
-/// compression and that [`decompress`](super::decompress) takes out again. Tensors are grouped into blocks by [`group()`](crate::hazmat::group::group()); of blocks
-/// in a row that are all smaller than 64 KiB, several become one.
+/// Compresses a model. An output whose name ends in `.df11` is one container with the side files
+/// inside; any other is a folder with a container for each weights file, and the side files beside
+/// them, where transformers' config.json gets a line that names this compression and that
+/// [`decompress`](super::decompress) takes out again. Tensors are grouped into blocks by
+/// [`group()`](crate::hazmat::group::group()); of blocks in a row that are all smaller than 64 KiB,
+/// several become one.
 ///
-/// Works on all threads of the current rayon pool; the result is the same for any number of them. Memory is at most 32 MiB, 6 MiB a
-/// thread, and 0.02 % of the model (the work list and the directory), whatever the size of its tensors. With [`Layout::Tile`] a thread also holds
-/// strips of 32 rows: 0.25 KiB for each column of the widest matrix if that is more (32 MiB where it has 131,072; with more than 262,144 columns a
-/// matrix is cut as a vector).
-/// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
+/// Works on all threads of the current rayon pool; the result is the same for any number of them.
+/// Memory is at most 32 MiB, 6 MiB a thread, and 0.02 % of the model (the work list and the
+/// directory), whatever the size of its tensors. With [`Layout::Tile`] a thread also holds strips
+/// of 32 rows: 0.25 KiB for each column of the widest matrix if that is more (32 MiB where it has
+/// 131,072; with more than 262,144 columns a matrix is cut as a vector). The output appears under
+/// its name when it is whole; whatever fails before leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::Parameter`] if the output exists (or something takes its name meanwhile), holds files that are no earlier output, or the
-/// source changes meanwhile; [`Error::Io`] if reading or writing
-/// fails; [`Error::Cancelled`]; [`Error::Corrupt`] if verification finds a difference (then memory or disk are
-/// failing, or this crate has a bug).
+/// [`Error::Parameter`] if the output exists (or something takes its name meanwhile), holds files
+/// that are no earlier output, or the source changes meanwhile; [`Error::Io`] if reading or writing
+/// fails; [`Error::Cancelled`]; [`Error::Corrupt`] if verification finds a difference (then memory
+/// or disk are failing, or this crate has a bug).
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -96,22 +99,24 @@ pub fn compress_all(
     write(inputs.collect(), out, options, observer)
 }
 
-/// Writes what another layout would have made of the same checkpoint: the same files, names and hashes, byte for byte what [`compress`] makes of
-/// what [`decompress`](super::decompress) gives, without those files in between. `out` is as for [`compress`]; side files go into the container or
-/// beside it as its form asks for, whatever the form of `model`.
+/// Writes what another layout would have made of the same checkpoint: the same files, names and
+/// hashes, byte for byte what [`compress`] makes of what [`decompress`](super::decompress) gives,
+/// without those files in between. `out` is as for [`compress`]; side files go into the container
+/// or beside it as its form asks for, whatever the form of `model`.
 ///
-/// Weights are decoded where compression reads them, three times (with [`Layout::Tile`] large tensors four times), and what is decoded is compared
-/// with the container's hashes. Memory is as for [`compress`], and some 3 MiB a thread for decoding.
+/// Weights are decoded where compression reads them, three times (with [`Layout::Tile`] large
+/// tensors four times), and what is decoded is compared with the container's hashes. Memory is as
+/// for [`compress`], and some 3 MiB a thread for decoding.
 ///
 /// # Errors
-/// As [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if shards are missing.
+/// As [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if shards
+/// are missing.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = df11::hazmat::demo::tiny_container(folder.path())?;
-/// let mut options = df11::CompressOptions::default();
-/// options.layout = df11::Layout::Tile;
+/// let options = df11::CompressOptions::new().layout(df11::Layout::Tile);
 /// let (tile, back) = (folder.path().join("tile.df11"), folder.path().join("back.df11"));
 /// df11::convert(&df11::open(&path)?, &tile, &options, &())?;
 /// df11::convert(&df11::open(&tile)?, &back, &df11::CompressOptions::default(), &())?;
@@ -167,7 +172,8 @@ fn write(
     let mut bytes = 0;
     for Component { model, .. } in &mut inputs {
         model.add_options(options)?;
-        let analysed: u64 = model.weights.iter().map(|file| analysis::bytes(file, options.layout)).sum();
+        let analysed: u64 =
+            model.weights.iter().map(|file| analysis::bytes(file, options.layout)).sum();
         bytes += analysed + passes * model.tensor_bytes();
     }
     observer.begin(bytes);
@@ -175,7 +181,9 @@ fn write(
         return write_folder(inputs, out, options, observer);
     }
     match &inputs[..] {
-        [input] => Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?]),
+        [input] => {
+            Ok(vec![Compressor::new(&input.model, options.layout, observer).single(out, options)?])
+        }
         _ => Err(Error::parameter(
             "a pipeline is several models, and one container holds one",
             "name a folder as output: a name that does not end in .df11",
@@ -200,7 +208,8 @@ fn write_folder(
     }
     let earlier = options.overwrite.then(|| Earlier::of(paths));
     let folder = OutputFolder::create(out, earlier)?;
-    let own = inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
+    let own =
+        inputs.iter().filter(|input| input.folder.is_empty()).flat_map(|input| &input.model.side);
     let own: Vec<String> = own.map(|side| side.path.clone()).collect();
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
     for Component { folder: name, model: mut input } in inputs {
@@ -283,7 +292,11 @@ impl<'a> Compressor<'a> {
             side: hashed(shard.side)?,
             beside: hashed(shard.beside)?,
             metadata: shard.metadata,
-            blocks: shard.weights.iter().map(|&file| self.blocks.of_tensors[file].clone()).collect(),
+            blocks: shard
+                .weights
+                .iter()
+                .map(|&file| self.blocks.of_tensors[file].clone())
+                .collect(),
             block_names: &self.blocks.names,
         })
     }
@@ -366,8 +379,11 @@ impl<'a> Compressor<'a> {
 /// Refuses files of which one would take the place of another in a folder of containers.
 fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> {
     let remedy = "write one file: give the output a name that ends in .df11";
-    if let Some(hidden) = shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.'))) {
-        let problem = format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
+    if let Some(hidden) =
+        shards.iter().find(|path| path.split('/').any(|name| name.starts_with('.')))
+    {
+        let problem =
+            format!("{hidden:?} would be hidden, and hidden files of a folder are not opened");
         return Err(Error::parameter(problem, remedy));
     }
     // Whatever ends so is a shard to whoever opens the folder.
@@ -422,7 +438,10 @@ pub(super) fn shard_paths(input: &Input<'_>, in_pipeline: bool) -> Result<Vec<St
         let path = shard_path(&weights.file.path);
         if let Some(other) = owners.insert(path.clone(), &weights.file.path) {
             return Err(Error::parameter(
-                format!("the containers of {other:?} and {:?} would both be {path:?}", weights.file.path),
+                format!(
+                    "the containers of {other:?} and {:?} would both be {path:?}",
+                    weights.file.path
+                ),
                 "make one file with -o NAME.df11, which keeps all names, or rename one of them",
             ));
         }

@@ -1,8 +1,9 @@
-//! The line in config.json by which transformers and diffusers know that a folder's weights are compressed.
+//! The line in config.json by which transformers and diffusers know that a folder's weights are
+//! compressed.
 //!
-//! A folder of containers has it ([`MARK`]), and nothing else: restoring and converting read the original, which has
-//! the recorded hash. So that every original comes back, one that begins with the mark itself gets another, which
-//! JSON reads as one.
+//! A folder of containers has it ([`MARK`]), and nothing else: restoring and converting read the
+//! original, which has the recorded hash. So that every original comes back, one that begins with
+//! the mark itself gets another, which JSON reads as one.
 
 use serde_json::Value;
 
@@ -19,14 +20,15 @@ fn is_config<'a>(path: &str, mut weights: impl Iterator<Item = &'a str>) -> bool
         && weights.any(|weights| folder_of(weights) == folder_of(path))
 }
 
-/// A configuration of transformers or diffusers that names no quantization, or one that begins with a mark, with
-/// one more.
+/// A configuration of transformers or diffusers that names no quantization, or one that begins with
+/// a mark, with one more.
 fn mark(config: &[u8]) -> Option<Vec<u8>> {
     let place = place(config)?;
     if !config[place..].starts_with(MARK.as_bytes()) {
         let json: serde_json::Map<String, Value> = serde_json::from_slice(config).ok()?;
-        let names_a_model =
-            ["model_type", "_class_name"].iter().any(|key| json.get(*key).is_some_and(Value::is_string));
+        let names_a_model = ["model_type", "_class_name"]
+            .iter()
+            .any(|key| json.get(*key).is_some_and(Value::is_string));
         if !names_a_model || json.contains_key("quantization_config") {
             return None;
         }

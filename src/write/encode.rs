@@ -27,7 +27,8 @@ struct Worker {
     input: Vec<u8>,
     output: ChunkOutput,
     scratch: tile::Scratch,
-    /// The tables of the tensor of the last chunk, and the tensor's first array, by which it is known.
+    /// The tables of the tensor of the last chunk, and the tensor's first array, by which it is
+    /// known.
     gap: Option<(usize, ChunkEncoder)>,
     tile: Option<(usize, Encoder)>,
 }
@@ -49,7 +50,11 @@ struct Target<'a> {
 /// # Errors
 /// [`Error::Parameter`] if the source is not what the first pass has read; what reading and
 /// writing answer.
-pub(super) fn encode(plan: &ContainerPlan<'_>, output: &Output, observer: &dyn Observer) -> Result<()> {
+pub(super) fn encode(
+    plan: &ContainerPlan<'_>,
+    output: &Output,
+    observer: &dyn Observer,
+) -> Result<()> {
     let pass = Pass {
         reads: &plan.reads,
         seen: plan.reads.iter().map(|_| Shared::default()).collect(),
@@ -110,11 +115,17 @@ impl Worker {
         }
     }
 
-    /// Encodes a chunk in parts of at most [`MIN_CHUNK_BYTES`]; only tensors of more than 4 GiB have chunks of several, and those that come
-    /// from long strips.
-    fn gap_chunk(&mut self, target: Target<'_>, coding: &gap::GapCoding, chunk: usize) -> Result<()> {
+    /// Encodes a chunk in parts of at most [`MIN_CHUNK_BYTES`]; only tensors of more than 4 GiB
+    /// have chunks of several, and those that come from long strips.
+    fn gap_chunk(
+        &mut self,
+        target: Target<'_>,
+        coding: &gap::GapCoding,
+        chunk: usize,
+    ) -> Result<()> {
         if self.gap.as_ref().is_none_or(|&(array, _)| array != target.first_array) {
-            self.gap = Some((target.first_array, ChunkEncoder::new(&coding.lengths, &coding.layout)));
+            self.gap =
+                Some((target.first_array, ChunkEncoder::new(&coding.lengths, &coding.layout)));
         }
         let first = chunk as u64 * coding.chunk_bytes;
         let end = target.tensor.length.min(first + coding.chunk_bytes);
@@ -145,7 +156,13 @@ impl Worker {
     }
 
     /// Reads part of a tensor and what the encoder must see after it.
-    fn read(&mut self, target: Target<'_>, coding: &gap::GapCoding, start: u64, length: u64) -> Result<()> {
+    fn read(
+        &mut self,
+        target: Target<'_>,
+        coding: &gap::GapCoding,
+        start: u64,
+        length: u64,
+    ) -> Result<()> {
         let (lookahead, part) = (2 * coding.layout.geometry().lookahead() as u64, length as usize);
         let length = (length + lookahead).min(target.tensor.length - start);
         self.input.resize(length as usize, 0);
@@ -154,7 +171,12 @@ impl Worker {
         Ok(())
     }
 
-    fn tile_chunk(&mut self, target: Target<'_>, coding: &tile::TileCoding, chunk: usize) -> Result<()> {
+    fn tile_chunk(
+        &mut self,
+        target: Target<'_>,
+        coding: &tile::TileCoding,
+        chunk: usize,
+    ) -> Result<()> {
         let encoder = match self.tile.take() {
             Some((array, encoder)) if array == target.first_array => encoder,
             _ => coding.encoder()?,

@@ -19,11 +19,17 @@ use crate::{
     source::{Component, Source, Sources},
 };
 
-/// What [`compress`](super::compress()) would make, without making it: the first pass alone, and exact sizes.
+/// What [`compress`](super::compress()) would make, without making it: the first pass alone, and
+/// exact sizes.
 ///
 /// # Errors
 /// As [`compress`](super::compress()), except for writing.
-pub fn estimate(source: &Source, out: &Path, layout: Layout, observer: &dyn Observer) -> Result<Estimate> {
+pub fn estimate(
+    source: &Source,
+    out: &Path,
+    layout: Layout,
+    observer: &dyn Observer,
+) -> Result<Estimate> {
     let input = Input::of_source(source);
     Estimate::read(&input, out, false, layout, observer)
 }
@@ -59,12 +65,18 @@ pub fn estimate_all(
     estimates.collect()
 }
 
-/// As [`estimate`], but no weight is read, so that the safetensors headers alone need to be there: codes are assumed to take
-/// `exponent_bits` bits a weight (2.6 to 2.7 in trained models), and no tensor equals another one. Some milliseconds.
+/// As [`estimate`], but no weight is read, so that the safetensors headers alone need to be there:
+/// codes are assumed to take `exponent_bits` bits a weight (2.6 to 2.7 in trained models), and no
+/// tensor equals another one. Some milliseconds.
 ///
 /// # Errors
 /// As [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
-pub fn estimate_headers(source: &Source, out: &Path, layout: Layout, exponent_bits: f64) -> Result<Estimate> {
+pub fn estimate_headers(
+    source: &Source,
+    out: &Path,
+    layout: Layout,
+    exponent_bits: f64,
+) -> Result<Estimate> {
     Estimate::assumed(&Input::of_source(source), out, false, layout, exponent_bits)
 }
 
@@ -108,7 +120,8 @@ impl Estimate {
             let files = shard.weights.iter().map(|&file| &input.weights[file]);
             files.map(|file| analysis::assume(file, layout, exponent_bits)).collect()
         })?;
-        let note = format!("no weight was read: codes of {exponent_bits} bits a weight are assumed");
+        let note =
+            format!("no weight was read: codes of {exponent_bits} bits a weight are assumed");
         estimate.report.notes.push(note);
         Ok(estimate)
     }
@@ -137,11 +150,12 @@ impl Estimate {
         Ok(Self { report, drafts })
     }
 
-    /// What opening the output would give, without arrays: for what asks directories alone, as `gpu::Plan` does. Decoding finds damage. Costs
-    /// some microseconds a tensor.
+    /// What opening the output would give, without arrays: for what asks directories alone, as
+    /// `gpu::Plan` does. Decoding finds damage. Costs some microseconds a tensor.
     ///
     /// # Errors
-    /// As [`open`](crate::open()), except for reading: where the files together break a rule of the format.
+    /// As [`open`](crate::open()), except for reading: where the files together break a rule of the
+    /// format.
     pub fn outline(&self) -> Result<Model> {
         outline::open(&self.drafts)
     }

@@ -86,7 +86,10 @@ impl Shared {
     }
 
     pub(super) fn get(&self) -> Fingerprint {
-        Fingerprint { sum: self.sum.load(Ordering::Relaxed), weighted: self.weighted.load(Ordering::Relaxed) }
+        Fingerprint {
+            sum: self.sum.load(Ordering::Relaxed),
+            weighted: self.weighted.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -113,7 +116,9 @@ mod tests {
             for cut in [8, 16, 72, 128, 200] {
                 let shared = Shared::default();
                 let parts = bytes.chunks(cut).enumerate();
-                parts.rev().for_each(|(i, part)| shared.add(Fingerprint::of((i * cut) as u64, part)));
+                parts
+                    .rev()
+                    .for_each(|(i, part)| shared.add(Fingerprint::of((i * cut) as u64, part)));
                 assert_eq!(shared.get(), expected, "{length} {cut}");
             }
         }

@@ -1,4 +1,5 @@
-//! An output folder while it is being filled: a temporary folder that becomes the real one when it is whole.
+//! An output folder while it is being filled: a temporary folder that becomes the real one when it
+//! is whole.
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +38,12 @@ impl OutputFolder {
         if let Some(earlier) = &earlier {
             earlier.check(path)?;
         }
-        Ok(Self { temporary: folder_beside(path)?, path: path.to_owned(), earlier, made: Mutex::default() })
+        Ok(Self {
+            temporary: folder_beside(path)?,
+            path: path.to_owned(),
+            earlier,
+            made: Mutex::default(),
+        })
     }
 
     /// Where the folder is until it is finished.
@@ -48,7 +54,10 @@ impl OutputFolder {
     /// The part of the folder that belongs to one model: a folder in it, or all of it if the name
     /// is empty.
     pub(super) fn part(&self, name: &str) -> ModelFolder<'_> {
-        ModelFolder { folder: self, prefix: if name.is_empty() { String::new() } else { format!("{name}/") } }
+        ModelFolder {
+            folder: self,
+            prefix: if name.is_empty() { String::new() } else { format!("{name}/") },
+        }
     }
 
     /// The place of a file in the folder, whose own folder is made.
@@ -75,7 +84,8 @@ impl OutputFolder {
         for folder in made.iter().map(PathBuf::as_path).chain([Path::new("")]) {
             sync_folder(&self.path().join(folder))?;
         }
-        let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok()) else {
+        let Some(earlier) = self.earlier.as_ref().filter(|_| self.path.symlink_metadata().is_ok())
+        else {
             rename::folder(self.path(), &self.path).map_err(|error| renaming(&self.path, error))?;
             return self.keep();
         };
@@ -108,7 +118,8 @@ impl OutputFolder {
         }
         let (old, new) = (aside.folder.keep().join("old"), self.temporary.folder.keep());
         let context = format!(
-            "renaming to {} (it has no output now: the earlier one is {}, and the new one, whole, {})",
+            "renaming to {} (it has no output now: the earlier one is {}, and the new one, whole, \
+            {})",
             self.path.display(),
             old.display(),
             new.display()
@@ -166,7 +177,9 @@ impl ModelFolder<'_> {
 fn creating(relative: &str, path: &Path, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => Error::parameter(
-            format!("this disk takes {relative:?} for another name of a file or folder that is there"),
+            format!(
+                "this disk takes {relative:?} for another name of a file or folder that is there"
+            ),
             "write to a disk that tells names apart by case and by Unicode form",
         ),
         _ => Error::io("creating", path, error),

@@ -1,7 +1,9 @@
-//! A tensor on its way into the `gap` encoding: what the first pass counts, and the sizes that follow.
+//! A tensor on its way into the `gap` encoding: what the first pass counts, and the sizes that
+//! follow.
 //!
-//! Q: Why chunks with histograms of their own? Once the code is known, a chunk's histogram gives the bits of its codes, so
-//! that the second pass can encode all chunks at the same time, each to its final place.
+//! Q: Why chunks with histograms of their own? Once the code is known, a chunk's histogram gives
+//! the bits of its codes, so that the second pass can encode all chunks at the same time, each to
+//! its final place.
 
 use crate::{
     Result,
@@ -40,7 +42,8 @@ pub(super) struct GapCoding {
 impl Counting {
     /// Prepares for a tensor of `length` bytes that is counted in pieces of `piece_bytes`.
     pub(super) fn new(geometry: Geometry, length: u64, piece_bytes: u64) -> Self {
-        let chunk_bytes = MIN_CHUNK_BYTES.max(length.div_ceil(MAX_CHUNKS)).next_multiple_of(piece_bytes);
+        let chunk_bytes =
+            MIN_CHUNK_BYTES.max(length.div_ceil(MAX_CHUNKS)).next_multiple_of(piece_bytes);
         Self { geometry, piece_bytes, chunk_bytes, histograms: Vec::new() }
     }
 
@@ -73,13 +76,13 @@ impl Counting {
 }
 
 impl GapCoding {
-    /// The coding of a tensor that nobody has read, whose codes take this many bits; the code itself is a made-up one.
+    /// The coding of a tensor that nobody has read, whose codes take this many bits; the code
+    /// itself is a made-up one.
     pub(super) fn assume(geometry: Geometry, elements: u64, bits: u64) -> Result<Self> {
         // Each exponent half as frequent as the next one, over as many as trained models have.
-        let counts =
-            std::array::from_fn(
-                |exponent| if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 },
-            );
+        let counts = std::array::from_fn(|exponent| {
+            if (88..128).contains(&exponent) { 1 << (exponent - 88) } else { 0 }
+        });
         let lengths = CodeLengths::from_histogram(&Histogram::from(counts))?;
         let layout = GapSizes::new(geometry, elements, bits, Luts::new(&lengths).len() as u64)?;
         Ok(Self {

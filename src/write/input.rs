@@ -1,5 +1,5 @@
-//! What is compressed: the files of a checkpoint, or an open model, whose tensors are decoded wherever they are read. The passes and the
-//! plan see the same in both.
+//! What is compressed: the files of a checkpoint, or an open model, whose tensors are decoded
+//! wherever they are read. The passes and the plan see the same in both.
 
 use std::{
     borrow::Cow,
@@ -46,7 +46,8 @@ pub(super) struct Input<'a> {
 impl<'a> Input<'a> {
     /// The files of a checkpoint.
     pub(super) fn of_source(source: &'a Source) -> Self {
-        let weights = source.weights.iter().map(|file| Weights { file: Cow::Borrowed(file), decoded: None });
+        let weights =
+            source.weights.iter().map(|file| Weights { file: Cow::Borrowed(file), decoded: None });
         let side = source
             .side
             .iter()
@@ -70,8 +71,10 @@ impl<'a> Input<'a> {
         for shard in model.shards() {
             for (index, record) in shard.directory().files.iter().enumerate() {
                 if record.kind == FILE_WEIGHTS {
-                    weights
-                        .push(Weights::of_shard(shard, index).map_err(|error| error.in_file(shard.path()))?);
+                    weights.push(
+                        Weights::of_shard(shard, index)
+                            .map_err(|error| error.in_file(shard.path()))?,
+                    );
                 } else {
                     let place = Place::recorded(model, shard, index)?;
                     side.push(Side::recorded(shard, record, place));
@@ -80,7 +83,8 @@ impl<'a> Input<'a> {
         }
         weights.sort_by(|a, b| a.file.path.cmp(&b.file.path));
         side.sort_by(|a, b| a.path.cmp(&b.path));
-        let metadata = model.metadata().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let metadata =
+            model.metadata().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         let left_out = bystanders(model)?;
         Ok(Self { weights, side, left_out, metadata, notes: Vec::new() })
     }
@@ -94,7 +98,11 @@ impl<'a> Input<'a> {
 
     /// Bytes of all tensors.
     pub(super) fn tensor_bytes(&self) -> u64 {
-        self.weights.iter().flat_map(|weights| &weights.file.tensors).map(|tensor| tensor.length).sum()
+        self.weights
+            .iter()
+            .flat_map(|weights| &weights.file.tensors)
+            .map(|tensor| tensor.length)
+            .sum()
     }
 }
 
@@ -157,7 +165,8 @@ impl<'a> Weights<'a> {
         self.decoded.as_ref().map_or(2, |decoded| decoded.unit(index))
     }
 
-    /// Compares hashes that the first pass found with those that the container has, if it comes from one.
+    /// Compares hashes that the first pass found with those that the container has, if it comes
+    /// from one.
     pub(super) fn check_hashes(&self, file: &[u8; 32], tensors: &[&[u8; 32]]) -> Result<()> {
         self.decoded.as_ref().map_or(Ok(()), |decoded| decoded.check_hashes(file, tensors))
     }
@@ -180,7 +189,11 @@ impl Tensors for Decoded<'_> {
         }
         let directory = self.shard.directory();
         let record = &directory.files[self.file];
-        if record.hash == *file { Ok(()) } else { wrong(format!("file {:?}", directory.file_path(record))) }
+        if record.hash == *file {
+            Ok(())
+        } else {
+            wrong(format!("file {:?}", directory.file_path(record)))
+        }
     }
 }
 
@@ -202,8 +215,9 @@ impl<'a> Decoded<'a> {
 /// Files in the folder of a model that no container records; they are no part of it.
 fn bystanders(model: &Model) -> Result<Vec<LeftOut>> {
     let (found, mut left_out) = model.walk()?;
-    let recorded: Vec<&str> =
-        beside::recorded(model).map(|(shard, file)| path_of(shard, &shard.directory().files[file])).collect();
+    let recorded: Vec<&str> = beside::recorded(model)
+        .map(|(shard, file)| path_of(shard, &shard.directory().files[file]))
+        .collect();
     let strange = found.into_iter().filter(|file| {
         // Those of kind `beside` are in ascending order, and in one shard alone.
         !is_container(&file.path) && recorded.binary_search(&&*file.path).is_err()
@@ -290,7 +304,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Hands on its bytes as [`Side::for_each`], and compares their hash with the known one. Returns it.
+    /// Hands on its bytes as [`Side::for_each`], and compares their hash with the known one.
+    /// Returns it.
     pub(super) fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<[u8; 32]> {
         let mut hasher = Hasher::new();
         self.for_each(|bytes| {
@@ -302,7 +317,9 @@ impl<'a> Side<'a> {
             return Ok(hash);
         }
         Err(match &self.place {
-            Place::Stored(shard, _) => wrong_hash(format!("file {:?}", self.path)).in_file(shard.path()),
+            Place::Stored(shard, _) => {
+                wrong_hash(format!("file {:?}", self.path)).in_file(shard.path())
+            }
             Place::Disk(_) | Place::Memory(_) => changed(format_args!("{:?}", self.path)),
         })
     }
@@ -325,7 +342,9 @@ impl<'a> Side<'a> {
     /// Puts it into a folder.
     pub(super) fn write_into(&self, folder: &ModelFolder<'_>) -> Result<()> {
         let (mut target, path) = folder.create_file(&self.path)?;
-        self.read(|bytes| target.write_all(bytes).map_err(|error| Error::io("writing", &path, error)))?;
+        self.read(|bytes| {
+            target.write_all(bytes).map_err(|error| Error::io("writing", &path, error))
+        })?;
         target.sync_all().map_err(|error| Error::io("syncing", &path, error))
     }
 }

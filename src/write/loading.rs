@@ -47,7 +47,8 @@ impl Loading {
             Config::Transformers(class) => Self {
                 library: Some("transformers"),
                 python: format!(
-                    "import df11, transformers\nmodel = transformers.{}.from_pretrained({}, device_map=\"auto\")",
+                    "import df11, transformers\nmodel = transformers.{}.from_pretrained({}, \
+                    device_map=\"auto\")",
                     class.name(),
                     quoted(out)
                 ),
@@ -66,7 +67,8 @@ impl Loading {
     }
 
     fn by_attaching(out: &Path) -> Self {
-        let python = format!("import df11\ndf11.attach(module, {})  # any torch.nn.Module", quoted(out));
+        let python =
+            format!("import df11\ndf11.attach(module, {})  # any torch.nn.Module", quoted(out));
         Self { library: None, python, is_served: false }
     }
 }
@@ -114,17 +116,22 @@ impl Config {
             return Self::Diffusers(name.to_owned());
         }
         Self::Transformers(Class {
-            architecture: json["architectures"][0].as_str().filter(|name| is_name(name)).map(str::to_owned),
+            architecture: json["architectures"][0]
+                .as_str()
+                .filter(|name| is_name(name))
+                .map(str::to_owned),
             is_custom: json.get("auto_map").is_some(),
         })
     }
 }
 
-/// Code by which the pipeline's own loader loads all components, except those that no library knows.
+/// Code by which the pipeline's own loader loads all components, except those that no library
+/// knows.
 fn of_pipeline(folder: &Path, out: &Path) -> Loading {
     let index = fs::read(folder.join(MODEL_INDEX)).unwrap_or_default();
     let index: Value = serde_json::from_slice(&index).unwrap_or_default();
-    let class = index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
+    let class =
+        index["_class_name"].as_str().filter(|name| is_name(name)).unwrap_or("DiffusionPipeline");
     let mut python = "import df11, diffusers\n".to_owned();
     let mut given = String::new();
     for (name, path) in components(folder) {
@@ -150,7 +157,8 @@ fn components(folder: &Path) -> BTreeMap<String, PathBuf> {
         })
     };
     let folders = entries.filter(|entry| has_containers(&entry.path()));
-    let named = folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+    let named =
+        folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
     named.filter(|(name, _)| is_name(name)).collect()
 }
 

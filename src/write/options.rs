@@ -15,7 +15,8 @@ use crate::{
 pub enum Layout {
     /// Huffman-coded exponents with a gap array (spec, section 6.3), if that is smaller than raw.
     Gap(Geometry),
-    /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw: smaller than `gap`, and faster on a GPU.
+    /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw:
+    /// smaller than `gap`, and faster on a GPU.
     #[default]
     Tile,
     /// As they are.
@@ -65,26 +66,27 @@ impl CompressOptions {
         self
     }
 
-    /// Whether to replace an output that exists. A folder is replaced only if each file in it has the
-    /// path of a new one, is a shard of the one model that lies there, or is a side file that this
-    /// names.
+    /// Whether to replace an output that exists. A folder is replaced only if each file in it has
+    /// the path of a new one, is a shard of the one model that lies there, or is a side file that
+    /// this names.
     #[must_use]
     pub const fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
     }
 
-    /// Whether to decode everything again before the output gets its name, and to compare all hashes
-    /// (the default).
+    /// Whether to decode everything again before the output gets its name, and to compare all
+    /// hashes (the default).
     #[must_use]
     pub const fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// Keys and values for runtimes, which read them by [`Model::metadata`](crate::Model::metadata). A
-    /// key begins with the name of whoever uses it, and a dot: `example.com/tool` or `tool.setting`;
-    /// the spec keeps those without a dot. They come on top of what a converted model has.
+    /// Keys and values for runtimes, which read them by
+    /// [`Model::metadata`](crate::Model::metadata). A key begins with the name of whoever uses it,
+    /// and a dot: `example.com/tool` or `tool.setting`; the spec keeps those without a dot. They
+    /// come on top of what a converted model has.
     #[must_use]
     pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
         self.metadata = metadata;
@@ -92,8 +94,8 @@ impl CompressOptions {
     }
 
     /// The model card to write into a folder, if any: `README.md`, or `DF11.md` if the model has a
-    /// file of that name. It is no part of the model, and [`decompress`](super::decompress) leaves it
-    /// out.
+    /// file of that name. It is no part of the model, and [`decompress`](super::decompress) leaves
+    /// it out.
     #[must_use]
     pub fn card(mut self, card: Option<Card>) -> Self {
         self.card = card;
@@ -105,9 +107,13 @@ impl CompressOptions {
 pub(super) fn check_key(key: &str) -> Result<()> {
     if key.starts_with("df11.") {
         let problem = format!("the metadata key {key:?} is one of this software's own");
-        return Err(Error::parameter(problem, "put another name before the dot, as in tool.setting"));
+        return Err(Error::parameter(
+            problem,
+            "put another name before the dot, as in tool.setting",
+        ));
     }
-    let is_private = key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());
+    let is_private =
+        key.split_once('.').is_some_and(|(owner, rest)| !owner.is_empty() && !rest.is_empty());
     if is_private {
         return Ok(());
     }

@@ -1,5 +1,6 @@
-//! The outline of a container that is not written: header, directory and footer at their places, and nothing between them. It opens as
-//! the container would, so whatever asks directories alone (what fits on which GPUs) can be asked before anything is compressed.
+//! The outline of a container that is not written: header, directory and footer at their places,
+//! and nothing between them. It opens as the container would, so whatever asks directories alone
+//! (what fits on which GPUs) can be asked before anything is compressed.
 
 use std::{io, path::PathBuf};
 
@@ -75,7 +76,8 @@ impl ReadAt for Outline {
 /// # Errors
 /// As [`OpenOptions::open`].
 pub(super) fn open(drafts: &[Draft]) -> Result<Model> {
-    let identity = format::identity(drafts.iter().flat_map(|draft| IdentifiedFile::of(&draft.directory)));
+    let identity =
+        format::identity(drafts.iter().flat_map(|draft| IdentifiedFile::of(&draft.directory)));
     let count = drafts.len() as u64;
     let outlines = (0..).zip(drafts).map(|(index, draft)| {
         let outline = draft.seal(index, count, identity)?;

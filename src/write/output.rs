@@ -1,4 +1,5 @@
-//! A container while it is being written: a temporary file that becomes the real one when it is whole.
+//! A container while it is being written: a temporary file that becomes the real one when it is
+//! whole.
 
 use std::{
     fs::File,
@@ -31,7 +32,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Creates the temporary file beside `path`, with the header of an unfinished container, and takes the plan's directory.
+    /// Creates the temporary file beside `path`, with the header of an unfinished container, and
+    /// takes the plan's directory.
     pub(super) fn create(path: &Path, plan: &mut ContainerPlan<'_>) -> Result<Self> {
         let file = file_beside(path)?;
         let directory = std::mem::replace(&mut plan.directory, empty_directory());
@@ -52,7 +54,8 @@ impl Output {
             .map_err(|error| Error::io("writing", &self.path, error))
     }
 
-    /// Writes bytes of an array, `offset` counted from the array's start. Any thread may write any part once.
+    /// Writes bytes of an array, `offset` counted from the array's start. Any thread may write any
+    /// part once.
     ///
     /// # Panics
     /// Where the bytes exceed the array.
@@ -80,11 +83,19 @@ impl Output {
     }
 
     /// Writes directory, footer and header, and makes sure that they are on the disk.
-    pub(super) fn seal(&mut self, shard_index: u64, shard_count: u64, identity: [u8; 32]) -> Result<()> {
+    pub(super) fn seal(
+        &mut self,
+        shard_index: u64,
+        shard_count: u64,
+        identity: [u8; 32],
+    ) -> Result<()> {
         for (section, checksums) in self.directory.sections.iter().zip(self.checksums.drain(..)) {
             let checksums = checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.directory.checksums.extend(
-                checksums.finish(section.length.get()).into_iter().map(zerocopy::little_endian::U32::new),
+                checksums
+                    .finish(section.length.get())
+                    .into_iter()
+                    .map(zerocopy::little_endian::U32::new),
             );
         }
         let (header, bytes) =
@@ -137,7 +148,8 @@ impl ClosedOutput {
     }
 }
 
-/// Makes a directory with all its checksums that of one shard of a model. Returns header and directory as they are stored.
+/// Makes a directory with all its checksums that of one shard of a model. Returns header and
+/// directory as they are stored.
 pub(super) fn seal(
     directory: &mut Directory,
     directory_offset: u64,

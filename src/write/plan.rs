@@ -1,5 +1,5 @@
-//! The plan of a container: with the first pass done, every array has its size and so its place. What is left to do
-//! is listed as jobs that touch disjoint bytes.
+//! The plan of a container: with the first pass done, every array has its size and so its place.
+//! What is left to do is listed as jobs that touch disjoint bytes.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use crate::{
         Directory,
         directory::{ShardRecord, chunk_count},
         records::{
-            BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_PREFIX,
-            SECTION_SIDE,
+            BlockRecord, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
+            SECTION_PREFIX, SECTION_SIDE,
         },
     },
     paths::PathTree,
@@ -64,7 +64,8 @@ pub(super) struct Read<'a> {
     pub(super) fingerprint: Fingerprint,
 }
 
-/// Bytes to produce, of tensors by their index in [`ContainerPlan::reads`]. Any job may run at any time, on any thread.
+/// Bytes to produce, of tensors by their index in [`ContainerPlan::reads`]. Any job may run at any
+/// time, on any thread.
 pub(super) enum Job<'a> {
     /// Bytes that are known already.
     Bytes { array: usize, bytes: Vec<u8> },
@@ -135,7 +136,11 @@ impl<'a> ContainerPlan<'a> {
     fn check_limits(&self) -> Result<()> {
         let length = self.file_length() - self.directory_offset;
         if length > MAX_DIRECTORY_BYTES {
-            return Err(Error::limit("the directory's length in bytes", length, MAX_DIRECTORY_BYTES));
+            return Err(Error::limit(
+                "the directory's length in bytes",
+                length,
+                MAX_DIRECTORY_BYTES,
+            ));
         }
         let directory = &self.directory;
         let files = directory.files.len() as u64;
@@ -172,7 +177,11 @@ fn named(text: &mut Vec<u8>, name: &str) -> BlockRecord {
     BlockRecord { name_offset: offset.into(), name_length: length.into() }
 }
 
-fn file_records(contents: &Contents<'_>, layout: &mut ArrayLayout, text: &mut Vec<u8>) -> Vec<FileRecord> {
+fn file_records(
+    contents: &Contents<'_>,
+    layout: &mut ArrayLayout,
+    text: &mut Vec<u8>,
+) -> Vec<FileRecord> {
     let mut records = Vec::new();
     let mut add = |kind: u32, path: &str, length: u64, hash: [u8; 32], stored: u64| {
         let (path_offset, path_length) = add_text(text, path);
@@ -219,7 +228,8 @@ fn metadata_records(contents: &Contents<'_>, text: &mut Vec<u8>) -> Vec<Metadata
 
 /// The jobs of the files' arrays; they are the first arrays of the container.
 fn file_jobs<'a>(contents: &Contents<'a>) -> Vec<Job<'a>> {
-    let prefixes = contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
+    let prefixes =
+        contents.weights.iter().enumerate().map(|(array, &(file, _))| Job::Prefix { array, file });
     let side = contents.side.iter().filter(|(file, _)| file.length > 0);
     let first = contents.weights.len();
     let side = side.enumerate().map(|(i, &(file, _))| Job::Side { array: first + i, file });

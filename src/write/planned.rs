@@ -1,4 +1,5 @@
-//! The tensors of a plan: which of them are coded, raw, or aliases of others, and what each adds to the container.
+//! The tensors of a plan: which of them are coded, raw, or aliases of others, and what each adds to
+//! the container.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,8 @@ use crate::{
     source::SourceTensor,
 };
 
-/// Smaller tensors are stored again where they occur again: an alias would save little and tie their blocks together.
+/// Smaller tensors are stored again where they occur again: an alias would save little and tie
+/// their blocks together.
 const MIN_ALIAS_BYTES: u64 = 64 << 10;
 
 /// Bytes of one raw job.
@@ -86,9 +88,10 @@ type Content<'a> = ([u8; 32], Dtype, &'a [u64]);
 
 /// Makes aliases of tensors that equal an earlier one.
 ///
-/// An alias lies in its target's block, so that decoding a block needs no other one. To leave the other blocks as they are, a tensor becomes
-/// an alias only where its target is in the same block, or where it is all that its own block holds (a tied head). A
-/// target has at most [`MAX_ALIASES`]; the next equal tensor is stored again, and is a target itself.
+/// An alias lies in its target's block, so that decoding a block needs no other one. To leave the
+/// other blocks as they are, a tensor becomes an alias only where its target is in the same block,
+/// or where it is all that its own block holds (a tied head). A target has at most [`MAX_ALIASES`];
+/// the next equal tensor is stored again, and is a target itself.
 pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut sizes: HashMap<usize, usize> = HashMap::new();
     for tensor in tensors.iter() {
@@ -102,8 +105,9 @@ pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
     let mut targets: HashMap<Content<'_>, Vec<(usize, u64)>> = HashMap::new();
     for i in order {
         let tensor = &tensors[i];
-        let equals =
-            targets.entry((tensor.analysis.hash, tensor.tensor.dtype, &tensor.tensor.shape)).or_default();
+        let equals = targets
+            .entry((tensor.analysis.hash, tensor.tensor.dtype, &tensor.tensor.shape))
+            .or_default();
         let alone = sizes[&tensor.block] == 1;
         let fits = |&&mut (target, aliases): &&mut (usize, u64)| {
             aliases < MAX_ALIASES && (alone || tensors[target].block == tensor.block)
@@ -121,7 +125,12 @@ pub(super) fn find_aliases(tensors: &mut [PlannedTensor<'_>]) {
 }
 
 impl<'a> PlannedTensor<'a> {
-    pub(super) fn record(&self, block: u64, layout: &mut ArrayLayout, text: &mut Vec<u8>) -> TensorRecord {
+    pub(super) fn record(
+        &self,
+        block: u64,
+        layout: &mut ArrayLayout,
+        text: &mut Vec<u8>,
+    ) -> TensorRecord {
         let (name_offset, name_length) = add_text(text, self.name);
         let mut shape = [0.into(); 8];
         for (field, &dimension) in shape.iter_mut().zip(&self.tensor.shape) {
@@ -177,7 +186,12 @@ impl<'a> PlannedTensor<'a> {
     }
 
     /// Adds what is to be done for its arrays, of which the first has this index.
-    pub(super) fn add_jobs(&self, first_array: usize, jobs: &mut Vec<Job<'a>>, reads: &mut Vec<Read<'a>>) {
+    pub(super) fn add_jobs(
+        &self,
+        first_array: usize,
+        jobs: &mut Vec<Job<'a>>,
+        reads: &mut Vec<Read<'a>>,
+    ) {
         let (file, tensor, read) = (self.file, self.tensor, reads.len());
         match self.encoding {
             PlannedEncoding::Alias(_) => return,

@@ -17,7 +17,8 @@ use crate::{Error, Result};
 /// Refuses an output that exists, and one that the next run would take for a leftover.
 pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
     if is_temporary(out) {
-        let problem = format!("{} is a name of temporary files, which other runs remove", out.display());
+        let problem =
+            format!("{} is a name of temporary files, which other runs remove", out.display());
         return Err(Error::parameter(problem, "choose another output"));
     }
     if !overwrite && out.symlink_metadata().is_ok() {
@@ -46,7 +47,8 @@ pub(super) fn file(file: NamedTempFile, to: &Path, overwrite: bool) -> Result<()
 }
 
 /// Gives a file a name that nothing has, on file systems too that have neither a rename that keeps
-/// what is there nor hard links: there an empty file, which only one run can create, holds the name.
+/// what is there nor hard links: there an empty file, which only one run can create, holds the
+/// name.
 fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<fs::File, PersistError> {
     let PersistError { error, file } = match file.persist_noclobber(to) {
         Err(refused) if cannot_link(&refused.error) => refused,

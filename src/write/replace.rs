@@ -31,7 +31,9 @@ const REMEDY: &str = "choose another output, or move that file away first";
 /// # Errors
 /// [`Error::Parameter`].
 pub fn check_replaceable(source: &Path, out: &Path, extension: &str) -> Result<()> {
-    let (Ok(source), Ok(target)) = (source.canonicalize(), out.canonicalize()) else { return Ok(()) };
+    let (Ok(source), Ok(target)) = (source.canonicalize(), out.canonicalize()) else {
+        return Ok(());
+    };
     if source.starts_with(&target) {
         let problem = format!("{} is the source or holds it", out.display());
         return Err(Error::parameter(problem, "choose another output"));
@@ -56,8 +58,8 @@ pub(super) fn check_file(out: &Path) -> Result<()> {
     }
 }
 
-/// What an earlier output consists of: files that the new one has too and, of containers, the shards
-/// of one model and the side files that these name.
+/// What an earlier output consists of: files that the new one has too and, of containers, the
+/// shards of one model and the side files that these name.
 #[derive(Debug)]
 pub(super) struct Earlier {
     /// Paths in the new output.
@@ -91,7 +93,8 @@ impl Earlier {
         }
         let mut containers: Vec<&str> = Vec::new();
         if self.paths.iter().any(is_container) {
-            containers.extend(entries.iter().map(|entry| &*entry.path).filter(|path| is_container(path)));
+            containers
+                .extend(entries.iter().map(|entry| &*entry.path).filter(|path| is_container(path)));
         }
         let mut recorded = BTreeSet::new();
         let listed = listed_in(folder);
@@ -99,8 +102,9 @@ impl Earlier {
             let identity = listed.get(part.trim_end_matches('/')).map(String::as_str);
             self.recognise(folder, part, identity, &containers, &mut recorded)?;
         }
-        let known =
-            |path: &String| self.paths.contains(path) || recorded.contains(path) || is_card(folder, path);
+        let known = |path: &String| {
+            self.paths.contains(path) || recorded.contains(path) || is_card(folder, path)
+        };
         match entries.iter().find(|entry| !known(&entry.path)) {
             Some(entry) => in_the_way(folder, &entry.path, ""),
             None => Ok(()),
@@ -122,7 +126,9 @@ impl Earlier {
         let (mut shards, mut model_of_all) = (BTreeSet::new(), None);
         for path in containers {
             // One that is damaged, or newer, is known by its name alone.
-            let Ok(model) = OpenOptions::new().memory_map(false).open(folder.join(path)) else { continue };
+            let Ok(model) = OpenOptions::new().memory_map(false).open(folder.join(path)) else {
+                continue;
+            };
             let directory = model.shards()[0].directory();
             let same = (model.identity(), model.shard_count());
             if !is_shard_of_folder(directory, &path[part.len()..])
@@ -138,7 +144,10 @@ impl Earlier {
             for file in directory.files.iter().filter(|file| file.kind == FILE_BESIDE) {
                 let side = directory.file_path(file);
                 // One that was edited since is nobody's to delete.
-                if matches!(beside::find(&root, side, file)?, Beside::Original(_) | Beside::Marked(_)) {
+                if matches!(
+                    beside::find(&root, side, file)?,
+                    Beside::Original(_) | Beside::Marked(_)
+                ) {
                     recorded.insert(format!("{part}{side}"));
                 }
             }
@@ -177,7 +186,9 @@ fn parts<'a>(containers: &[&'a str]) -> BTreeMap<&'a str, Vec<&'a str>> {
 fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
     let mut stored = directory.files.iter().filter(|file| file.kind != FILE_BESIDE);
     match (stored.next(), stored.next()) {
-        (Some(file), None) => file.kind == FILE_WEIGHTS && shard_path(directory.file_path(file)) == path,
+        (Some(file), None) => {
+            file.kind == FILE_WEIGHTS && shard_path(directory.file_path(file)) == path
+        }
         (None, _) => path == PIPELINE && matches!(listed_components(directory), Ok(Some(_))),
         _ => false,
     }

@@ -20,8 +20,8 @@ pub struct Report {
     pub side_bytes: u64,
     /// Bytes of all containers, side files in them included.
     pub stored_bytes: u64,
-    /// Bytes of the side files that are in a container, before they were stored: all of a single container, none of a
-    /// folder.
+    /// Bytes of the side files that are in a container, before they were stored: all of a single
+    /// container, none of a folder.
     pub stored_side_bytes: u64,
     /// The number of containers.
     pub shards: u64,
@@ -125,7 +125,8 @@ impl Report {
         self
     }
 
-    /// Bytes of the original files that the containers hold: weights files, and side files where they are inside.
+    /// Bytes of the original files that the containers hold: weights files, and side files where
+    /// they are inside.
     pub fn original_bytes(&self) -> u64 {
         self.source_bytes + self.stored_side_bytes
     }

@@ -50,8 +50,8 @@ pub struct Restored {
     pub changed: Vec<String>,
     /// Paths of side files that were not there.
     pub missing: Vec<String>,
-    /// Paths of files beside the containers that the containers do not record: they were copied, and
-    /// nothing tells whether they are what they were.
+    /// Paths of files beside the containers that the containers do not record: they were copied,
+    /// and nothing tells whether they are what they were.
     pub unchecked: Vec<String>,
     /// Files beside the containers that were not copied.
     pub left_out: Vec<LeftOut>,
@@ -92,7 +92,8 @@ impl<'d> DecompressOptions<'d> {
         self
     }
 
-    /// What [`decompress`] checks before it does anything; for callers that first make a costly decoder.
+    /// What [`decompress`] checks before it does anything; for callers that first make a costly
+    /// decoder.
     ///
     /// # Errors
     /// [`Error::Parameter`] as [`decompress`].
@@ -111,19 +112,21 @@ impl<'d> DecompressOptions<'d> {
     }
 }
 
-/// Writes the original files of a model, and proves by their hashes that they are the same, before they get their names.
+/// Writes the original files of a model, and proves by their hashes that they are the same, before
+/// they get their names.
 ///
-/// An output whose name ends in `.safetensors` is one file, where the model was made of one; any other is a folder with all weights
-/// files and side files. Files in the folder of a model that its containers do not record are copied
-/// too, except where they would stand in the way of one that was restored.
+/// An output whose name ends in `.safetensors` is one file, where the model was made of one; any
+/// other is a folder with all weights files and side files. Files in the folder of a model that its
+/// containers do not record are copied too, except where they would stand in the way of one that
+/// was restored.
 ///
 /// Works on all threads of the current rayon pool, in about 3 MiB a thread.
 ///
 /// # Errors
-/// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a model of several;
-/// [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`], also if the disk
-/// has too little free space, before anything is written; [`Error::Cancelled`], and what the decoder
-/// answers. Then nothing is left behind.
+/// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a
+/// model of several; [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`],
+/// also if the disk has too little free space, before anything is written; [`Error::Cancelled`],
+/// and what the decoder answers. Then nothing is left behind.
 pub fn decompress(
     model: &Model,
     out: &Path,
@@ -151,8 +154,9 @@ pub fn decompress_all(
     models.check_complete()?;
     let decoders = decoders.iter().copied().chain(iter::repeat(options.decoder));
     let parts = models.components().iter().zip(decoders);
-    let parts: Vec<ToRestore<'_>> =
-        parts.map(|(component, decoder)| (component.folder.as_str(), &component.model, decoder)).collect();
+    let parts: Vec<ToRestore<'_>> = parts
+        .map(|(component, decoder)| (component.folder.as_str(), &component.model, decoder))
+        .collect();
     restore(&parts, out, options, observer)
 }
 
@@ -199,7 +203,8 @@ fn restore_folder(
     let (mut paths, mut length) = (Vec::new(), 0u64);
     for restorer in &mut restorers {
         let found = restorer.bystanders()?;
-        let recorded = files(restorer.model).map(|(shard, file)| shard.directory().files[file].length.get());
+        let recorded =
+            files(restorer.model).map(|(shard, file)| shard.directory().files[file].length.get());
         let lengths = recorded.chain(found.iter().map(|found| found.length));
         length = lengths.fold(length, u64::saturating_add);
         paths.extend(restorer.paths(&found));
@@ -215,7 +220,10 @@ fn restore_folder(
 }
 
 fn files(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
-    model.shards().iter().flat_map(|shard| (0..shard.directory().files.len()).map(move |file| (shard, file)))
+    model
+        .shards()
+        .iter()
+        .flat_map(|shard| (0..shard.directory().files.len()).map(move |file| (shard, file)))
 }
 
 fn weights(model: &Model) -> impl Iterator<Item = (&Shard, usize)> {
@@ -302,7 +310,12 @@ impl Restorer<'_> {
     }
 
     /// Copies a recorded side file, if it is the original or may be another one.
-    fn restore_beside(&mut self, shard: &Shard, record: &FileRecord, folder: &ModelFolder<'_>) -> Result<()> {
+    fn restore_beside(
+        &mut self,
+        shard: &Shard,
+        record: &FileRecord,
+        folder: &ModelFolder<'_>,
+    ) -> Result<()> {
         let path = shard.directory().file_path(record);
         let root = self.model.folder();
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, path, record))? {
@@ -334,12 +347,14 @@ impl Restorer<'_> {
         Ok(())
     }
 
-    /// Files in the folder of the model that no container records, without those that would take the
-    /// place of one that is recorded, and without weights, which loaders could take for the model's.
+    /// Files in the folder of the model that no container records, without those that would take
+    /// the place of one that is recorded, and without weights, which loaders could take for the
+    /// model's.
     fn bystanders(&mut self) -> Result<Vec<Found>> {
         let (found, left_out) = self.model.walk()?;
         self.done.left_out = left_out;
-        let recorded: BTreeSet<&str> = files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
+        let recorded: BTreeSet<&str> =
+            files(self.model).map(|(shard, file)| path_of(shard, file)).collect();
         let beside: BTreeSet<&str> =
             beside::recorded(self.model).map(|(shard, file)| path_of(shard, file)).collect();
         let mut bystanders = Vec::new();
@@ -372,7 +387,8 @@ impl Restorer<'_> {
         if is_weights(shard, file) {
             let mut pieces = FilePieces::new(shard, file, self.decoder)?;
             let mut buffer = Vec::new();
-            // To hash while the next batch is written, as verification does while it is decoded, took longer on 16 cores.
+            // To hash while the next batch is written, as verification does while it is decoded,
+            // took longer on 16 cores.
             while let Some(batch) = pieces.next_batch(buffer, &write)? {
                 hash(&mut hasher, &batch.bytes);
                 advance(self.observer, batch.bytes.len() as u64)?;
@@ -413,13 +429,20 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
         || recorded.range(&*inside..).next().is_some_and(|next| next.starts_with(&inside))
 }
 
-/// Copies a file into the folder, and compares its hash if one is known. Returns its length in bytes.
-fn copy(from: &Path, folder: &ModelFolder<'_>, path: &str, expected: Option<&[u8; 32]>) -> Result<u64> {
+/// Copies a file into the folder, and compares its hash if one is known. Returns its length in
+/// bytes.
+fn copy(
+    from: &Path,
+    folder: &ModelFolder<'_>,
+    path: &str,
+    expected: Option<&[u8; 32]>,
+) -> Result<u64> {
     let mut source = open_regular(from)?;
     let (mut target, to) = folder.create_file(path)?;
     let mut hasher = Hasher::new();
     let mut tee = Tee { target: &mut target, hasher: &mut hasher };
-    let bytes = io::copy(&mut source, &mut tee).map_err(|error| Error::io("copying to", &to, error))?;
+    let bytes =
+        io::copy(&mut source, &mut tee).map_err(|error| Error::io("copying to", &to, error))?;
     if expected.is_some_and(|expected| hasher.finalize() != *expected) {
         let problem = format!("{} changed while it was copied", from.display());
         return Err(Error::parameter(problem, "try again when nothing writes to it"));
@@ -457,7 +480,11 @@ fn check_space(out: &Path, bytes: u64) -> Result<()> {
         return Ok(());
     }
     let problem = format!("{bytes} bytes are to be written, and {free} are free");
-    Err(Error::io("looking at the disk of", folder, io::Error::new(io::ErrorKind::StorageFull, problem)))
+    Err(Error::io(
+        "looking at the disk of",
+        folder,
+        io::Error::new(io::ErrorKind::StorageFull, problem),
+    ))
 }
 
 #[cfg(not(unix))]

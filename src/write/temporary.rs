@@ -4,7 +4,7 @@
 //! | name | what it is |
 //! |---|---|
 //! | `.df11-XXXXXX.part` | an output that is not whole yet, or one that was replaced |
-//! | `.df11-old.XXXXXX` | holds an earlier output while another takes its name; may be the only copy |
+//! | `.df11-old.XXXXXX` | an earlier output while another takes its name; may be the only copy |
 
 use std::{
     fs::{self, File},
@@ -43,7 +43,8 @@ pub(super) fn file_beside(path: &Path) -> Result<NamedTempFile> {
 pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
     let parent = parent_of(path);
     let make = || builder(0o777).tempdir_in(parent);
-    let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
+    let (folder, lock) =
+        locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
     Ok(TemporaryFolder { folder, _lock: lock })
 }
 
@@ -51,7 +52,8 @@ pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
 pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
     let parent = parent_of(path);
     let make = || Builder::new().prefix(ASIDE).rand_bytes(DRAWN).tempdir_in(parent);
-    let (folder, lock) = locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
+    let (folder, lock) =
+        locked("folder", parent, make, |folder| open_folder(folder.path()), TempDir::path)?;
     Ok(TemporaryFolder { folder, _lock: lock })
 }
 
@@ -190,7 +192,8 @@ fn find(folder: &Path) -> Result<Vec<(Leftover, File)>> {
 
 /// Whether a name is that of an earlier output, if it is that of anything temporary.
 fn kind_of(name: &str) -> Option<bool> {
-    let drawn = |name: &str| name.len() == DRAWN && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let drawn =
+        |name: &str| name.len() == DRAWN && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if name.strip_prefix(ASIDE).is_some_and(drawn) {
         return Some(true);
     }
@@ -205,8 +208,11 @@ fn examine(entry: &fs::DirEntry) -> Option<(u64, File)> {
         return None;
     }
     let path = entry.path();
-    let handle =
-        if kind.is_dir() { open_folder(&path)?.ok()? } else { crate::io::open_regular(&path).ok()? };
+    let handle = if kind.is_dir() {
+        open_folder(&path)?.ok()?
+    } else {
+        crate::io::open_regular(&path).ok()?
+    };
     (lock(&handle) == Lock::Held).then(|| (bytes_of(&path), handle))
 }
 
@@ -228,7 +234,9 @@ mod tests {
         assert_eq!(kind_of(".df11-aB3dEf.part"), Some(false));
         assert_eq!(kind_of(".df11-old.aB3dEf"), Some(true));
         let others = [".df11-.part", ".df11-aB3dE.part", ".df11-aB3dEfg.part", ".df11-aB3d-f.part"];
-        for name in others.into_iter().chain(["df11-aB3dEf.part", ".df11-old.", ".df11-aB3dEf.part2"]) {
+        for name in
+            others.into_iter().chain(["df11-aB3dEf.part", ".df11-old.", ".df11-aB3dEf.part2"])
+        {
             assert_eq!(kind_of(name), None, "{name}");
         }
         let folder = tempfile::tempdir().unwrap();

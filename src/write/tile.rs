@@ -1,12 +1,14 @@
-//! A tensor on its way into the `tile` encoding: pairs are counted, then strips are measured, and all sizes follow.
+//! A tensor on its way into the `tile` encoding: pairs are counted, then strips are measured, and
+//! all sizes follow.
 //!
 //! ```text
 //! strips  | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
 //! chunks  |0          |1          |2  |     where each chunk's bits start, in bytes
 //! ```
-//! Q: Why measured, and not computed as in `gap`? The bits of a strip depend on how its weights fall on lanes, which no histogram tells.
-//! So the weights are looked at once more when the code is known, before anything is written. Tensors of up to [`WHOLE_BYTES`] are still
-//! in memory then; larger ones are read again, from the system's cache more often than not.
+//! Q: Why measured, and not computed as in `gap`? The bits of a strip depend on how its weights
+//! fall on lanes, which no histogram tells. So the weights are looked at once more when the code is
+//! known, before anything is written. Tensors of up to [`WHOLE_BYTES`] are still in memory then;
+//! larger ones are read again, from the system's cache more often than not.
 
 use std::{
     ops::Range,
@@ -27,12 +29,13 @@ use crate::{
 pub(super) const WHOLE_BYTES: u64 = 4 << 20;
 /// Bytes of a chunk in a tensor of up to [`MAX_CHUNKS`] of them.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
-/// Bytes of the strips that are read, measured or encoded in one go; small enough for the second-level cache.
+/// Bytes of the strips that are read, measured or encoded in one go; small enough for the
+/// second-level cache.
 const GROUP_BYTES: u64 = 256 << 10;
 /// Bounds the list of chunks of one tensor to 32 KiB, whatever its size.
 const MAX_CHUNKS: u64 = 4096;
-/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of 262,144 weights is none of a matrix of
-/// today's models.
+/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of
+/// 262,144 weights is none of a matrix of today's models.
 const MAX_STRIP_BYTES: u64 = 16 << 20;
 
 /// A codebook of 900 pairs, as large matrices have.
@@ -76,7 +79,8 @@ impl Counts {
 
     /// What was counted since the last time.
     pub(super) fn take(&mut self) -> PairHistogram {
-        let histograms = self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let histograms =
+            self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));
         let mut counted = histograms.filter_map(Option::take);
         let mut sum = counted.next().unwrap_or_default();
         counted.for_each(|histogram| sum.merge(&histogram));
@@ -123,7 +127,11 @@ impl Chunks {
 }
 
 /// The weights of each strip of a group.
-fn strips(geometry: Geometry, strips: Range<u64>, weights: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+fn strips(
+    geometry: Geometry,
+    strips: Range<u64>,
+    weights: &[u8],
+) -> impl Iterator<Item = (u64, &[u8])> {
     strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
 }
 
@@ -151,11 +159,16 @@ impl Measuring {
 
     /// The bytes that the bits of a group take.
     fn group(&self, group: Range<u64>, weights: &[u8]) -> Result<u64> {
-        strips(self.chunks.geometry, group, weights)
-            .try_fold(0, |sum, (strip, weights)| Ok(sum + self.encoder.strip_bytes(strip, weights)?))
+        strips(self.chunks.geometry, group, weights).try_fold(0, |sum, (strip, weights)| {
+            Ok(sum + self.encoder.strip_bytes(strip, weights)?)
+        })
     }
 
-    fn finish(self, histogram: &PairHistogram, chunk_bytes: impl Iterator<Item = u64>) -> Result<TileCoding> {
+    fn finish(
+        self,
+        histogram: &PairHistogram,
+        chunk_bytes: impl Iterator<Item = u64>,
+    ) -> Result<TileCoding> {
         let mut chunk_starts = vec![0];
         let mut end = 0;
         for bytes in chunk_bytes {
@@ -184,7 +197,8 @@ impl TileCoding {
         let mut bytes = vec![0; measuring.chunks.count()];
         for (chunk, bytes) in bytes.iter_mut().enumerate() {
             for (group, range) in measuring.chunks.groups(chunk) {
-                *bytes += measuring.group(group, &weights[range.start as usize..range.end as usize])?;
+                *bytes +=
+                    measuring.group(group, &weights[range.start as usize..range.end as usize])?;
             }
         }
         measuring.finish(histogram, bytes.into_iter()).map(Some)
@@ -214,7 +228,8 @@ impl TileCoding {
         measuring.finish(histogram, bytes.into_iter().map(AtomicU64::into_inner)).map(Some)
     }
 
-    /// The coding of a tensor that nobody has read, whose codes take this many bits, and no chunks to encode.
+    /// The coding of a tensor that nobody has read, whose codes take this many bits, and no chunks
+    /// to encode.
     pub(super) fn assume(shape: &[u64], bits: u64) -> Result<Self> {
         let geometry = geometry(shape)?;
         let codebook = vec![0; TYPICAL_CODEBOOK_BYTES];
@@ -237,11 +252,12 @@ impl TileCoding {
         Ok(Encoder::new(&Codebook::from_bytes(&self.codebook)?, self.sizes.geometry()))
     }
 
-    /// Encodes a chunk, a group of strips at a time: `read` brings their weights, `write` takes what they add to the arrays, at these bytes
-    /// of records, bitstream and plane.
+    /// Encodes a chunk, a group of strips at a time: `read` brings their weights, `write` takes
+    /// what they add to the arrays, at these bytes of records, bitstream and plane.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the weights are not those that were measured, and what `read` and `write` answer.
+    /// [`Error::Parameter`] if the weights are not those that were measured, and what `read` and
+    /// `write` answer.
     pub(super) fn encode_chunk(
         &self,
         encoder: &Encoder,
@@ -257,23 +273,35 @@ impl TileCoding {
             output.clear();
             read(range, weights)?;
             for (strip, weights) in strips(self.chunks.geometry, group.clone(), weights) {
-                encoder.encode_strip(strip, weights, byte + output.bitstream.len() as u64, output)?;
+                encoder.encode_strip(
+                    strip,
+                    weights,
+                    byte + output.bitstream.len() as u64,
+                    output,
+                )?;
             }
             let last = group.end == self.sizes.strip_count();
             let limit = if last { self.sizes.bitstream_bytes() } else { end };
             if byte + output.bitstream.len() as u64 > limit {
                 return Err(changed());
             }
-            write([self.sizes.records_of(&group)?.start, byte, self.sizes.plane_of(&group)?.start], output)?;
+            write(
+                [self.sizes.records_of(&group)?.start, byte, self.sizes.plane_of(&group)?.start],
+                output,
+            )?;
             byte += output.bitstream.len() as u64;
         }
         let is_last = chunk + 1 == self.chunk_count();
-        if byte == if is_last { self.sizes.bitstream_bytes() } else { end } { Ok(()) } else { Err(changed()) }
+        if byte == if is_last { self.sizes.bitstream_bytes() } else { end } {
+            Ok(())
+        } else {
+            Err(changed())
+        }
     }
 }
 
-/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become, about 1 MiB; more for matrices whose strips
-/// are longer.
+/// What a thread keeps from chunk to chunk: the weights of a group of strips and what they become,
+/// about 1 MiB; more for matrices whose strips are longer.
 #[derive(Default)]
 pub(super) struct Scratch {
     weights: Vec<u8>,

@@ -37,7 +37,11 @@ impl Mixture {
             let model = model(device, &pairs);
             pairs.iter().map(|(name, host)| fast(&model.matrix(name).unwrap(), host)).collect()
         };
-        Self { hosts, linear: GroupedLinear::new(&matrices).unwrap(), x: Host::normal(9, columns, 5) }
+        Self {
+            hosts,
+            linear: GroupedLinear::new(&matrices).unwrap(),
+            x: Host::normal(9, columns, 5),
+        }
     }
 
     fn rows(&self) -> usize {
@@ -57,7 +61,8 @@ impl Mixture {
         let x = stream.clone_htod(&x).unwrap();
         let offsets = stream.clone_htod(&call.offsets).unwrap();
         let rows = call.rows.as_ref().map(|rows| stream.clone_htod(rows).unwrap());
-        let mut y = stream.clone_htod(&vec![POISON_HALF; call.places * call.pitch + GUARD]).unwrap();
+        let mut y =
+            stream.clone_htod(&vec![POISON_HALF; call.places * call.pitch + GUARD]).unwrap();
         {
             let (x, _read) = x.device_ptr(stream);
             let (offsets, _read) = offsets.device_ptr(stream);
@@ -78,7 +83,10 @@ impl Mixture {
     fn check(&self, call: &Call, y: &[u16]) {
         let expert_of = |place: usize| {
             let offsets = call.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize);
-            offsets.enumerate().find(|(_, places)| places.contains(&place)).map(|(expert, _)| expert)
+            offsets
+                .enumerate()
+                .find(|(_, places)| places.contains(&place))
+                .map(|(expert, _)| expert)
         };
         for (place, row) in y.chunks(call.pitch).enumerate() {
             let expert = if place < call.places { expert_of(place) } else { None };
@@ -92,7 +100,10 @@ impl Mixture {
                     terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + f64::abs(term)));
                 let (found, allowed) =
                     (bf16::from_bits(bits).to_f64(), sum.abs() / 256.0 + size / f64::from(1 << 18));
-                assert!((found - sum).abs() <= allowed, "place {place}, column {at}: {found}, not {sum}");
+                assert!(
+                    (found - sum).abs() <= allowed,
+                    "place {place}, column {at}: {found}, not {sum}"
+                );
             }
         }
     }
@@ -130,12 +141,18 @@ fn each_place_is_multiplied_by_its_expert() {
     let stream = device.context().new_stream().unwrap();
     for (experts, rows, columns, stacked) in SHAPES {
         let mixture = Mixture::new(experts, rows, columns, stacked);
-        let only =
-            |expert: usize, places| (0..experts).map(|at| if at == expert { places } else { 0 }).collect();
+        let only = |expert: usize, places| {
+            (0..experts).map(|at| if at == expert { places } else { 0 }).collect()
+        };
         let mut state = 7;
         let some = (0..experts).map(|_| (random(&mut state) % 4) as u32 * 3).collect();
-        let counts: [Vec<u32>; 5] =
-            [vec![0; experts], only(experts - 1, 1), only(experts / 2, 50), vec![17; experts], some];
+        let counts: [Vec<u32>; 5] = [
+            vec![0; experts],
+            only(experts - 1, 1),
+            only(experts / 2, 50),
+            vec![17; experts],
+            some,
+        ];
         for (seed, counts) in counts.iter().enumerate() {
             let call = Call::new(&mixture, counts, seed as u64);
             let (y, word) = mixture.run(&stream, &call);
@@ -143,7 +160,8 @@ fn each_place_is_multiplied_by_its_expert() {
             mixture.check(&call, &y);
             // Anywhere in memory, and in every run: the same bits.
             for shift in [1, 8, 0] {
-                let call = Call { shift, offsets: call.offsets.clone(), rows: call.rows.clone(), ..call };
+                let call =
+                    Call { shift, offsets: call.offsets.clone(), rows: call.rows.clone(), ..call };
                 assert!(
                     mixture.run(&stream, &call) == (y.clone(), 0),
                     "{experts} x {rows} x {columns}, {shift}"
@@ -151,7 +169,8 @@ fn each_place_is_multiplied_by_its_expert() {
             }
             // Each place without the others: the same bits.
             for place in (0..call.places).step_by(5) {
-                let offsets = call.offsets.iter().map(|&offset| u32::from(offset as usize > place)).collect();
+                let offsets =
+                    call.offsets.iter().map(|&offset| u32::from(offset as usize > place)).collect();
                 let row = call.rows.as_ref().map(|rows| vec![rows[place]]);
                 let alone = Call { offsets, rows: row, places: 1, ..call };
                 let (alone, _) = mixture.run(&stream, &alone);
@@ -186,7 +205,10 @@ fn hostile_offsets_and_rows_stay_inside() {
     for round in 0..60 {
         let (mut offsets, mut rows) = (good.offsets.clone(), good.rows.clone().unwrap());
         match round % 4 {
-            0 => offsets[1 + random(&mut state) as usize % 5] = u32::MAX - (random(&mut state) % 5) as u32,
+            0 => {
+                offsets[1 + random(&mut state) as usize % 5] =
+                    u32::MAX - (random(&mut state) % 5) as u32
+            }
             1 => offsets[random(&mut state) as usize % 4] = 14,
             2 => rows[random(&mut state) as usize % 15] = 9 + random(&mut state) as u32 % 1000,
             _ => offsets.iter_mut().for_each(|offset| *offset = random(&mut state) as u32),
@@ -215,7 +237,8 @@ fn a_graph_follows_the_router() {
     let mut offsets = stream.clone_htod(&[0u32; 21]).unwrap();
     let mut rows = stream.clone_htod(&[0u32; 24]).unwrap();
     let mut y = stream.clone_htod(&vec![POISON_HALF; 24 * 67]).unwrap();
-    let places = [x.device_ptr(&stream).0, offsets.device_ptr(&stream).0, rows.device_ptr(&stream).0];
+    let places =
+        [x.device_ptr(&stream).0, offsets.device_ptr(&stream).0, rows.device_ptr(&stream).0];
     let to = y.device_ptr_mut(&stream).0;
     stream.synchronize().unwrap();
     let graph = capture(&stream, || {

@@ -6,8 +6,8 @@ use std::{ops::Range, slice, sync::Arc};
 use df11::{
     Error,
     gpu::{
-        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions, Matrix,
-        Residence, Routing, Status, Transcoded,
+        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
+        Matrix, Residence, Routing, Status, Transcoded,
         cudarc::driver::{
             CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _,
             result::memset_d8_async,
@@ -39,7 +39,8 @@ pub(super) struct Host {
 
 impl Host {
     fn new(rows: usize, columns: usize, bytes: &[u8]) -> Self {
-        let bits = bytes.chunks_exact(2).map(|half| u16::from_le_bytes([half[0], half[1]])).collect();
+        let bits =
+            bytes.chunks_exact(2).map(|half| u16::from_le_bytes([half[0], half[1]])).collect();
         Self { rows, columns, bits }
     }
 
@@ -55,7 +56,11 @@ impl Host {
             2 => 64.0,
             at => at as f64 - 9.0,
         };
-        Self { rows, columns, bits: (0..rows * columns).map(|_| bf16::from_f64(one()).to_bits()).collect() }
+        Self {
+            rows,
+            columns,
+            bits: (0..rows * columns).map(|_| bf16::from_f64(one()).to_bits()).collect(),
+        }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -68,7 +73,9 @@ impl Host {
     }
 
     pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f64> {
-        self.bits[row * self.columns..][..self.columns].iter().map(|&bits| bf16::from_bits(bits).to_f64())
+        self.bits[row * self.columns..][..self.columns]
+            .iter()
+            .map(|&bits| bf16::from_bits(bits).to_f64())
     }
 
     pub(super) fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
@@ -90,7 +97,8 @@ impl Host {
                         counts[usize::from(bits >> 7 & 255)] += 1;
                     }
                 }
-                let inside = |base: usize| counts[base.saturating_sub(15)..=base].iter().sum::<u64>();
+                let inside =
+                    |base: usize| counts[base.saturating_sub(15)..=base].iter().sum::<u64>();
                 all += counts.iter().sum::<u64>() - (0..256).map(inside).max().unwrap();
             }
         }
@@ -106,7 +114,9 @@ pub(super) fn model(device: &Device, matrices: &[(&str, &Host)]) -> GpuModel {
 /// In the fast layout, with as many exceptions as it takes; as many as the CPU counts.
 pub(super) fn fast(matrix: &Matrix, host: &Host) -> Matrix {
     let most = (host.rows * host.columns) as u64;
-    let Transcoded::Fast(fast) = matrix.to_fast(most).unwrap() else { panic!("{most} are all weights") };
+    let Transcoded::Fast(fast) = matrix.to_fast(most).unwrap() else {
+        panic!("{most} are all weights")
+    };
     assert_eq!((fast.residence(), fast.exceptions()), (Residence::Fast, Some(host.exceptions())));
     fast
 }
@@ -231,7 +241,8 @@ fn try_multiply(
     let mut y = stream.clone_dtoh(&y).unwrap();
     let take = |(matrix, &start): (&Matrix, &usize)| {
         let count = matrix.row_count() as usize;
-        let mut rows = (0..rows).map(|row| row * places.pitch + start..row * places.pitch + start + count);
+        let mut rows =
+            (0..rows).map(|row| row * places.pitch + start..row * places.pitch + start + count);
         let products: Vec<u16> = rows.clone().flat_map(|place| y[place].to_vec()).collect();
         rows.by_ref().for_each(|place| y[place].fill(POISON_HALF));
         products
@@ -245,7 +256,10 @@ fn multiply(stream: &Arc<CudaStream>, linear: &Linear, call: &Call<'_>) -> Vec<V
     let mut workspace = workspace(stream, linear, call.x.rows);
     let products = multiply_in(stream, linear, call, &mut workspace);
     let after = workspace.slice(linear.workspace_bytes(call.x.rows as u64) as usize..);
-    assert!(stream.clone_dtoh(&after).unwrap().iter().all(|&byte| byte == 0), "after the workspace");
+    assert!(
+        stream.clone_dtoh(&after).unwrap().iter().all(|&byte| byte == 0),
+        "after the workspace"
+    );
     products
 }
 
@@ -262,7 +276,10 @@ fn check(call: &Call<'_>, weights: &Host, product: &[u16], what: &str) {
         }
         let found = bf16::from_bits(bits).to_f64();
         let allowed = sum.abs() / 256.0 + size / f64::from(1 << 18);
-        assert!((found - sum).abs() <= allowed, "{what}, row {row}, column {column}: {found}, not {sum}");
+        assert!(
+            (found - sum).abs() <= allowed,
+            "{what}, row {row}, column {column}: {found}, not {sum}"
+        );
     }
 }
 
@@ -296,9 +313,14 @@ fn products_are_those_of_the_cpu() {
                 let product = multiply(&stream, &linear, &aligned).remove(0);
                 check(&aligned, &weights, &product, &what);
                 // Anywhere in memory: the same bits. With a bias: other ones.
-                for (offset, pitch) in [(1, columns), (8, columns + 3), (3, columns.next_multiple_of(8))] {
+                for (offset, pitch) in
+                    [(1, columns), (8, columns + 3), (3, columns.next_multiple_of(8))]
+                {
                     let call = Call { offset, pitch, ..Call::new(&x) };
-                    assert!(multiply(&stream, &linear, &call)[0] == product, "{what}, {offset}, {pitch}");
+                    assert!(
+                        multiply(&stream, &linear, &call)[0] == product,
+                        "{what}, {offset}, {pitch}"
+                    );
                 }
                 let call = Call { bias: true, ..Call::new(&x) };
                 check(&call, &weights, &multiply(&stream, &linear, &call)[0], &what);
@@ -316,13 +338,17 @@ fn sums_that_f32_holds_are_exact() {
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         let x = Host::exact(5, columns, 6);
         for form in forms(&matrix, &weights) {
-            let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
+            let product =
+                multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
             for (at, bits) in product.into_iter().enumerate() {
                 let (row, column) = (at / rows, at % rows);
                 let sum: f64 = x.row(row).zip(weights.row(column)).map(|(x, w)| x * w).sum();
                 let expected = bf16::from_f64(sum);
                 // A sum of zeros may have either sign.
-                assert!(bf16::from_bits(bits) == expected, "{rows} x {columns}, {row}, {column}: {sum}");
+                assert!(
+                    bf16::from_bits(bits) == expected,
+                    "{rows} x {columns}, {row}, {column}: {sum}"
+                );
             }
         }
     }
@@ -362,7 +388,8 @@ fn several_matrices_share_x_and_no_bits() {
     let Some(device) = gpu() else { return };
     let stream = device.context().new_stream().unwrap();
     let sizes = [40, 1, 3000, 96, 32, 1000, 64, 65, 5000, 7];
-    let hosts: Vec<Host> = sizes.iter().map(|&rows| Host::normal(rows, 2056, rows as u64)).collect();
+    let hosts: Vec<Host> =
+        sizes.iter().map(|&rows| Host::normal(rows, 2056, rows as u64)).collect();
     let names: Vec<String> = sizes.iter().map(ToString::to_string).collect();
     let matrices: Vec<(&str, &Host)> = names.iter().map(String::as_str).zip(&hosts).collect();
     let model = model(device, &matrices);
@@ -381,7 +408,11 @@ fn several_matrices_share_x_and_no_bits() {
             // Alone, in a workspace that others have used.
             let alone = Linear::new(&[pick(at)]).unwrap();
             assert!(alone.workspace_bytes(16) <= linear.workspace_bytes(16));
-            assert!(multiply_in(&stream, &alone, &all, &mut shared)[0] == *product, "{} alone", names[at]);
+            assert!(
+                multiply_in(&stream, &alone, &all, &mut shared)[0] == *product,
+                "{} alone",
+                names[at]
+            );
         }
         // Of more rows, too: the same bits in every run, whatever other matrices there are.
         for rows in [17, 40, 130] {
@@ -411,7 +442,11 @@ fn several_matrices_share_x_and_no_bits() {
             let call = Call { bias: true, ..Call::new(&one) };
             let alone = multiply_in(&stream, &linear, &call, &mut shared);
             for ((product, alone), host) in products.iter().zip(alone).zip(&hosts) {
-                assert!(product[row * host.rows..][..host.rows] == alone, "row {row} of {} rows", host.rows);
+                assert!(
+                    product[row * host.rows..][..host.rows] == alone,
+                    "row {row} of {} rows",
+                    host.rows
+                );
             }
         }
     }
@@ -443,7 +478,8 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
         assert!(decode(&stream, &made) == host.bytes(), "{what}");
         let x = Host::normal(3, host.columns, 2);
         for form in forms(&cut, &host) {
-            let product = multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
+            let product =
+                multiply(&stream, &Linear::new(&[form]).unwrap(), &Call::new(&x)).remove(0);
             check(&Call::new(&x), &host, &product, &what);
         }
         // A slice of what is fast.
@@ -451,7 +487,10 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
         assert!(decode(&stream, &part) == host.bytes(), "{what}");
         let linear = |matrix| Linear::new(&[matrix]).unwrap();
         let product = multiply(&stream, &linear(part.clone()), &Call::new(&x)).remove(0);
-        assert!(multiply(&stream, &linear(made), &Call::new(&x))[0] == product, "{what}: the same bits");
+        assert!(
+            multiply(&stream, &linear(made), &Call::new(&x))[0] == product,
+            "{what}: the same bits"
+        );
         check(&Call::new(&x), &host, &product, &what);
         // And of that one.
         if host.rows > 64 && host.columns > 256 {
@@ -459,7 +498,12 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
             let host = host.slice(32..64, 256..host.columns);
             let x = x.slice(0..3, 256..x.columns);
             assert!(decode(&stream, &part) == host.bytes(), "{what}");
-            check(&Call::new(&x), &host, &multiply(&stream, &linear(part), &Call::new(&x))[0], &what);
+            check(
+                &Call::new(&x),
+                &host,
+                &multiply(&stream, &linear(part), &Call::new(&x))[0],
+                &what,
+            );
         }
     }
 }
@@ -480,20 +524,31 @@ impl Borrowed {
         let (rows, columns) = tiles.shape();
         let lengths = tiles.array_lengths();
         let alloc = |bytes: u64| stream.alloc_zeros::<u8>(bytes.max(1) as usize).unwrap();
-        let mut memory: Vec<_> = lengths.into_iter().chain([Device::table_bytes()]).map(alloc).collect();
+        let mut memory: Vec<_> =
+            lengths.into_iter().chain([Device::table_bytes()]).map(alloc).collect();
         let [codebook, records, bitstream, plane, table] =
             [0, 1, 2, 3, 4].map(|at| memory[at].device_ptr(stream).0);
         stream.synchronize().unwrap();
         // SAFETY: each array has its memory.
-        unsafe { model.upload_arrays(device, &[("w", [codebook, records, bitstream, plane])], &()) }.unwrap();
+        unsafe {
+            model.upload_arrays(device, &[("w", [codebook, records, bitstream, plane])], &())
+        }
+        .unwrap();
         let tables = [TableAddresses { codebook, codebook_bytes: lengths[0], table }];
         // SAFETY: the codebook is there, and the table has its bytes.
         unsafe { device.build_tables(&tables) }.unwrap();
         let arrays = [0, 1, 2, 3].map(|at| tiles.array(at).unwrap());
-        let arrays = df11::hazmat::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
+        let arrays =
+            df11::hazmat::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
         let staged_bytes = arrays.unwrap().staged_bytes();
-        let at =
-            TileAddresses { records, bitstream, bitstream_bytes: lengths[2], plane, table, staged_bytes };
+        let at = TileAddresses {
+            records,
+            bitstream,
+            bitstream_bytes: lengths[2],
+            plane,
+            table,
+            staged_bytes,
+        };
         // SAFETY: the arrays are there, and `Self` keeps them.
         let stored = unsafe { Matrix::of_tiles(device, (rows, columns), at) }.unwrap();
 
@@ -516,7 +571,8 @@ impl Borrowed {
         unsafe { packer.take(count, entries_at, stream) }.unwrap();
         stream.synchronize().unwrap();
         // SAFETY: as for the stored one.
-        let fast = unsafe { Matrix::of_fast(device, (rows, columns), to, (entries_at, count)) }.unwrap();
+        let fast =
+            unsafe { Matrix::of_fast(device, (rows, columns), to, (entries_at, count)) }.unwrap();
         memory.extend([strips, entries]);
         Self { stored, fast, _memory: memory }
     }
@@ -527,18 +583,26 @@ impl Borrowed {
 fn matrices_in_memory_of_the_caller_are_the_same() {
     let Some(device) = gpu() else { return };
     let stream = device.context().new_stream().unwrap();
-    let hosts = [Host::normal(3 * 1024 + 70, 1304, 8), Host::normal(96, 1304, 9), Host::normal(40, 264, 10)];
-    let all: Vec<Borrowed> = hosts.iter().map(|host| Borrowed::new(device, &stream, host)).collect();
+    let hosts = [
+        Host::normal(3 * 1024 + 70, 1304, 8),
+        Host::normal(96, 1304, 9),
+        Host::normal(40, 264, 10),
+    ];
+    let all: Vec<Borrowed> =
+        hosts.iter().map(|host| Borrowed::new(device, &stream, host)).collect();
     for (Borrowed { stored, fast, .. }, host) in all.iter().zip(&hosts) {
         for matrix in [stored, fast] {
             assert!(decode(&stream, matrix) == host.bytes());
             for (rows, columns) in [(5..37, 3..200), (0..1, 8..264), (32..40, 0..256)] {
                 let part = host.slice(rows.clone(), columns.clone());
                 let status = Status::new(device).unwrap();
-                let mut output = stream.clone_htod(&vec![POISON; part.bytes().len() + GUARD]).unwrap();
-                let wanted = (rows.start as u64..rows.end as u64, columns.start as u64..columns.end as u64);
+                let mut output =
+                    stream.clone_htod(&vec![POISON; part.bytes().len() + GUARD]).unwrap();
+                let wanted =
+                    (rows.start as u64..rows.end as u64, columns.start as u64..columns.end as u64);
                 let to = output.device_ptr_mut(&stream).0;
-                // SAFETY: the output has the bytes; everything lives until the status has been read.
+                // SAFETY: the output has the bytes; everything lives until the status has been
+                // read.
                 unsafe { matrix.decode_slice_into_raw(wanted, to, &stream, &status) }.unwrap();
                 status.check(&stream).unwrap();
                 let mut found = stream.clone_dtoh(&output).unwrap();
@@ -547,13 +611,15 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
             }
             let x = Host::normal(3, host.columns, 2);
             let product =
-                multiply(&stream, &Linear::new(slice::from_ref(matrix)).unwrap(), &Call::new(&x)).remove(0);
+                multiply(&stream, &Linear::new(slice::from_ref(matrix)).unwrap(), &Call::new(&x))
+                    .remove(0);
             check(&Call::new(&x), host, &product, "borrowed");
         }
     }
     // Many at once: more than a launch takes, in both forms.
-    let mut outputs: Vec<_> =
-        (0..12).map(|at| stream.clone_htod(&vec![POISON; hosts[at % 3].bytes().len()]).unwrap()).collect();
+    let mut outputs: Vec<_> = (0..12)
+        .map(|at| stream.clone_htod(&vec![POISON; hosts[at % 3].bytes().len()]).unwrap())
+        .collect();
     let forms = |at: usize| if at < 10 { &all[at % 3].stored } else { &all[at % 3].fast };
     let places: Vec<_> = outputs
         .iter_mut()
@@ -569,7 +635,8 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
     }
     // Experts that are parts of one: the bits of each by itself.
     let experts = &all[1].fast;
-    let (parts, each) = (GroupedLinear::of_parts(experts, 3).unwrap(), experts.split_rows(3).unwrap());
+    let (parts, each) =
+        (GroupedLinear::of_parts(experts, 3).unwrap(), experts.split_rows(3).unwrap());
     let x = Host::normal(4, 1304, 5);
     let x_here = stream.clone_htod(&x.bits).unwrap();
     let offsets = stream.clone_htod(&[0_u32, 1, 1, 4]).unwrap();
@@ -579,7 +646,8 @@ fn matrices_in_memory_of_the_caller_are_the_same() {
         let routing = Routing::new(offsets.device_ptr(&stream).0, 4);
         let (x, status) = (LinearInput::new(from, 4, 1304), Status::new(device).unwrap());
         // SAFETY: as many rows, offsets and places; all live until the status has been read.
-        unsafe { grouped.multiply(x, routing, LinearOutput::new(to, 32), &stream, &status) }.unwrap();
+        unsafe { grouped.multiply(x, routing, LinearOutput::new(to, 32), &stream, &status) }
+            .unwrap();
         status.check(&stream).unwrap();
         stream.clone_dtoh(&y).unwrap()
     });
@@ -625,7 +693,9 @@ fn rows_are_gathered_by_their_indices() {
         let host = &whole.slice(0..whole.rows, columns.clone());
         let forms = [cut(&matrix), cut(&fast(&matrix, whole))];
         let (mut state, row_count) = (5, host.rows as u64 - first);
-        for (count, pitch) in [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)] {
+        for (count, pitch) in
+            [(1, host.columns), (3, host.columns + 3), (64, host.columns), (300, 2048)]
+        {
             let mut wanted: Vec<u64> = (0..count).map(|_| random(&mut state) % row_count).collect();
             // The last one names no row.
             let bad = count == 3;
@@ -633,9 +703,12 @@ fn rows_are_gathered_by_their_indices() {
                 wanted[2] = row_count;
             }
             let narrow: Vec<u32> = wanted.iter().map(|&index| index as u32).collect();
-            let (narrow, wide) = (stream.clone_htod(&narrow).unwrap(), stream.clone_htod(&wanted).unwrap());
-            let indices =
-                [Indices::U32(narrow.device_ptr(&stream).0), Indices::I64(wide.device_ptr(&stream).0)];
+            let (narrow, wide) =
+                (stream.clone_htod(&narrow).unwrap(), stream.clone_htod(&wanted).unwrap());
+            let indices = [
+                Indices::U32(narrow.device_ptr(&stream).0),
+                Indices::I64(wide.device_ptr(&stream).0),
+            ];
             let mut expected = vec![POISON_HALF; count * pitch + GUARD];
             for (at, &index) in wanted.iter().enumerate() {
                 let row = &mut expected[at * pitch..][..host.columns];
@@ -682,7 +755,10 @@ fn a_large_matrix_is_small_in_the_fast_layout() {
 
 /// Captures what is launched. Tests on other threads free memory, which spoils what is being
 /// captured: then again.
-pub(super) fn capture(stream: &Arc<CudaStream>, launch: impl Fn() -> df11::Result<()>) -> CudaGraph {
+pub(super) fn capture(
+    stream: &Arc<CudaStream>,
+    launch: impl Fn() -> df11::Result<()>,
+) -> CudaGraph {
     let attempt = |_| {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         let launched = launch();
@@ -738,7 +814,8 @@ fn products_that_follow_each_other_wait_for_each_other() {
     let stream = device.context().new_stream().unwrap();
     // Sums that meet in memory, and none; from one block to all of them.
     let sizes = [(2056, 4104), (40, 2056), (9000, 40), (4104, 9000)];
-    let hosts: Vec<Host> = sizes.iter().map(|&(rows, columns)| Host::normal(rows, columns, 5)).collect();
+    let hosts: Vec<Host> =
+        sizes.iter().map(|&(rows, columns)| Host::normal(rows, columns, 5)).collect();
     let matrices: Vec<(&str, &Host)> = ["a", "b", "c", "d"].into_iter().zip(&hosts).collect();
     let model = model(device, &matrices);
     for form in 0..2 {
@@ -768,7 +845,8 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
     buffers.extend(calls.iter().map(|call| stream.alloc_zeros::<u16>(size(call)).unwrap()));
     let most = linears.iter().map(|linear| linear.workspace_bytes(rows)).max().unwrap();
     let mut space = stream.alloc_zeros::<u8>(most as usize + 256).unwrap();
-    let places: Vec<u64> = buffers.iter_mut().map(|buffer| buffer.device_ptr_mut(stream).0).collect();
+    let places: Vec<u64> =
+        buffers.iter_mut().map(|buffer| buffer.device_ptr_mut(stream).0).collect();
     let space = space.device_ptr_mut(stream).0;
     stream.synchronize().unwrap();
     let multiply = |at: usize| {
@@ -785,7 +863,10 @@ fn run_chain(stream: &Arc<CudaStream>, linears: &[Linear], rows: u64) {
         buffers[1..].iter().map(|buffer| stream.clone_dtoh(buffer).unwrap()).collect()
     };
     let expected = read();
-    assert!(expected.iter().all(|y| y.iter().any(|&bits| bits & 0x7FFF != 0)), "no product vanishes");
+    assert!(
+        expected.iter().all(|y| y.iter().any(|&bits| bits & 0x7FFF != 0)),
+        "no product vanishes"
+    );
     let clear = || {
         for (&place, y) in places[1..].iter().zip(&expected) {
             // SAFETY: the buffer has as many bytes, and lives to the end of the test.
@@ -831,7 +912,8 @@ fn hostile_rounds() -> usize {
 fn hostile_streams_stay_inside_products() {
     let Some(device) = gpu() else { return };
     let stream = device.context().new_stream().unwrap();
-    let hosts = [(40, 520), (100, 264), (301, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
+    let hosts =
+        [(40, 520), (100, 264), (301, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
     let (mut state, mut noticed, mut all) = (9, 0, 0);
     for round in 0..hostile_rounds() {
         for (matrix, host) in hostile(device, &hosts, round, &mut state).iter().zip(&hosts) {
@@ -848,7 +930,10 @@ fn hostile_streams_stay_inside_products() {
                 }
             }
             let (row, bad) = gather_one(&stream, matrix, host.rows as u64 - 1);
-            assert!(row[host.columns..].iter().all(|&half| half == POISON_HALF), "the guard stands");
+            assert!(
+                row[host.columns..].iter().all(|&half| half == POISON_HALF),
+                "the guard stands"
+            );
             assert!(word != 0 || bad == 0, "round {round}: rows of a matrix without a fault");
             (noticed, all) = (noticed + usize::from(word != 0), all + 1);
         }
@@ -879,7 +964,8 @@ fn gather_one(stream: &Arc<CudaStream>, matrix: &Matrix, row: u64) -> (Vec<u16>,
 fn hostile_streams_do_not_become_fast() {
     let Some(device) = gpu() else { return };
     let (mut state, mut refused) = (3, 0);
-    let hosts = [(40, 520), (100, 264), (300, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
+    let hosts =
+        [(40, 520), (100, 264), (300, 1000)].map(|(rows, columns)| Host::normal(rows, columns, 4));
     for round in 0..42 {
         for matrix in hostile(device, &hosts, round, &mut state) {
             match matrix.to_fast(matrix.row_count() * matrix.column_count()) {

@@ -29,7 +29,12 @@ struct Expected {
 }
 
 /// Pieces at random, one after the other with gaps of random multiples of 16.
-fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u64) -> Vec<Expected> {
+fn pieces(
+    original: &df11::Model,
+    names: &[String],
+    count: usize,
+    state: &mut u64,
+) -> Vec<Expected> {
     let mut end = 0;
     let piece = |_| {
         let name = names[random(state) as usize % names.len()].clone();
@@ -44,7 +49,8 @@ fn pieces(original: &df11::Model, names: &[String], count: usize, state: &mut u6
     (0..count).map(piece).collect()
 }
 
-/// Indices wanted of none, one or more of the first dimensions: often all of one, often at multiples of tiles.
+/// Indices wanted of none, one or more of the first dimensions: often all of one, often at
+/// multiples of tiles.
 fn ranges(tensor: &df11::Tensor<'_>, state: &mut u64) -> Vec<Range<u64>> {
     let shape = tensor.shape();
     let named = random(state) as usize % (shape.len() + 1);
@@ -66,7 +72,8 @@ fn ranges(tensor: &df11::Tensor<'_>, state: &mut u64) -> Vec<Range<u64>> {
 }
 
 fn program(model: &GpuModel, expected: &[Expected]) -> GpuProgram {
-    let pieces = expected.iter().map(|piece| Piece::new(&piece.name, piece.offset).slice(&piece.ranges));
+    let pieces =
+        expected.iter().map(|piece| Piece::new(&piece.name, piece.offset).slice(&piece.ranges));
     model.program(&pieces.collect::<Vec<_>>()).unwrap()
 }
 
@@ -84,12 +91,14 @@ fn check(stream: &Arc<CudaStream>, status: &Status, program: &GpuProgram, expect
     let mut output = stream.clone_htod(&vec![POISON; whole.len()]).unwrap();
     program.decode_into(&mut output.as_view_mut(), stream, status).unwrap();
     status.check(stream).unwrap();
-    let names: Vec<_> = expected.iter().map(|piece| (&piece.name, &piece.ranges, piece.offset)).collect();
+    let names: Vec<_> =
+        expected.iter().map(|piece| (&piece.name, &piece.ranges, piece.offset)).collect();
     assert!(stream.clone_dtoh(&output).unwrap() == whole, "{names:?}");
 }
 
 fn names(model: &df11::Model, block: Option<&str>) -> Vec<String> {
-    let tensors = model.tensors().filter(|tensor| block.is_none_or(|name| tensor.block_name() == name));
+    let tensors =
+        model.tensors().filter(|tensor| block.is_none_or(|name| tensor.block_name() == name));
     tensors.map(|tensor| tensor.name().to_owned()).collect()
 }
 
@@ -101,7 +110,8 @@ fn any_pieces_go_to_their_places() {
     for (sample, bytes) in [mixed(3), layers()].into_iter().enumerate() {
         let original = open(bytes.clone());
         for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
-            let model = open(bytes.clone()).load(device, &LoadOptions::new().plan(plan.unwrap())).unwrap();
+            let model =
+                open(bytes.clone()).load(device, &LoadOptions::new().plan(plan.unwrap())).unwrap();
             let (all, mut state) = (names(&original, None), 1 + sample as u64);
             for count in [1, 2, 7, 40] {
                 for _ in 0..6 {
@@ -124,7 +134,8 @@ fn programs_of_streamed_blocks_take_turns_with_blocks() {
     let programs: Vec<_> = original
         .blocks()
         .map(|block| {
-            let mut expected = pieces(&original, &names(&original, Some(block.name())), 9, &mut state);
+            let mut expected =
+                pieces(&original, &names(&original, Some(block.name())), 9, &mut state);
             // Whole tensors, for which slots are filled.
             let mut end = 0;
             for piece in &mut expected {
@@ -156,7 +167,8 @@ fn programs_are_captured_in_graphs() {
     let original = open(layers());
     for plan in [Plan::resident(&original), Plan::all_streamed(&original)] {
         let model = open(layers()).load(device, &LoadOptions::new().plan(plan.unwrap())).unwrap();
-        let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
+        let (stream, status) =
+            (device.context().new_stream().unwrap(), Status::new(device).unwrap());
         let mut state = 4;
         for of in [None, Some("layer 3")] {
             let expected = pieces(&original, &names(&original, of), 12, &mut state);
@@ -179,7 +191,8 @@ fn programs_are_captured_in_graphs() {
     }
 }
 
-/// Each half of the columns of a matrix, of as many GPUs as there might be, and what a slice of `gap` may not ask for.
+/// Each half of the columns of a matrix, of as many GPUs as there might be, and what a slice of
+/// `gap` may not ask for.
 #[test]
 fn columns_of_all_encodings() {
     let Some(device) = gpu() else { return };
@@ -200,10 +213,15 @@ fn columns_of_all_encodings() {
         let tensor = original.tensor(name).unwrap();
         let (shape, mut state) = (tensor.shape(), 5);
         let (rows, columns) = (shape[0], shape[shape.len() - 1]);
-        let mut slices = vec![vec![0..rows, 0..shape[1] / 2], vec![1..rows / 2, shape[1] / 2..shape[1]]];
+        let mut slices =
+            vec![vec![0..rows, 0..shape[1] / 2], vec![1..rows / 2, shape[1] / 2..shape[1]]];
         slices.extend((0..30).map(|_| ranges(&tensor, &mut state)));
         if name == "experts" {
-            slices.extend([vec![2..5, 0..10, 256..512], vec![0..7, 3..9, 5..1303], vec![1..7, 2..3]]);
+            slices.extend([
+                vec![2..5, 0..10, 256..512],
+                vec![0..7, 3..9, 5..1303],
+                vec![1..7, 2..3],
+            ]);
         }
         for ranges in slices {
             let mut bytes = vec![0; tensor.slice(&ranges).unwrap().byte_length() as usize];
@@ -223,7 +241,9 @@ fn columns_of_all_encodings() {
         let odd = model.program(&[Piece::new(name, 0).slice(&[0..rows, 3..shape[1] - 2])]);
         assert_eq!(odd.is_err(), ["gap", "folded"].contains(&name), "{name}");
         assert!(
-            model.program(&[Piece::new(name, 0).slice(&[0..rows, 0..shape[1], 0..columns, 0..1])]).is_err()
+            model
+                .program(&[Piece::new(name, 0).slice(&[0..rows, 0..shape[1], 0..columns, 0..1])])
+                .is_err()
         );
     }
 }

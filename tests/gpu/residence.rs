@@ -19,7 +19,8 @@ use super::{
     gpu, mutate, open, random,
 };
 
-/// Small matrices and large ones, which come in several parts; such as cannot be fast, and what is none.
+/// Small matrices and large ones, which come in several parts; such as cannot be fast, and what is
+/// none.
 fn mixed() -> Vec<u8> {
     let tile = |name: &str, rows: u64, columns: u64| {
         let weights = normal_weights((rows * columns) as usize, rows + columns);
@@ -56,7 +57,12 @@ fn fast() -> LoadOptions {
 }
 
 /// What a slice of a tensor is, by a program.
-fn slice(device: &Device, model: &GpuModel, tensor: &str, ranges: &[std::ops::Range<u64>]) -> Vec<u8> {
+fn slice(
+    device: &Device,
+    model: &GpuModel,
+    tensor: &str,
+    ranges: &[std::ops::Range<u64>],
+) -> Vec<u8> {
     let program = model.program(&[Piece::new(tensor, 0).slice(ranges)]).unwrap();
     let (stream, status) = (device.context().new_stream().unwrap(), Status::new(device).unwrap());
     let mut output = stream.clone_htod(&vec![POISON; program.bytes() as usize]).unwrap();
@@ -69,8 +75,11 @@ fn slice(device: &Device, model: &GpuModel, tensor: &str, ranges: &[std::ops::Ra
 fn fast_models_decode_the_same_bits() {
     let Some(device) = gpu() else { return };
     for room in [u32::MAX, 99 << 10] {
-        let device =
-            if room == u32::MAX { device.clone() } else { Device::open_with_shared_memory(0, room).unwrap() };
+        let device = if room == u32::MAX {
+            device.clone()
+        } else {
+            Device::open_with_shared_memory(0, room).unwrap()
+        };
         let (original, bytes) = (open(mixed()), mixed());
         let model = open(bytes).load(&device, &fast()).unwrap();
         let stream = device.context().new_stream().unwrap();
@@ -89,7 +98,11 @@ fn fast_models_decode_the_same_bits() {
             assert_eq!(matrix.residence(), residence, "{name}");
             if residence == Residence::Fast {
                 // The same exceptions as of a matrix that is made fast on the GPU.
-                let stored = super::load(&device, mixed()).matrix(name).unwrap().to_fast_or_stored().unwrap();
+                let stored = super::load(&device, mixed())
+                    .matrix(name)
+                    .unwrap()
+                    .to_fast_or_stored()
+                    .unwrap();
                 assert_eq!(matrix.exceptions(), stored.exceptions(), "{name}");
                 assert_eq!(matrix.device_bytes(), stored.device_bytes(), "{name}");
             }
@@ -106,7 +119,9 @@ fn slices_of_fast_models_are_those_of_tensors() {
     let original = open(mixed());
     let model = open(mixed()).load(device, &fast()).unwrap();
     let mut state = 77;
-    for (name, shape) in [("a", vec![100, 520]), ("large", vec![3000, 2056]), ("stack", vec![3, 40, 520])] {
+    for (name, shape) in
+        [("a", vec![100, 520]), ("large", vec![3000, 2056]), ("stack", vec![3, 40, 520])]
+    {
         for round in 0..40 {
             let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
             for &size in &shape[..=(round % shape.len())] {
@@ -142,7 +157,8 @@ fn fast_matrices_keep_the_model_and_multiply() {
     }
     status.check(&stream).unwrap();
     assert!(
-        stream.clone_dtoh(&output).unwrap() == open(mixed()).tensor("large").unwrap().decode::<u8>().unwrap()
+        stream.clone_dtoh(&output).unwrap()
+            == open(mixed()).tensor("large").unwrap().decode::<u8>().unwrap()
     );
     df11::gpu::Linear::new(&[matrix]).unwrap();
 }
@@ -198,7 +214,8 @@ fn auto_takes_what_memory_allows() {
         (all - 1, [Residence::Fast, Residence::Stored, Residence::Stored]),
         (stored, [Residence::Stored; 3]),
     ] {
-        let plan = Plan::resident(&model).unwrap().prefer(&model, Preference::Auto, &[memory]).unwrap();
+        let plan =
+            Plan::resident(&model).unwrap().prefer(&model, Preference::Auto, &[memory]).unwrap();
         assert_eq!(plan.residences(), residences);
         assert!(plan.device_bytes()[0] <= memory);
         let loaded = model.load(device, &LoadOptions::new().plan(plan)).unwrap();
@@ -216,7 +233,9 @@ fn auto_takes_what_memory_allows() {
 fn fast_and_streamed_blocks_live_side_by_side() {
     let Some(device) = gpu() else { return };
     let model = open(mixed());
-    let plan = Plan::of(&model, 1, |block| Some(Placement { device: 0, streamed: block.name() == "second" }));
+    let plan = Plan::of(&model, 1, |block| {
+        Some(Placement { device: 0, streamed: block.name() == "second" })
+    });
     let plan = plan.unwrap().prefer(&model, Preference::Fast, &[]).unwrap();
     let loaded = model.load(device, &LoadOptions::new().plan(plan)).unwrap();
     let stream = device.context().new_stream().unwrap();

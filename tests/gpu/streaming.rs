@@ -4,7 +4,9 @@ use std::thread;
 
 use df11::{
     Error, OpenOptions,
-    gpu::{Device, GpuModel, LoadOptions, Placement, Plan, Status, cudarc::driver::CudaStream, devices},
+    gpu::{
+        Device, GpuModel, LoadOptions, Placement, Plan, Status, cudarc::driver::CudaStream, devices,
+    },
 };
 
 use super::{
@@ -15,7 +17,8 @@ use super::{
 
 const BLOCKS: usize = 7;
 
-/// Seven blocks of three coded tensors, one of them in `gap`, and a raw one, and aliases in two of them.
+/// Seven blocks of three coded tensors, one of them in `gap`, and a raw one, and aliases in two of
+/// them.
 pub(super) fn layers() -> Vec<u8> {
     let mut items = Vec::new();
     for block in 0..BLOCKS {
@@ -29,9 +32,19 @@ pub(super) fn layers() -> Vec<u8> {
         );
         let items_of_block = [
             first,
-            Item::tile(&name("second"), &[1000, 33], normal_weights(33_000, seed + 9), (8192, 33_000)),
+            Item::tile(
+                &name("second"),
+                &[1000, 33],
+                normal_weights(33_000, seed + 9),
+                (8192, 33_000),
+            ),
             Item::tile(&name("third"), &[96, 264], normal_weights(25_344, seed + 5), (256, 264)),
-            Item::raw(&name("raw"), df11::Dtype::U8, &[777], (0..777).map(|at| (at * block) as u8).collect()),
+            Item::raw(
+                &name("raw"),
+                df11::Dtype::U8,
+                &[777],
+                (0..777).map(|at| (at * block) as u8).collect(),
+            ),
         ];
         items.extend(items_of_block.map(|item| item.in_block(&format!("layer {block}"))));
     }
@@ -128,7 +141,10 @@ fn a_plan_that_fits_decides_what_is_streamed() {
         let needed = plan.device_bytes()[0];
         let model = load_with(device, layers(), plan);
         assert_eq!(model.blocks().filter(df11::gpu::GpuBlock::is_streamed).count(), streamed);
-        assert!(model.device_bytes() + 2 * model.largest_block_bytes() <= needed, "the plan tells the bytes");
+        assert!(
+            model.device_bytes() + 2 * model.largest_block_bytes() <= needed,
+            "the plan tells the bytes"
+        );
         for block in original.blocks().chain(original.blocks()) {
             check_block(device, &stream, &model, &original, block.name());
         }
@@ -163,21 +179,24 @@ fn a_model_lies_on_two_gpus() {
         (0..3).for_each(|_| check_on_their_gpus(&model, &original));
     }
     let plan = Plan::resident(&original).unwrap();
-    let refused = original.load_on(&[device.clone(), device.clone()], &LoadOptions::new().plan(plan), &());
+    let refused =
+        original.load_on(&[device.clone(), device.clone()], &LoadOptions::new().plan(plan), &());
     assert!(refused.is_err_and(|error| matches!(error, Error::Parameter { .. })));
     let foreign = Plan::resident(&open(mixed(1))).unwrap();
     let refused = original.load(device, &LoadOptions::new().plan(foreign));
     assert!(refused.is_err_and(|error| matches!(error, Error::Parameter { .. })));
 }
 
-/// Blocks in no order: each third one resident on the first GPU, streamed to the second, or nowhere.
+/// Blocks in no order: each third one resident on the first GPU, streamed to the second, or
+/// nowhere.
 #[test]
 fn blocks_lie_where_the_caller_says() {
     let Some(device) = gpu() else { return };
     let (original, devices) = (open(layers()), [device.clone(), another(device)]);
     let place = |block: df11::Block<'_>| {
         let at: usize = block.name().strip_prefix("layer ").unwrap().parse().unwrap();
-        (at % 3 != 1).then_some(Placement { device: usize::from(at % 3 == 2), streamed: at % 3 == 2 })
+        (at % 3 != 1)
+            .then_some(Placement { device: usize::from(at % 3 == 2), streamed: at % 3 == 2 })
     };
     let plan = Plan::of(&original, 2, place).unwrap();
     let model = original.load_on(&devices, &LoadOptions::new().plan(plan.clone()), &()).unwrap();
@@ -187,7 +206,9 @@ fn blocks_lie_where_the_caller_says() {
     (0..3).for_each(|_| check_on_their_gpus(&model, &original));
     assert_eq!(model.blocks().filter(df11::gpu::GpuBlock::is_streamed).count(), 2);
     for error in [model.block("layer 1").unwrap_err(), model.rows("4.first", 0..2).unwrap_err()] {
-        assert!(matches!(error, Error::Parameter { .. }) && error.to_string().contains("not loaded"));
+        assert!(
+            matches!(error, Error::Parameter { .. }) && error.to_string().contains("not loaded")
+        );
     }
 }
 
@@ -208,7 +229,8 @@ fn rows_of_streamed_tensors_are_read_in_place() {
     }
 }
 
-/// A file's mapping is pinned where it lies; bytes in memory, and a second model over the same mapping, are copied.
+/// A file's mapping is pinned where it lies; bytes in memory, and a second model over the same
+/// mapping, are copied.
 #[test]
 fn mappings_are_pinned_in_place() {
     let Some(device) = gpu() else { return };
@@ -222,7 +244,8 @@ fn mappings_are_pinned_in_place() {
     assert_eq!(mapped.copied_bytes(), 0, "the driver pins a mapping");
     let second = original.load(device, &options).unwrap();
     assert!(second.copied_bytes() > 0 && second.copied_bytes() <= plan.host_bytes());
-    let read = OpenOptions::new().memory_map(false).open(&path).unwrap().load(device, &options).unwrap();
+    let read =
+        OpenOptions::new().memory_map(false).open(&path).unwrap().load(device, &options).unwrap();
     assert!(read.copied_bytes() > 0);
     let again = df11::open(&path).unwrap().load(device, &options).unwrap();
     assert_eq!(again.copied_bytes(), 0, "another mapping of the same file");
@@ -259,7 +282,11 @@ fn assert_is_block(result: &[u8], original: &df11::Model, index: usize) {
     let block = original.blocks().nth(index).unwrap();
     for (tensor, range) in block.tensors().zip(block.layout().unwrap().tensors) {
         let range = range.start as usize..range.end as usize;
-        assert!(result[range] == tensor.decode::<u8>().unwrap(), "block {index}: {:?}", tensor.name());
+        assert!(
+            result[range] == tensor.decode::<u8>().unwrap(),
+            "block {index}: {:?}",
+            tensor.name()
+        );
     }
 }
 
@@ -271,7 +298,8 @@ fn too_little_memory_is_told() {
     check_model(device, &layers());
 }
 
-/// Dropping waits for what was put on streams: memory that were freed sooner would be someone else's.
+/// Dropping waits for what was put on streams: memory that were freed sooner would be someone
+/// else's.
 #[test]
 fn a_model_is_dropped_while_it_decodes() {
     let Some(device) = gpu() else { return };

@@ -74,7 +74,11 @@ pub(crate) fn llama_8b() -> Model {
 pub(crate) fn phi3_mini() -> Model {
     let mut m = Model::default();
     for layer in (0..32).map(|n| format!("model.layers.{n}")) {
-        m.linears(&format!("{layer}.self_attn"), false, &[("qkv_proj", 9216, 3072), ("o_proj", 3072, 3072)]);
+        m.linears(
+            &format!("{layer}.self_attn"),
+            false,
+            &[("qkv_proj", 9216, 3072), ("o_proj", 3072, 3072)],
+        );
         m.linears(
             &format!("{layer}.mlp"),
             false,
@@ -131,7 +135,10 @@ pub(crate) fn deepseek_v3() -> Model {
         ];
         m.linears(&format!("{layer}.self_attn"), false, &parts);
         for (part, rows, columns) in parts {
-            m.add(format!("{layer}.self_attn.{part}.weight_scale_inv"), &[rows / 128, columns / 128]);
+            m.add(
+                format!("{layer}.self_attn.{part}.weight_scale_inv"),
+                &[rows / 128, columns / 128],
+            );
         }
         m.norm(&format!("{layer}.self_attn.q_a_layernorm"), false, 1536);
         m.norm(&format!("{layer}.self_attn.kv_a_layernorm"), false, 512);
@@ -165,7 +172,11 @@ pub(crate) fn qwen3_next() -> Model {
             m.linears(
                 &format!("{layer}.linear_attn"),
                 false,
-                &[("in_proj_qkvz", 12288, 2048), ("in_proj_ba", 64, 2048), ("out_proj", 2048, 4096)],
+                &[
+                    ("in_proj_qkvz", 12288, 2048),
+                    ("in_proj_ba", 64, 2048),
+                    ("out_proj", 2048, 4096),
+                ],
             );
             m.add(format!("{layer}.linear_attn.A_log"), &[32]);
             m.add(format!("{layer}.linear_attn.conv1d.weight"), &[8192, 1, 4]);
@@ -214,7 +225,11 @@ impl Model {
             for part in ["q_proj", "k_proj", "v_proj", "out_proj"] {
                 self.linear(&format!("{layer}.self_attn.{part}"), true, &[width, width]);
             }
-            self.linears(&format!("{layer}.mlp"), true, &[("fc1", inner, width), ("fc2", width, inner)]);
+            self.linears(
+                &format!("{layer}.mlp"),
+                true,
+                &[("fc1", inner, width), ("fc2", width, inner)],
+            );
             self.norm(&format!("{layer}.layer_norm1"), true, width);
             self.norm(&format!("{layer}.layer_norm2"), true, width);
         }
@@ -269,7 +284,11 @@ pub(crate) fn flan_t5() -> Model {
                 m.norm(&format!("{block}.{index}.layer_norm"), false, 768);
             }
             if n == 0 {
-                m.linear(&format!("{block}.0.SelfAttention.relative_attention_bias"), false, &[32, 12]);
+                m.linear(
+                    &format!("{block}.0.SelfAttention.relative_attention_bias"),
+                    false,
+                    &[32, 12],
+                );
             }
             let last = format!("{block}.{}", attentions.len());
             m.linears(
@@ -318,7 +337,8 @@ impl Model {
     }
 }
 
-/// A base vision transformer, or with `scales` its `DINOv2` form, which differs in its layer scales and names.
+/// A base vision transformer, or with `scales` its `DINOv2` form, which differs in its layer scales
+/// and names.
 pub(crate) fn vit(prefix: &str, scales: bool) -> Model {
     let mut m = Model::default();
     m.add(format!("{prefix}embeddings.cls_token"), &[1, 1, 768]);
@@ -409,7 +429,11 @@ pub(crate) fn flux_dev() -> Model {
         m.joint_block(&block, w, 128);
     }
     for block in (0..38).map(|n| format!("single_transformer_blocks.{n}")) {
-        m.linears(&format!("{block}.attn"), true, &[("to_q", w, w), ("to_k", w, w), ("to_v", w, w)]);
+        m.linears(
+            &format!("{block}.attn"),
+            true,
+            &[("to_q", w, w), ("to_k", w, w), ("to_v", w, w)],
+        );
         m.norm(&format!("{block}.attn.norm_q"), false, 128);
         m.norm(&format!("{block}.attn.norm_k"), false, 128);
         m.linear(&format!("{block}.norm.linear"), true, &[3 * w, w]);
@@ -422,9 +446,16 @@ pub(crate) fn flux_dev() -> Model {
 
 impl Model {
     fn joint_block(&mut self, block: &str, w: u64, head: u64) {
-        for part in
-            ["to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0", "to_add_out"]
-        {
+        for part in [
+            "to_q",
+            "to_k",
+            "to_v",
+            "add_q_proj",
+            "add_k_proj",
+            "add_v_proj",
+            "to_out.0",
+            "to_add_out",
+        ] {
             self.linear(&format!("{block}.attn.{part}"), true, &[w, w]);
         }
         for part in ["norm_q", "norm_k", "norm_added_q", "norm_added_k"] {
@@ -470,9 +501,11 @@ pub(crate) fn sdxl_unet() -> Model {
     }
     m.unet_stage("mid_block", &[1280, 1280], 1280, 0);
     m.unet_attention("mid_block.attentions.0", 1280, 10);
-    for (n, inputs, width, depth) in
-        [(0, [2560, 2560, 1920], 1280, 10), (1, [1920, 1280, 960], 640, 2), (2, [960, 640, 640], 320, 0)]
-    {
+    for (n, inputs, width, depth) in [
+        (0, [2560, 2560, 1920], 1280, 10),
+        (1, [1920, 1280, 960], 640, 2),
+        (2, [960, 640, 640], 320, 0),
+    ] {
         m.unet_stage(&format!("up_blocks.{n}"), &inputs, width, depth);
         if n < 2 {
             m.linear(&format!("up_blocks.{n}.upsamplers.0.conv"), true, &[width, width, 3, 3]);
@@ -571,16 +604,22 @@ pub(crate) fn resnet18() -> Model {
 pub(crate) fn two_numbered_towers() -> Model {
     let (mut m, one) = (Model::default(), mini_lm(""));
     for tower in 0..2 {
-        m.0.extend(one.0.iter().map(|(name, shape)| (format!("model.{tower}.{name}"), shape.clone())));
+        m.0.extend(
+            one.0.iter().map(|(name, shape)| (format!("model.{tower}.{name}"), shape.clone())),
+        );
     }
     m
 }
 
-/// A mixture of experts whose matrices are quantized: several matrices make up one layer of an expert.
+/// A mixture of experts whose matrices are quantized: several matrices make up one layer of an
+/// expert.
 pub(crate) fn quantized_mixtral() -> Model {
     let mut m = Model::default();
     for (name, shape) in mixtral_8x7b().0 {
-        match name.strip_suffix(".weight").filter(|name| name.contains("experts") || name.contains("_proj")) {
+        match name
+            .strip_suffix(".weight")
+            .filter(|name| name.contains("experts") || name.contains("_proj"))
+        {
             Some(name) => {
                 m.add(format!("{name}.qweight"), &[shape[1], shape[0] / 8]);
                 m.add(format!("{name}.qzeros"), &[shape[1] / 128, shape[0] / 8]);
@@ -620,7 +659,8 @@ pub(crate) fn nemotron_h() -> Model {
 pub(crate) fn vae_decoder() -> Model {
     let mut m = Model::default();
     m.linear("decoder.conv_in", true, &[512, 16, 3, 3]);
-    let stages = [("mid_block", 512, 512, 2), ("up_blocks.0", 512, 512, 3), ("up_blocks.1", 512, 512, 3)];
+    let stages =
+        [("mid_block", 512, 512, 2), ("up_blocks.0", 512, 512, 3), ("up_blocks.1", 512, 512, 3)];
     for (stage, input, width, count) in
         stages.into_iter().chain([("up_blocks.2", 512, 256, 3), ("up_blocks.3", 256, 128, 3)])
     {

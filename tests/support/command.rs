@@ -61,7 +61,11 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
 pub(crate) fn good<A: AsRef<OsStr>>(arguments: &[A]) -> String {
     let output = df11(arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stderr), "", "nothing on standard error, and no bar, where it is no terminal");
+    assert_eq!(
+        text(&output.stderr),
+        "",
+        "nothing on standard error, and no bar, where it is no terminal"
+    );
     text(&output.stdout).to_owned()
 }
 

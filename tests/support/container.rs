@@ -1,7 +1,7 @@
 //! Builds containers of any content, right or wrong: `Item`s → [`Model`] → [`Draft`] → bytes.
 //!
-//! Whatever a step derives can be edited before the next one, and checksums are made right at the end, so that a test
-//! breaks one rule and no other.
+//! Whatever a step derives can be edited before the next one, and checksums are made right at the
+//! end, so that a test breaks one rule and no other.
 #![allow(dead_code, reason = "each user needs another part")]
 
 #[path = "tile_arrays.rs"]
@@ -13,17 +13,18 @@ use df11::{
     Dtype,
     hazmat::{
         constants::{
-            ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE, SECTION_ALIGNMENT,
+            ARRAY_ALIGNMENT, CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES, NONE,
+            SECTION_ALIGNMENT,
         },
         format::{
             Directory, Header, IdentifiedFile,
             directory::ShardRecord,
             identity,
             records::{
-                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
-                FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord, SECTION_BITSTREAM,
-                SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE,
-                SectionRecord, TensorRecord,
+                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW,
+                ENCODING_TILE, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, MetadataRecord,
+                SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX,
+                SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
             },
         },
         gap::{Geometry, encode_tensor},
@@ -74,10 +75,14 @@ impl Item {
 
     /// Weights, coded with bytes a thread and threads a block.
     pub(crate) fn gap(name: &str, shape: &[u64], weights: Vec<u8>, geometry: (u32, u32)) -> Self {
-        Self { store: Store::Gap(geometry.0, geometry.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
+        Self {
+            store: Store::Gap(geometry.0, geometry.1),
+            ..Self::raw(name, Dtype::BF16, shape, weights)
+        }
     }
 
-    /// Weights in tiles with these `tile_columns` and `columns`; pairs that occur at least `least` times have codes.
+    /// Weights in tiles with these `tile_columns` and `columns`; pairs that occur at least `least`
+    /// times have codes.
     pub(crate) fn in_tiles(
         name: &str,
         shape: &[u64],
@@ -85,18 +90,27 @@ impl Item {
         parameters: (u64, u64),
         least: u64,
     ) -> Self {
-        let arrays = tile_arrays::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
+        let arrays =
+            tile_arrays::Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
         Self::encoded(name, shape, weights, arrays)
     }
 
     /// Weights in tiles, encoded.
-    pub(crate) fn encoded(name: &str, shape: &[u64], weights: Vec<u8>, arrays: tile_arrays::Arrays) -> Self {
+    pub(crate) fn encoded(
+        name: &str,
+        shape: &[u64],
+        weights: Vec<u8>,
+        arrays: tile_arrays::Arrays,
+    ) -> Self {
         Self { store: Store::Encoded(arrays), ..Self::raw(name, Dtype::BF16, shape, weights) }
     }
 
     /// Weights in tiles, by the columns of a tile and of the matrix.
     pub(crate) fn tile(name: &str, shape: &[u64], weights: Vec<u8>, columns: (u64, u64)) -> Self {
-        Self { store: Store::Tile(columns.0, columns.1), ..Self::raw(name, Dtype::BF16, shape, weights) }
+        Self {
+            store: Store::Tile(columns.0, columns.1),
+            ..Self::raw(name, Dtype::BF16, shape, weights)
+        }
     }
 
     /// The same bytes again, under another name.
@@ -171,7 +185,9 @@ pub(crate) fn prefix<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<u8> {
             let name = serde_json::to_string(&item.name).unwrap();
             let shape: Vec<String> = item.shape.iter().map(u64::to_string).collect();
             let (dtype, shape) = (&item.dtype.1, shape.join(","));
-            format!(r#"{name}:{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{start},{end}]}}"#)
+            format!(
+                r#"{name}:{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{start},{end}]}}"#
+            )
         })
         .collect();
     with_length(&format!("{{{}}}", entries.join(",")))
@@ -201,7 +217,8 @@ pub(crate) fn encode(
         (SECTION_BITSTREAM, encoded.bitstream),
         (SECTION_PLANE, encoded.plane),
     ];
-    let parameters = [bytes_per_thread.into(), threads_per_block.into(), encoded.layout.bit_count(), 0];
+    let parameters =
+        [bytes_per_thread.into(), threads_per_block.into(), encoded.layout.bit_count(), 0];
     (arrays, parameters)
 }
 
@@ -214,7 +231,11 @@ fn in_sections(arrays: &tile_arrays::Arrays) -> (Vec<Stored>, [u64; 4]) {
 }
 
 /// The same, by the encoder of the crate.
-pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> (Vec<Stored>, [u64; 4]) {
+pub(crate) fn encode_tile(
+    weights: &[u8],
+    tile_columns: u64,
+    columns: u64,
+) -> (Vec<Stored>, [u64; 4]) {
     let geometry = tile::Geometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
     let encoded = tile::encode_tensor(weights, geometry).unwrap();
     let arrays = vec![
@@ -277,7 +298,10 @@ impl Model {
                 parameters,
                 data: item.data.clone(),
                 hash: hash(&item.data),
-                arrays: arrays.into_iter().filter(|(_, bytes): &Stored| !bytes.is_empty()).collect(),
+                arrays: arrays
+                    .into_iter()
+                    .filter(|(_, bytes): &Stored| !bytes.is_empty())
+                    .collect(),
             }
         });
         let mut model = Self {
@@ -302,9 +326,12 @@ impl Model {
         }))
     }
 
-    /// Makes hash and length of a weights file those of its prefix and tensors, and the identity that of the files.
+    /// Makes hash and length of a weights file those of its prefix and tensors, and the identity
+    /// that of the files.
     pub(crate) fn refresh(&mut self) {
-        for (index, file) in self.files.iter_mut().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS) {
+        for (index, file) in
+            self.files.iter_mut().enumerate().filter(|(_, file)| file.kind == FILE_WEIGHTS)
+        {
             let mut content = file.arrays[0].1.clone();
             let mut members: Vec<&Tensor> =
                 self.tensors.iter().filter(|tensor| tensor.file == index as u64).collect();
@@ -360,8 +387,9 @@ impl Model {
         });
         let files = files.collect();
         let blocks = self.blocks.iter().map(|name| put_text(name));
-        let blocks =
-            blocks.map(|(name_offset, name_length)| BlockRecord { name_offset, name_length }).collect();
+        let blocks = blocks
+            .map(|(name_offset, name_length)| BlockRecord { name_offset, name_length })
+            .collect();
         let tensors = self.tensors.iter().map(|tensor| {
             let (name_offset, name_length) = put_text(&tensor.name);
             let (first_array, array_count) = put_arrays(tensor.block, &tensor.arrays);
@@ -428,7 +456,8 @@ impl File {
     }
 
     pub(crate) fn side(path: &str, content: &[u8]) -> Self {
-        let arrays = if content.is_empty() { vec![] } else { vec![(SECTION_SIDE, content.to_vec())] };
+        let arrays =
+            if content.is_empty() { vec![] } else { vec![(SECTION_SIDE, content.to_vec())] };
         Self::new(FILE_SIDE, path, content.to_vec(), arrays)
     }
 
@@ -438,7 +467,8 @@ impl File {
     }
 }
 
-/// Everything in a container, by record. Records may lie about the contents, which stand in the file one after the other.
+/// Everything in a container, by record. Records may lie about the contents, which stand in the
+/// file one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) directory: Directory,
@@ -464,7 +494,8 @@ impl Draft {
     }
 
     pub(crate) fn repair_checksums(&mut self) {
-        let chunks = self.contents.iter().flat_map(|content| content.chunks(CHECKSUM_CHUNK_BYTES as usize));
+        let chunks =
+            self.contents.iter().flat_map(|content| content.chunks(CHECKSUM_CHUNK_BYTES as usize));
         self.directory.checksums = chunks.map(|chunk| crc32fast::hash(chunk).into()).collect();
     }
 
@@ -481,7 +512,11 @@ impl Draft {
     }
 
     pub(crate) fn tensor_index(&self, name: &str) -> usize {
-        self.directory.tensors.iter().position(|tensor| self.directory.tensor_name(tensor) == name).unwrap()
+        self.directory
+            .tensors
+            .iter()
+            .position(|tensor| self.directory.tensor_name(tensor) == name)
+            .unwrap()
     }
 
     pub(crate) fn tensor(&mut self, name: &str) -> &mut TensorRecord {
@@ -498,8 +533,14 @@ impl Draft {
         };
         let directory = &mut self.directory;
         directory.files.iter_mut().for_each(|file| file.path_offset = next(file.path_length.get()));
-        directory.blocks.iter_mut().for_each(|block| block.name_offset = next(block.name_length.get()));
-        directory.tensors.iter_mut().for_each(|tensor| tensor.name_offset = next(tensor.name_length.get()));
+        directory
+            .blocks
+            .iter_mut()
+            .for_each(|block| block.name_offset = next(block.name_length.get()));
+        directory
+            .tensors
+            .iter_mut()
+            .for_each(|tensor| tensor.name_offset = next(tensor.name_length.get()));
         for entry in &mut directory.metadata {
             entry.key_offset = next(entry.key_length.get());
             entry.value_offset = next(entry.value_length.get());
@@ -565,8 +606,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Draft {
     let offset = header.directory_offset.get();
     let end = offset + header.directory_length.get();
     let directory = Directory::parse(&bytes[offset as usize..end as usize], offset).unwrap();
-    let content =
-        |section: &SectionRecord| bytes[section.offset.get() as usize..section.end() as usize].to_vec();
+    let content = |section: &SectionRecord| {
+        bytes[section.offset.get() as usize..section.end() as usize].to_vec()
+    };
     let contents = directory.sections.iter().map(content).collect();
     Draft { directory, contents }
 }
@@ -587,7 +629,8 @@ pub(crate) fn weights(exponents: impl IntoIterator<Item = u8>) -> Vec<u8> {
 pub(crate) fn normal_weights(count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     weights((0..count).map(|_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         124 - (state >> 32 | 1 << 31).trailing_zeros().min(20) as u8
     }))
 }

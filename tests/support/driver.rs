@@ -1,4 +1,5 @@
-//! The stand-in for the library of the NVIDIA driver: compiled from `driver.c`, found by `LD_LIBRARY_PATH`.
+//! The stand-in for the library of the NVIDIA driver: compiled from `driver.c`, found by
+//! `LD_LIBRARY_PATH`.
 #![allow(dead_code, reason = "each user needs another part")]
 
 use std::{
@@ -10,9 +11,11 @@ use std::{
 use tempfile::TempDir;
 
 pub(crate) const SOURCE: &str = include_str!("driver.c");
-/// By the first of them the library is looked for; a machine with a GPU has its own under the second.
+/// By the first of them the library is looked for; a machine with a GPU has its own under the
+/// second.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// What the kernels of constants say: the sizes of the structures that both sides know, and of the rest some.
+/// What the kernels of constants say: the sizes of the structures that both sides know, and of the
+/// rest some.
 pub(crate) const CONSTANTS: [(&str, &str); 2] = [
     ("df11_gap_constants", "128,16880,24,1,1,1,1,1,1,1,1,1"),
     ("df11_tile_constants", "128,16384,24,1,1,1,1,8"),
@@ -26,7 +29,8 @@ pub(crate) const LINEAR_CONSTANTS: (&str, &str) = (
 
 /// The stand-in's functions, by its source.
 pub(crate) fn functions() -> Vec<&'static str> {
-    let names = SOURCE.lines().filter_map(|line| Some(line.strip_prefix("int ")?.split_once('(')?.0));
+    let names =
+        SOURCE.lines().filter_map(|line| Some(line.strip_prefix("int ")?.split_once('(')?.0));
     names.filter(|name| name.starts_with("cu")).collect()
 }
 
@@ -35,7 +39,8 @@ pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A folder with the library; the compiler defines a macro for each of `defines`. None if there is no compiler.
+/// A folder with the library; the compiler defines a macro for each of `defines`. None if there is
+/// no compiler.
 pub(crate) fn compile(defines: &[String]) -> Option<TempDir> {
     let folder = folder();
     let source = folder.path().join("driver.c");
@@ -60,10 +65,14 @@ pub(crate) fn compile(defines: &[String]) -> Option<TempDir> {
 /// Set where the driver is the stand-in.
 const CHILD: &str = "DF11_TEST_STAND_IN";
 
-/// A process that runs the test of this name again, with the stand-in in this folder and so many GPUs.
+/// A process that runs the test of this name again, with the stand-in in this folder and so many
+/// GPUs.
 pub(crate) fn child(folder: &TempDir, name: &str, devices: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env("LD_LIBRARY_PATH", folder.path()).env(CHILD, "1");
+    command
+        .args(["--exact", name, "--nocapture"])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env(CHILD, "1");
     command.env_remove("CUDA_VISIBLE_DEVICES").env("DRIVER_devices", devices.to_string());
     let constants = CONSTANTS.iter().chain([&LINEAR_CONSTANTS]);
     command.envs(constants.map(|(name, answer)| (format!("DRIVER_{name}"), answer)));
@@ -74,7 +83,11 @@ pub(crate) fn child(folder: &TempDir, name: &str, devices: u32) -> Command {
 pub(crate) fn run_child(mut command: Command) {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(text.contains("1 passed"), "{command:?} names a test");
 }
 
@@ -83,7 +96,8 @@ pub(crate) fn in_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Runs the test of this name again, with the stand-in and so many GPUs; whether this is the process where it goes on.
+/// Runs the test of this name again, with the stand-in and so many GPUs; whether this is the
+/// process where it goes on.
 pub(crate) fn is_child(name: &str, devices: u32) -> bool {
     if in_child() {
         return true;

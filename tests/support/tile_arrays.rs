@@ -1,5 +1,6 @@
-//! Encodes the arrays of `tile` bit by bit, from section 6.4 of the specification alone: what the test vectors and the tests
-//! of the reference decoder are made with. Each step can be edited before the next, so that a test breaks one rule.
+//! Encodes the arrays of `tile` bit by bit, from section 6.4 of the specification alone: what the
+//! test vectors and the tests of the reference decoder are made with. Each step can be edited
+//! before the next, so that a test breaks one rule.
 //!
 //! weights → [`Tile`]s of pairs → with a [`Codebook`], [`Bits`] of each tile → [`Arrays`]
 #![allow(dead_code, unreachable_pub, reason = "each user needs another part")]
@@ -36,7 +37,8 @@ pub struct Tile {
 
 /// Cuts weights, as bytes, into tiles (*Tiles*, *Units*, *Pairs*, *Plane*).
 pub fn tiles(weights: &[u8], tile_columns: usize, columns: usize) -> Vec<Tile> {
-    let weights: Vec<u16> = weights.chunks_exact(2).map(|w| u16::from_le_bytes([w[0], w[1]])).collect();
+    let weights: Vec<u16> =
+        weights.chunks_exact(2).map(|w| u16::from_le_bytes([w[0], w[1]])).collect();
     let (rows, tile_rows) = (weights.len() / columns, 8192 / tile_columns);
     let mut tiles = Vec::new();
     for first_row in (0..rows).step_by(tile_rows) {
@@ -70,9 +72,12 @@ fn tile<'a>(tile_columns: usize, unit: impl Fn(usize, usize) -> &'a [u16]) -> Ti
                     let exponent = |weight: &u16| weight >> 7 & 0xFF;
                     for pair in unit.chunks(2) {
                         let second = pair.last().unwrap_or(&0);
-                        tile.lanes[lane].push(Pair::Coded(exponent(&pair[0]) | exponent(second) << 8));
+                        tile.lanes[lane]
+                            .push(Pair::Coded(exponent(&pair[0]) | exponent(second) << 8));
                     }
-                    tile.plane.extend(unit.iter().map(|weight| (weight >> 8 & 0x80 | weight & 0x7F) as u8));
+                    tile.plane.extend(
+                        unit.iter().map(|weight| (weight >> 8 & 0x80 | weight & 0x7F) as u8),
+                    );
                 }
             }
         }
@@ -102,17 +107,20 @@ impl Codebook {
             bytes.chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]])).collect();
         let (head, values) = words.split_at(1 + usize::from(MAX_CODE_LENGTH));
         let lengths = (1..=MAX_CODE_LENGTH).zip(&head[1..]);
-        let lengths = lengths.flat_map(|(length, &count)| std::iter::repeat_n(length, count.into()));
+        let lengths =
+            lengths.flat_map(|(length, &count)| std::iter::repeat_n(length, count.into()));
         Self::new(head[0], lengths.zip(values.iter().copied()))
     }
 
-    /// Codes for the pairs that occur at least `least` times, by package-merge; the others are escaped.
+    /// Codes for the pairs that occur at least `least` times, by package-merge; the others are
+    /// escaped.
     pub fn of(tiles: &[Tile], least: u64) -> Self {
         let mut counts = BTreeMap::<u16, u64>::new();
         for pair in tiles.iter().flat_map(|tile| tile.lanes.iter().flatten()) {
             *counts.entry(pair.value()).or_default() += 1;
         }
-        let (coded, rare): (Vec<_>, Vec<_>) = counts.into_iter().partition(|&(_, count)| count >= least);
+        let (coded, rare): (Vec<_>, Vec<_>) =
+            counts.into_iter().partition(|&(_, count)| count >= least);
         let mut symbols: Vec<(u64, u32)> =
             coded.into_iter().map(|(value, count)| (count, value.into())).collect();
         let escapes: u64 = rare.iter().map(|&(_, count)| count).sum();
@@ -125,10 +133,9 @@ impl Codebook {
 
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut words = vec![self.escape];
-        words.extend(
-            (1..=MAX_CODE_LENGTH)
-                .map(|length| self.pairs.iter().filter(|&&(of_pair, _)| of_pair == length).count() as u16),
-        );
+        words.extend((1..=MAX_CODE_LENGTH).map(|length| {
+            self.pairs.iter().filter(|&&(of_pair, _)| of_pair == length).count() as u16
+        }));
         words.extend(self.pairs.iter().map(|&(_, value)| value));
         words.into_iter().flat_map(u16::to_le_bytes).collect()
     }
@@ -192,12 +199,15 @@ impl Bits {
         };
         let bits = |pair: &Pair| -> Vec<bool> {
             match *pair {
-                Pair::Coded(value) => codes.get(&value.into()).cloned().unwrap_or_else(|| escaped(value)),
+                Pair::Coded(value) => {
+                    codes.get(&value.into()).cloned().unwrap_or_else(|| escaped(value))
+                }
                 Pair::Escaped(value) => escaped(value),
             }
         };
         let lanes = tile.lanes.each_ref().map(|lane| lane.iter().flat_map(bits).collect());
-        let mut new = Self { lanes, least: 0, shift: 0, excess: [0; LANES], plane: tile.plane.clone() };
+        let mut new =
+            Self { lanes, least: 0, shift: 0, excess: [0; LANES], plane: tile.plane.clone() };
         new.describe(0);
         new
     }
@@ -207,7 +217,8 @@ impl Bits {
         let lengths = self.lanes.each_ref().map(|lane| lane.len() as u64);
         self.least = *lengths.iter().min().unwrap();
         let excess = |shift: u32| lengths.map(|length| (length - self.least).div_ceil(1 << shift));
-        self.shift = (shift..8).find(|&shift| excess(shift).iter().all(|&excess| excess < 64)).unwrap();
+        self.shift =
+            (shift..8).find(|&shift| excess(shift).iter().all(|&excess| excess < 64)).unwrap();
         self.excess = excess(self.shift);
     }
 
@@ -229,7 +240,8 @@ impl Bits {
 
     fn record(&self, offset: u64) -> Vec<u8> {
         let mut bits = Vec::new();
-        let mut put = |value: u64, count: u32| bits.extend((0..count).map(|bit| value >> bit & 1 == 1));
+        let mut put =
+            |value: u64, count: u32| bits.extend((0..count).map(|bit| value >> bit & 1 == 1));
         put(offset, 48);
         put(self.least, 13);
         put(self.shift.into(), 3);
@@ -239,7 +251,9 @@ impl Bits {
 }
 
 fn bytes(bits: &[bool]) -> Vec<u8> {
-    bits.chunks(8).map(|byte| byte.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit))).collect()
+    bits.chunks(8)
+        .map(|byte| byte.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)))
+        .collect()
 }
 
 /// The arrays and parameters of a tensor.

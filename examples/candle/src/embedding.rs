@@ -32,7 +32,12 @@ impl Embedding {
         }
         Ok(Self {
             #[cfg(feature = "cuda")]
-            matrix: weights.gpu().map(|gpu| gpu.matrix(&name)).transpose()?.flatten().map(Into::into),
+            matrix: weights
+                .gpu()
+                .map(|gpu| gpu.matrix(&name))
+                .transpose()?
+                .flatten()
+                .map(Into::into),
             weights: weights.clone(),
             name,
             dtype: builder.dtype(),

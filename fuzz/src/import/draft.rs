@@ -132,8 +132,8 @@ pub static FIXTURES: LazyLock<[Folder; 2]> = LazyLock::new(|| {
 });
 
 impl Draft {
-    /// A checkpoint that is in no folder yet: one block or two, with what stands beside them. Also the weights of its matrices by their
-    /// names.
+    /// A checkpoint that is in no folder yet: one block or two, with what stands beside them. Also
+    /// the weights of its matrices by their names.
     pub fn new(bytes: &mut Bytes<'_>) -> (Self, Vec<(String, Vec<u8>)>) {
         let threads = bytes.pick(&[1u64, 2, 3, 5, 8, 33, 512, 1024]);
         let mut tensors = Vec::new();
@@ -197,7 +197,8 @@ impl Draft {
 
     /// Takes a sound checkpoint apart.
     pub fn of(folder: &Folder) -> Self {
-        let config = folder.config.as_ref().map(|config| serde_json::from_slice(config).expect("JSON"));
+        let config =
+            folder.config.as_ref().map(|config| serde_json::from_slice(config).expect("JSON"));
         let files = folder.files.iter().map(|(name, bytes)| {
             let file = SafeTensors::deserialize(bytes).expect("a sound file");
             let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| Tensor {
@@ -224,8 +225,11 @@ impl Draft {
             5 => self.change_array("split_positions", bytes, |array, bytes| {
                 change_number::<8>(&mut array.bytes, bytes);
             }),
-            6 | 7 => self.change_array("gaps", bytes, |array, bytes| change_gap(&mut array.bytes, bytes)),
-            8 | 9 => self.change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),
+            6 | 7 => {
+                self.change_array("gaps", bytes, |array, bytes| change_gap(&mut array.bytes, bytes))
+            }
+            8 | 9 => self
+                .change_array("luts", bytes, |array, bytes| change_rows(&mut array.bytes, bytes)),
             10 | 11 => self.change_array("encoded_exponent", bytes, |array, bytes| {
                 let place = bytes.u16() as usize % array.bytes.len().max(1);
                 if let Some(byte) = array.bytes.get_mut(place) {
@@ -259,7 +263,13 @@ impl Draft {
             return;
         }
         if choice % 16 >= 13 {
-            let key = bytes.pick(&["hidden_size", "vocab_size", "head_dim", "intermediate_size", "n_embd"]);
+            let key = bytes.pick(&[
+                "hidden_size",
+                "vocab_size",
+                "head_dim",
+                "intermediate_size",
+                "n_embd",
+            ]);
             config[key] = value(bytes);
             return;
         }
@@ -269,8 +279,13 @@ impl Draft {
             1 => own["threads_per_block"] = json!([bytes.u8()]),
             2 => own["bytes_per_thread"] = value(bytes),
             3 => {
-                let key =
-                    bytes.pick(&["version", "threads_per_block", "bytes_per_thread", "pattern_dict", "x"]);
+                let key = bytes.pick(&[
+                    "version",
+                    "threads_per_block",
+                    "bytes_per_thread",
+                    "pattern_dict",
+                    "x",
+                ]);
                 own[key] = value(bytes);
             }
             4..=6 => {
@@ -280,7 +295,8 @@ impl Draft {
                 }
             }
             7 => {
-                let pattern = String::from_utf8_lossy(bytes.run(usize::from(choice / 8))).into_owned();
+                let pattern =
+                    String::from_utf8_lossy(bytes.run(usize::from(choice / 8))).into_owned();
                 if let Some(patterns) = own["pattern_dict"].as_object_mut() {
                     patterns.insert(pattern, json!(["q_proj"]));
                 }
@@ -289,7 +305,9 @@ impl Draft {
                 let (pattern, attribute) = (bytes.u8(), bytes.u8());
                 let Some(patterns) = own["pattern_dict"].as_object_mut() else { return };
                 let count = patterns.len().max(1);
-                let Some(list) = patterns.values_mut().nth(usize::from(pattern) % count) else { return };
+                let Some(list) = patterns.values_mut().nth(usize::from(pattern) % count) else {
+                    return;
+                };
                 match (list.as_array_mut(), choice % 4) {
                     (Some(list), 0) => list.push(json!(bytes.pick(NAMES))),
                     (Some(list), 1) => {
@@ -383,7 +401,13 @@ fn value(bytes: &mut Bytes<'_>) -> Value {
     }
 }
 
-fn push_block(tensors: &mut Vec<Tensor>, module: &str, arrays: Arrays, ends: &[usize], words: bool) {
+fn push_block(
+    tensors: &mut Vec<Tensor>,
+    module: &str,
+    arrays: Arrays,
+    ends: &[usize],
+    words: bool,
+) {
     let mut push = |name: &str, dtype: &str, size: usize, bytes: Vec<u8>| {
         let name = format!("{module}{name}");
         tensors.push(Tensor {
@@ -483,7 +507,8 @@ fn change_rows(content: &mut Vec<u8>, bytes: &mut Bytes<'_>) {
         0 => rows[a] = rows[b],
         1 => {
             // Entries become a number, a pointer more often than not.
-            let (first, count, value) = (usize::from(bytes.u8()), usize::from(bytes.u8()), bytes.u8());
+            let (first, count, value) =
+                (usize::from(bytes.u8()), usize::from(bytes.u8()), bytes.u8());
             let value = if value < 128 { 0xF0 | value } else { value };
             rows[a][first..].iter_mut().take(count).for_each(|entry| *entry = value);
         }
@@ -509,8 +534,7 @@ fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
     for tensor in tensors {
         let start = data.len();
         data.extend_from_slice(&tensor.bytes);
-        let entry =
-            json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, data.len()] });
+        let entry = json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, data.len()] });
         header.push(format!("{}:{entry}", json!(tensor.name)));
     }
     let mut header = format!("{{{}}}", header.join(",")).into_bytes();

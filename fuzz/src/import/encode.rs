@@ -81,7 +81,8 @@ fn codes(exponents: &[u8], lengths: Lengths) -> Codes {
 
 /// Rows of 256: look-up tables, then code lengths.
 fn luts(codes: &Codes, filler: u8) -> Vec<u8> {
-    // The bytes before the last one of each code, for each of which there is a table; shorter ones first.
+    // The bytes before the last one of each code, for each of which there is a table; shorter ones
+    // first.
     let mut prefixes: Vec<(u8, u64)> = vec![(0, 0)];
     for &(code, length) in codes.values() {
         let levels = (length - 1) / 8;
@@ -89,7 +90,8 @@ fn luts(codes: &Codes, filler: u8) -> Vec<u8> {
     }
     prefixes.sort_unstable();
     prefixes.dedup();
-    let index = |level: u8, prefix: u64| prefixes.binary_search(&(level, prefix)).expect("a prefix");
+    let index =
+        |level: u8, prefix: u64| prefixes.binary_search(&(level, prefix)).expect("a prefix");
     let mut rows = vec![[None; 256]; prefixes.len()];
     let mut lengths = [0; 256];
     for (row, &(level, prefix)) in prefixes.iter().enumerate().skip(1) {
@@ -111,8 +113,9 @@ fn luts(codes: &Codes, filler: u8) -> Vec<u8> {
     rows.into_iter().flatten().map(entry).chain(lengths).collect()
 }
 
-/// Codes weights (little-endian), at least one. `filler` stands in entries of the tables that no code reaches; if it would be a pointer, they repeat
-/// the entry before them, as the package has it.
+/// Codes weights (little-endian), at least one. `filler` stands in entries of the tables that no
+/// code reaches; if it would be a pointer, they repeat the entry before them, as the package has
+/// it.
 pub fn encode(weights: &[u8], lengths: Lengths, threads: u64, filler: u8) -> Arrays {
     let weights = weights.as_chunks::<2>().0;
     let exponents: Vec<u8> = weights.iter().map(|[low, high]| high << 1 | low >> 7).collect();

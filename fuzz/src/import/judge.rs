@@ -1,8 +1,10 @@
-//! What a checkpoint must become, found as the package's own decoder does it: each thread starts at its gap, reads the codes that begin in its
-//! eight bytes, look-up table by look-up table, and its weights go after those of the threads before it in its thread block, whose first
-//! weight the positions tell. Slow; shares nothing with df11.
+//! What a checkpoint must become, found as the package's own decoder does it: each thread starts at
+//! its gap, reads the codes that begin in its eight bytes, look-up table by look-up table, and its
+//! weights go after those of the threads before it in its thread block, whose first weight the
+//! positions tell. Slow; shares nothing with df11.
 //!
-//! One thing it does otherwise: the code lengths, not the number alone, tell an exponent of 240 or more from a pointer to a table.
+//! One thing it does otherwise: the code lengths, not the number alone, tell an exponent of 240 or
+//! more from a pointer to a table.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +29,11 @@ pub fn check(folder: &Folder, imported: &Imported) {
     let modules: Vec<&str> = all.keys().filter_map(|name| module_of(name, CODES)).collect();
     if !modules.iter().any(|module| all.contains_key(&format!("{module}{PLANE}"))) {
         for (file, bytes) in imported {
-            let own = folder.files.iter().find(|(name, _)| *name == file.path).expect("a file of the folder");
+            let own = folder
+                .files
+                .iter()
+                .find(|(name, _)| *name == file.path)
+                .expect("a file of the folder");
             assert!(bytes.as_ref() == Some(&own.1), "an ordinary file is not itself");
         }
         return;
@@ -35,14 +41,17 @@ pub fn check(folder: &Folder, imported: &Imported) {
     let [(_, bytes)] = &imported[..] else { panic!("{} files of one checkpoint", imported.len()) };
     let Some(bytes) = bytes else { return };
     let mut ours = tensors(bytes);
-    let config: Value = serde_json::from_slice(folder.config.as_ref().expect("a config")).expect("JSON");
+    let config: Value =
+        serde_json::from_slice(folder.config.as_ref().expect("a config")).expect("JSON");
     let own = &config["dfloat11_config"];
     let threads = &own["threads_per_block"];
     let threads = threads.as_u64().or_else(|| threads[0].as_u64()).expect("a number of threads");
     let mut others = all.clone();
     for module in modules {
-        let arrays = ARRAYS.map(|array| others.remove(&format!("{module}{array}")).map(|tensor| tensor.2));
-        let [Some(codes), Some(plane), Some(luts), Some(positions), Some(gaps), splits] = arrays else {
+        let arrays =
+            ARRAYS.map(|array| others.remove(&format!("{module}{array}")).map(|tensor| tensor.2));
+        let [Some(codes), Some(plane), Some(luts), Some(positions), Some(gaps), splits] = arrays
+        else {
             panic!("df11 decodes {module:?}, which has not all arrays");
         };
         let weights = Block { codes, plane, luts, positions, gaps, threads }.decode();
@@ -55,7 +64,9 @@ pub fn check(folder: &Folder, imported: &Imported) {
 fn tensors(file: &[u8]) -> Tensors {
     let file = SafeTensors::deserialize(file).expect("what df11 reads the safetensors crate reads");
     file.iter()
-        .map(|(name, view)| (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
+        .map(|(name, view)| {
+            (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        })
         .collect()
 }
 
@@ -65,27 +76,38 @@ fn module_of<'a>(name: &'a str, last: &str) -> Option<&'a str> {
 
 fn matrices<'a>(weights: &'a [u8], splits: Option<&[u8]>) -> Vec<&'a [u8]> {
     let splits = splits.unwrap_or_default().as_chunks().0;
-    let mut ends: Vec<usize> = splits.iter().map(|split| 2 * u64::from_le_bytes(*split) as usize).collect();
+    let mut ends: Vec<usize> =
+        splits.iter().map(|split| 2 * u64::from_le_bytes(*split) as usize).collect();
     ends.push(weights.len());
     let starts = [0].into_iter().chain(ends.clone());
     starts.zip(&ends).map(|(start, &end)| &weights[start..end]).collect()
 }
 
-/// Takes the matrices of a block out of what df11 made, where some list of the patterns names them so.
+/// Takes the matrices of a block out of what df11 made, where some list of the patterns names them
+/// so.
 fn take(ours: &mut Tensors, module: &str, matrices: &[&[u8]], patterns: &Value) {
     let path = module.strip_suffix('.').unwrap_or(module);
-    let lists = patterns.as_object().expect("patterns").values().map(|list| list.as_array().expect("a list"));
-    let weight = |path: String| if path.is_empty() { "weight".to_owned() } else { path + ".weight" };
+    let lists = patterns
+        .as_object()
+        .expect("patterns")
+        .values()
+        .map(|list| list.as_array().expect("a list"));
+    let weight =
+        |path: String| if path.is_empty() { "weight".to_owned() } else { path + ".weight" };
     let names = |list: &Vec<Value>| -> Vec<String> {
         if list.is_empty() {
             return vec![weight(path.to_owned())];
         }
-        list.iter().map(|name| weight(format!("{module}{}", name.as_str().expect("a name")))).collect()
+        list.iter()
+            .map(|name| weight(format!("{module}{}", name.as_str().expect("a name"))))
+            .collect()
     };
     let are = |names: &Vec<String>| {
         let is = |(name, matrix): (&String, &&[u8])| {
             ours.get(name).is_some_and(|(dtype, shape, bytes)| {
-                *dtype == Dtype::BF16 && bytes == matrix && shape.iter().product::<usize>() == bytes.len() / 2
+                *dtype == Dtype::BF16
+                    && bytes == matrix
+                    && shape.iter().product::<usize>() == bytes.len() / 2
             })
         };
         names.len() == matrices.len() && names.iter().zip(matrices).all(is)
@@ -107,8 +129,13 @@ struct Block {
 
 impl Block {
     fn decode(&self) -> Option<Vec<u8>> {
-        let positions: Vec<usize> =
-            self.positions.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four) as usize).collect();
+        let positions: Vec<usize> = self
+            .positions
+            .as_chunks()
+            .0
+            .iter()
+            .map(|four| u32::from_le_bytes(*four) as usize)
+            .collect();
         let mut exponents = Vec::new();
         for (block, ends) in (0..).zip(positions.windows(2)) {
             if exponents.len() != ends[0] {
@@ -131,8 +158,9 @@ impl Block {
             }
         }
         (exponents.len() == self.plane.len()).then(|| {
-            let weight =
-                |(exponent, plane): (&u8, &u8)| [exponent << 7 | plane & 0x7F, plane & 0x80 | exponent >> 1];
+            let weight = |(exponent, plane): (&u8, &u8)| {
+                [exponent << 7 | plane & 0x7F, plane & 0x80 | exponent >> 1]
+            };
             exponents.iter().zip(&self.plane).flat_map(weight).collect()
         })
     }

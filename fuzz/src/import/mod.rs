@@ -1,4 +1,5 @@
-//! Checkpoints of the official DFloat11 package, sound and hostile, and what importing them must give.
+//! Checkpoints of the official DFloat11 package, sound and hostile, and what importing them must
+//! give.
 
 pub mod draft;
 pub mod encode;
@@ -19,19 +20,21 @@ pub struct Folder {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// What an importer made of a folder: each file that a container would hold, with its bytes where they can be decoded.
+/// What an importer made of a folder: each file that a container would hold, with its bytes where
+/// they can be decoded.
 pub type Imported = Vec<(WeightsFile, Option<Vec<u8>>)>;
 
 impl Folder {
-    /// Imports the folder, and reads all files as a whole and in ranges that the fuzzer's bytes name. A file that reads as a whole reads
-    /// alike in ranges; everything else is a typed error.
+    /// Imports the folder, and reads all files as a whole and in ranges that the fuzzer's bytes
+    /// name. A file that reads as a whole reads alike in ranges; everything else is a typed error.
     ///
     /// # Errors
     /// What the importer refuses the folder with; always a typed error.
     pub fn import(&self, bytes: &mut Bytes<'_>) -> Result<Imported> {
         // Memory is faster than a disk, where there is such a folder.
         let memory = Path::new("/dev/shm");
-        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let folder =
+            if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         let folder = folder.expect("a temporary folder");
         for (name, content) in &self.files {
             fs::write(folder.path().join(name), content).expect("a temporary file");
@@ -44,12 +47,16 @@ impl Folder {
         let read = |file: WeightsFile| {
             let whole = read(&file, 0, file.length as usize);
             for _ in 0..4 {
-                let (a, b) = (u64::from(bytes.u32()) % file.length, u64::from(bytes.u32()) % file.length);
+                let (a, b) =
+                    (u64::from(bytes.u32()) % file.length, u64::from(bytes.u32()) % file.length);
                 let (start, end) = (a.min(b), a.max(b) + 1);
                 let part = read(&file, start, (end - start) as usize);
                 if let Some(whole) = &whole {
                     let part = part.expect("a part of what reads as a whole");
-                    assert!(part == whole[start as usize..end as usize], "{start}..{end} reads otherwise");
+                    assert!(
+                        part == whole[start as usize..end as usize],
+                        "{start}..{end} reads otherwise"
+                    );
                 }
             }
             let behind = file.read_exact_at(file.length, &mut [0]);
@@ -66,11 +73,15 @@ fn read(file: &WeightsFile, start: u64, length: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A folder is the fault of who made it: its bytes are wrong, or it is not what it is taken for. Nothing is the system's.
+/// A folder is the fault of who made it: its bytes are wrong, or it is not what it is taken for.
+/// Nothing is the system's.
 fn assert_typed(error: &Error) {
     let typed = matches!(
         error,
-        Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. } | Error::Parameter { .. }
+        Error::Corrupt { .. }
+            | Error::Limit { .. }
+            | Error::Unsupported { .. }
+            | Error::Parameter { .. }
     );
     assert!(typed, "{error:?}");
     let line = error.to_string();

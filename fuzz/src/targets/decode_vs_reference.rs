@@ -1,18 +1,19 @@
-//! The fast decoder against the reference, on the arrays of a valid tensor that were changed in any way.
+//! The fast decoder against the reference, on the arrays of a valid tensor that were changed in any
+//! way.
 //!
-//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others
-//! both report an error):
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for
+//! others both report an error):
 //!
-//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has as
-//!    many LUTs as its code lengths need, and all bits from `bit_count` on are zero; the bytes are the
-//!    same. (The reference leaves the last two to verification, and the format leaves it to a decoder
-//!    when to look.) Otherwise it reports Corrupt.
-//! 2. If the reference gives the whole tensor, the fast decoder gives the same bytes for any range of
-//!    it, except with a wrong number of LUTs, or if it reads the last thread block and bits after
-//!    `bit_count` are not zero. If the reference gives nothing, a range gives bytes or is Corrupt: what
-//!    is wrong may lie outside it.
-//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if and
-//!    only if `witness::verify_gap` does.
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, the codebook has
+//!    as many LUTs as its code lengths need, and all bits from `bit_count` on are zero; the bytes
+//!    are the same. (The reference leaves the last two to verification, and the format leaves it to
+//!    a decoder when to look.) Otherwise it reports Corrupt.
+//! 2. If the reference gives the whole tensor, the fast decoder gives the same bytes for any range
+//!    of it, except with a wrong number of LUTs, or if it reads the last thread block and bits
+//!    after `bit_count` are not zero. If the reference gives nothing, a range gives bytes or is
+//!    Corrupt: what is wrong may lie outside it.
+//! 3. Verification (`verify_codebook`, and `verify_index` of all spans, in one or in two) passes if
+//!    and only if `witness::verify_gap` does.
 
 use std::ops::Range;
 
@@ -21,7 +22,13 @@ use crate::{
     tensors,
     witness::{self, Failure},
 };
-use df11::{Error, Result, hazmat::{gap::{GapDecoder, EncodedTensor, Geometry, GapSizes, encode_tensor}, huffman::{read_codebook, verify_codebook}}};
+use df11::{
+    Error, Result,
+    hazmat::{
+        gap::{EncodedTensor, GapDecoder, GapSizes, Geometry, encode_tensor},
+        huffman::{read_codebook, verify_codebook},
+    },
+};
 
 /// Runs one input.
 ///
@@ -80,11 +87,13 @@ impl Subject {
             7 => self.change_output_offset(bytes),
             8 => {
                 let by = u64::from(bytes.u8());
-                self.parameters[BIT_COUNT] = self.parameters[BIT_COUNT].wrapping_add(by).wrapping_sub(128);
+                self.parameters[BIT_COUNT] =
+                    self.parameters[BIT_COUNT].wrapping_add(by).wrapping_sub(128);
             }
             9 => {
                 let parameter = bytes.index(3);
-                self.parameters[parameter] = bytes.pick(&[0, 8, 16, 32, 64, 128, 256, 512, 1024, u64::MAX]);
+                self.parameters[parameter] =
+                    bytes.pick(&[0, 8, 16, 32, 64, 128, 256, 512, 1024, u64::MAX]);
             }
             10 => bytes::resize(&mut self.arrays[bytes.index(5)], bytes),
             11 => self.refresh_luts(),
@@ -113,7 +122,9 @@ impl Subject {
             let by = bytes.u16();
             let value = match by {
                 u16::MAX => u64::MAX,
-                by => u64::from_le_bytes(entries[from]).wrapping_add(by.into()).wrapping_sub(1 << 14),
+                by => {
+                    u64::from_le_bytes(entries[from]).wrapping_add(by.into()).wrapping_sub(1 << 14)
+                }
             };
             entries[at] = value.to_le_bytes();
         }
@@ -129,20 +140,28 @@ impl Subject {
     }
 
     fn entries(&self) -> Vec<u64> {
-        self.arrays[OUTPUT_OFFSETS].as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
+        self.arrays[OUTPUT_OFFSETS]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|entry| u64::from_le_bytes(*entry))
+            .collect()
     }
 
     fn set_entries(&mut self, entries: &[u64]) {
-        self.arrays[OUTPUT_OFFSETS] = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+        self.arrays[OUTPUT_OFFSETS] =
+            entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
     }
 
-    /// Ends the tensor after the code that reaches into a thread block: what is left is valid, and its
-    /// last thread block holds no element.
+    /// Ends the tensor after the code that reaches into a thread block: what is left is valid, and
+    /// its last thread block holds no element.
     fn end_at_thread_block(&mut self, block: usize) {
         let [bytes_per_thread, threads_per_block, _] = self.parameters;
         let mut entries = self.entries();
         let threads = threads_per_block.wrapping_mul(block as u64);
-        let Some(&gap) = self.arrays[GAPS].get((threads / 2) as usize).filter(|_| block > 0) else { return };
+        let Some(&gap) = self.arrays[GAPS].get((threads / 2) as usize).filter(|_| block > 0) else {
+            return;
+        };
         let stream = bytes_per_thread.saturating_mul(threads + 1);
         let reach = u64::from(gap & 15);
         if reach == 0
@@ -186,8 +205,10 @@ impl Subject {
         let geometry = Geometry::from_parameters(self.parameters[0], self.parameters[1])?;
         let luts = GapSizes::lut_count_of(codebook.len() as u64)?;
         let layout = GapSizes::new(geometry, plane.len() as u64, self.parameters[BIT_COUNT], luts)?;
-        let lengths = [gaps.len(), output_offsets.len(), bitstream.len()].map(|length| length as u64);
-        if lengths != [layout.gaps_bytes(), layout.output_offsets_bytes(), layout.bitstream_bytes()] {
+        let lengths =
+            [gaps.len(), output_offsets.len(), bitstream.len()].map(|length| length as u64);
+        if lengths != [layout.gaps_bytes(), layout.output_offsets_bytes(), layout.bitstream_bytes()]
+        {
             return Err(Error::corrupt("arrays", 0, "lengths"));
         }
         Ok(EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane })
@@ -229,8 +250,9 @@ impl Subject {
 
     fn luts_are_as_many_as_needed(&self) -> bool {
         let lengths = self.arrays[CODEBOOK].first_chunk();
-        lengths
-            .is_some_and(|lengths| df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len())
+        lengths.is_some_and(|lengths| {
+            df11_reference::luts(lengths).len() + 256 == self.arrays[CODEBOOK].len()
+        })
     }
 }
 
@@ -251,7 +273,11 @@ fn check_range(tensor: &EncodedTensor, range: Range<u64>, reference: Option<&[u8
     }
 }
 
-fn check_verification(tensor: &EncodedTensor, cut: u64, reference: &std::result::Result<(), Failure>) {
+fn check_verification(
+    tensor: &EncodedTensor,
+    cut: u64,
+    reference: &std::result::Result<(), Failure>,
+) {
     let blocks = tensor.layout.thread_block_count();
     let cut = cut % blocks;
     for ours in [verify(tensor, &[0, blocks]), verify(tensor, &[0, cut, blocks])] {
@@ -268,5 +294,6 @@ fn verify(tensor: &EncodedTensor, cuts: &[u64]) -> Result<()> {
     verify_codebook(&tensor.codebook)?;
     let decoder = GapDecoder::new(&read_codebook(&tensor.codebook)?, &tensor.layout);
     let mut spans = cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|span| !span.is_empty());
-    spans.try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks)?))
+    spans
+        .try_for_each(|blocks| decoder.verify_index(&tensor.arrays().span(&tensor.layout, blocks)?))
 }

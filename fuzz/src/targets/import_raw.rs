@@ -1,5 +1,5 @@
-//! Any bytes as a folder with config.json and safetensors files: a typed error, or files that read alike as a whole and in ranges, and hold
-//! what `import::judge` finds.
+//! Any bytes as a folder with config.json and safetensors files: a typed error, or files that read
+//! alike as a whole and in ranges, and hold what `import::judge` finds.
 
 use crate::{
     bytes::Bytes,

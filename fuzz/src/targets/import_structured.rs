@@ -1,6 +1,7 @@
-//! A checkpoint of the official DFloat11 package (one of the fixtures, or made up), changed in any way: a typed error, or files that read
-//! alike as a whole and in ranges, and hold what `import::judge` finds, which decodes as the package does. Made-up ones that are not changed
-//! have the weights that went in.
+//! A checkpoint of the official DFloat11 package (one of the fixtures, or made up), changed in any
+//! way: a typed error, or files that read alike as a whole and in ranges, and hold what
+//! `import::judge` finds, which decodes as the package does. Made-up ones that are not changed have
+//! the weights that went in.
 
 use crate::{
     bytes::Bytes,
@@ -37,11 +38,17 @@ pub fn run(data: &[u8]) {
             if untouched && let Some(whole) = &imported[0].1 {
                 let file = SafeTensors::deserialize(whole).expect("a safetensors file");
                 for (name, weights) in &matrices {
-                    assert!(file.tensor(name).expect("a matrix").data() == weights, "{name} changed");
+                    assert!(
+                        file.tensor(name).expect("a matrix").data() == weights,
+                        "{name} changed"
+                    );
                 }
             }
             let whole = imported.iter().all(|(_, whole)| whole.is_some());
-            assert!(!untouched || whole || has_huge_weights(&matrices), "a sound checkpoint does not decode");
+            assert!(
+                !untouched || whole || has_huge_weights(&matrices),
+                "a sound checkpoint does not decode"
+            );
         }
         Err(error) => assert!(!untouched, "a sound checkpoint is refused: {error}"),
     }

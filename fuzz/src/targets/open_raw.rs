@@ -1,5 +1,5 @@
-//! Any bytes as a container: a typed error, or a model on which everything gives bytes or a typed error. The reference opens the same
-//! containers.
+//! Any bytes as a container: a typed error, or a model on which everything gives bytes or a typed
+//! error. The reference opens the same containers.
 
 use crate::model;
 use df11::OpenOptions;

@@ -1,15 +1,16 @@
-//! A valid container, changed in fields and contents and with its checksums right again: nothing panics, and df11 agrees with the
-//! reference decoder.
+//! A valid container, changed in fields and contents and with its checksums right again: nothing
+//! panics, and df11 agrees with the reference decoder.
 //!
 //! Agreement means:
 //!
-//! 1. One opens the container if and only if the other does; else both say Unsupported, or both say Corrupt or Limit. (Where a
-//!    sum overflows the format lets a reader choose between these two.)
-//! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report Corrupt where only
-//!    verification must: it looks at the number of LUTs and at the zeros after the last code whenever it decodes.
-//! 3. Where the witness of verification finds a broken rule, df11's verification does. (The reverse does not hold: the witness
-//!    knows neither hashes nor JSON.) Where it finds none, but something Unsupported, df11's names what it could not
-//!    check, or finds something broken.
+//! 1. One opens the container if and only if the other does; else both say Unsupported, or both say
+//!    Corrupt or Limit. (Where a sum overflows the format lets a reader choose between these two.)
+//! 2. A tensor decodes to the same bytes, or both report an error, likewise. df11 may report
+//!    Corrupt where only verification must: it looks at the number of LUTs and at the zeros after
+//!    the last code whenever it decodes.
+//! 3. Where the witness of verification finds a broken rule, df11's verification does. (The reverse
+//!    does not hold: the witness knows neither hashes nor JSON.) Where it finds none, but something
+//!    Unsupported, df11's names what it could not check, or finds something broken.
 
 use crate::{
     bytes::Bytes,
@@ -37,7 +38,10 @@ pub fn run(data: &[u8]) {
     }
     let untouched = changes == 0 && bytes.is_empty();
     let container = draft.render(&mut bytes);
-    assert!(!untouched || container == *original, "taking apart and putting together changes nothing");
+    assert!(
+        !untouched || container == *original,
+        "taking apart and putting together changes nothing"
+    );
 
     let ours = model::open(&[&container], &OpenOptions::new());
     match (&ours, Container::open(&container)) {
@@ -46,7 +50,8 @@ pub fn run(data: &[u8]) {
             decode(model, &reference, witness.err());
             verify(model, witness.err());
             model::exercise(model);
-            let copied = model::open_copied(&container, &OpenOptions::new()).expect("it opens with views");
+            let copied =
+                model::open_copied(&container, &OpenOptions::new()).expect("it opens with views");
             same(model, &copied);
             let unchecked = model::open(&[&container], &OpenOptions::new().checksums(false));
             model::exercise(&unchecked.expect("it opens with checksums"));
@@ -58,7 +63,8 @@ pub fn run(data: &[u8]) {
         (Ok(_), Err(theirs)) => panic!("only df11 opens it; the reference: {theirs}"),
         (Err(ours), Ok(_)) => panic!("only the reference opens it; df11: {ours}"),
     }
-    // With another shard: names, indices and identities may clash, which is the caller's fault or the file's.
+    // With another shard: names, indices and identities may clash, which is the caller's fault or
+    // the file's.
     if let Ok(model) = model::open(&[&container, &CONTAINERS[4]], &OpenOptions::new()) {
         model::exercise(&model);
     }
@@ -82,7 +88,9 @@ fn decode(model: &Model, reference: &Container<'_>, witness: Option<Failure>) {
         match (tensor.decode::<u8>(), reference.decode(index)) {
             (Ok(ours), Ok(theirs)) => assert!(ours == theirs, "two results for {:?}", info.name),
             (Err(ours), Err(theirs)) => assert_kinds(&ours, &theirs),
-            (Ok(_), Err(theirs)) => panic!("only df11 decodes {:?}; the reference: {theirs}", info.name),
+            (Ok(_), Err(theirs)) => {
+                panic!("only df11 decodes {:?}; the reference: {theirs}", info.name)
+            }
             (Err(ours), Ok(_)) => {
                 let broken = matches!(witness, Some(Failure::Corrupt(_)));
                 assert!(broken, "only the reference decodes {:?}; df11: {ours}", info.name);
@@ -93,7 +101,9 @@ fn decode(model: &Model, reference: &Container<'_>, witness: Option<Failure>) {
 
 fn verify(model: &Model, witness: Option<Failure>) {
     match (model.verify(Level::Full, &()), witness) {
-        (Ok(_), Some(Failure::Corrupt(rule))) => panic!("only the witness finds what is wrong: {rule}"),
+        (Ok(_), Some(Failure::Corrupt(rule))) => {
+            panic!("only the witness finds what is wrong: {rule}")
+        }
         (Ok(found), Some(Failure::Unsupported)) => {
             assert!(!found.unchecked.is_empty(), "df11 does not say what it did not check");
         }
@@ -112,5 +122,7 @@ fn same(model: &Model, copied: &Model) {
         }
     }
     let levels = [Level::Structure, Level::Checksums, Level::Full];
-    assert!(levels.iter().all(|&level| model.verify(level, &()).ok() == copied.verify(level, &()).ok()));
+    assert!(
+        levels.iter().all(|&level| model.verify(level, &()).ok() == copied.verify(level, &()).ok())
+    );
 }

@@ -1,4 +1,5 @@
-//! What goes in comes out: any weights, in any geometry and any chunking, and any small model through files.
+//! What goes in comes out: any weights, in any geometry and any chunking, and any small model
+//! through files.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,7 +8,16 @@ use crate::{
     samples::{Sample, write_safetensors},
     tensors, witness,
 };
-use df11::{CompressOptions, DecompressOptions, Layout, Level, Model, Source, compress, convert, decompress, hazmat::{bf16, gap::{EncodedTensor, encode_tensor}, huffman::verify_codebook, tile}};
+use df11::{
+    CompressOptions, DecompressOptions, Layout, Level, Model, Source, compress, convert,
+    decompress,
+    hazmat::{
+        bf16,
+        gap::{EncodedTensor, encode_tensor},
+        huffman::verify_codebook,
+        tile,
+    },
+};
 use df11_reference::Container;
 use safetensors::Dtype;
 
@@ -76,23 +86,28 @@ fn tiles(bytes: &mut Bytes<'_>) {
     let parameters = [geometry.tile_columns(), geometry.columns(), sizes.bit_count()];
     let arrays = [&codebook[..], records, bitstream, plane];
     witness::verify_tile(arrays, parameters).expect("every array is right");
-    assert!(df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights);
+    assert!(
+        df11_reference::decode_tile(arrays, parameters).expect("the reference decodes") == weights
+    );
 }
 
 /// The reference decoder finds the same weights, and an index and LUTs as the format asks for.
 fn check_arrays(encoded: &EncodedTensor, weights: &[u8]) {
     let EncodedTensor { layout, codebook, gaps, output_offsets, bitstream, plane } = encoded;
     let geometry = layout.geometry();
-    let parameters =
-        [geometry.bytes_per_thread().into(), geometry.threads_per_block().into(), layout.bit_count()];
+    let parameters = [
+        geometry.bytes_per_thread().into(),
+        geometry.threads_per_block().into(),
+        layout.bit_count(),
+    ];
     let arrays = [&codebook[..], gaps, output_offsets, bitstream, plane];
     witness::verify_gap(arrays, parameters).expect("every array is right");
-    assert!(df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights);
     assert!(
-        weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
-            bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
-        })
+        df11_reference::decode_gap(arrays, parameters).expect("the reference decodes") == weights
     );
+    assert!(weights.chunks_exact(2).zip(plane).all(|(weight, &plane)| {
+        bf16::plane_byte(u16::from_le_bytes([weight[0], weight[1]])) == plane
+    }));
 }
 
 /// A model of one or two files goes through a container, or one for each file, and comes back.
@@ -112,7 +127,8 @@ fn files(bytes: &mut Bytes<'_>) {
     let paths = ["a.safetensors", "b.safetensors"];
     let paths = &paths[..=usize::from(choice / 2 % 2)];
     for path in paths {
-        let sample: Vec<Sample> = (0..bytes.u8() % 6).filter_map(|_| tensor(bytes, &mut names)).collect();
+        let sample: Vec<Sample> =
+            (0..bytes.u8() % 6).filter_map(|_| tensor(bytes, &mut names)).collect();
         write_safetensors(&source.join(path), &sample, (choice / 4).is_multiple_of(2));
     }
     fs::write(source.join("config.json"), bytes.run(usize::from(choice / 8))).expect("a side file");
@@ -125,7 +141,8 @@ fn files(bytes: &mut Bytes<'_>) {
     decompress(&model, &restored, &DecompressOptions::default(), &()).expect("it decompresses");
     for path in paths.iter().chain(&["config.json"]) {
         assert!(
-            fs::read(source.join(path)).expect("a file") == fs::read(restored.join(path)).expect("a file")
+            fs::read(source.join(path)).expect("a file")
+                == fs::read(restored.join(path)).expect("a file")
         );
     }
     convert_there_and_back(&model, folder.path(), &options, other);
@@ -134,7 +151,8 @@ fn files(bytes: &mut Bytes<'_>) {
         let reference = Container::open(&container).expect("the reference opens it");
         witness::verify(&container, shard.directory()).expect("the witness finds it right");
         for (index, tensor) in reference.tensors().enumerate() {
-            let ours = model.tensor(tensor.name).expect("it is there").decode::<u8>().expect("it decodes");
+            let ours =
+                model.tensor(tensor.name).expect("it is there").decode::<u8>().expect("it decodes");
             assert!(reference.decode(index).expect("the reference decodes it") == ours);
         }
     }
@@ -158,7 +176,8 @@ fn convert_there_and_back(model: &Model, folder: &Path, options: &CompressOption
     let again = df11::open(&back).expect("it opens");
     for (before, after) in model.shards().iter().zip(again.shards()) {
         assert!(
-            fs::read(before.path()).expect("a container") == fs::read(after.path()).expect("a container")
+            fs::read(before.path()).expect("a container")
+                == fs::read(after.path()).expect("a container")
         );
     }
 }

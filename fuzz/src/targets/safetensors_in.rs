@@ -1,6 +1,6 @@
-//! Any bytes as a safetensors file: what we accept the `safetensors` crate accepts, with the same tensors; what it accepts
-//! we accept, except for duplicate keys, entries that are lists, dtypes that are objects, and what exceeds the limits of a
-//! container.
+//! Any bytes as a safetensors file: what we accept the `safetensors` crate accepts, with the same
+//! tensors; what it accepts we accept, except for duplicate keys, entries that are lists, dtypes
+//! that are objects, and what exceeds the limits of a container.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,8 +24,10 @@ pub fn run(data: &[u8]) {
         (Ok(_), Err(error)) => panic!("the safetensors crate rejects it: {error:?}"),
         (Err(error), Ok(theirs)) => excuse(data, &error, &theirs),
         (Err(error), Err(_)) => {
-            let expected =
-                matches!(error, Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. });
+            let expected = matches!(
+                error,
+                Error::Corrupt { .. } | Error::Limit { .. } | Error::Unsupported { .. }
+            );
             assert!(expected, "{error:?}");
         }
     }
@@ -39,7 +41,9 @@ fn compare(data: &[u8], ours: &WeightsFile, theirs: &SafeTensors<'_>) {
     for tensor in &ours.tensors {
         let view = theirs.tensor(&tensor.name).expect("a tensor that both have");
         assert_eq!(view.dtype().to_string(), tensor.dtype.name());
-        assert!(view.shape().iter().map(|&dimension| dimension as u64).eq(tensor.shape.iter().copied()));
+        assert!(
+            view.shape().iter().map(|&dimension| dimension as u64).eq(tensor.shape.iter().copied())
+        );
         assert_eq!(tensor.offset, position);
         position += tensor.length;
         assert_eq!(view.data(), &data[tensor.offset as usize..position as usize]);
@@ -64,8 +68,10 @@ fn excuse(data: &[u8], error: &Error, theirs: &SafeTensors<'_>) {
             || view.shape().len() as u64 > constants::MAX_DIMENSIONS
             || bits.is_none()
     });
-    let shapes = serde_json::from_slice::<HashMap<String, serde_json::Value>>(json)
-        .is_ok_and(|entries| entries.iter().any(|(name, entry)| name != "__metadata__" && !is_plain(entry)));
+    let shapes =
+        serde_json::from_slice::<HashMap<String, serde_json::Value>>(json).is_ok_and(|entries| {
+            entries.iter().any(|(name, entry)| name != "__metadata__" && !is_plain(entry))
+        });
     assert!(duplicates || limits || shapes, "rejected without a reason: {error:?}");
     let expected = match error {
         Error::Corrupt { .. } => duplicates || shapes,

@@ -1,14 +1,15 @@
-//! The fast decoder of tiles against the reference, on the arrays of a valid tensor that were changed.
+//! The fast decoder of tiles against the reference, on the arrays of a valid tensor that were
+//! changed.
 //!
-//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for others
-//! both report an error):
+//! Agreement means, for a tensor whose arrays have the lengths that its parameters ask for (for
+//! others both report an error):
 //!
-//! 1. The fast decoder gives the whole tensor if and only if the reference does, and the bytes are the
-//!    same. Otherwise it reports Corrupt. (The format lets a decoder report what only verification must;
-//!    this one does not.)
-//! 2. If the reference gives the whole tensor, the fast decoder gives the same bytes for any range of
-//!    it. If the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may lie
-//!    outside it.
+//! 1. The fast decoder gives the whole tensor if and only if the reference does, and the bytes are
+//!    the same. Otherwise it reports Corrupt. (The format lets a decoder report what only
+//!    verification must; this one does not.)
+//! 2. If the reference gives the whole tensor, the fast decoder gives the same bytes for any range
+//!    of it. If the reference gives nothing, a range gives bytes or is Corrupt: what is wrong may
+//!    lie outside it.
 //! 3. Verification, of all strips at once or of some at a time, passes if and only if
 //!    `witness::verify_tile` does.
 
@@ -16,7 +17,10 @@ use crate::{
     bytes::{self, Bytes},
     tensors, tile, witness,
 };
-use df11::{Error, Result, hazmat::tile::{EncodedTensor, Geometry, Sizes, encode_tensor}};
+use df11::{
+    Error, Result,
+    hazmat::tile::{EncodedTensor, Geometry, Sizes, encode_tensor},
+};
 
 /// Runs one input.
 ///
@@ -58,7 +62,11 @@ impl Record {
     const SHIFT: u32 = 61;
 
     fn excess(&self, lane: u32) -> u8 {
-        (0..6).map(|bit| (self.1[((6 * lane + bit) / 8) as usize] >> ((6 * lane + bit) % 8) & 1) << bit).sum()
+        (0..6)
+            .map(|bit| {
+                (self.1[((6 * lane + bit) / 8) as usize] >> ((6 * lane + bit) % 8) & 1) << bit
+            })
+            .sum()
     }
 
     fn set_excess(&mut self, lane: u32, excess: u8) {
@@ -105,7 +113,9 @@ impl Subject {
             8 => self.change_record(bytes.u16(), |record| {
                 record.0 = match bytes.u8() % 3 {
                     0 => record.0.wrapping_add((8 * u64::from(bytes.u8())).wrapping_sub(1024)),
-                    1 => record.0.wrapping_add(u64::from(bytes.u8()).wrapping_sub(128) << Record::LEAST),
+                    1 => record
+                        .0
+                        .wrapping_add(u64::from(bytes.u8()).wrapping_sub(128) << Record::LEAST),
                     _ => record.0.wrapping_add(u64::from(bytes.u8()) << Record::SHIFT),
                 }
             }),
@@ -139,14 +149,17 @@ impl Subject {
         let values = words.len() - 13;
         match how % 3 {
             0 if values > 0 => words.swap(13 + a % values, 13 + b % values),
-            0 | 1 => words[a % 13] = words[a % 13].wrapping_add(u16::from(how / 3)).wrapping_sub(32),
+            0 | 1 => {
+                words[a % 13] = words[a % 13].wrapping_add(u16::from(how / 3)).wrapping_sub(32)
+            }
             _ => {
                 // A code gives way to two longer ones, one of them of a value that may be new.
                 let length = 1 + a % 11;
                 if words[length] > 0 {
                     words[length] -= 1;
                     words[length + 1] = words[length + 1].wrapping_add(2);
-                    let place = 13 + (1..=length).map(|length| usize::from(words[length])).sum::<usize>();
+                    let place =
+                        13 + (1..=length).map(|length| usize::from(words[length])).sum::<usize>();
                     words.insert(place.min(words.len()), u16::from(how) << 8 | b as u16);
                 }
             }
@@ -190,8 +203,9 @@ impl Subject {
         let Ok(weights) = df11_reference::decode_tile(arrays, self.parameters) else { return };
         if arrays[CODEBOOK][..2] != [0, 0] {
             let columns = [self.parameters[TILE_COLUMNS], self.parameters[COLUMNS]];
-            let escaped =
-                |at| if every < 128 { at == pair } else { at % (every - 127) == pair % (every - 127) };
+            let escaped = |at| {
+                if every < 128 { at == pair } else { at % (every - 127) == pair % (every - 127) }
+            };
             let coded = tile::encode(&weights, arrays[CODEBOOK], columns, escaped);
             self.parameters[BIT_COUNT] = coded.parameters[2];
             self.arrays[RECORDS] = coded.records;

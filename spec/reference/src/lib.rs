@@ -1,8 +1,10 @@
-//! The reference decoder of the df11 format: what `spec/format.md` says, in the order in which it says it.
+//! The reference decoder of the df11 format: what `spec/format.md` says, in the order in which it
+//! says it.
 //!
-//! Clear rather than fast: it decodes bit by bit from the code lengths. Every fast path is tested against it. It checks
-//! what section 9 demands of *open* and *load*, and no more; it has no dependencies, hence no BLAKE3. No input makes it
-//! panic. Numbers in comments and messages are sections of the specification.
+//! Clear rather than fast: it decodes bit by bit from the code lengths. Every fast path is tested
+//! against it. It checks what section 9 demands of *open* and *load*, and no more; it has no
+//! dependencies, hence no BLAKE3. No input makes it panic. Numbers in comments and messages are
+//! sections of the specification.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,9 +1,12 @@
-//! A container: its frame (2), the rules on the fields of its directory (3, 5, 6), its checksums (4) and its tensors.
+//! A container: its frame (2), the rules on the fields of its directory (3, 5, 6), its checksums
+//! (4) and its tensors.
 
 use std::collections::BTreeSet;
 
 use crate::Kind::{Corrupt, Limit, Unsupported};
-use crate::record::{Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice};
+use crate::record::{
+    Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice,
+};
 use crate::{Result, crc32, gap, tile};
 
 const MAGIC: [u8; 8] = [0xDF, 0x44, 0x46, 0x31, 0x31, 0x0D, 0x0A, 0x1A];
@@ -66,7 +69,10 @@ pub struct TensorInfo<'a> {
 fn check_frame(bytes: &[u8]) -> Result<(u64, &[u8])> {
     Corrupt.unless(bytes.len() >= 12 && bytes.starts_with(&MAGIC), "2: magic")?;
     Unsupported.unless(bytes[8..10] == [1, 0], "2: version_major")?;
-    Corrupt.unless(bytes.len() as u64 >= HEAD_BYTES + Header::SIZE, "2: shorter than head and footer")?;
+    Corrupt.unless(
+        bytes.len() as u64 >= HEAD_BYTES + Header::SIZE,
+        "2: shorter than head and footer",
+    )?;
     let (header_bytes, head) = (slice(bytes, 0, Header::SIZE)?, slice(bytes, 0, HEAD_BYTES)?);
     let header = Header::read(&mut &*header_bytes)?;
     Corrupt.unless(header.header_checksum == crc32(&header_bytes[..60]), "2: header_checksum")?;
@@ -75,12 +81,17 @@ fn check_frame(bytes: &[u8]) -> Result<(u64, &[u8])> {
     Limit.unless(header.file_length <= MAX_FILE_BYTES, "2: file_length exceeds MAX_FILE_BYTES")?;
     Corrupt.unless(header.file_length == bytes.len() as u64, "2: file_length")?;
     let (offset, length) = (header.directory_offset, header.directory_length);
-    Limit.unless(length <= MAX_DIRECTORY_BYTES, "2: directory_length exceeds MAX_DIRECTORY_BYTES")?;
-    Corrupt.unless(offset >= HEAD_BYTES && offset % SECTION_ALIGNMENT == 0, "2: directory_offset")?;
-    let footer = align(u128::from(offset) + u128::from(length), ARRAY_ALIGNMENT);
+    Limit
+        .unless(length <= MAX_DIRECTORY_BYTES, "2: directory_length exceeds MAX_DIRECTORY_BYTES")?;
     Corrupt
-        .unless(footer + u128::from(Header::SIZE) == header.file_length.into(), "2: place of the footer")?;
-    let (directory, space) = slice(bytes, offset, footer as u64 - offset)?.split_at(length as usize);
+        .unless(offset >= HEAD_BYTES && offset % SECTION_ALIGNMENT == 0, "2: directory_offset")?;
+    let footer = align(u128::from(offset) + u128::from(length), ARRAY_ALIGNMENT);
+    Corrupt.unless(
+        footer + u128::from(Header::SIZE) == header.file_length.into(),
+        "2: place of the footer",
+    )?;
+    let (directory, space) =
+        slice(bytes, offset, footer as u64 - offset)?.split_at(length as usize);
     let mut zeros = head[header_bytes.len()..].iter().chain(space);
     Corrupt.unless(zeros.all(|&byte| byte == 0), "2: padding is not zero")?;
     Corrupt.unless(bytes.ends_with(header_bytes), "2: footer")?;
@@ -124,21 +135,30 @@ impl<'a> Container<'a> {
         })
     }
 
-    /// The bytes of a tensor as in the original file (6). Of what it reads it checks what section 9 checks on load.
+    /// The bytes of a tensor as in the original file (6). Of what it reads it checks what section 9
+    /// checks on load.
     ///
     /// # Errors
-    /// Corrupt by section 4 or 6, or if there is no such tensor; Unsupported if dtype or encoding are unknown.
+    /// Corrupt by section 4 or 6, or if there is no such tensor; Unsupported if dtype or encoding
+    /// are unknown.
     pub fn decode(&self, index: usize) -> Result<Vec<u8>> {
         let t = item(&self.directory.tensors, index as u64)?;
         Unsupported.unless(t.size()?.is_some(), "3, Tensor: dtype")?;
-        let t = if t.encoding == ALIAS { item(&self.directory.tensors, t.parameters[0])? } else { t };
+        let t =
+            if t.encoding == ALIAS { item(&self.directory.tensors, t.parameters[0])? } else { t };
         Unsupported.unless([RAW, GAP, TILE].contains(&t.encoding), "3, Tensor: encoding")?;
         let mut stored = [&[] as &[u8]; 5];
         let mut chunks = BTreeSet::new();
-        for (bytes, a) in stored.iter_mut().zip(self.directory.arrays_of(t.first_array, t.array_count)) {
-            *bytes =
-                slice(self.bytes, item(&self.directory.sections, a.section)?.offset + a.offset, a.length)?;
-            let range = a.offset / CHECKSUM_CHUNK_BYTES..=(a.offset + a.length - 1) / CHECKSUM_CHUNK_BYTES;
+        for (bytes, a) in
+            stored.iter_mut().zip(self.directory.arrays_of(t.first_array, t.array_count))
+        {
+            *bytes = slice(
+                self.bytes,
+                item(&self.directory.sections, a.section)?.offset + a.offset,
+                a.length,
+            )?;
+            let range =
+                a.offset / CHECKSUM_CHUNK_BYTES..=(a.offset + a.length - 1) / CHECKSUM_CHUNK_BYTES;
             chunks.extend(range.map(|chunk| (a.section, chunk)));
         }
         chunks.into_iter().try_for_each(|(section, chunk)| self.check_chunk(section, chunk))?;
@@ -156,8 +176,12 @@ impl<'a> Container<'a> {
         let (before, sections) = self.directory.sections.split_at(section as usize);
         let checksum = before.iter().map(Section::chunk_count).sum::<u64>() + chunk;
         let (s, start) = (item(sections, 0)?, chunk * CHECKSUM_CHUNK_BYTES);
-        let bytes = slice(self.bytes, s.offset + start, CHECKSUM_CHUNK_BYTES.min(s.length - start))?;
-        Corrupt.unless(crc32(bytes) == *item(&self.directory.checksums, checksum)?, "4: checksum of a chunk")
+        let bytes =
+            slice(self.bytes, s.offset + start, CHECKSUM_CHUNK_BYTES.min(s.length - start))?;
+        Corrupt.unless(
+            crc32(bytes) == *item(&self.directory.checksums, checksum)?,
+            "4: checksum of a chunk",
+        )
     }
 }
 
@@ -168,12 +192,14 @@ impl Directory {
         let paths_and_blocks = self.files.iter().map(|f| &f.path).chain(&self.blocks);
         let names = paths_and_blocks.chain(self.tensors.iter().map(|t| &t.name));
         let names = names.map(|name| (name, 1..=MAX_NAME_BYTES));
-        let entries = self
-            .metadata
-            .iter()
-            .flat_map(|entry| [(&entry.key, 1..=MAX_KEY_BYTES), (&entry.value, 0..=MAX_VALUE_BYTES)]);
+        let entries = self.metadata.iter().flat_map(|entry| {
+            [(&entry.key, 1..=MAX_KEY_BYTES), (&entry.value, 0..=MAX_VALUE_BYTES)]
+        });
         for (name, lengths) in names.chain(entries) {
-            Limit.unless(name.length <= *lengths.end(), "3: a name, path, key or value is too long")?;
+            Limit.unless(
+                name.length <= *lengths.end(),
+                "3: a name, path, key or value is too long",
+            )?;
             let place = name.length >= *lengths.start() && name.offset == end;
             Corrupt.unless(place, "3, Text: empty, or not back to back")?;
             let text = str::from_utf8(slice(&self.text, name.offset, name.length)?);
@@ -186,7 +212,8 @@ impl Directory {
 
     /// A name or path, after `check_text`.
     fn text(&self, name: &Name) -> &str {
-        slice(&self.text, name.offset, name.length).map_or("", |text| str::from_utf8(text).unwrap_or(""))
+        slice(&self.text, name.offset, name.length)
+            .map_or("", |text| str::from_utf8(text).unwrap_or(""))
     }
 
     /// 3: which shard this is, and what only the first one has.
@@ -199,7 +226,8 @@ impl Directory {
 
     /// 3, *Metadata*.
     fn check_metadata(&self) -> Result<()> {
-        let bytes: u64 = self.metadata.iter().map(|entry| entry.key.length + entry.value.length).sum();
+        let bytes: u64 =
+            self.metadata.iter().map(|entry| entry.key.length + entry.value.length).sum();
         Limit.unless(bytes <= MAX_METADATA_BYTES, "3, Metadata: exceeds MAX_METADATA_BYTES")?;
         let keys = self.metadata.iter().map(|entry| self.text(&entry.key));
         Corrupt.unless(keys.is_sorted_by(|a, b| a < b), "3, Metadata: order")
@@ -218,7 +246,10 @@ impl Directory {
             let plain = plain && !path.contains(|c: char| c == '\\' || c == ':' || c.is_control());
             let in_file = path.match_indices('/').any(|(at, _)| paths.contains(&path[..at]));
             Corrupt.unless(plain && !in_file, "3, File: path")?;
-            Limit.unless(path.split('/').count() <= MAX_PATH_COMPONENTS, "3, File: many components")?;
+            Limit.unless(
+                path.split('/').count() <= MAX_PATH_COMPONENTS,
+                "3, File: many components",
+            )?;
             let short = path.split('/').all(|component| component.len() <= MAX_COMPONENT_BYTES);
             Limit.unless(short, "3, File: a long component")?;
             folders.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
@@ -239,10 +270,14 @@ impl Directory {
         let (mut end, mut chunks) = (HEAD_BYTES.into(), 0);
         for s in &self.sections {
             Corrupt.unless(s.reserved == 0 && s.length > 0, "3, Section: reserved or length")?;
-            let none = [PREFIXES, SIDE_FILES].contains(&s.kind) || s.kind > SIDE_FILES && s.block == NONE;
+            let none =
+                [PREFIXES, SIDE_FILES].contains(&s.kind) || s.kind > SIDE_FILES && s.block == NONE;
             let block = if none { s.block == NONE } else { s.block < self.blocks.len() as u64 };
             Corrupt.unless(block, "3, Section: block")?;
-            Corrupt.unless(u128::from(s.offset) == align(end, SECTION_ALIGNMENT), "2: place of a section")?;
+            Corrupt.unless(
+                u128::from(s.offset) == align(end, SECTION_ALIGNMENT),
+                "2: place of a section",
+            )?;
             end = u128::from(s.offset) + u128::from(s.length);
             chunks += u128::from(s.chunk_count());
         }
@@ -257,7 +292,9 @@ impl Directory {
     fn check_arrays(&self) -> Result<()> {
         let mut next = 0;
         let files = self.files.iter().map(|f| (f.first_array, f.array_count));
-        for (first, count) in files.chain(self.tensors.iter().map(|t| (t.first_array, t.array_count))) {
+        for (first, count) in
+            files.chain(self.tensors.iter().map(|t| (t.first_array, t.array_count)))
+        {
             Corrupt.unless(u128::from(first) == next, "3, Array: first_array")?;
             next += u128::from(count);
         }
@@ -265,7 +302,10 @@ impl Directory {
         let mut ends = vec![0; self.sections.len()];
         for a in &self.arrays {
             let start = align(*item(&ends, a.section)?, ARRAY_ALIGNMENT);
-            Corrupt.unless(u128::from(a.offset) == start && a.length > 0, "3, Array: offset or length")?;
+            Corrupt.unless(
+                u128::from(a.offset) == start && a.length > 0,
+                "3, Array: offset or length",
+            )?;
             ends[a.section as usize] = start + u128::from(a.length);
         }
         let whole = |(s, end): (&Section, u128)| match u128::from(s.length) {
@@ -281,9 +321,11 @@ impl Directory {
 
     /// Requires arrays of these lengths, in sections of these kinds and of this block.
     fn check_stored(&self, arrays: &[Array], block: u64, expected: &[(u32, u64)]) -> Result<()> {
-        let place = |a: &Array| item(&self.sections, a.section).map(|s| (s.block, s.kind, a.length));
+        let place =
+            |a: &Array| item(&self.sections, a.section).map(|s| (s.block, s.kind, a.length));
         let found: Vec<_> = arrays.iter().map(place).collect::<Result<_>>()?;
-        let equal = found.into_iter().eq(expected.iter().map(|&(kind, length)| (block, kind, length)));
+        let equal =
+            found.into_iter().eq(expected.iter().map(|&(kind, length)| (block, kind, length)));
         Corrupt.unless(equal, "3, 6: count of arrays, their sections or their lengths")
     }
 
@@ -295,7 +337,10 @@ impl Directory {
         match file.kind {
             WEIGHTS => self.check_stored(arrays, NONE, &[(PREFIXES, prefix.min(file.length))]),
             BESIDE => {
-                Corrupt.unless(!self.text(&file.path).ends_with(".df11"), "3, File: name of a shard")?;
+                Corrupt.unless(
+                    !self.text(&file.path).ends_with(".df11"),
+                    "3, File: name of a shard",
+                )?;
                 self.check_stored(arrays, NONE, &[])
             }
             _ if file.length == 0 => self.check_stored(arrays, NONE, &[]),
@@ -315,7 +360,8 @@ impl Directory {
         let file = item(&self.files, t.file)?;
         Corrupt.unless(file.kind == WEIGHTS, "3, Tensor: file")?;
         let arrays = self.arrays_of(t.first_array, t.array_count);
-        let in_block = |a: &Array| item(&self.sections, a.section).is_ok_and(|s| s.block == t.block);
+        let in_block =
+            |a: &Array| item(&self.sections, a.section).is_ok_and(|s| s.block == t.block);
         Corrupt.unless(arrays.iter().all(in_block), "3, Array: block")?;
         let size = t.size()?;
         let end = u128::from(t.file_offset) + u128::from(size.map_or(0, |(_, bytes)| bytes));
@@ -345,9 +391,18 @@ impl Directory {
     }
 
     /// 6. An encoding that it does not name makes the tensor Unsupported when it is decoded.
-    fn check_encoding(&self, t: &Tensor, arrays: &[Array], elements: u64, bytes: u64) -> Result<()> {
+    fn check_encoding(
+        &self,
+        t: &Tensor,
+        arrays: &[Array],
+        elements: u64,
+        bytes: u64,
+    ) -> Result<()> {
         let named = [1, 0, 3, 3].get(t.encoding as usize).map_or(4, |&count| count);
-        Corrupt.unless(t.parameters[named..].iter().all(|&unused| unused == 0), "6: unused parameters")?;
+        Corrupt.unless(
+            t.parameters[named..].iter().all(|&unused| unused == 0),
+            "6: unused parameters",
+        )?;
         match t.encoding {
             RAW if bytes == 0 => self.check_stored(arrays, t.block, &[]),
             RAW => self.check_stored(arrays, t.block, &[(RAW_TENSORS, bytes)]),
@@ -389,7 +444,8 @@ impl Tensor {
         slice(&self.shape, 0, self.dimension_count).unwrap_or_default()
     }
 
-    /// `bytes_per_thread`, `threads_per_block` and `bit_count` (6.3), or `tile_columns`, `columns` and `bit_count` (6.4).
+    /// `bytes_per_thread`, `threads_per_block` and `bit_count` (6.3), or `tile_columns`, `columns`
+    /// and `bit_count` (6.4).
     fn three_parameters(&self) -> [u64; 3] {
         std::array::from_fn(|i| self.parameters[i])
     }
@@ -407,7 +463,9 @@ impl Tensor {
         };
         let sizes = self.shape().iter().copied().filter(|&dimension| dimension > 0);
         let bits = sizes.chain([element_bits]).try_fold(1, u64::checked_mul);
-        let Some(bits) = bits else { return Corrupt.unless(false, "5: too many bits").map(|()| None) };
+        let Some(bits) = bits else {
+            return Corrupt.unless(false, "5: too many bits").map(|()| None);
+        };
         if self.shape().contains(&0) {
             return Ok(Some((0, 0)));
         }

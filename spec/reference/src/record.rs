@@ -2,8 +2,8 @@
 
 use crate::{Error, Kind, Result};
 
-/// The smallest multiple of `a` that is at least `x` (1). Sums of u64 numbers in u128 do not overflow, and no u64 field equals one
-/// that exceeds 2^64 - 1.
+/// The smallest multiple of `a` that is at least `x` (1). Sums of u64 numbers in u128 do not
+/// overflow, and no u64 field equals one that exceeds 2^64 - 1.
 pub(crate) fn align(x: u128, a: u64) -> u128 {
     x.next_multiple_of(a.into())
 }
@@ -11,7 +11,11 @@ pub(crate) fn align(x: u128, a: u64) -> u128 {
 /// The `length` items from `offset` on.
 pub(crate) fn slice<T>(items: &[T], offset: u64, length: u64) -> Result<&[T]> {
     let end = offset.checked_add(length).and_then(|end| usize::try_from(end).ok());
-    usize::try_from(offset).ok().zip(end).and_then(|(start, end)| items.get(start..end)).ok_or(OUTSIDE)
+    usize::try_from(offset)
+        .ok()
+        .zip(end)
+        .and_then(|(start, end)| items.get(start..end))
+        .ok_or(OUTSIDE)
 }
 
 /// The item with this index.
@@ -19,7 +23,8 @@ pub(crate) fn item<T>(items: &[T], index: u64) -> Result<&T> {
     usize::try_from(index).ok().and_then(|index| items.get(index)).ok_or(OUTSIDE)
 }
 
-const OUTSIDE: Error = Error { kind: Kind::Corrupt, message: "an index, an offset or a count leads outside" };
+const OUTSIDE: Error =
+    Error { kind: Kind::Corrupt, message: "an index, an offset or a count leads outside" };
 
 /// Something with a fixed number of bytes in a file; a list has one as well, that of its count.
 pub(crate) trait Field: Sized {
@@ -55,7 +60,8 @@ impl<T: Field> Field for Vec<T> {
     const SIZE: u64 = u64::SIZE;
     fn read(bytes: &mut &[u8]) -> Result<Self> {
         let count = u64::read(bytes)?;
-        Kind::Corrupt.unless(count <= bytes.len() as u64 / T::SIZE, "3: a list exceeds the directory")?;
+        Kind::Corrupt
+            .unless(count <= bytes.len() as u64 / T::SIZE, "3: a list exceeds the directory")?;
         (0..count).map(|_| T::read(bytes)).collect()
     }
 }

@@ -60,14 +60,16 @@ impl Matrix {
         }
     }
 
-    /// All units of a tile in the order of the plane (*Plane*); those of one lane are in the order of the lane.
+    /// All units of a tile in the order of the plane (*Plane*); those of one lane are in the order
+    /// of the lane.
     fn units(&self, tile: u64) -> Vec<Unit> {
         let (bands, js) = if self.tile_columns == 256 { (4, 8) } else { (1, 32) };
         let (first_row, first_column) =
             (self.tile_rows() * (tile / self.across()), self.tile_columns * (tile % self.across()));
         let twos = (0..bands).flat_map(|band| (0..js / 2).map(move |k| (band, k)));
-        let units =
-            twos.flat_map(|(band, k)| (0..LANES).flat_map(move |l| [2 * k, 2 * k + 1].map(|j| (band, j, l))));
+        let units = twos.flat_map(|(band, k)| {
+            (0..LANES).flat_map(move |l| [2 * k, 2 * k + 1].map(|j| (band, j, l)))
+        });
         let unit = |(band, j, lane)| {
             let (row, column) = self.place(band, j, lane);
             let (row, column) = (first_row + row, first_column + column);
@@ -80,7 +82,11 @@ impl Matrix {
 }
 
 /// The lengths that a tensor's arrays must have (6.4), given that of its codebook.
-pub(crate) fn array_lengths(codebook: u64, elements: u64, parameters: [u64; 3]) -> Result<[u64; 4]> {
+pub(crate) fn array_lengths(
+    codebook: u64,
+    elements: u64,
+    parameters: [u64; 3],
+) -> Result<[u64; 4]> {
     let [tile_columns, columns, bit_count] = parameters;
     // The plane is no longer than the file, hence far below this.
     Corrupt.unless((1..1 << 59).contains(&elements), "6.4: elements")?;
@@ -93,8 +99,8 @@ pub(crate) fn array_lengths(codebook: u64, elements: u64, parameters: [u64; 3]) 
     Ok([codebook, records, 16 * bit_count.div_ceil(128), elements])
 }
 
-/// The codes as a binary tree: the root is node 1, bit `b` leads from node `n` to node `2n + b`. A leaf holds the value of
-/// a pair, or `ESCAPE`.
+/// The codes as a binary tree: the root is node 1, bit `b` leads from node `n` to node `2n + b`. A
+/// leaf holds the value of a pair, or `ESCAPE`.
 type Tree = Vec<Option<u32>>;
 
 /// The tree of a codebook (*Code*).
@@ -115,7 +121,8 @@ fn tree(mut codebook: &[u8]) -> Result<Tree> {
     codes.sort_unstable();
     let sum: u32 = codes.iter().map(|&(length, _)| 1 << (MAX_CODE_LENGTH - length)).sum();
     let single = codes.len() == 1 && codes[0].0 == 1;
-    Corrupt.unless(sum == 1 << MAX_CODE_LENGTH || single, "6.4: the lengths make no complete code")?;
+    Corrupt
+        .unless(sum == 1 << MAX_CODE_LENGTH || single, "6.4: the lengths make no complete code")?;
     let mut nodes = vec![None; 2 << MAX_CODE_LENGTH];
     let (mut next, mut before) = (0, 0);
     for (length, value) in codes {
@@ -163,7 +170,8 @@ struct Record {
 
 impl Record {
     fn read(bytes: &[u8]) -> Result<Self> {
-        let [offset, least, shift] = [(0, 48), (48, 13), (61, 3)].map(|(at, count)| number(bytes, at, count));
+        let [offset, least, shift] =
+            [(0, 48), (48, 13), (61, 3)].map(|(at, count)| number(bytes, at, count));
         let (least, shift) = (least?, shift?);
         let mut lengths = [0; LANES as usize];
         for (lane, length) in (0..).zip(&mut lengths) {
@@ -173,8 +181,8 @@ impl Record {
     }
 }
 
-/// Decodes a tensor: `arrays` and `parameters` are those of section 6, in its order; the plane has a byte for each element.
-/// Returns the weights, little-endian.
+/// Decodes a tensor: `arrays` and `parameters` are those of section 6, in its order; the plane has
+/// a byte for each element. Returns the weights, little-endian.
 ///
 /// # Errors
 /// Corrupt where a rule of *Decoding* is broken, or a parameter or the length of an array is wrong.
@@ -190,7 +198,10 @@ pub fn decode_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result<Vec<u8>> 
     for tile in 0..matrix.tile_count() {
         let record = Record::read(slice(records, RECORD_BYTES * tile, RECORD_BYTES)?)?;
         // The offsets are multiples of 8 that ascend, since these sums are.
-        Corrupt.unless(record.offset == start, "6.4: a tile does not start where the one before ends")?;
+        Corrupt.unless(
+            record.offset == start,
+            "6.4: a tile does not start where the one before ends",
+        )?;
         let units = matrix.units(tile);
         let tile_weights: u64 = units.iter().map(|unit| unit.weights).sum();
         let exponents = tile_exponents(&units, &record, &nodes, bitstream)?;
@@ -208,13 +219,20 @@ pub fn decode_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result<Vec<u8>> 
 }
 
 /// The exponents of each unit of a tile.
-fn tile_exponents(units: &[Unit], record: &Record, nodes: &Tree, bitstream: &[u8]) -> Result<Vec<[u8; 8]>> {
+fn tile_exponents(
+    units: &[Unit],
+    record: &Record,
+    nodes: &Tree,
+    bitstream: &[u8],
+) -> Result<Vec<[u8; 8]>> {
     let mut exponents = vec![[0; 8]; units.len()];
     let mut end = record.offset;
     for (lane, length) in (0..).zip(record.lengths) {
         let mut position = end;
         end += length;
-        for (unit, exponents) in units.iter().zip(&mut exponents).filter(|(unit, _)| unit.lane == lane) {
+        for (unit, exponents) in
+            units.iter().zip(&mut exponents).filter(|(unit, _)| unit.lane == lane)
+        {
             for two in exponents.chunks_exact_mut(2).take(unit.weights.div_ceil(2) as usize) {
                 let value = pair(nodes, bitstream, &mut position)?;
                 two.copy_from_slice(&(value as u16).to_le_bytes());
@@ -237,7 +255,8 @@ fn put_weights(units: &[Unit], exponents: &[[u8; 8]], signs_mantissas: &[u8], we
         for ((&exponent, element), &byte) in
             exponents[..unit.weights as usize].iter().zip(unit.element..).zip(&mut signs_mantissas)
         {
-            let weight = u16::from(byte & 0x80) << 8 | u16::from(exponent) << 7 | u16::from(byte & 0x7F);
+            let weight =
+                u16::from(byte & 0x80) << 8 | u16::from(exponent) << 7 | u16::from(byte & 0x7F);
             let at = 2 * element as usize;
             weights[at..at + 2].copy_from_slice(&weight.to_le_bytes());
         }

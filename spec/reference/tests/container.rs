@@ -6,12 +6,17 @@ use common::*;
 use df11_reference::Kind::{Corrupt, Limit, Unsupported};
 use df11_reference::{Container, Kind};
 
-/// A weights file, two side files, one of them empty, and tensors in all encodings, with their bytes.
+/// A weights file, two side files, one of them empty, and tensors in all encodings, with their
+/// bytes.
 fn sample() -> (Model, Vec<Vec<u8>>) {
     let weights: Vec<u16> = (0..700).map(|i: u16| i.wrapping_mul(40503)).collect();
     let weights = weights.iter().map(|w| w & 0x807F | (120 + w % 17) << 7).collect::<Vec<_>>();
-    let tied =
-        Tensor { encoding: 0, file_offset: 1416, arrays: vec![], ..gap_tensor("b", &weights, &ladder(), 0) };
+    let tied = Tensor {
+        encoding: 0,
+        file_offset: 1416,
+        arrays: vec![],
+        ..gap_tensor("b", &weights, &ladder(), 0)
+    };
     let tied = Tensor { parameters: vec![0], ..tied };
     let prefix = (6, [&8u64.to_le_bytes()[..], b"{     }\n"].concat());
     let floats: Vec<u8> = (0..24).collect();
@@ -48,7 +53,10 @@ fn a_container_comes_back() {
     let container = Container::open(&bytes).unwrap();
     for (i, (info, expected)) in container.tensors().zip(&tensors).enumerate() {
         assert_eq!(info.name, &*model.tensors[i].name);
-        assert_eq!((info.dtype, info.encoding), (model.tensors[i].dtype, model.tensors[i].encoding));
+        assert_eq!(
+            (info.dtype, info.encoding),
+            (model.tensors[i].dtype, model.tensors[i].encoding)
+        );
         assert_eq!((info.shape, info.hash), (&*model.tensors[i].shape, &[9; 32]));
         assert_eq!(&container.decode(i).unwrap(), expected);
     }
@@ -82,7 +90,8 @@ fn every_flipped_bit_is_found() {
             && let Ok(container) = Container::open(&bytes)
         {
             let decoded = use_all(&container);
-            let right = decoded.iter().zip(&tensors).all(|(d, t)| d.as_ref().is_none_or(|d| d == t));
+            let right =
+                decoded.iter().zip(&tensors).all(|(d, t)| d.as_ref().is_none_or(|d| d == t));
             assert!(right, "bit {bit}");
         }
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -94,13 +103,21 @@ fn every_flipped_bit_is_found() {
 fn hostile_content_never_panics() {
     let (model, tensors) = sample();
     let bytes = model.build();
-    for bit in sections(&bytes).into_iter().flat_map(|section| 8 * section.start..8 * section.end).step_by(5)
+    for bit in sections(&bytes)
+        .into_iter()
+        .flat_map(|section| 8 * section.start..8 * section.end)
+        .step_by(5)
     {
         let mut hostile = bytes.clone();
         hostile[bit / 8] ^= 1 << (bit % 8);
         let hostile = resealed(&hostile);
         let decoded = use_all(&Container::open(&hostile).unwrap());
-        assert!(decoded.iter().zip(&tensors).all(|(d, t)| d.as_ref().is_none_or(|d| d.len() == t.len())));
+        assert!(
+            decoded
+                .iter()
+                .zip(&tensors)
+                .all(|(d, t)| d.as_ref().is_none_or(|d| d.len() == t.len()))
+        );
     }
 }
 
@@ -110,9 +127,19 @@ fn hostile_directories_never_panic() {
     let bytes = sample().0.build();
     let length = u64_at(&bytes, 48) as usize;
     for at in (0..length - 8).step_by(4) {
-        for value in
-            [0, 1, 2, 255, 1 << 20, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX]
-        {
+        for value in [
+            0,
+            1,
+            2,
+            255,
+            1 << 20,
+            1 << 31,
+            1 << 32,
+            1 << 63,
+            u64::MAX - 255,
+            u64::MAX - 1,
+            u64::MAX,
+        ] {
             let hostile = edited(&bytes, |directory| {
                 directory[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
             });
@@ -208,7 +235,13 @@ fn broken_rules_of_the_directory_are_named() {
         (TENSORS, 3, 56, 1 << 60, "Corrupt: 5: too many bits"),
         (TENSORS, 0, 56, 699, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
         (TENSORS, 0, 56, 1, "Corrupt: 6.3: bit_count"),
-        (TENSORS, 2, 16, 1 << 32 | 2, "Corrupt: 3, 6: count of arrays, their sections or their lengths"),
+        (
+            TENSORS,
+            2,
+            16,
+            1 << 32 | 2,
+            "Corrupt: 3, 6: count of arrays, their sections or their lengths",
+        ),
         (TENSORS, 2, 16, 2 << 32 | 18, "Corrupt: 6.3: dtype"),
         (TENSORS, 3, 16, 2 << 32 | 15, "Corrupt: 6.3: bytes_per_thread"),
         (TENSORS, 0, 128, 4, "Corrupt: 3, Array: first_array"),
@@ -317,7 +350,8 @@ fn counts_and_shards_are_checked() {
 
 #[test]
 fn names_are_checked() {
-    let paths = ["/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\\b", "c:a", "a\nb", "a\0b", "a\u{85}b"];
+    let paths =
+        ["/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\\b", "c:a", "a\nb", "a\0b", "a\u{85}b"];
     for path in paths {
         let mut model = sample().0;
         model.files[0].path = path;
@@ -349,7 +383,12 @@ fn unknown_tensors_are_unsupported_and_no_others() {
     model.tensors[2].encoding = 77;
     model.tensors[2].parameters = vec![1, 2, 3, 4];
     let dtype = Tensor { dtype: 99, ..model.tensors[3].clone() };
-    model.tensors.push(Tensor { name: "e".into(), encoding: 1, parameters: vec![u64::MAX], ..dtype });
+    model.tensors.push(Tensor {
+        name: "e".into(),
+        encoding: 1,
+        parameters: vec![u64::MAX],
+        ..dtype
+    });
     let bytes = model.build();
     let container = Container::open(&bytes).unwrap();
     assert_eq!(container.decode(0).unwrap(), expected[0]);
@@ -379,7 +418,8 @@ fn sections_of_high_kinds_are_ignored() {
 #[test]
 fn each_chunk_has_its_checksum() {
     let data: Vec<u8> = (0..3 << 20).map(|i: u32| (i >> 7) as u8).collect();
-    let prefix = File { kind: 0, path: "m", length: 8 + data.len() as u64, arrays: vec![(6, vec![1; 8])] };
+    let prefix =
+        File { kind: 0, path: "m", length: 8 + data.len() as u64, arrays: vec![(6, vec![1; 8])] };
     let split = (3 << 19) + 1;
     let model = Model {
         files: vec![prefix],

@@ -19,7 +19,8 @@ fn sample(lengths: &[u8; 256], count: usize) -> Vec<u16> {
     let used: Vec<u16> = (0..256).filter(|&e| lengths[usize::from(e)] > 0).collect();
     let mut state = 1u64;
     let weight = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         used[(state >> 40) as usize % used.len()] << 7 | (state >> 32) as u16 & 0x807F
     };
     (0..count).map(weight).collect()
@@ -54,7 +55,8 @@ fn codes_are_those_of_rfc_1951() {
     let expected = [0b010, 0b011, 0b100, 0b101, 0b110, 0b00, 0b1110, 0b1111];
     assert_eq!(canonical_codes(&example).unwrap()[10..18], expected);
     for lengths in [ladder(), most_luts(), [8; 256], lengths([(200, 1)])] {
-        let number = |code: &Vec<bool>| code.iter().fold(0, |number, &bit| number << 1 | u16::from(bit));
+        let number =
+            |code: &Vec<bool>| code.iter().fold(0, |number, &bit| number << 1 | u16::from(bit));
         let expected: Vec<u16> = codes(&lengths).iter().map(number).collect();
         assert_eq!(canonical_codes(&lengths).unwrap().to_vec(), expected);
     }
@@ -82,7 +84,9 @@ fn lengths_that_make_no_code_are_corrupt() {
 
 #[test]
 fn luts_follow_from_the_lengths() {
-    for lengths in [ladder(), most_luts(), [8; 256], lengths([(200, 1)]), lengths([(0, 1), (255, 1)])] {
+    for lengths in
+        [ladder(), most_luts(), [8; 256], lengths([(200, 1)]), lengths([(0, 1), (255, 1)])]
+    {
         assert_eq!(luts(&lengths), common::luts(&lengths));
     }
     assert_eq!(luts(&most_luts()).len(), 128 * 512);
@@ -124,12 +128,14 @@ fn a_single_exponent_comes_back() {
 
 #[test]
 fn last_threads_come_back_whole_or_not() {
-    // Codes of 16 bits cross the borders of threads by up to 15 bits; counts end everywhere in a thread.
+    // Codes of 16 bits cross the borders of threads by up to 15 bits; counts end everywhere in a
+    // thread.
     for lengths in [ladder(), lengths([(0, 1), (255, 1)]), [8; 256]] {
         (1..200).for_each(|count| check(&sample(&lengths, count), &lengths, 8, 64));
         (2000..2010).for_each(|count| check(&sample(&lengths, count), &lengths, 8, 64));
     }
-    let longest: Vec<u16> = (0..2000).map(|i| if i % 65 == 0 { 120 << 7 } else { 136 << 7 }).collect();
+    let longest: Vec<u16> =
+        (0..2000).map(|i| if i % 65 == 0 { 120 << 7 } else { 136 << 7 }).collect();
     check(&longest, &ladder(), 8, 64);
     let (arrays, _) = encode(&longest, &ladder(), 8, 64);
     assert!(arrays[1].iter().any(|gaps| gaps >> 4 == 15), "the largest gap occurs");
@@ -157,7 +163,10 @@ fn flipped_bits_never_panic() {
             flipped[array][bit / 8] ^= 1 << (bit % 8);
             let decoded = decode(&flipped, parameters);
             assert!(decoded.as_ref().map_or(true, |bytes| bytes.len() == 2400));
-            assert!(array > 0 || bit < 2048 || decoded.unwrap() == bytes(&weights), "LUTs are not used");
+            assert!(
+                array > 0 || bit < 2048 || decoded.unwrap() == bytes(&weights),
+                "LUTs are not used"
+            );
         }
     }
 }
@@ -167,7 +176,8 @@ fn parameters_out_of_range_never_panic() {
     let (arrays, [t, b, bit_count]) = encode(&sample(&ladder(), 500), &ladder(), 8, 64);
     let odd = [0, 1, 7, 9, 63, 128, 1 << 32, 1 << 61, 1 << 63, u64::MAX - 7, u64::MAX];
     for value in odd {
-        for parameters in [[value, b, bit_count], [t, value, bit_count], [t, b, value], [value; 3]] {
+        for parameters in [[value, b, bit_count], [t, value, bit_count], [t, b, value], [value; 3]]
+        {
             decode(&arrays, parameters).unwrap_err();
         }
     }

@@ -20,7 +20,8 @@ fn message(arrays: &Arrays) -> &'static str {
 fn sample(count: usize, exponents: u32) -> Vec<u8> {
     let mut state = 1u64;
     let weight = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let exponent = 124 - (state >> 32 | 1 << 31).trailing_zeros().min(exponents) as u16;
         exponent << 7 | (state >> 16) as u16 & 0x807F
     };
@@ -29,8 +30,8 @@ fn sample(count: usize, exponents: u32) -> Vec<u8> {
 
 fn check(weights: &[u8], tile_columns: usize, columns: usize, least: u64) {
     let arrays = Arrays::of(weights, tile_columns, columns, least);
-    let decoded =
-        decode(&arrays).unwrap_or_else(|error| panic!("{} of {columns}: {error}", weights.len() / 2));
+    let decoded = decode(&arrays)
+        .unwrap_or_else(|error| panic!("{} of {columns}: {error}", weights.len() / 2));
     assert!(decoded == weights, "{} of {columns}", weights.len() / 2);
 }
 
@@ -57,14 +58,17 @@ fn matrices_come_back() {
 
 #[test]
 fn rows_of_any_length_come_back() {
-    for count in (1..40).chain([255, 256, 257, 511, 513, 2047, 2049, 8191, 8192, 8193, 8199, 16385, 20000]) {
+    for count in
+        (1..40).chain([255, 256, 257, 511, 513, 2047, 2049, 8191, 8192, 8193, 8199, 16385, 20000])
+    {
         check(&sample(count, 20), 8192, count, 2);
     }
 }
 
 #[test]
 fn all_patterns_come_back() {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
+    let all: Vec<u8> =
+        (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
     check(&all, 256, 256, 2);
     check(&all, 8192, 1 << 16, 2);
 }
@@ -86,13 +90,17 @@ fn a_single_pair_and_a_single_escape_come_back() {
 #[test]
 fn a_tensor_made_by_hand() {
     // 17 weights: two units of lanes 0 and 1, and one weight in lane 2.
-    let weights = [[0x3F80u16; 8], [0x3F00, 0x3F80, 0x3F80, 0x3F80, 0xBEFF, 0x0001, 0x3F80, 0xBF81]].concat();
+    let weights =
+        [[0x3F80u16; 8], [0x3F00, 0x3F80, 0x3F80, 0x3F80, 0xBEFF, 0x0001, 0x3F80, 0xBF81]].concat();
     let weights = [&weights[..], &[0x3F81]].concat();
     let codebook = [1u16, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F7E, 0x7F7F];
-    // Codes by length, then value: the escape is 0; 0x7F7E is 10, 0x7F7F is 11.
-    // Lane 0: 11 11 11 11. Lane 1: 10 11 0 and 0x007D, the lowest bit first (125, 0), 11. Lane 2: 11. Others: none.
-    let bits: Vec<u8> =
-        "1111111110110101111100000000011 11".bytes().filter(|&byte| byte != b' ').map(|b| b - 48).collect();
+    // Codes by length, then value: the escape is 0; 0x7F7E is 10, 0x7F7F is 11. Lane 0: 11 11 11
+    // 11. Lane 1: 10 11 0 and 0x007D, the lowest bit first (125, 0), 11. Lane 2: 11. Others: none.
+    let bits: Vec<u8> = "1111111110110101111100000000011 11"
+        .bytes()
+        .filter(|&byte| byte != b' ')
+        .map(|b| b - 48)
+        .collect();
     let lengths: [usize; 3] = [8, 23, 2];
     assert_eq!(bits.len(), lengths.iter().sum::<usize>());
     // All other lanes have no bits: least is 0, shift 0, and the excesses are the lengths.
@@ -109,7 +117,8 @@ fn a_tensor_made_by_hand() {
     for (at, bit) in bits.into_iter().enumerate() {
         bitstream[at / 8] |= bit << (at % 8);
     }
-    let plane: Vec<u8> = weights.iter().map(|weight| (weight >> 8 & 0x80 | weight & 0x7F) as u8).collect();
+    let plane: Vec<u8> =
+        weights.iter().map(|weight| (weight >> 8 & 0x80 | weight & 0x7F) as u8).collect();
     let codebook: Vec<u8> = codebook.into_iter().flat_map(u16::to_le_bytes).collect();
     let records = [record, last].concat();
     let decoded = decode_tile([&codebook, &records, &bitstream, &plane], [8192, 17, 40]).unwrap();
@@ -192,7 +201,10 @@ fn records_are_checked() {
     assert_eq!(set(4, 31, 128), "6.4: the last record has more than an offset");
     let mut more = good.clone();
     more.parameters[2] += 8;
-    assert!(message(&more).contains("length of an array") || message(&more).contains("end at bit_count"));
+    assert!(
+        message(&more).contains("length of an array")
+            || message(&more).contains("end at bit_count")
+    );
 }
 
 #[test]
@@ -214,8 +226,9 @@ fn codebooks_are_checked() {
         arrays.codebook = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         message(&arrays)
     };
-    let code =
-        |escape: u16, counts: [u16; 12], values: &[u16]| with(&[&[escape], &counts[..], values].concat());
+    let code = |escape: u16, counts: [u16; 12], values: &[u16]| {
+        with(&[&[escape], &counts[..], values].concat())
+    };
     let one = |length: usize, count: u16| {
         let mut counts = [0; 12];
         counts[length - 1] = count;
@@ -240,7 +253,8 @@ fn codebooks_are_checked() {
     assert_ne!(code(0, one(12, 4096), &most), incomplete);
 }
 
-/// Every flipped bit of codebook and records, and some of the bitstream: an error, or a tensor of the same length.
+/// Every flipped bit of codebook and records, and some of the bitstream: an error, or a tensor of
+/// the same length.
 #[test]
 fn flipped_bits_never_panic() {
     let weights = sample(16 * 264 + 264, 20);

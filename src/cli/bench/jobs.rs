@@ -51,7 +51,11 @@ fn writing<'a>(source: &'a Source, folder: &Path, session: &'a Session) -> Vec<J
     ]
 }
 
-fn reading<'a>(source: &Source, container: &Path, session: &'a Session) -> Result<Vec<Job<'a>>, Failure> {
+fn reading<'a>(
+    source: &Source,
+    container: &Path,
+    session: &'a Session,
+) -> Result<Vec<Job<'a>>, Failure> {
     let bytes = bytes_of(source);
     let model = df11::open(container)?;
     let stored = model.shards().iter().map(Shard::file_length).sum();
@@ -84,7 +88,13 @@ fn opening<'a>(container: PathBuf) -> Job<'a> {
 }
 
 /// Opening, and decoding of all blocks into one buffer after the other, as a model runs.
-fn decoding<'a>(name: &'static str, container: &Path, bytes: u64, largest: u64, checksums: bool) -> Job<'a> {
+fn decoding<'a>(
+    name: &'static str,
+    container: &Path,
+    bytes: u64,
+    largest: u64,
+    checksums: bool,
+) -> Job<'a> {
     let (container, buffer) = (container.to_owned(), Mutex::new(vec![0; largest as usize]));
     Job::new(name, bytes, Some(COPY), move || {
         let model = OpenOptions::new().checksums(checksums).open(&container)?;

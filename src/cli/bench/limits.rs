@@ -32,7 +32,8 @@ pub(super) fn all(source: &Source) -> Result<Vec<Job<'static>>, Failure> {
             Ok(())
         }),
         Job::new(CHECKSUM, length, None, move || {
-            let sum = for_checksum.par_chunks(PIECE).map(crc32fast::hash).reduce(|| 0, |a, b| a ^ b);
+            let sum =
+                for_checksum.par_chunks(PIECE).map(crc32fast::hash).reduce(|| 0, |a, b| a ^ b);
             black_box(sum);
             Ok(())
         }),

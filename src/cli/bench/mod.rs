@@ -1,4 +1,5 @@
-//! `df11 bench`: the speed of every step beside the limit that the machine sets, measured in one process.
+//! `df11 bench`: the speed of every step beside the limit that the machine sets, measured in one
+//! process.
 
 #[cfg(feature = "cudarc")]
 mod gpu;
@@ -24,17 +25,20 @@ use super::{
 use job::Job;
 
 /// 105 M weights of their own in eight layers.
-const SHAPE: Shape = Shape { layers: 8, hidden: 1024, key_value: 256, intermediate: 3072, vocabulary: 8192 };
+const SHAPE: Shape =
+    Shape { layers: 8, hidden: 1024, key_value: 256, intermediate: 3072, vocabulary: 8192 };
 
-/// The blocks of Llama 3.1 8B, 218 M weights each: some, so that none finds another one's bytes in a cache.
+/// The blocks of Llama 3.1 8B, 218 M weights each: some, so that none finds another one's bytes in
+/// a cache.
 #[cfg(feature = "cudarc")]
 const GPU_SHAPE: Shape =
     Shape { layers: 4, hidden: 4096, key_value: 1024, intermediate: 14_336, vocabulary: 8192 };
 
 const AFTER_HELP: &str = "\
-Without SRC, the weights are seeded: 105 million, whose scales differ by matrix and by row. Rates are decoded bytes a \
-second, medians of interleaved repetitions after one that does not count. Outputs go to the folder for temporary files \
-and are synced; name a folder in memory to leave the disk out.
+Without SRC, the weights are seeded: 105 million, whose scales differ by matrix and by row. Rates \
+are decoded bytes a second, medians of interleaved repetitions after one that does not count. \
+Outputs go to the folder for temporary files and are synced; name a folder in memory to leave the \
+disk out.
 
 Examples:
   df11 bench
@@ -50,7 +54,8 @@ pub(super) struct Bench {
     #[arg(value_name = "SRC")]
     source: Option<PathBuf>,
     /// Numbers of threads, such as 1,2,4 [default: 1 and all cores]
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Measure decoding and loading on the first GPU instead, beside the rates of plain copies
     #[cfg(feature = "cudarc")]
@@ -61,7 +66,8 @@ pub(super) struct Bench {
     #[arg(long, requires = "gpu", conflicts_with = "source", value_name = "N")]
     layers: Option<usize>,
     /// Repetitions that count
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     repetitions: u16,
     /// Where outputs go [default: the folder for temporary files]
     #[arg(long, value_name = "DIR")]
@@ -103,7 +109,8 @@ impl Bench {
         let source = Source::open(&source).map_err(Failure::Other)?;
         #[cfg(feature = "cudarc")]
         if self.gpu {
-            let (series, resident) = gpu::measure(&source, temporary.path(), self.repetitions, session)?;
+            let (series, resident) =
+                gpu::measure(&source, temporary.path(), self.repetitions, session)?;
             let mut answer = self.answer(&source, &series);
             resident.add_to(&mut answer);
             return Ok(answer);
@@ -128,8 +135,14 @@ impl Bench {
         if all == 1 { vec![1] } else { vec![1, all] }
     }
 
-    /// All jobs for all numbers of threads, in turn, so that what slows the machine down for a while slows all of them.
-    fn measure(&self, source: &Source, folder: &Path, session: &Session) -> Result<Vec<Series>, Failure> {
+    /// All jobs for all numbers of threads, in turn, so that what slows the machine down for a
+    /// while slows all of them.
+    fn measure(
+        &self,
+        source: &Source,
+        folder: &Path,
+        session: &Session,
+    ) -> Result<Vec<Series>, Failure> {
         let jobs = jobs::all(source, folder, session)?;
         let pools: Vec<_> = self.thread_counts().into_iter().map(pool).collect::<Result<_, _>>()?;
         let mut series: Vec<Series> = pools
@@ -159,14 +172,20 @@ impl Bench {
                 one.name.clone(),
                 if one.threads == 0 { String::new() } else { one.threads.to_string() },
                 text::duration(median(&one.seconds)),
-                if one.bytes == 0 { String::new() } else { text::rate(one.bytes, median(&one.seconds)) },
+                if one.bytes == 0 {
+                    String::new()
+                } else {
+                    text::rate(one.bytes, median(&one.seconds))
+                },
                 one.limit.unwrap_or_default().to_owned(),
                 limit.map_or_else(String::new, |limit| text::percent(one.rate() / limit)),
             ]);
         }
         let (tensors, weights, bytes) = size(source);
-        let what =
-            self.source.as_ref().map_or("seeded weights".to_owned(), |path| path.display().to_string());
+        let what = self
+            .source
+            .as_ref()
+            .map_or("seeded weights".to_owned(), |path| path.display().to_string());
         let text = format!(
             "{}: {weights} weights in {tensors} tensors, {}; medians of {} repetitions\n\n{}",
             text::printable(&what),
@@ -202,8 +221,9 @@ fn limit_of(series: &[Series], one: &Series) -> Option<f64> {
 /// Tensors, BF16 weights, and bytes of all tensors.
 fn size(source: &Source) -> (usize, u64, u64) {
     let tensors = || source.weights.iter().flat_map(|file| &file.tensors);
-    let weights =
-        tensors().filter(|tensor| tensor.dtype == df11::Dtype::BF16).map(|tensor| tensor.length / 2);
+    let weights = tensors()
+        .filter(|tensor| tensor.dtype == df11::Dtype::BF16)
+        .map(|tensor| tensor.length / 2);
     (tensors().count(), weights.sum(), tensors().map(|tensor| tensor.length).sum())
 }
 

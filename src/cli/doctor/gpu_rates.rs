@@ -1,4 +1,5 @@
-//! What the first GPU does in a second: copies within its memory and from the host, and beside them decoding and loading.
+//! What the first GPU does in a second: copies within its memory and from the host, and beside them
+//! decoding and loading.
 
 use std::path::{Path, PathBuf};
 
@@ -21,16 +22,19 @@ use crate::cli::{
     text::{per_second, percent, rate},
 };
 
-/// More than any cache holds; each copy takes some tenths of a millisecond, and from the host some milliseconds.
+/// More than any cache holds; each copy takes some tenths of a millisecond, and from the host some
+/// milliseconds.
 const COPY_BYTES: u64 = 512 << 20;
 const UPLOAD_BYTES: u64 = 64 << 20;
-/// Matrices of the block that is decoded and loaded: together some 130 MB, so that most of it comes from memory and not from a cache.
+/// Matrices of the block that is decoded and loaded: together some 130 MB, so that most of it comes
+/// from memory and not from a cache.
 const MATRICES: usize = 16;
 const TIMES: usize = 3;
 /// Decodings, one after the other.
 const PASSES: usize = 11;
 
-/// Empty where there are no weights, because the folder has no place for them, as another finding says.
+/// Empty where there are no weights, because the folder has no place for them, as another finding
+/// says.
 pub(super) fn findings(
     device: &Device,
     weights: &[u8],
@@ -40,15 +44,18 @@ pub(super) fn findings(
     if weights.is_empty() {
         return Ok(Vec::new());
     }
-    let found = sample(weights, folder).and_then(|(_folder, container)| measure(device, &container));
+    let found =
+        sample(weights, folder).and_then(|(_folder, container)| measure(device, &container));
     session.check()?;
     Ok(found.unwrap_or_else(|error| vec![not_measured(error)]))
 }
 
 fn not_measured(error: Error) -> Finding {
     let (problem, remedy) = refused(error);
-    let remedy = if remedy.is_empty() { "name another folder with --folder".to_owned() } else { remedy };
-    Finding::good("gpu rates", format!("not measured: {problem}"), json!(null)).with_remedy(true, &remedy)
+    let remedy =
+        if remedy.is_empty() { "name another folder with --folder".to_owned() } else { remedy };
+    Finding::good("gpu rates", format!("not measured: {problem}"), json!(null))
+        .with_remedy(true, &remedy)
 }
 
 /// A container with one block of as many matrices, and the temporary folder that holds it.
@@ -88,15 +95,20 @@ fn measure(device: &Device, container: &Path) -> df11::Result<Vec<Finding>> {
         loaded.map(|_| seconds)
     })?;
     let (decoded, decode) = decode(device, &loaded)?;
-    let copy =
-        Rate { name: "gpu copy", what: "read and written by a copy", bytes: 2 * COPY_BYTES, seconds: copy };
+    let copy = Rate {
+        name: "gpu copy",
+        what: "read and written by a copy",
+        bytes: 2 * COPY_BYTES,
+        seconds: copy,
+    };
     let upload = Rate {
         name: "gpu upload",
         what: "from pinned memory to the GPU",
         bytes: UPLOAD_BYTES,
         seconds: upload,
     };
-    let decode = Rate { name: "gpu decode", what: "of BF16 decoded", bytes: decoded, seconds: decode };
+    let decode =
+        Rate { name: "gpu decode", what: "of BF16 decoded", bytes: decoded, seconds: decode };
     let load = Rate {
         name: "gpu load",
         what: "of a container loaded, with checksums",
@@ -132,8 +144,10 @@ fn decode(device: &Device, model: &GpuModel) -> df11::Result<(u64, f64)> {
         times.push(timestamp(&stream)?);
     }
     status.check(&stream)?;
-    let seconds =
-        times.windows(2).map(|pair| seconds_between(&pair[0], &pair[1])).collect::<df11::Result<Vec<_>>>()?;
+    let seconds = times
+        .windows(2)
+        .map(|pair| seconds_between(&pair[0], &pair[1]))
+        .collect::<df11::Result<Vec<_>>>()?;
     Ok((model.blocks().map(|block| block.layout().bytes).sum(), median(&seconds)))
 }
 
@@ -152,7 +166,11 @@ impl Rate {
 
     fn finding(&self) -> Finding {
         let text = format!("{} {}", rate(self.bytes, self.seconds), self.what);
-        Finding::good(self.name, text, json!({ "bytes": self.bytes, "bytes_per_second": self.per_second() }))
+        Finding::good(
+            self.name,
+            text,
+            json!({ "bytes": self.bytes, "bytes_per_second": self.per_second() }),
+        )
     }
 
     /// With its part of the rate that limits it.

@@ -34,16 +34,21 @@ fn memory() -> Finding {
         return Finding::good("memory", "unknown on this system", json!(null));
     };
     let text = format!("{}, {} available", text::bytes(total), text::bytes(available));
-    Finding::good("memory", text, json!({ "total": total, "available": available }))
-        .with_remedy(available < LITTLE_MEMORY, "close other programs; compressing needs some MiB a thread")
+    Finding::good("memory", text, json!({ "total": total, "available": available })).with_remedy(
+        available < LITTLE_MEMORY,
+        "close other programs; compressing needs some MiB a thread",
+    )
 }
 
 /// Instructions that checksums, hashes and decoding are fast with.
 fn instructions() -> Finding {
     let known = known_instructions();
     let names = |present| {
-        let names: Vec<&str> =
-            known.iter().filter(|(_, is_there, _)| *is_there == present).map(|(name, ..)| *name).collect();
+        let names: Vec<&str> = known
+            .iter()
+            .filter(|(_, is_there, _)| *is_there == present)
+            .map(|(name, ..)| *name)
+            .collect();
         names
     };
     let (present, missing) = (names(true), names(false));
@@ -54,7 +59,8 @@ fn instructions() -> Finding {
     }
     Finding::good("cpu", text, json!({ "present": present, "missing": missing })).with_remedy(
         needed,
-        "results are the same but checksums and hashes are slow; use a newer processor or hypervisor setting",
+        "results are the same but checksums and hashes are slow; use a newer processor or \
+        hypervisor setting",
     )
 }
 
@@ -62,9 +68,14 @@ fn instructions() -> Finding {
 #[cfg(target_arch = "x86_64")]
 fn known_instructions() -> Vec<(&'static str, bool, bool)> {
     macro_rules! features {
-        ($($name:tt $needed:literal),*) => { vec![$(($name, std::is_x86_feature_detected!($name), $needed)),*] };
+        ($($name:tt $needed:literal),*) => {
+            vec![$(($name, std::is_x86_feature_detected!($name), $needed)),*]
+        };
     }
-    features!["sse4.1" true, "pclmulqdq" true, "avx2" true, "bmi2" false, "avx512f" false, "vpclmulqdq" false]
+    features![
+        "sse4.1" true, "pclmulqdq" true, "avx2" true,
+        "bmi2" false, "avx512f" false, "vpclmulqdq" false
+    ]
 }
 
 /// Name, whether it is there, and whether its absence hurts.
@@ -96,11 +107,15 @@ fn disk(folder: &Path) -> Finding {
     match rustix::fs::statvfs(folder) {
         Ok(disk) => {
             let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-            Finding::good("disk", format!("{} free in {place}", text::bytes(free)), json!({ "free": free }))
-                .with_remedy(
-                    free < LITTLE_DISK,
-                    "free some space, or set TMPDIR to a folder on a larger disk",
-                )
+            Finding::good(
+                "disk",
+                format!("{} free in {place}", text::bytes(free)),
+                json!({ "free": free }),
+            )
+            .with_remedy(
+                free < LITTLE_DISK,
+                "free some space, or set TMPDIR to a folder on a larger disk",
+            )
         }
         Err(error) => Finding::good("disk", format!("unknown in {place}: {error}"), json!(null))
             .with_remedy(true, "name a folder that exists"),

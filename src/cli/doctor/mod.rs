@@ -99,11 +99,14 @@ fn models(folder: &Path) -> Option<Finding> {
         Err(error) => {
             let text = format!("not to be opened: {error}");
             let finding = Finding::good("models", text, json!([]));
-            return Some(finding.with_remedy(true, "df11 verify tells more; fetch the folder again"));
+            return Some(
+                finding.with_remedy(true, "df11 verify tells more; fetch the folder again"),
+            );
         }
     };
     let all = models.components().iter();
-    let is_whole = models.missing().is_empty() && all.clone().all(|found| found.model.is_complete());
+    let is_whole =
+        models.missing().is_empty() && all.clone().all(|found| found.model.is_complete());
     let (mut texts, mut values) = (Vec::new(), Vec::new());
     for Component { folder, model, .. } in all {
         let bytes = container_bytes(model);
@@ -127,18 +130,25 @@ fn leftovers(folder: &Path) -> Finding {
         Err(error) => return Finding::good("leftovers", format!("unknown: {error}"), json!(null)),
     };
     let paths = found.iter().map(|leftover| leftover.path.to_string_lossy().into_owned());
-    let value = found.iter().zip(paths.clone()).map(
-        |(leftover, path)| json!({ "path": path, "bytes": leftover.bytes, "is_output": leftover.is_output }),
-    );
+    let value = found.iter().zip(paths.clone()).map(|(leftover, path)| {
+        let df11::hazmat::Leftover { bytes, is_output, .. } = leftover;
+        json!({ "path": path, "bytes": bytes, "is_output": is_output })
+    });
     let value = value.collect();
     if found.is_empty() {
-        return Finding::good("leftovers", format!("no killed run left anything in {place}"), value);
+        return Finding::good(
+            "leftovers",
+            format!("no killed run left anything in {place}"),
+            value,
+        );
     }
     let bytes = found.iter().map(|leftover| leftover.bytes).fold(0, u64::saturating_add);
     let paths: Vec<String> = paths.collect();
-    let text = format!("{} left in {place} by killed runs: {}", text::bytes(bytes), paths.join(", "));
+    let text =
+        format!("{} left in {place} by killed runs: {}", text::bytes(bytes), paths.join(", "));
     let remedy = if found.iter().any(|leftover| leftover.is_output) {
-        ".df11-old.* holds an earlier output, the only copy if its name has none: move it back or delete it"
+        ".df11-old.* holds an earlier output, the only copy if its name has none: move it back or \
+        delete it"
     } else {
         "delete them, or let the next run that writes there do it"
     };
@@ -159,7 +169,8 @@ fn build() -> Finding {
         std::env::consts::ARCH,
         std::env::consts::OS
     );
-    let value = json!({ "debug": debug, "arch": std::env::consts::ARCH, "os": std::env::consts::OS });
+    let value =
+        json!({ "debug": debug, "arch": std::env::consts::ARCH, "os": std::env::consts::OS });
     Finding::good("build", text, value)
         .with_remedy(debug, "a debug build is many times slower; build with cargo build --release")
 }
@@ -176,7 +187,11 @@ fn gpu() -> Finding {
         .iter()
         .map(|info| {
             let (major, minor) = info.driver;
-            format!("{}, {}, driver of CUDA {major}.{minor}", info.name, text::bytes(info.total_memory))
+            format!(
+                "{}, {}, driver of CUDA {major}.{minor}",
+                info.name,
+                text::bytes(info.total_memory)
+            )
         })
         .collect();
     let value = json!({ "supported": true, "devices": names });
@@ -190,11 +205,13 @@ fn gpu() -> Finding {
     }
 }
 
-/// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does not work is to be mended.
+/// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does
+/// not work is to be mended.
 #[cfg(feature = "cudarc")]
 fn no_gpu(error: df11::Error) -> Finding {
     let (problem, remedy) = refused(error);
-    let (text, value) = (format!("none in use: {problem}"), json!({ "supported": true, "devices": [] }));
+    let (text, value) =
+        (format!("none in use: {problem}"), json!({ "supported": true, "devices": [] }));
     if df11::gpu::has_driver() {
         Finding::good("gpu", text, value).with_remedy(true, &remedy)
     } else {

@@ -19,14 +19,18 @@ use crate::cli::{
 };
 
 /// A sample that takes tenths of a second.
-const SAMPLE: Shape = Shape { layers: 2, hidden: 256, key_value: 64, intermediate: 512, vocabulary: 16_384 };
+const SAMPLE: Shape =
+    Shape { layers: 2, hidden: 256, key_value: 64, intermediate: 512, vocabulary: 16_384 };
 const SEED: u64 = 11;
 const TIMES: usize = 5;
 const REPEATS: usize = 8;
 const CHUNK_ELEMENTS: usize = 1 << 19;
 
 /// The findings, and the weights that were used: none where the folder has no place for them.
-pub(super) fn findings(folder: &Path, session: &Session) -> Result<(Vec<Finding>, Vec<u8>), Failure> {
+pub(super) fn findings(
+    folder: &Path,
+    session: &Session,
+) -> Result<(Vec<Finding>, Vec<u8>), Failure> {
     let folder = match tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(folder) {
         Ok(folder) => folder,
         Err(error) => return Ok((vec![unwritable(&error)], Vec::new())),
@@ -52,21 +56,28 @@ fn mapping(container: &Path) -> Finding {
         OpenOptions::new().memory_map(true).open(container)?.verify(Level::Full, &()).map(drop)
     };
     match check() {
-        Ok(()) => {
-            Finding::good("mapping", "works; a small model was compressed, mapped and verified", json!(true))
-        }
-        Err(error) => Finding::good("mapping", format!("fails: {error}"), json!(false)).with_remedy(
-            true,
-            "copy containers to a local disk, or open them with OpenOptions::memory_map(false)",
+        Ok(()) => Finding::good(
+            "mapping",
+            "works; a small model was compressed, mapped and verified",
+            json!(true),
         ),
+        Err(error) => Finding::good("mapping", format!("fails: {error}"), json!(false))
+            .with_remedy(
+                true,
+                "copy containers to a local disk, or open them with OpenOptions::memory_map(false)",
+            ),
     }
 }
 
 /// The bytes of the largest tensor.
 fn largest(source: &Source) -> Result<Vec<u8>> {
-    let tensors =
-        source.weights.iter().flat_map(|file| file.tensors.iter().map(move |tensor| (file, tensor)));
-    let Some((file, tensor)) = tensors.max_by_key(|(_, tensor)| tensor.length) else { return Ok(Vec::new()) };
+    let tensors = source
+        .weights
+        .iter()
+        .flat_map(|file| file.tensors.iter().map(move |tensor| (file, tensor)));
+    let Some((file, tensor)) = tensors.max_by_key(|(_, tensor)| tensor.length) else {
+        return Ok(Vec::new());
+    };
     let mut bytes = vec![0; tensor.length as usize];
     file.read_exact_at(tensor.offset, &mut bytes)?;
     Ok(bytes)

@@ -33,8 +33,12 @@ pub(super) fn page(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>)
     // In JSON `<` stands in text alone, which thus can neither end the element nor begin a comment.
     let data = data.to_string().replace('<', "\\u003c");
     let title = escape(&name(found.path));
-    let texts =
-        HashMap::from([("TITLE", title.as_str()), ("STYLE", STYLE), ("DATA", &data), ("SCRIPT", SCRIPT)]);
+    let texts = HashMap::from([
+        ("TITLE", title.as_str()),
+        ("STYLE", STYLE),
+        ("DATA", &data),
+        ("SCRIPT", SCRIPT),
+    ]);
     // One pass over the page, so that no text is taken for a place of another.
     let mut pieces = PAGE.split('@');
     let mut out = pieces.next().unwrap_or_default().to_owned();
@@ -58,7 +62,8 @@ fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Val
     let twins: HashMap<String, Tensor<'_>> = other.into_iter().flat_map(tensors).collect();
     let (mut blocks, mut tensors) = (Vec::new(), Vec::new());
     for (component, findings) in &found.parts {
-        for (block, (row, rows)) in findings.model.blocks().zip(findings.blocks.iter().zip(&findings.tensors))
+        for (block, (row, rows)) in
+            findings.model.blocks().zip(findings.blocks.iter().zip(&findings.tensors))
         {
             let block_name = component.path_of(&row.name);
             let mut value = sizes(&row.figures);
@@ -77,13 +82,17 @@ fn document(found: &InspectedPath<'_>, other: Option<&InspectedPath<'_>>) -> Val
     }
     let files = files(found);
     let (last, _) = found.parts.last().expect("at least one model");
+    let containers: usize =
+        found.parts.iter().map(|(component, _)| component.model.shards().len()).sum();
+    let stored = files.iter().filter_map(|file| file["stored"].as_u64());
+    let original_bytes = stored.fold(0, u64::saturating_add);
     json!({
         "name": name(found.path),
         "identity": last.model.identity().to_string(),
         "missing": found.models.missing(),
-        "containers": found.parts.iter().map(|(component, _)| component.model.shards().len()).sum::<usize>(),
+        "containers": containers,
         "container_bytes": stored_bytes(&found.parts),
-        "original_bytes": files.iter().filter_map(|file| file["stored"].as_u64()).fold(0, u64::saturating_add),
+        "original_bytes": original_bytes,
         "total": sum_of_all(&found.parts).json_of_bits(),
         "blocks": blocks,
         "tensors": tensors,

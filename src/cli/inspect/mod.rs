@@ -30,7 +30,8 @@ Examples:
   df11 inspect Llama-3.1-8B.df11
   df11 inspect Llama-3.1-8B.df11 --entropy --histogram
   df11 inspect Llama-3.1-8B.df11 --picture llama.svg
-  df11 inspect Llama-3.1-8B.df11 --html llama.html          a page with charts, search and all tensors
+  df11 inspect Llama-3.1-8B.df11 --html llama.html          a page with charts, search and all \
+  tensors
   df11 inspect gap.df11 tile.df11 --html comparison.html    of two, side by side
   df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'";
 
@@ -100,9 +101,11 @@ impl Inspect {
             let problem = "--picture draws one model, and this is a pipeline";
             return Err(Error::parameter(problem, "name a component of it, or use --html").into());
         }
-        let other = self.other.as_deref().map(|other| OpenOptions::new().open_all(other)).transpose()?;
+        let other =
+            self.other.as_deref().map(|other| OpenOptions::new().open_all(other)).transpose()?;
         let found = self.find(&self.source, &models, session)?;
-        // A form that nobody sees is not made: of many tensors it takes far more memory than they do.
+        // A form that nobody sees is not made: of many tensors it takes far more memory than they
+        // do.
         let (mut text, mut json) = (String::new(), Value::Null);
         if session.wants().text {
             text = self.text_of_all(&models, &found.parts);
@@ -138,7 +141,13 @@ impl Inspect {
     }
 
     /// Writes a file that was asked for, and tells it.
-    fn write(&self, key: &str, path: &Path, content: &str, answer: &mut Answer) -> Result<(), Failure> {
+    fn write(
+        &self,
+        key: &str,
+        path: &Path,
+        content: &str,
+        answer: &mut Answer,
+    ) -> Result<(), Failure> {
         write_file(path, content.as_bytes(), self.force)?;
         let path = path.to_string_lossy();
         let line = format!("\n\n{key:9} {}", printable(&path));
@@ -202,7 +211,8 @@ impl Inspect {
         for (path, end) in [(&self.picture, "svg"), (&self.html, "html")] {
             let Some(path) = path else { continue };
             if path.extension().is_none_or(|extension| extension != end) {
-                let problem = format!("{} is no name of an {} file", path.display(), end.to_uppercase());
+                let problem =
+                    format!("{} is no name of an {} file", path.display(), end.to_uppercase());
                 return Err(Error::parameter(problem, format!("end it in .{end}")).into());
             }
             if path.canonicalize().is_ok_and(|path| self.source.canonicalize().ok() == Some(path)) {
@@ -230,14 +240,18 @@ impl Inspect {
             if progress.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            let Some(sum) = exponents.as_mut().filter(|_| has_weights(tensor)) else { return Ok(None) };
+            let Some(sum) = exponents.as_mut().filter(|_| has_weights(tensor)) else {
+                return Ok(None);
+            };
             let histogram = histogram(tensor)?;
             sum.merge(&histogram);
             progress.advance(2 * tensor.elements());
             Ok(Some(histogram))
         };
-        let tensors: Vec<Vec<Row>> =
-            model.blocks().map(|block| tensor_rows(block, &mut measure)).collect::<df11::Result<_>>()?;
+        let tensors: Vec<Vec<Row>> = model
+            .blocks()
+            .map(|block| tensor_rows(block, &mut measure))
+            .collect::<df11::Result<_>>()?;
 
         let blocks: Vec<Row> = model
             .blocks()

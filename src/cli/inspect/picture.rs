@@ -1,6 +1,8 @@
-//! Findings as an SVG picture of two charts: how often each exponent occurs, and bits a weight by block.
+//! Findings as an SVG picture of two charts: how often each exponent occurs, and bits a weight by
+//! block.
 //!
-//! The picture has its own background and follows the colour scheme of its viewer, so it is legible on any page.
+//! The picture has its own background and follows the colour scheme of its viewer, so it is legible
+//! on any page.
 
 use std::fmt::Write;
 
@@ -23,9 +25,11 @@ const LABEL_CHARS: usize = 22;
 const LABELS: usize = 42;
 
 const STYLE: &str = "
-  svg { --back: #ffffff; --text: #1f2328; --muted: #59636e; --grid: #d8dee4; --plane: #aab4bf; --code: #0969da; --mark: #bc4c00 }
+  svg { --back: #ffffff; --text: #1f2328; --muted: #59636e; --grid: #d8dee4; --plane: #aab4bf; \
+  --code: #0969da; --mark: #bc4c00 }
   @media (prefers-color-scheme: dark) {
-    svg { --back: #0d1117; --text: #e6edf3; --muted: #9198a1; --grid: #30363d; --plane: #57606a; --code: #4493f8; --mark: #f0883e }
+    svg { --back: #0d1117; --text: #e6edf3; --muted: #9198a1; --grid: #30363d; --plane: #57606a; \
+    --code: #4493f8; --mark: #f0883e }
   }
   text { font: 12px system-ui, sans-serif; fill: #59636e; fill: var(--muted) }
   .title { font-size: 18px; font-weight: 600; fill: #1f2328; fill: var(--text) }
@@ -58,7 +62,13 @@ impl Axis {
         while value <= self.max + step / 1e3 {
             let (y, class) = (self.y(value), if value == 0.0 { "axis" } else { "grid" });
             line(svg, class, [LEFT, y, RIGHT, y]);
-            label(svg, "end", LEFT - 8.0, y + 4.0, &format!("{}{unit}", (100.0 * value).round() / 100.0));
+            label(
+                svg,
+                "end",
+                LEFT - 8.0,
+                y + 4.0,
+                &format!("{}{unit}", (100.0 * value).round() / 100.0),
+            );
             value += step;
         }
     }
@@ -67,8 +77,9 @@ impl Axis {
 /// The whole picture; `title` is the container's name.
 pub(super) fn draw(findings: &Findings<'_>, title: &str) -> String {
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
-         height=\"{HEIGHT}\" role=\"img\">\n<title>{0}</title>\n<style>{STYLE}</style>\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+        width=\"{WIDTH}\" height=\"{HEIGHT}\" \
+        role=\"img\">\n<title>{0}</title>\n<style>{STYLE}</style>\n\
          <rect class=\"back\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>\n",
         escape(title)
     );
@@ -112,12 +123,20 @@ fn exponent_chart(svg: &mut String, exponents: &Histogram) {
             label(svg, "middle", x + width / 2.0, 338.0, &exponent.to_string());
         }
     }
-    label(svg, "middle", f64::midpoint(LEFT, RIGHT), 360.0, "exponent e; a weight is ±1.m × 2^(e − 127)");
+    label(
+        svg,
+        "middle",
+        f64::midpoint(LEFT, RIGHT),
+        360.0,
+        "exponent e; a weight is ±1.m × 2^(e − 127)",
+    );
 }
 
 fn block_chart(svg: &mut String, findings: &Findings<'_>) {
-    let blocks: Vec<&Row> = findings.blocks.iter().filter(|block| block.figures.weights > 0).collect();
-    let max = blocks.iter().filter_map(|block| block.figures.bits_per_weight()).fold(BF16_BITS, f64::max);
+    let blocks: Vec<&Row> =
+        findings.blocks.iter().filter(|block| block.figures.weights > 0).collect();
+    let max =
+        blocks.iter().filter_map(|block| block.figures.bits_per_weight()).fold(BF16_BITS, f64::max);
     let axis = Axis { top: 440.0, bottom: 620.0, max };
     label(svg, "chart", 24.0, 408.0, "Bits a weight, by block");
     legend(svg, 408.0);
@@ -140,7 +159,9 @@ fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Row) {
     let Some(stored) = block.figures.bits_per_weight() else { return };
     let entropy = block.figures.entropy().map(|entropy| entropy + SIGN_MANTISSA_BITS);
     let tip = match entropy {
-        Some(entropy) => format!("{}: {stored:.3} bits stored, {entropy:.3} of information", block.name),
+        Some(entropy) => {
+            format!("{}: {stored:.3} bits stored, {entropy:.3} of information", block.name)
+        }
         None => format!("{}: {stored:.3} bits stored", block.name),
     };
     let plane = stored.min(SIGN_MANTISSA_BITS);
@@ -171,7 +192,9 @@ fn block_label(svg: &mut String, x: f64, y: f64, name: &str) {
 }
 
 fn legend(svg: &mut String, y: f64) {
-    for (class, x, name) in [("plane", 440.0, "sign and mantissa"), ("code", 576.0, "exponent, as stored")] {
+    for (class, x, name) in
+        [("plane", 440.0, "sign and mantissa"), ("code", 576.0, "exponent, as stored")]
+    {
         let _ = writeln!(
             svg,
             "<rect class=\"{class}\" x=\"{x}\" y=\"{:.1}\" width=\"12\" height=\"12\"/>",
@@ -195,7 +218,8 @@ fn bar(svg: &mut String, class: &str, [x, top, width, bottom]: [f64; 4], tip: &s
     let gap = gap(width);
     let _ = writeln!(
         svg,
-        "<rect class=\"{class}\" x=\"{:.2}\" y=\"{top:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{}</title></rect>",
+        "<rect class=\"{class}\" x=\"{:.2}\" y=\"{top:.2}\" width=\"{:.2}\" \
+        height=\"{:.2}\"><title>{}</title></rect>",
         x + gap / 2.0,
         width - gap,
         (bottom - top).max(0.0),
@@ -211,7 +235,8 @@ fn line(svg: &mut String, class: &str, [x1, y1, x2, y2]: [f64; 4]) {
 }
 
 fn label(svg: &mut String, class: &str, x: f64, y: f64, text: &str) {
-    let _ = writeln!(svg, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text));
+    let _ =
+        writeln!(svg, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text));
 }
 
 /// Text as XML takes it; characters that XML cannot hold are replaced.

@@ -20,17 +20,25 @@ const BAR: u64 = 40;
 
 /// Bytes of the containers of all components.
 pub(super) fn stored_bytes(parts: &[Inspected<'_>]) -> u64 {
-    parts.iter().map(|(component, _)| container_bytes(&component.model)).fold(0, u64::saturating_add)
+    parts
+        .iter()
+        .map(|(component, _)| container_bytes(&component.model))
+        .fold(0, u64::saturating_add)
 }
 
 /// The sum of all components.
 pub(super) fn totals(parts: &[Inspected<'_>]) -> String {
     let (total, stored) = (super::sum_of_all(parts), stored_bytes(parts));
-    format!("holds     {}\n{}", text::count(total.tensors, "tensor"), size(total.decoded_bytes, stored))
+    format!(
+        "holds     {}\n{}",
+        text::count(total.tensors, "tensor"),
+        size(total.decoded_bytes, stored)
+    )
 }
 
 fn size(decoded: u64, stored: u64) -> String {
-    let sizes = format!("size      {} decoded, {} stored", text::bytes(decoded), text::bytes(stored));
+    let sizes =
+        format!("size      {} decoded, {} stored", text::bytes(decoded), text::bytes(stored));
     if decoded == 0 {
         return sizes;
     }
@@ -76,11 +84,14 @@ fn summary(findings: &Findings<'_>) -> String {
         let verb = if unknown == 1 { "is" } else { "are" };
         let tensors = text::count(unknown, "tensor");
         lines.push(format!(
-            "unknown   {tensors} {verb} stored in a way that this version does not know; update df11"
+            "unknown   {tensors} {verb} stored in a way that this version does not know; update \
+            df11"
         ));
     }
     if findings.exponents.is_none() && findings.total.weights > 0 {
-        lines.push("entropy   not measured; --entropy decodes the weights and measures it".to_owned());
+        lines.push(
+            "entropy   not measured; --entropy decodes the weights and measures it".to_owned(),
+        );
     }
     lines.join("\n")
 }
@@ -88,23 +99,28 @@ fn summary(findings: &Findings<'_>) -> String {
 /// Tensors of encodings or dtypes of a newer version.
 fn unknown_tensors(findings: &Findings<'_>) -> u64 {
     let tensors = findings.model.tensors();
-    tensors.filter(|tensor| matches!(tensor.target().encoding(), Encoding::Unknown(_))).count() as u64
+    tensors.filter(|tensor| matches!(tensor.target().encoding(), Encoding::Unknown(_))).count()
+        as u64
 }
 
 /// Weights files, and side files that the containers record.
 fn file_counts(findings: &Findings<'_>) -> (u64, u64) {
     let files = findings.model.shards().iter().flat_map(|shard| &shard.directory().files);
-    files.fold(
-        (0, 0),
-        |(weights, side), file| {
-            if file.kind == FILE_WEIGHTS { (weights + 1, side) } else { (weights, side + 1) }
-        },
-    )
+    files.fold((0, 0), |(weights, side), file| {
+        if file.kind == FILE_WEIGHTS { (weights + 1, side) } else { (weights, side + 1) }
+    })
 }
 
 fn tensor_table(findings: &Findings<'_>) -> String {
-    let mut table =
-        Table::new(["tensor", "dtype", "shape", "encoding", "stored", "bits a weight", "entropy + 8"]);
+    let mut table = Table::new([
+        "tensor",
+        "dtype",
+        "shape",
+        "encoding",
+        "stored",
+        "bits a weight",
+        "entropy + 8",
+    ]);
     for (block, rows) in findings.model.blocks().zip(&findings.tensors) {
         for (tensor, row) in block.tensors().zip(rows) {
             table.row([
@@ -131,12 +147,14 @@ pub(super) fn histogram(exponents: &Histogram) -> String {
     let most = exponents.counts().iter().copied().max().unwrap_or(0);
     let mut table = Table::new(["exponent", "share", "weights"]);
     let mut bars = vec![String::new()];
-    for (exponent, &count) in exponents.counts().iter().enumerate().filter(|&(_, &count)| count > 0) {
+    for (exponent, &count) in exponents.counts().iter().enumerate().filter(|&(_, &count)| count > 0)
+    {
         table.row([exponent.to_string(), text::percent(count as f64 / total), count.to_string()]);
         bars.push("█".repeat((BAR * count + most / 2).checked_div(most).unwrap_or(0) as usize));
     }
     let rows = table.render();
-    let lines = rows.lines().zip(bars).map(|(row, bar)| format!("{row}  {bar}").trim_end().to_owned());
+    let lines =
+        rows.lines().zip(bars).map(|(row, bar)| format!("{row}  {bar}").trim_end().to_owned());
     let lines: Vec<String> = lines.collect();
     format!(
         "{}\n{} of 256 exponents occur; entropy of all together {:.3} bits",
@@ -159,7 +177,8 @@ pub(super) fn json(findings: &Findings<'_>, source: &Path, tensors: bool) -> Val
             value["tensor_count"] = json!(row.figures.tensors);
             if tensors {
                 let rows = block.tensors().zip(&findings.tensors[index]);
-                value["tensors"] = rows.map(|(tensor, row)| tensor_json(&tensor, &row.figures)).collect();
+                value["tensors"] =
+                    rows.map(|(tensor, row)| tensor_json(&tensor, &row.figures)).collect();
             }
             value
         })

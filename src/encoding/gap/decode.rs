@@ -13,8 +13,8 @@ const SYMBOL_TABLE_ELEMENTS: u64 = 1 << 14;
 
 /// Decodes the weights of one tensor; share it between threads.
 ///
-/// Any bytes are safe to decode: every read stays in its array, every write in the output, each step consumes
-/// a bit or more, and codes that do not end where the index says are an error.
+/// Any bytes are safe to decode: every read stays in its array, every write in the output, each
+/// step consumes a bit or more, and codes that do not end where the index says are an error.
 #[derive(Clone, Debug)]
 pub struct GapDecoder {
     pub(super) lengths: CodeLengths,
@@ -31,16 +31,16 @@ impl GapDecoder {
         Self { lengths: lengths.clone(), luts, table, layout: *layout }
     }
 
-    /// Decodes a range of weights, all of whose codes start in the span, into little-endian BF16 (`2n` bytes
-    /// for `n` weights); `plane` holds their `n` plane bytes.
+    /// Decodes a range of weights, all of whose codes start in the span, into little-endian BF16
+    /// (`2n` bytes for `n` weights); `plane` holds their `n` plane bytes.
     ///
-    /// Every thread block of the span is decoded to its end, so the cost is that of the span, plus that of
-    /// merging the range.
+    /// Every thread block of the span is decoded to its end, so the cost is that of the span, plus
+    /// that of merging the range.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the index contradicts itself or the codes, where a code is none, or where
-    /// padding is not zero; then `weights` holds anything. [`Error::Parameter`] if a slice has another
-    /// size than the range or the span asks for.
+    /// [`Error::Corrupt`] if the index contradicts itself or the codes, where a code is none, or
+    /// where padding is not zero; then `weights` holds anything. [`Error::Parameter`] if a slice
+    /// has another size than the range or the span asks for.
     pub fn decode(
         &self,
         span: &Span<'_>,
@@ -49,7 +49,9 @@ impl GapDecoder {
         weights: &mut [u8],
     ) -> Result<()> {
         let count = plane.len() as u64;
-        if elements.end.checked_sub(elements.start) != Some(count) || weights.len() / 2 != plane.len() {
+        if elements.end.checked_sub(elements.start) != Some(count)
+            || weights.len() / 2 != plane.len()
+        {
             return Err(Error::parameter(
                 "plane and output have other sizes than the range",
                 "pass n and 2n bytes",
@@ -81,8 +83,8 @@ impl GapDecoder {
         ))
     }
 
-    /// Decodes the exponents of a span, handing them on in pieces: in order within a thread block, and thread
-    /// blocks in any order.
+    /// Decodes the exponents of a span, handing them on in pieces: in order within a thread block,
+    /// and thread blocks in any order.
     pub(super) fn walk(
         &self,
         span: &Span<'_>,
@@ -111,7 +113,8 @@ impl GapDecoder {
                 }
                 let mut lane = lanes.swap_remove(at);
                 loop {
-                    let done = lane.walk(&self.luts, stream).map_err(|at| self.no_code(span, at))?;
+                    let done =
+                        lane.walk(&self.luts, stream).map_err(|at| self.no_code(span, at))?;
                     hand(lane.hand_on())?;
                     if done {
                         break;
@@ -122,13 +125,16 @@ impl GapDecoder {
         self.check_padding(span)
     }
 
-    /// Takes the lanes some way with the table: together where all are busy, else one after the other.
+    /// Takes the lanes some way with the table: together where all are busy, else one after the
+    /// other.
     fn advance(&self, lanes: &mut [Lane], stream: &[u8]) -> Result<(), NoCode> {
         let Some(table) = &self.table else { return Ok(()) };
         if let Ok(lanes) = <&mut [Lane; LANES]>::try_from(&mut *lanes) {
             return run(lanes, table, &self.luts, stream);
         }
-        lanes.iter_mut().try_for_each(|lane| run(std::array::from_mut(lane), table, &self.luts, stream))
+        lanes
+            .iter_mut()
+            .try_for_each(|lane| run(std::array::from_mut(lane), table, &self.luts, stream))
     }
 
     fn check_padding(&self, span: &Span<'_>) -> Result<()> {

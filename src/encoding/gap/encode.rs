@@ -1,9 +1,9 @@
 //! Encoding chunk by chunk: parallel, in bounded memory, and with the same bytes for any chunking.
 //!
-//! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units whose
-//! first bit lies in its codes. It writes each of them whole, with the codes of a few weights after the
-//! chunk, and leaves out the bits before its first unit, which belong to the chunk before. So chunks write
-//! disjoint bytes.
+//! The bitstream is owned in *units* of two threads, which share a gap byte. A chunk owns the units
+//! whose first bit lies in its codes. It writes each of them whole, with the codes of a few weights
+//! after the chunk, and leaves out the bits before its first unit, which belong to the chunk
+//! before. So chunks write disjoint bytes.
 //!
 //! ```text
 //! weights    ······|  chunk              |lookahead|··
@@ -21,7 +21,8 @@ use crate::constants::{GAP_THREADS_PER_BYTE, MAX_CODE_LENGTH, OUTPUT_OFFSET_BYTE
 use crate::huffman::{CodeLengths, Codes};
 use crate::{Error, Result, bf16};
 
-/// Tensors of fewer weights are written symbol by symbol: the pair table would cost more than it saves.
+/// Tensors of fewer weights are written symbol by symbol: the pair table would cost more than it
+/// saves.
 const PAIR_TABLE_ELEMENTS: u64 = 1 << 14;
 
 /// Encodes the chunks of one tensor; share it between threads.
@@ -36,8 +37,9 @@ pub struct ChunkEncoder {
 /// One chunk of a tensor: consecutive weights, and some that follow them.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkInput<'a> {
-    /// Little-endian weights, two bytes each: those of the chunk, then the next [`Geometry::lookahead`] ones,
-    /// or all to the end of the tensor where there are fewer. More do no harm.
+    /// Little-endian weights, two bytes each: those of the chunk, then the next
+    /// [`Geometry::lookahead`] ones, or all to the end of the tensor where there are fewer. More do
+    /// no harm.
     pub weights: &'a [u8],
     /// The number of weights in the chunk, at least 1.
     pub elements: usize,
@@ -45,7 +47,8 @@ pub struct ChunkInput<'a> {
     pub first_element: u64,
     /// The bit at which the chunk's first code starts: the bits of all chunks before it.
     pub start_bit: u64,
-    /// The bit after the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's histogram.
+    /// The bit after the chunk's last code: `start_bit` plus [`CodeLengths::bits`] of the chunk's
+    /// histogram.
     pub end_bit: u64,
 }
 
@@ -124,15 +127,16 @@ impl ChunkEncoder {
         Self { lengths: lengths.clone(), codes, pairs, layout: *layout }
     }
 
-    /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5 bytes a
-    /// weight.
+    /// Encodes one chunk into `output`, in one pass over its weights; memory grows to about 1.5
+    /// bytes a weight.
     ///
-    /// Bytes come out only for weights that have codes and that end at the bit that the histograms promised.
+    /// Bytes come out only for weights that have codes and that end at the bit that the histograms
+    /// promised.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the chunk does not fit the layout or lacks lookahead, and if its weights
-    /// are not those of the histograms, as when the source changed between two passes. Then `output` holds
-    /// nothing of use.
+    /// [`Error::Parameter`] if the chunk does not fit the layout or lacks lookahead, and if its
+    /// weights are not those of the histograms, as when the source changed between two passes. Then
+    /// `output` holds nothing of use.
     pub fn encode(&self, input: &ChunkInput<'_>, output: &mut ChunkOutput) -> Result<()> {
         let is_last = self.check(input)?;
         let geometry = self.layout.geometry();
@@ -150,7 +154,8 @@ impl ChunkEncoder {
         }
         let mut writer = Writer::new(&mut output.stream, start, tracker);
         let (weights, lookahead) = input.weights.split_at(2 * input.elements);
-        let mut done = self.write_chunk(weights, input.first_element, &mut output.plane, &mut writer);
+        let mut done =
+            self.write_chunk(weights, input.first_element, &mut output.plane, &mut writer);
         done = done && writer.bit() == end;
         let mut element = input.first_element + input.elements as u64;
         for weight in lookahead.as_chunks::<2>().0 {
@@ -158,7 +163,8 @@ impl ChunkEncoder {
                 break;
             }
             element += 1;
-            done = writer.push(self.codes.get(bf16::exponent(u16::from_le_bytes(*weight))), element);
+            done =
+                writer.push(self.codes.get(bf16::exponent(u16::from_le_bytes(*weight))), element);
         }
         if !(done && writer.finish(owned.end, is_last.then_some(self.layout.elements()))) {
             return Err(changed());
@@ -169,7 +175,9 @@ impl ChunkEncoder {
 
     /// Checks a chunk against the layout; whether it is the last one.
     fn check(&self, input: &ChunkInput<'_>) -> Result<bool> {
-        let misfit = |problem: &str| Err(Error::parameter(problem, "cut the tensor into consecutive chunks"));
+        let misfit = |problem: &str| {
+            Err(Error::parameter(problem, "cut the tensor into consecutive chunks"))
+        };
         let held = (input.weights.len() / 2) as u64;
         let elements = input.elements as u64;
         let rest = self
@@ -177,10 +185,13 @@ impl ChunkEncoder {
             .elements()
             .checked_sub(input.first_element)
             .and_then(|rest| rest.checked_sub(elements));
-        let Some(rest) = rest.filter(|_| elements > 0 && input.weights.len().is_multiple_of(2)) else {
+        let Some(rest) = rest.filter(|_| elements > 0 && input.weights.len().is_multiple_of(2))
+        else {
             return misfit("a chunk is empty or reaches beyond its tensor");
         };
-        if held < elements + rest.min(self.layout.geometry().lookahead() as u64) || held > elements + rest {
+        if held < elements + rest.min(self.layout.geometry().lookahead() as u64)
+            || held > elements + rest
+        {
             return misfit("a chunk has too few or too many weights behind it");
         }
         if input.start_bit >= input.end_bit
@@ -209,8 +220,15 @@ impl ChunkEncoder {
         output.plane.resize(input.elements, 0);
     }
 
-    /// Splits and writes the chunk's own weights; false if they are not those that the histograms counted.
-    fn write_chunk(&self, weights: &[u8], first: u64, plane: &mut [u8], writer: &mut Writer<'_>) -> bool {
+    /// Splits and writes the chunk's own weights; false if they are not those that the histograms
+    /// counted.
+    fn write_chunk(
+        &self,
+        weights: &[u8],
+        first: u64,
+        plane: &mut [u8],
+        writer: &mut Writer<'_>,
+    ) -> bool {
         let mut exponents = [0; PIECE];
         let mut element = first;
         for (weights, plane) in weights.chunks(2 * PIECE).zip(plane.chunks_mut(PIECE)) {

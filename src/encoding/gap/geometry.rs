@@ -1,8 +1,8 @@
 //! How a bitstream is cut into threads and thread blocks.
 
 use crate::constants::{
-    GAP_BYTES_PER_THREAD, GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK, GAP_THREADS_PER_BLOCK,
-    GAP_THREADS_PER_BYTE,
+    GAP_BYTES_PER_THREAD, GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK,
+    GAP_THREADS_PER_BLOCK, GAP_THREADS_PER_BYTE,
 };
 use crate::{Error, Result};
 
@@ -23,7 +23,8 @@ impl Default for Geometry {
 }
 
 impl Geometry {
-    /// A geometry of 8, 16, 32 or 64 bytes a thread and 64, 128, 256, 512 or 1024 threads a thread block.
+    /// A geometry of 8, 16, 32 or 64 bytes a thread and 64, 128, 256, 512 or 1024 threads a thread
+    /// block.
     ///
     /// # Errors
     /// [`Error::Parameter`] for any other numbers.
@@ -35,7 +36,8 @@ impl Geometry {
         } else {
             Err(Error::parameter(
                 format!(
-                    "no geometry has {bytes_per_thread} bytes a thread and {threads_per_block} threads a block"
+                    "no geometry has {bytes_per_thread} bytes a thread and {threads_per_block} \
+                    threads a block"
                 ),
                 format!("choose from {GAP_BYTES_PER_THREAD:?} and {GAP_THREADS_PER_BLOCK:?}"),
             ))
@@ -77,8 +79,8 @@ impl Geometry {
         GAP_THREADS_PER_BYTE * self.thread_bits()
     }
 
-    /// The weights that an encoder must see after a chunk: as many as a unit of one-bit codes holds, at most
-    /// 1024.
+    /// The weights that an encoder must see after a chunk: as many as a unit of one-bit codes
+    /// holds, at most 1024.
     pub const fn lookahead(self) -> usize {
         self.unit_bits() as usize
     }

@@ -1,12 +1,13 @@
 //! The fast decoder: several thread blocks at once, several exponents a look-up.
 //!
-//! A look-up waits for the one before it (8 cycles on Zen 5), so one stream leaves the core idle. The index
-//! says where every thread block starts and what comes out of it, so [`LANES`] of them are decoded in turns,
-//! look-up by look-up: one load of bits serves [`LOOKUPS`] of them. Exponents gather in an L1-sized scratch
-//! and are merged with the plane from there, by code that the compiler vectorises.
+//! A look-up waits for the one before it (8 cycles on Zen 5), so one stream leaves the core idle.
+//! The index says where every thread block starts and what comes out of it, so [`LANES`] of them
+//! are decoded in turns, look-up by look-up: one load of bits serves [`LOOKUPS`] of them. Exponents
+//! gather in an L1-sized scratch and are merged with the plane from there, by code that the
+//! compiler vectorises.
 //!
-//! Measured on one Zen 5 core at 3.75 GHz, GB of BF16 a second in cache, N(0, 0.02²) / with per-row scales;
-//! chosen: 6.8 / 5.8.
+//! Measured on one Zen 5 core at 3.75 GHz, GB of BF16 a second in cache, N(0, 0.02²) / with per-row
+//! scales; chosen: 6.8 / 5.8.
 //!
 //! | rejected | GB/s |
 //! |---|---|
@@ -15,9 +16,9 @@
 //! | 2, 3 lanes (looked up lane by lane) | 3.7 / 3.2, 4.3 / 3.5 |
 //! | 6, 8 lanes | 6.0 / 5.0, 5.8 / 4.6 |
 //! | 4 look-ups a load | 5.9 / 5.0 |
-//! | tables of 12 bits, 4 look-ups, 4 or 6 lanes | 5.9 / 4.9, 6.3 / 5.5, and twice the time to build |
+//! | tables of 12 bits, 4 look-ups, 4 or 6 lanes | 5.9 / 4.9, 6.3 / 5.5, built in twice the time |
 //! | tables of 10 bits (looked up lane by lane) | 3.9 / 3.3 |
-//! | scratch of 512, 2048, 4096 exponents | within noise; into memory that is not cached 4.3, 4.2, 4.4 against 4.6 |
+//! | scratch of 512, 2048, 4096 exponents | as good; to uncached memory 4.3, 4.2, 4.4 for 4.6 |
 
 use super::span::BlockCodes;
 use crate::huffman::bits::{PEEK_BITS, peek, peek_at_end};
@@ -166,8 +167,8 @@ fn step<const N: usize>(
 ) -> Result<(), NoCode> {
     let mut entries = [0; N];
     let mut bits = [0; N];
-    // The number of exponents × 256 plus the bits consumed, which both grow by one addition of an entry's
-    // upper bytes.
+    // The number of exponents × 256 plus the bits consumed, which both grow by one addition of an
+    // entry's upper bytes.
     let mut sums = [0; N];
     for ((bits, sum), lane) in bits.iter_mut().zip(&mut sums).zip(&*lanes) {
         *bits = peek(stream, lane.bit);
@@ -187,8 +188,8 @@ fn step<const N: usize>(
         lane.bit += usize::from(*sum as u8);
         lane.filled = (*sum >> 8) as usize;
     }
-    // An entry that consumes nothing repeats itself, so the last one tells of a long code anywhere in the
-    // step.
+    // An entry that consumes nothing repeats itself, so the last one tells of a long code anywhere
+    // in the step.
     for (entry, lane) in entries.iter().zip(lanes) {
         if entry >> 48 == 0 {
             lane.long_code(luts, stream)?;

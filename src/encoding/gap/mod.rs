@@ -1,10 +1,10 @@
 //! The `gap` encoding (spec/format.md, "Encoding gap"), after DFloat11 (arXiv 2504.11651).
 //!
-//! The codes of a tensor's exponents stand one after the other in one bitstream, cut into equal pieces of
-//! some bytes a *thread* and some threads a *thread block*, as a GPU reads them. A *boundary* is a bit
-//! position at which a code starts, or the end of the last code. A thread's *gap* is the distance from its
-//! first bit to the next boundary; a thread block's *output offset* is the index of the first weight whose
-//! code starts in it (or after it).
+//! The codes of a tensor's exponents stand one after the other in one bitstream, cut into equal
+//! pieces of some bytes a *thread* and some threads a *thread block*, as a GPU reads them. A
+//! *boundary* is a bit position at which a code starts, or the end of the last code. A thread's
+//! *gap* is the distance from its first bit to the next boundary; a thread block's *output offset*
+//! is the index of the first weight whose code starts in it (or after it).
 //!
 //! ```text
 //! bitstream       ··|code|code|co·de|code|code|c·ode|..|code|0000    T bytes a thread

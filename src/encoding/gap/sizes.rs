@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::Geometry;
 use crate::constants::{
-    CODE_LENGTHS_BYTES, GAP_THREADS_PER_BYTE, LUT_BYTES, MAX_CODE_LENGTH, MAX_LUTS, OUTPUT_OFFSET_BYTES,
+    CODE_LENGTHS_BYTES, GAP_THREADS_PER_BYTE, LUT_BYTES, MAX_CODE_LENGTH, MAX_LUTS,
+    OUTPUT_OFFSET_BYTES,
 };
 use crate::huffman::{CodeLengths, Histogram, Luts};
 use crate::{Error, Result};
@@ -24,8 +25,8 @@ impl GapSizes {
     /// The layout that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there are no elements, a LUT count outside 1..=128, or a bit count that no
-    /// codes of 1..=16 bits add up to; [`Error::Limit`] if a size exceeds 2^63 bytes.
+    /// [`Error::Corrupt`] if there are no elements, a LUT count outside 1..=128, or a bit count
+    /// that no codes of 1..=16 bits add up to; [`Error::Limit`] if a size exceeds 2^63 bytes.
     pub fn new(geometry: Geometry, elements: u64, bit_count: u64, lut_count: u64) -> Result<Self> {
         let corrupt = |problem: String| Error::corrupt("gap layout", 0, problem);
         if elements == 0 {
@@ -39,7 +40,9 @@ impl GapSizes {
             return Err(Error::limit("the element count of a BF16 tensor", elements, limit));
         }
         if !(elements..=elements * u64::from(MAX_CODE_LENGTH)).contains(&bit_count) {
-            return Err(corrupt(format!("{elements} codes of 1..=16 bits cannot take {bit_count} bits")));
+            return Err(corrupt(format!(
+                "{elements} codes of 1..=16 bits cannot take {bit_count} bits"
+            )));
         }
         Ok(Self { geometry, elements, bit_count, lut_count })
     }
@@ -52,19 +55,26 @@ impl GapSizes {
         let (lengths, lut) = (CODE_LENGTHS_BYTES as u64, LUT_BYTES as u64);
         match codebook_bytes.checked_sub(lengths) {
             Some(luts) if luts > 0 && luts % lut == 0 => Ok(luts / lut),
-            _ => Err(Error::corrupt("gap layout", 0, format_args!("a codebook of {codebook_bytes} bytes"))),
+            _ => Err(Error::corrupt(
+                "gap layout",
+                0,
+                format_args!("a codebook of {codebook_bytes} bytes"),
+            )),
         }
     }
 
     /// The layout of a tensor with this histogram under this code.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the histogram is empty or has an exponent without a code; [`Error::Limit`]
-    /// as [`new`](Self::new).
+    /// [`Error::Parameter`] if the histogram is empty or has an exponent without a code;
+    /// [`Error::Limit`] as [`new`](Self::new).
     pub fn plan(lengths: &CodeLengths, histogram: &Histogram, geometry: Geometry) -> Result<Self> {
         let elements = histogram.total();
         if elements == 0 {
-            return Err(Error::parameter("a tensor without elements has no gap encoding", "store it raw"));
+            return Err(Error::parameter(
+                "a tensor without elements has no gap encoding",
+                "store it raw",
+            ));
         }
         Self::new(geometry, elements, lengths.bits(histogram)?, Luts::new(lengths).len() as u64)
     }
@@ -133,30 +143,32 @@ impl GapSizes {
             + self.plane_bytes()
     }
 
-    /// The bytes of the output offset array that a span of thread blocks needs: those of its thread blocks
-    /// and the next.
+    /// The bytes of the output offset array that a span of thread blocks needs: those of its thread
+    /// blocks and the next.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor; so for the other two.
+    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor; so for the other
+    /// two.
     pub fn output_offsets_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
         self.check_span(thread_blocks)?;
         let entry = OUTPUT_OFFSET_BYTES as u64;
         Ok(thread_blocks.start * entry..(thread_blocks.end + 1) * entry)
     }
 
-    /// The bytes of the gap array that a span needs: those of its threads, and one more where thread blocks
-    /// follow.
+    /// The bytes of the gap array that a span needs: those of its threads, and one more where
+    /// thread blocks follow.
     ///
     /// # Errors
     /// As [`output_offsets_of`](Self::output_offsets_of).
     pub fn gaps_of(&self, thread_blocks: &Range<u64>) -> Result<Range<u64>> {
         self.check_span(thread_blocks)?;
         let block_bytes = u64::from(self.geometry.threads_per_block()) / GAP_THREADS_PER_BYTE;
-        Ok(thread_blocks.start * block_bytes..(thread_blocks.end * block_bytes + 1).min(self.gaps_bytes()))
+        Ok(thread_blocks.start * block_bytes
+            ..(thread_blocks.end * block_bytes + 1).min(self.gaps_bytes()))
     }
 
-    /// The bytes of the bitstream that a span needs: those of its threads, and two more (the end of its last
-    /// code) where thread blocks follow.
+    /// The bytes of the bitstream that a span needs: those of its threads, and two more (the end of
+    /// its last code) where thread blocks follow.
     ///
     /// # Errors
     /// As [`output_offsets_of`](Self::output_offsets_of).
@@ -177,11 +189,13 @@ impl GapSizes {
         ))
     }
 
-    /// Checks the whole array of output offsets as far as that goes without decoding: it ascends from 0 to the
-    /// number of elements, and no thread block is empty but the last one, which may hold only the end of a code.
+    /// Checks the whole array of output offsets as far as that goes without decoding: it ascends
+    /// from 0 to the number of elements, and no thread block is empty but the last one, which may
+    /// hold only the end of a code.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte at fault; [`Error::Parameter`] if the array has another size.
+    /// [`Error::Corrupt`] with the byte at fault; [`Error::Parameter`] if the array has another
+    /// size.
     pub fn check_output_offsets(&self, output_offsets: &[u8]) -> Result<()> {
         let entries = self.entries_of(output_offsets)?;
         let corrupt = |at: usize, problem: &str| {
@@ -209,20 +223,29 @@ impl GapSizes {
     /// [`Error::Corrupt`] if it is not zero.
     pub fn check_unused_gap(&self, last_byte: u8) -> Result<()> {
         if self.thread_count() % GAP_THREADS_PER_BYTE == 1 && last_byte >> 4 != 0 {
-            return Err(Error::corrupt("gaps", self.gaps_bytes() - 1, "the unused last gap is not zero"));
+            return Err(Error::corrupt(
+                "gaps",
+                self.gaps_bytes() - 1,
+                "the unused last gap is not zero",
+            ));
         }
         Ok(())
     }
 
-    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array of output
-    /// offsets. With the last weight comes a last thread block that holds none.
+    /// The thread blocks whose codes hold a range of weights, found by bisection in the whole array
+    /// of output offsets. With the last weight comes a last thread block that holds none.
     ///
-    /// For an array that [`check_output_offsets`](Self::check_output_offsets) refuses the answer may be wrong.
+    /// For an array that [`check_output_offsets`](Self::check_output_offsets) refuses the answer
+    /// may be wrong.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor, or the array has another
-    /// size.
-    pub fn thread_blocks_of(&self, output_offsets: &[u8], elements: &Range<u64>) -> Result<Range<u64>> {
+    /// [`Error::Parameter`] if the range is empty or reaches beyond the tensor, or the array has
+    /// another size.
+    pub fn thread_blocks_of(
+        &self,
+        output_offsets: &[u8],
+        elements: &Range<u64>,
+    ) -> Result<Range<u64>> {
         if elements.start >= elements.end || elements.end > self.elements {
             return Err(Error::parameter(
                 format!("elements {}..{} of {}", elements.start, elements.end, self.elements),
@@ -231,11 +254,14 @@ impl GapSizes {
         }
         let entries = self.entries_of(output_offsets)?;
         let entries = &entries[..entries.len() - 1];
-        let start = entries.partition_point(|entry| u64::from_le_bytes(*entry) <= elements.start).max(1) - 1;
+        let start =
+            entries.partition_point(|entry| u64::from_le_bytes(*entry) <= elements.start).max(1)
+                - 1;
         if elements.end == self.elements {
             return Ok(start as u64..self.thread_block_count());
         }
-        let end = start + entries[start..].partition_point(|entry| u64::from_le_bytes(*entry) < elements.end);
+        let end = start
+            + entries[start..].partition_point(|entry| u64::from_le_bytes(*entry) < elements.end);
         Ok(start as u64..end.max(start + 1) as u64)
     }
 

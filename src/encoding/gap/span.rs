@@ -23,8 +23,8 @@ impl<'a> Arrays<'a> {
     /// The parts for a span of thread blocks; no byte is read.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor, or an array is shorter than
-    /// the layout says.
+    /// [`Error::Parameter`] if the span is empty or reaches beyond the tensor, or an array is
+    /// shorter than the layout says.
     pub fn span(&self, layout: &GapSizes, thread_blocks: Range<u64>) -> Result<Span<'a>> {
         Ok(Span {
             gaps: part(self.gaps, &layout.gaps_of(&thread_blocks)?)?,
@@ -102,8 +102,8 @@ impl Span<'_> {
         self.thread_blocks.start * layout.geometry().thread_block_bits()
     }
 
-    /// The first boundary at or after the start of a thread block, in bits from the start of the span; the
-    /// end of the last code for the thread block after the last.
+    /// The first boundary at or after the start of a thread block, in bits from the start of the
+    /// span; the end of the last code for the thread block after the last.
     fn boundary(&self, layout: &GapSizes, thread_block: u64) -> usize {
         if thread_block == layout.thread_block_count() {
             return (layout.bit_count() - self.first_bit(layout)) as usize;
@@ -119,10 +119,16 @@ impl Span<'_> {
     /// [`Error::Corrupt`] if gaps and output offsets contradict each other or the layout.
     pub(super) fn block_codes(&self, layout: &GapSizes, thread_block: u64) -> Result<BlockCodes> {
         let corrupt = |problem: &str| {
-            Err(Error::corrupt("output offsets", thread_block * OUTPUT_OFFSET_BYTES as u64, problem))
+            Err(Error::corrupt(
+                "output offsets",
+                thread_block * OUTPUT_OFFSET_BYTES as u64,
+                problem,
+            ))
         };
-        let (element, next) = (self.output_offset(thread_block), self.output_offset(thread_block + 1));
-        let (start, end) = (self.boundary(layout, thread_block), self.boundary(layout, thread_block + 1));
+        let (element, next) =
+            (self.output_offset(thread_block), self.output_offset(thread_block + 1));
+        let (start, end) =
+            (self.boundary(layout, thread_block), self.boundary(layout, thread_block + 1));
         if thread_block == 0 && (element, start) != (0, 0) {
             return corrupt("the first thread block must start at the first weight, with gap 0");
         }

@@ -33,9 +33,10 @@ impl<'a> Tracker<'a> {
         threshold: usize,
     ) -> Self {
         arrays.gaps.clear();
-        arrays
-            .gaps
-            .resize((threads.end.saturating_sub(threads.start)).div_ceil(GAP_THREADS_PER_BYTE) as usize, 0);
+        arrays.gaps.resize(
+            (threads.end.saturating_sub(threads.start)).div_ceil(GAP_THREADS_PER_BYTE) as usize,
+            0,
+        );
         arrays.output_offsets.clear();
         let mut tracker = Self {
             arrays,
@@ -59,14 +60,16 @@ impl<'a> Tracker<'a> {
         self.thread_bits
     }
 
-    /// Notes that the first boundary at or after the threshold is `bit`, where the weight `element` starts.
+    /// Notes that the first boundary at or after the threshold is `bit`, where the weight `element`
+    /// starts.
     pub(super) fn cross(&mut self, bit: usize, element: u64) {
         let thread = self.threads.start;
         if self.threads.is_empty() {
             return;
         }
         let at = ((thread - self.first) / GAP_THREADS_PER_BYTE) as usize;
-        self.arrays.gaps[at] |= ((bit - self.threshold) as u8) << (4 * (thread % GAP_THREADS_PER_BYTE));
+        self.arrays.gaps[at] |=
+            ((bit - self.threshold) as u8) << (4 * (thread % GAP_THREADS_PER_BYTE));
         if thread.is_multiple_of(self.threads_per_block) {
             self.push_output_offset(element);
         }

@@ -7,18 +7,19 @@ use crate::constants::GAP_THREADS_PER_BYTE;
 use crate::{Error, Result};
 
 impl GapDecoder {
-    /// Checks every gap and output offset of a span against the codes, and all that [`decode`](Self::decode)
-    /// checks.
+    /// Checks every gap and output offset of a span against the codes, and all that
+    /// [`decode`](Self::decode) checks.
     ///
-    /// The gap and the output offset with which a span starts are checked with the span before it; so
-    /// verifying all spans of a tensor checks its whole index. Costs about twice as much as decoding.
+    /// The gap and the output offset with which a span starts are checked with the span before it;
+    /// so verifying all spans of a tensor checks its whole index. Costs about twice as much as
+    /// decoding.
     ///
-    /// Output offsets need no check of their own: the first must be 0, and decoding counts the codes from each
-    /// thread block's first boundary to the next.
+    /// Output offsets need no check of their own: the first must be 0, and decoding counts the
+    /// codes from each thread block's first boundary to the next.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's arrays
-    /// have other sizes than its layout.
+    /// [`Error::Corrupt`] with the byte of the array at fault; [`Error::Parameter`] if the span's
+    /// arrays have other sizes than its layout.
     pub fn verify_index(&self, span: &Span<'_>) -> Result<()> {
         let mut crossings = Crossings::new(self.layout.geometry().thread_bits() as usize);
         self.walk(span, |decoded| self.check_boundaries(span, &decoded, &mut crossings))?;
@@ -64,7 +65,8 @@ impl GapDecoder {
 
     /// Checks the gap of a thread, counted from the first one of the span.
     fn check_gap(&self, span: &Span<'_>, thread: usize, gap: usize) -> Result<()> {
-        let first = span.thread_blocks.start * u64::from(self.layout.geometry().threads_per_block());
+        let first =
+            span.thread_blocks.start * u64::from(self.layout.geometry().threads_per_block());
         let index = first + thread as u64;
         if index < self.layout.thread_count() && span.gap(thread as u64) != gap {
             let problem = format!("the gap of thread {index} must be {gap}");

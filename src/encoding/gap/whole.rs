@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Arrays, ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, GapSizes, Geometry, PlacedBytes};
+use super::{
+    Arrays, ChunkEncoder, ChunkInput, ChunkOutput, GapDecoder, GapSizes, Geometry, PlacedBytes,
+};
 use crate::Result;
 use crate::huffman::{CodeLengths, Histogram, codebook};
 
@@ -23,13 +25,17 @@ pub struct EncodedTensor {
     pub plane: Vec<u8>,
 }
 
-/// Encodes `n` little-endian BF16 weights (`2n` bytes) in chunks of `chunk_elements`, which do not change the
-/// result.
+/// Encodes `n` little-endian BF16 weights (`2n` bytes) in chunks of `chunk_elements`, which do not
+/// change the result.
 ///
 /// # Errors
-/// [`Error::Parameter`](crate::Error::Parameter) where there are no weights, an odd byte or no elements a
-/// chunk.
-pub fn encode_tensor(weights: &[u8], geometry: Geometry, chunk_elements: usize) -> Result<EncodedTensor> {
+/// [`Error::Parameter`](crate::Error::Parameter) where there are no weights, an odd byte or no
+/// elements a chunk.
+pub fn encode_tensor(
+    weights: &[u8],
+    geometry: Geometry,
+    chunk_elements: usize,
+) -> Result<EncodedTensor> {
     let odd = !weights.len().is_multiple_of(2) || chunk_elements == 0;
     let weights = if odd { &[] } else { weights };
     let histogram = Histogram::of(weights);
@@ -85,7 +91,8 @@ impl EncodedTensor {
     /// # Errors
     /// As [`GapDecoder::decode`], and [`Error::Corrupt`](crate::Error::Corrupt) for a bad codebook.
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        let decoder = GapDecoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
+        let decoder =
+            GapDecoder::new(&crate::huffman::read_codebook(&self.codebook)?, &self.layout);
         self.layout.check_output_offsets(&self.output_offsets)?;
         let thread_blocks = self.layout.thread_blocks_of(&self.output_offsets, &elements)?;
         let span = self.arrays().span(&self.layout, thread_blocks)?;

@@ -1,11 +1,11 @@
 //! Writes codes and notes where they cross into another thread.
 //!
-//! Four weights at a time: two look-ups in the pair table make one piece of bits, which joins the bits of the
-//! byte begun and is stored as 8 bytes, of which whole ones are kept.
+//! Four weights at a time: two look-ups in the pair table make one piece of bits, which joins the
+//! bits of the byte begun and is stored as 8 bytes, of which whole ones are kept.
 //!
-//! Measured on one Zen 5 core, GB of BF16 a second for all of encoding N(0, 0.02²); chosen: 3.3. Rejected:
-//! the hot loop inlined in its caller, which then lacks registers, 2.0; crossings resolved by a branch for
-//! each code of the group, 2.6.
+//! Measured on one Zen 5 core, GB of BF16 a second for all of encoding N(0, 0.02²); chosen: 3.3.
+//! Rejected: the hot loop inlined in its caller, which then lacks registers, 2.0; crossings
+//! resolved by a branch for each code of the group, 2.6.
 
 use super::crossings::{Crossings, GROUP};
 use super::pair_table::{self, PairTable, VALID};
@@ -60,7 +60,8 @@ impl<'a> Writer<'a> {
         self.end.bit
     }
 
-    /// Writes one code, behind which the weight `next` starts; false if it is none or the buffer is full.
+    /// Writes one code, behind which the weight `next` starts; false if it is none or the buffer is
+    /// full.
     pub(super) fn push(&mut self, code: Code, next: u64) -> bool {
         let written = self.end.push(self.stream, u64::from(code.bits), usize::from(code.length));
         if self.end.bit >= self.tracker.threshold() {
@@ -69,8 +70,8 @@ impl<'a> Writer<'a> {
         written.is_some() && code.length > 0
     }
 
-    /// Writes the codes of at most [`PIECE`] exponents, a multiple of [`GROUP`], the first of which is weight
-    /// `element`; false where one has no code or the buffer is full.
+    /// Writes the codes of at most [`PIECE`] exponents, a multiple of [`GROUP`], the first of which
+    /// is weight `element`; false where one has no code or the buffer is full.
     pub(super) fn push_groups(
         &mut self,
         pairs: &PairTable,
@@ -78,12 +79,14 @@ impl<'a> Writer<'a> {
         exponents: &[u8],
         element: u64,
     ) -> bool {
-        let Some(end) = write_groups(self.end, pairs, exponents, self.stream, &mut self.crossings) else {
+        let Some(end) = write_groups(self.end, pairs, exponents, self.stream, &mut self.crossings)
+        else {
             return false;
         };
         self.end = end;
         while self.tracker.threshold() <= end.bit {
-            let (bit, next) = self.crossings.find(self.tracker.threshold(), exponents, lengths.as_bytes());
+            let (bit, next) =
+                self.crossings.find(self.tracker.threshold(), exponents, lengths.as_bytes());
             self.tracker.cross(bit, element + next as u64);
         }
         true

@@ -1,8 +1,9 @@
 //! Bytes that are looked at before they are needed.
 //!
-//! Q: Why is this fast? Plane and bits come from memory, and the core fetches ahead what is read from start to end at an even pace. Neither
-//! is: rows take the plane in four places each, and a tile's bits are copied at once. So between look-ups one byte of each of some lines is
-//! read, in order; what it is does not matter.
+//! Q: Why is this fast? Plane and bits come from memory, and the core fetches ahead what is read
+//! from start to end at an even pace. Neither is: rows take the plane in four places each, and a
+//! tile's bits are copied at once. So between look-ups one byte of each of some lines is read, in
+//! order; what it is does not matter.
 
 use std::hint::black_box;
 
@@ -25,7 +26,8 @@ impl<'a> Ahead<'a> {
         Self { plane, stream, seen: 0 }
     }
 
-    /// Looks at the next lines: the plane of this half step, and as large a part of the following bits as of the tile.
+    /// Looks at the next lines: the plane of this half step, and as large a part of the following
+    /// bits as of the tile.
     #[inline]
     pub(super) fn look(&mut self, half_step: usize) {
         if let Some(plane) = self.plane.get(half_step * PLANE..(half_step + 1) * PLANE) {

@@ -1,4 +1,5 @@
-//! A matrix in tiles of 32 x 256 whose four arrays lie anywhere in memory: decoded or cut without a container.
+//! A matrix in tiles of 32 x 256 whose four arrays lie anywhere in memory: decoded or cut without a
+//! container.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -24,10 +25,12 @@ pub struct Arrays<'a> {
 pub type OwnedArrays = [Vec<u8>; 4];
 
 impl<'a> Arrays<'a> {
-    /// Of a matrix with these rows and columns. Looks at lengths and at the last record, not at the rest.
+    /// Of a matrix with these rows and columns. Looks at lengths and at the last record, not at the
+    /// rest.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if no matrix in tiles of 32 x 256 has such a shape, or arrays of such lengths.
+    /// [`Error::Corrupt`] if no matrix in tiles of 32 x 256 has such a shape, or arrays of such
+    /// lengths.
     pub fn new(rows: u64, columns: u64, arrays: [&'a [u8]; 4]) -> Result<Self> {
         let [codebook, records, bitstream, plane] = arrays;
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
@@ -57,8 +60,8 @@ impl<'a> Arrays<'a> {
         self.sizes.geometry().columns()
     }
 
-    /// The most bytes of the bitstream that a tile takes, from the 16 bytes with its first bit to those with
-    /// its last one: what kernels need to know.
+    /// The most bytes of the bitstream that a tile takes, from the 16 bytes with its first bit to
+    /// those with its last one: what kernels need to know.
     pub fn staged_bytes(&self) -> u32 {
         // No truncation: it is less than a tile has at most.
         staged_bytes(self.records) as u32
@@ -73,8 +76,8 @@ impl<'a> Arrays<'a> {
         check_offsets(&self.sizes, self.records)
     }
 
-    /// Decodes some columns of some rows into little-endian BF16, row by row, on the current pool. Tiles that
-    /// hold none of them are not decoded.
+    /// Decodes some columns of some rows into little-endian BF16, row by row, on the current pool.
+    /// Tiles that hold none of them are not decoded.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the arrays contradict themselves: then `weights` holds anything.
@@ -95,7 +98,8 @@ impl<'a> Arrays<'a> {
             jobs.push((first..end, part));
             (first, rest) = (end, after);
         }
-        jobs.into_par_iter().try_for_each(|(rows, out)| self.decode_in_strip(&decoder, rows, &columns, out))
+        jobs.into_par_iter()
+            .try_for_each(|(rows, out)| self.decode_in_strip(&decoder, rows, &columns, out))
     }
 
     /// Decodes some columns of rows by their numbers, one after the other, as
@@ -104,13 +108,15 @@ impl<'a> Arrays<'a> {
     /// # Errors
     /// As [`decode`](Self::decode).
     pub fn gather(&self, rows: &[u64], columns: Range<u64>, weights: &mut [u8]) -> Result<()> {
-        rows.iter().try_for_each(|&row| require(&self.sizes, &(row..row.saturating_add(1)), &columns))?;
+        rows.iter()
+            .try_for_each(|&row| require(&self.sizes, &(row..row.saturating_add(1)), &columns))?;
         let row_bytes = (2 * (columns.end - columns.start)) as usize;
         if weights.len() != row_bytes * rows.len() {
             let problem = format!("{} bytes for {} rows x {columns:?}", weights.len(), rows.len());
             return Err(Error::parameter(problem, "pass two bytes for each weight"));
         }
-        let (decoder, jobs) = (self.decoder()?, rows.par_iter().zip(weights.par_chunks_mut(row_bytes)));
+        let (decoder, jobs) =
+            (self.decoder()?, rows.par_iter().zip(weights.par_chunks_mut(row_bytes)));
         jobs.try_for_each(|(&row, out)| self.decode_in_strip(&decoder, row..row + 1, &columns, out))
     }
 
@@ -130,14 +136,16 @@ impl<'a> Arrays<'a> {
         decoder.decode_columns(&self.span(strip..strip + 1)?, rows, columns.clone(), out)
     }
 
-    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32 to
-    /// one or to the end, columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4, says.
+    /// Some rows and columns as a matrix of its own, without decoding: rows from a multiple of 32
+    /// to one or to the end, columns likewise of 256. A valid tensor, as `spec/gpu.md`, part 4,
+    /// says.
     ///
     /// # Errors
     /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`] if offsets contradict
     /// themselves.
     pub fn cut(&self, rows: Range<u64>, columns: Range<u64>) -> Result<OwnedArrays> {
-        let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
+        let part =
+            |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
         let read = |which, range| {
             Ok(match which {
                 CutArray::Bitstream => part(self.bitstream, range).into(),
@@ -148,7 +156,8 @@ impl<'a> Arrays<'a> {
     }
 
     fn span(&self, strips: Range<u64>) -> Result<Span<'a>> {
-        let part = |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
+        let part =
+            |array: &'a [u8], range: Range<u64>| &array[range.start as usize..range.end as usize];
         let records = part(self.records, self.sizes.records_of(&strips)?);
         let bits = self.sizes.bitstream_of(records, &strips)?;
         let plane = part(self.plane, self.sizes.plane_of(&strips)?);
@@ -163,8 +172,8 @@ pub(crate) enum CutArray {
     Plane,
 }
 
-/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read` is asked for nothing else
-/// than what the result holds, strip by strip.
+/// As [`Arrays::cut`], of arrays that are read some bytes at a time: `read` is asked for nothing
+/// else than what the result holds, strip by strip.
 ///
 /// # Errors
 /// As [`Arrays::cut`], and those of `read`.
@@ -202,7 +211,10 @@ pub(crate) fn cut<'a>(
         bitstream.extend_from_slice(&read(CutArray::Bitstream, bytes[0]..bytes[1])?);
         let height = high.min(geometry.rows() - strip * high);
         let from = strip * high * geometry.columns() + columns.start * height;
-        plane.extend_from_slice(&read(CutArray::Plane, from..from + (columns.end - columns.start) * height)?);
+        plane.extend_from_slice(&read(
+            CutArray::Plane,
+            from..from + (columns.end - columns.start) * height,
+        )?);
     }
     kept.extend(record::last(8 * bitstream.len() as u64));
     bitstream.resize(bitstream.len().next_multiple_of(16), 0);
@@ -215,7 +227,8 @@ fn require(sizes: &Sizes, rows: &Range<u64>, columns: &Range<u64>) -> Result<()>
     if within(rows, geometry.rows()) && within(columns, geometry.columns()) {
         return Ok(());
     }
-    let problem = format!("{rows:?} x {columns:?} of {} x {} weights", geometry.rows(), geometry.columns());
+    let problem =
+        format!("{rows:?} x {columns:?} of {} x {} weights", geometry.rows(), geometry.columns());
     Err(Error::parameter(problem, "ask for one or more rows and columns that exist"))
 }
 
@@ -235,7 +248,8 @@ mod tests {
 
     fn encoded(rows: u64, columns: u64) -> (Vec<u8>, OwnedArrays) {
         let weights = weights(rows, columns);
-        let tensor = encode_tensor(&weights, Geometry::new(256, columns, rows * columns).unwrap()).unwrap();
+        let tensor =
+            encode_tensor(&weights, Geometry::new(256, columns, rows * columns).unwrap()).unwrap();
         (weights, [tensor.codebook, tensor.records, tensor.bitstream, tensor.plane])
     }
 
@@ -243,8 +257,15 @@ mod tests {
         arrays.each_ref().map(Vec::as_slice)
     }
 
-    fn part(weights: &[u8], columns: u64, rows: &std::ops::Range<u64>, of: &std::ops::Range<u64>) -> Vec<u8> {
-        let row = |row| (2 * (row * columns + of.start)) as usize..(2 * (row * columns + of.end)) as usize;
+    fn part(
+        weights: &[u8],
+        columns: u64,
+        rows: &std::ops::Range<u64>,
+        of: &std::ops::Range<u64>,
+    ) -> Vec<u8> {
+        let row = |row| {
+            (2 * (row * columns + of.start)) as usize..(2 * (row * columns + of.end)) as usize
+        };
         rows.clone().flat_map(|at| weights[row(at)].to_vec()).collect()
     }
 
@@ -253,13 +274,17 @@ mod tests {
         let (weights, arrays) = encoded(77, 1000);
         let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
         matrix.check().unwrap();
-        for (rows, columns) in [(0..77, 0..1000), (5..6, 0..1000), (31..70, 250..520), (64..77, 992..1000)] {
-            let mut out = vec![0; (2 * (rows.end - rows.start) * (columns.end - columns.start)) as usize];
+        for (rows, columns) in
+            [(0..77, 0..1000), (5..6, 0..1000), (31..70, 250..520), (64..77, 992..1000)]
+        {
+            let mut out =
+                vec![0; (2 * (rows.end - rows.start) * (columns.end - columns.start)) as usize];
             matrix.decode(rows.clone(), columns.clone(), &mut out).unwrap();
             assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");
         }
         assert!(
-            matrix.decode(0..78, 0..1000, &mut []).is_err() && matrix.decode(3..3, 0..8, &mut []).is_err()
+            matrix.decode(0..78, 0..1000, &mut []).is_err()
+                && matrix.decode(3..3, 0..8, &mut []).is_err()
         );
         assert!(matrix.decode(0..1, 0..8, &mut [0; 15]).is_err());
     }
@@ -268,7 +293,9 @@ mod tests {
     fn rows_are_gathered_by_their_numbers() {
         let (weights, arrays) = encoded(77, 1000);
         let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        for (rows, columns) in [(&[3, 76, 0, 3, 40][..], 0..1000), (&[64, 1], 250..520), (&[], 0..8)] {
+        for (rows, columns) in
+            [(&[3, 76, 0, 3, 40][..], 0..1000), (&[64, 1], 250..520), (&[], 0..8)]
+        {
             let mut out = vec![0; rows.len() * 2 * (columns.end - columns.start) as usize];
             matrix.gather(rows, columns.clone(), &mut out).unwrap();
             let row = |&row: &u64| part(&weights, 1000, &(row..row + 1), &columns);
@@ -283,7 +310,8 @@ mod tests {
     fn cuts_are_tensors_of_their_own() {
         let (weights, arrays) = encoded(77, 1000);
         let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        for (rows, columns) in [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)]
+        for (rows, columns) in
+            [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)]
         {
             let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
             let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
@@ -300,7 +328,10 @@ mod tests {
     fn arrays_of_other_lengths_are_refused() {
         let (_, arrays) = encoded(40, 264);
         assert!(Arrays::new(40, 264, view(&arrays)).is_ok());
-        assert!(Arrays::new(48, 264, view(&arrays)).is_err() && Arrays::new(40, 272, view(&arrays)).is_err());
+        assert!(
+            Arrays::new(48, 264, view(&arrays)).is_err()
+                && Arrays::new(40, 272, view(&arrays)).is_err()
+        );
         assert!(
             Arrays::new(u64::MAX, 264, view(&arrays)).is_err()
                 && Arrays::new(40, 260, view(&arrays)).is_err()

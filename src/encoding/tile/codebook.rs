@@ -16,15 +16,16 @@ const COUNTS: usize = MAX_CODE_BITS as usize;
 pub(super) const VALUE_BYTES: usize = 2;
 /// Bytes before the values.
 pub(super) const HEAD_BYTES: usize = VALUE_BYTES * (1 + COUNTS);
-/// Where escape and pair stand in the order of codes of one length: pairs by their value, then the escape.
+/// Where escape and pair stand in the order of codes of one length: pairs by their value, then the
+/// escape.
 pub(super) type Value = u32;
 /// The escape's value.
 pub(super) const ESCAPE: Value = 1 << VALUE_BITS;
 
 /// A code over pairs of exponents.
 ///
-/// Always a usable code of at most 12 bits: it fills the code space exactly (Kraft's sum is 1), or has a single
-/// pair, or the escape alone, of one bit.
+/// Always a usable code of at most 12 bits: it fills the code space exactly (Kraft's sum is 1), or
+/// has a single pair, or the escape alone, of one bit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Codebook {
     /// 0 where there is no escape.
@@ -36,15 +37,16 @@ pub struct Codebook {
 }
 
 impl Codebook {
-    /// A code that gives these weights few bits, the codebook's own among them, and few escapes: of those that
-    /// a search over the number of pairs with codes tries. A function of the counts alone; costs less than a
-    /// millisecond on trained weights, at most some.
+    /// A code that gives these weights few bits, the codebook's own among them, and few escapes: of
+    /// those that a search over the number of pairs with codes tries. A function of the counts
+    /// alone; costs less than a millisecond on trained weights, at most some.
     ///
     /// # Errors
     /// [`Error::Parameter`] where the histogram is empty.
     pub fn from_histogram(histogram: &PairHistogram) -> Result<Self> {
-        let (escape, mut pairs) = choice::choose(histogram)
-            .ok_or_else(|| Error::parameter("a tensor without elements has no code", "store it raw"))?;
+        let (escape, mut pairs) = choice::choose(histogram).ok_or_else(|| {
+            Error::parameter("a tensor without elements has no code", "store it raw")
+        })?;
         pairs.sort_unstable_by_key(|&(pair, length)| (length, pair));
         let end = |bits: usize| pairs.partition_point(|&(_, length)| usize::from(length) <= bits);
         let ends = std::array::from_fn(|at| end(at + 1));
@@ -56,10 +58,12 @@ impl Codebook {
     /// # Errors
     /// [`Error::Corrupt`] with the byte at fault.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let corrupt =
-            |value: usize, problem: &str| Error::corrupt("codebook", (value * VALUE_BYTES) as u64, problem);
+        let corrupt = |value: usize, problem: &str| {
+            Error::corrupt("codebook", (value * VALUE_BYTES) as u64, problem)
+        };
         let (words, rest) = bytes.as_chunks::<VALUE_BYTES>();
-        let Some((&[escape, counts @ ..], values)) = words.split_first_chunk::<{ 1 + COUNTS }>() else {
+        let Some((&[escape, counts @ ..], values)) = words.split_first_chunk::<{ 1 + COUNTS }>()
+        else {
             return Err(corrupt(words.len(), "must begin with 13 numbers"));
         };
         let number = |word: [u8; 2]| usize::from(u16::from_le_bytes(word));
@@ -89,8 +93,12 @@ impl Codebook {
         let mut seen = vec![false; PAIRS];
         let mut start = 0;
         for end in ends {
-            if let Some(at) = book.pairs[start..end].windows(2).position(|pair| pair[0] >= pair[1]) {
-                return Err(corrupt(1 + COUNTS + start + at + 1, "values must ascend within a length"));
+            if let Some(at) = book.pairs[start..end].windows(2).position(|pair| pair[0] >= pair[1])
+            {
+                return Err(corrupt(
+                    1 + COUNTS + start + at + 1,
+                    "values must ascend within a length",
+                ));
             }
             start = end;
         }
@@ -163,8 +171,8 @@ impl Codebook {
         })
     }
 
-    /// The bits that the codes of these weights take, those of escaped pairs with their values; `None` where a
-    /// pair occurs that has no code, and there is no escape.
+    /// The bits that the codes of these weights take, those of escaped pairs with their values;
+    /// `None` where a pair occurs that has no code, and there is no escape.
     pub fn expected_bits(&self, histogram: &PairHistogram) -> Option<u64> {
         let mut lengths = vec![self.escape().map_or(0, |length| length + VALUE_BITS); PAIRS];
         for (value, length) in self.lengths().filter(|&(value, _)| value != ESCAPE) {

@@ -34,7 +34,8 @@ impl CodedTile<'_> {
         CodedTile { tile: Tile { stride, ..self.tile }, ..*self }
     }
 
-    /// Decodes the tile to `weights`, where its first weight comes first and rows are its stride apart.
+    /// Decodes the tile to `weights`, where its first weight comes first and rows are its stride
+    /// apart.
     pub(super) fn decode(
         &self,
         lookup: &Lookup,
@@ -76,7 +77,8 @@ impl CodedTile<'_> {
         Ok(())
     }
 
-    /// Decodes a tile in which every lane has as many units: rows of one band are put while the next one is decoded.
+    /// Decodes a tile in which every lane has as many units: rows of one band are put while the
+    /// next one is decoded.
     fn regular(
         &self,
         lookup: &Lookup,
@@ -104,7 +106,12 @@ impl CodedTile<'_> {
     }
 
     /// Where the pairs of all lanes of such a tile end.
-    fn regular_ends(&self, lookup: &Lookup, places: Places, stage: &mut Stage) -> Result<[usize; LANES]> {
+    fn regular_ends(
+        &self,
+        lookup: &Lookup,
+        places: Places,
+        stage: &mut Stage,
+    ) -> Result<[usize; LANES]> {
         let mut bits = *self.lane_starts();
         for part in 0..2 * places.steps() {
             self.half_step::<true>(lookup, &mut bits, stage.step(0, 0), part % 2)?;
@@ -130,13 +137,19 @@ impl CodedTile<'_> {
     }
 
     /// Decodes any tile, lane by lane; where the pairs of all lanes end.
-    fn partial<const VERIFY: bool>(&self, lookup: &Lookup, lanes: &mut Units) -> Result<[usize; LANES]> {
+    fn partial<const VERIFY: bool>(
+        &self,
+        lookup: &Lookup,
+        lanes: &mut Units,
+    ) -> Result<[usize; LANES]> {
         let mut ends = [0; LANES];
         let mut pairs = [0; LANES];
         let mut odd = None;
         for (band, k) in self.tile.steps() {
             for (lane, pairs) in pairs.iter_mut().enumerate() {
-                for unit in [2 * k, 2 * k + 1].into_iter().filter_map(|j| self.tile.unit(band, j, lane)) {
+                for unit in
+                    [2 * k, 2 * k + 1].into_iter().filter_map(|j| self.tile.unit(band, j, lane))
+                {
                     *pairs += unit.count.div_ceil(2);
                     if unit.count % 2 == 1 {
                         odd = Some((lane, *pairs));
@@ -151,10 +164,10 @@ impl CodedTile<'_> {
         }
         self.check_ends(&ends)?;
         match odd {
-            Some((lane, end)) if !is_twice(&lanes[lane], end) => {
-                Err(self
-                    .bad_bits(ends[lane], "the only exponent of the last pair does not stand there twice"))
-            }
+            Some((lane, end)) if !is_twice(&lanes[lane], end) => Err(self.bad_bits(
+                ends[lane],
+                "the only exponent of the last pair does not stand there twice",
+            )),
             _ => Ok(ends),
         }
     }
@@ -174,10 +187,13 @@ impl CodedTile<'_> {
         let mut rest = plane;
         for (band, k) in self.tile.steps() {
             for (lane, taken) in taken.iter_mut().enumerate() {
-                for unit in [2 * k, 2 * k + 1].into_iter().filter_map(|j| self.tile.unit(band, j, lane)) {
+                for unit in
+                    [2 * k, 2 * k + 1].into_iter().filter_map(|j| self.tile.unit(band, j, lane))
+                {
                     let plane = rest.split_off(..unit.count).unwrap_or_default();
                     let placed = lanes[lane].as_flattened().as_chunks::<2>().0[*taken..].iter();
-                    let weights = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
+                    let weights =
+                        weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
                     for ((weight, placed), plane) in weights.iter_mut().zip(placed).zip(plane) {
                         *weight = stage::join(*placed, *plane);
                     }

@@ -27,8 +27,8 @@ pub struct Span<'a> {
 
 /// Decodes the weights of one tensor; share it between threads.
 ///
-/// Any bytes are safe to decode: every read stays in its array, every write in the output, and each step
-/// consumes a bit or more.
+/// Any bytes are safe to decode: every read stays in its array, every write in the output, and each
+/// step consumes a bit or more.
 #[derive(Clone, Debug)]
 pub struct TileDecoder {
     lookup: Lookup,
@@ -46,16 +46,23 @@ impl TileDecoder {
     /// Tiles that hold none of them are not decoded; the cost is that of the others.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the records contradict themselves or the codes, or a code is none; then `weights`
-    /// holds anything. [`Error::Parameter`] if a slice has another size than the range or the span asks for.
-    pub fn decode_strips(&self, span: &Span<'_>, elements: Range<u64>, weights: &mut [u8]) -> Result<()> {
+    /// [`Error::Corrupt`] if the records contradict themselves or the codes, or a code is none;
+    /// then `weights` holds anything. [`Error::Parameter`] if a slice has another size than the
+    /// range or the span asks for.
+    pub fn decode_strips(
+        &self,
+        span: &Span<'_>,
+        elements: Range<u64>,
+        weights: &mut [u8],
+    ) -> Result<()> {
         self.decode(span, &Wanted::elements(&self.sizes.geometry(), elements), weights)
     }
 
-    /// Decodes some columns of some rows of the matrix, all of them in the span's strips, into little-endian BF16, row by row.
+    /// Decodes some columns of some rows of the matrix, all of them in the span's strips, into
+    /// little-endian BF16, row by row.
     ///
-    /// Tiles that hold none of them are not decoded; the cost is that of the others. At multiples of 32 rows and 256 columns they are
-    /// decoded straight into the output.
+    /// Tiles that hold none of them are not decoded; the cost is that of the others. At multiples
+    /// of 32 rows and 256 columns they are decoded straight into the output.
     ///
     /// # Errors
     /// As [`decode_strips`](Self::decode_strips).
@@ -91,7 +98,12 @@ impl TileDecoder {
             }
             // Some of its weights are wanted: decode them all, copy those row by row.
             let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
-            coded.with_stride(coded.tile.width).decode(&self.lookup, &mut stage, plane, &mut buffer)?;
+            coded.with_stride(coded.tile.width).decode(
+                &self.lookup,
+                &mut stage,
+                plane,
+                &mut buffer,
+            )?;
             for run in wanted.runs(corner, &coded.tile) {
                 let decoded = &buffer[2 * run.from..2 * (run.from + run.count)];
                 weights[2 * run.to..2 * (run.to + run.count)].copy_from_slice(decoded);
@@ -114,13 +126,17 @@ impl TileDecoder {
         let end = self.sizes.bit_count() / 8;
         let behind = 8 * end.saturating_sub(bytes.start) as usize;
         if span.strips.end == self.sizes.strip_count() && !is_zero_from(span.bitstream, behind) {
-            return Err(Error::corrupt("bitstream", end, "the bits behind the last tile are not zero"));
+            return Err(Error::corrupt(
+                "bitstream",
+                end,
+                "the bits behind the last tile are not zero",
+            ));
         }
         Ok(())
     }
 
-    /// Hands on the tiles of a span that hold wanted weights, each with its strip and its part of the plane, once
-    /// their records are found to be right.
+    /// Hands on the tiles of a span that hold wanted weights, each with its strip and its part of
+    /// the plane, once their records are found to be right.
     fn walk(
         &self,
         span: &Span<'_>,
@@ -133,8 +149,10 @@ impl TileDecoder {
         let (records, _) = span.records.as_chunks::<RECORD_BYTES>();
         let first_byte = record::offset(&records[0]) / 8;
         let mut pairs = (span.strips.start * geometry.strip_tiles()..).zip(records.windows(2));
-        let strips =
-            span.strips.clone().flat_map(|strip| geometry.tiles(strip).map(move |tile| (strip, tile)));
+        let strips = span
+            .strips
+            .clone()
+            .flat_map(|strip| geometry.tiles(strip).map(move |tile| (strip, tile)));
         for ((strip, tile), (index, pair)) in strips.zip(&mut pairs) {
             if !wanted.reaches(Corner::of(&geometry, strip, &tile), &tile) {
                 continue;
@@ -152,17 +170,27 @@ impl TileDecoder {
                 return Err(corrupt("the lanes do not add up to the distance of two offsets"));
             }
             let from = byte.checked_sub(first_byte).and_then(|from| usize::try_from(from).ok());
-            let rest = from.and_then(|from| span.bitstream.get(from..)).filter(|rest| bytes <= rest.len());
+            let rest =
+                from.and_then(|from| span.bitstream.get(from..)).filter(|rest| bytes <= rest.len());
             let rest = rest.ok_or_else(|| corrupt("an offset is not within the strips"))?;
             if bytes > MAX_TILE_BYTES {
                 return Err(corrupt("the lanes have more bits than any pairs"));
             }
             window.take(rest, bytes);
-            let strip_plane = ((strip - span.strips.start) * geometry.strip_elements()) as usize + tile.plane;
+            let strip_plane =
+                ((strip - span.strips.start) * geometry.strip_elements()) as usize + tile.plane;
             let plane = &span.plane[strip_plane..strip_plane + tile.elements()];
             hand(
                 strip,
-                &CodedTile { tile, lengths, starts, window: &window, behind: &rest[bytes..], index, byte },
+                &CodedTile {
+                    tile,
+                    lengths,
+                    starts,
+                    window: &window,
+                    behind: &rest[bytes..],
+                    index,
+                    byte,
+                },
                 plane,
             )?;
         }
@@ -173,17 +201,23 @@ impl TileDecoder {
     fn check(&self, span: &Span<'_>) -> Result<()> {
         let fits = |array: &[u8], range: Range<u64>| array.len() as u64 == range.end - range.start;
         let bitstream = self.sizes.bitstream_of(span.records, &span.strips)?;
-        if !fits(span.bitstream, bitstream) || !fits(span.plane, self.sizes.plane_of(&span.strips)?) {
+        if !fits(span.bitstream, bitstream) || !fits(span.plane, self.sizes.plane_of(&span.strips)?)
+        {
             return Err(Error::parameter(
                 "the arrays of a span have other sizes than its strips",
                 "pass the parts that they name",
             ));
         }
         let last = span.records.last_chunk::<RECORD_BYTES>();
-        if span.strips.end == self.sizes.strip_count() && last != Some(&record::last(self.sizes.bit_count()))
+        if span.strips.end == self.sizes.strip_count()
+            && last != Some(&record::last(self.sizes.bit_count()))
         {
             let at = self.sizes.records_bytes() - RECORD_BYTES as u64;
-            return Err(Error::corrupt("records", at, "the last record must be the bit count alone"));
+            return Err(Error::corrupt(
+                "records",
+                at,
+                "the last record must be the bit count alone",
+            ));
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Encoding strip by strip: parallel, in bounded memory, and with the same bytes for any order.
 //!
-//! A tile's weights are split into its plane and into the exponents of each lane, in the lane's order. Each lane
-//! is then written to a buffer of its own, since the place of a lane is known when the lengths of all are; a
-//! copy by 7 bytes joins them.
+//! A tile's weights are split into its plane and into the exponents of each lane, in the lane's
+//! order. Each lane is then written to a buffer of its own, since the place of a lane is known when
+//! the lengths of all are; a copy by 7 bytes joins them.
 
 use super::exponents::Exponents;
 use super::record::{self, Lengths};
@@ -26,7 +26,8 @@ pub struct Encoder {
 pub struct EncodedStrips {
     /// 32 bytes a tile; with the tensor's last strip 32 more, the last record.
     pub records: Vec<u8>,
-    /// The bits of the tiles, whole bytes; with the tensor's last strip zeros up to a multiple of 16.
+    /// The bits of the tiles, whole bytes; with the tensor's last strip zeros up to a multiple of
+    /// 16.
     pub bitstream: Vec<u8>,
     /// One byte a weight.
     pub plane: Vec<u8>,
@@ -47,8 +48,8 @@ impl Encoder {
         Self { geometry, table: Table::new(codebook) }
     }
 
-    /// The bytes of bitstream that a strip takes (without the zeros after the tensor's last), from which the
-    /// places of all strips follow: the bit count is 8 times their sum.
+    /// The bytes of bitstream that a strip takes (without the zeros after the tensor's last), from
+    /// which the places of all strips follow: the bit count is 8 times their sum.
     ///
     /// # Errors
     /// As [`encode_strip`](Self::encode_strip).
@@ -64,12 +65,13 @@ impl Encoder {
         Ok(bytes)
     }
 
-    /// Encodes a strip, whose bits begin at byte `first_byte` of the bitstream, and appends it to `output`.
+    /// Encodes a strip, whose bits begin at byte `first_byte` of the bitstream, and appends it to
+    /// `output`.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if there is no such strip or `weights` are not as many as it has, and if a pair
-    /// occurs that the codebook has no code for, as when the source changed between two passes. Then `output`
-    /// holds nothing of use.
+    /// [`Error::Parameter`] if there is no such strip or `weights` are not as many as it has, and
+    /// if a pair occurs that the codebook has no code for, as when the source changed between two
+    /// passes. Then `output` holds nothing of use.
     pub fn encode_strip(
         &self,
         strip: u64,
@@ -111,7 +113,11 @@ impl Encoder {
             return Ok(());
         }
         Err(Error::parameter(
-            format!("strip {strip} of {} does not have {} bytes", self.geometry.strip_count(), weights.len()),
+            format!(
+                "strip {strip} of {} does not have {} bytes",
+                self.geometry.strip_count(),
+                weights.len()
+            ),
             "pass the weights of a strip that exists",
         ))
     }
@@ -140,7 +146,12 @@ pub(super) fn tile_bytes(lengths: &Lengths) -> usize {
 }
 
 /// Appends the lanes of a tile, each with zeros up to its length, and zeros up to a whole byte.
-fn join(buffers: &[LaneBuffer; LANES], bits: &[usize; LANES], lengths: &Lengths, bitstream: &mut Vec<u8>) {
+fn join(
+    buffers: &[LaneBuffer; LANES],
+    bits: &[usize; LANES],
+    lengths: &Lengths,
+    bitstream: &mut Vec<u8>,
+) {
     let (start, bytes) = (bitstream.len(), tile_bytes(lengths));
     bitstream.resize(start + bytes + End::SLACK, 0);
     let mut end = End::default();

@@ -75,7 +75,8 @@ impl Exponents {
             let mut ordered = [[[0; UNIT]; LANES]; 2];
             for (half, (units, ordered)) in units.iter_mut().zip(&mut ordered).enumerate() {
                 let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0.iter_mut();
-                let runs = runs.zip(ordered.as_flattened_mut().as_chunks_mut::<RUN>().0).enumerate();
+                let runs =
+                    runs.zip(ordered.as_flattened_mut().as_chunks_mut::<RUN>().0).enumerate();
                 for (group, (exponents, plane)) in runs {
                     let at = 2 * (at + half * places.pair / 2 + group * places.group);
                     bf16::split(&weights[at..at + 2 * RUN], exponents, plane);
@@ -93,7 +94,8 @@ impl Exponents {
         let mut plane = plane.iter_mut();
         for (band, k) in tile.steps() {
             for (lane, pairs) in self.pairs.iter_mut().enumerate() {
-                for unit in [2 * k, 2 * k + 1].into_iter().filter_map(|j| tile.unit(band, j, lane)) {
+                for unit in [2 * k, 2 * k + 1].into_iter().filter_map(|j| tile.unit(band, j, lane))
+                {
                     let exponents = &mut self.units[*pairs / UNIT_PAIRS][lane];
                     let words = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks::<2>().0;
                     for (exponent, word) in exponents.iter_mut().zip(words) {

@@ -9,7 +9,8 @@ pub(super) const ROW_LANES: usize = 4;
 const BAND_ROWS: usize = LANES / ROW_LANES;
 /// The most tiles, so less than 2^45 weights.
 const MAX_TILES: u64 = u32::MAX as u64;
-/// Matrices with fewer columns or rows are cut as vectors: their tiles would be partial ones, mostly.
+/// Matrices with fewer columns or rows are cut as vectors: their tiles would be partial ones,
+/// mostly.
 const LEAST_COLUMNS: u64 = 128;
 const LEAST_ROWS: u64 = 16;
 
@@ -27,12 +28,14 @@ impl Geometry {
     /// The geometry that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if `tile_columns` is neither 256 nor 8192, where `columns` does not suit it or the
-    /// number of elements, where there are no elements, and from 2^32 tiles on.
+    /// [`Error::Corrupt`] if `tile_columns` is neither 256 nor 8192, where `columns` does not suit
+    /// it or the number of elements, where there are no elements, and from 2^32 tiles on.
     pub fn new(tile_columns: u64, columns: u64, elements: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile geometry", 0, problem));
         if !TILE_COLUMNS.contains(&tile_columns) {
-            return corrupt(format!("tiles of {tile_columns} columns where 256 and 8192 are allowed"));
+            return corrupt(format!(
+                "tiles of {tile_columns} columns where 256 and 8192 are allowed"
+            ));
         }
         if elements == 0 {
             return corrupt("a tensor without elements must be raw".into());
@@ -50,18 +53,23 @@ impl Geometry {
         }
         let geometry = Self { tile_columns, columns, elements };
         if geometry.tile_count() > MAX_TILES {
-            return corrupt(format!("{} tiles where at most {MAX_TILES} are allowed", geometry.tile_count()));
+            return corrupt(format!(
+                "{} tiles where at most {MAX_TILES} are allowed",
+                geometry.tile_count()
+            ));
         }
         Ok(geometry)
     }
 
-    /// The geometry that a writer gives a tensor of this shape: narrow tiles over its last dimension (over all
-    /// but the first one of four or more), unless it is narrow, odd or low; then tiles of a vector.
+    /// The geometry that a writer gives a tensor of this shape: narrow tiles over its last
+    /// dimension (over all but the first one of four or more), unless it is narrow, odd or low;
+    /// then tiles of a vector.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a shape without elements or with too many.
     pub fn choose(shape: &[u64]) -> Result<Self> {
-        let product = |dimensions: &[u64]| dimensions.iter().fold(1, |a: u64, &b| a.saturating_mul(b));
+        let product =
+            |dimensions: &[u64]| dimensions.iter().fold(1, |a: u64, &b| a.saturating_mul(b));
         let elements = product(shape);
         if elements == 0 {
             return Err(Error::parameter("a tensor without elements has no tiles", "store it raw"));
@@ -71,13 +79,18 @@ impl Geometry {
         let narrow = columns.is_multiple_of(UNIT as u64)
             && columns >= LEAST_COLUMNS
             && elements / columns >= LEAST_ROWS;
-        let geometry =
-            if narrow { Self::new(TILE_COLUMNS[0], columns, elements) } else { Self::vector(elements) };
-        geometry
-            .map_err(|_| Error::parameter("a tensor has too many weights for tiles", "store it otherwise"))
+        let geometry = if narrow {
+            Self::new(TILE_COLUMNS[0], columns, elements)
+        } else {
+            Self::vector(elements)
+        };
+        geometry.map_err(|_| {
+            Error::parameter("a tensor has too many weights for tiles", "store it otherwise")
+        })
     }
 
-    /// Whether it is tiles of 32 x 256 whose rows are rows of a tensor of this shape: one or more of its innermost dimensions.
+    /// Whether it is tiles of 32 x 256 whose rows are rows of a tensor of this shape: one or more
+    /// of its innermost dimensions.
     pub(crate) fn is_matrix_of(&self, shape: &[u64]) -> bool {
         self.tile_columns == TILE_COLUMNS[0] && has_rows_of(shape, self.columns)
     }
@@ -141,7 +154,8 @@ impl Geometry {
 
     /// The tiles of a strip that exists, in order.
     pub(super) fn tiles(&self, strip: u64) -> impl Iterator<Item = Tile> + use<> {
-        let elements = self.strip_elements().min(self.elements - strip * self.strip_elements()) as usize;
+        let elements =
+            self.strip_elements().min(self.elements - strip * self.strip_elements()) as usize;
         let (is_vector, tile_columns) = (self.is_vector(), self.tile_columns as usize);
         let columns = if is_vector { elements } else { self.columns as usize };
         let height = elements / columns;
@@ -191,7 +205,8 @@ impl Tile {
         self.width * self.height
     }
 
-    /// Units `j` of a band, in pairs as the plane has them: `(band, k)` stands for `j = 2k` and `2k + 1`.
+    /// Units `j` of a band, in pairs as the plane has them: `(band, k)` stands for `j = 2k` and
+    /// `2k + 1`.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (bands, pairs) = if self.is_vector { (1, 16) } else { (BAND_ROWS / 2, 4) };
         (0..bands).flat_map(move |band| (0..pairs).map(move |k| (band, k)))
@@ -211,7 +226,8 @@ impl Tile {
         Some(Unit { at: row * self.stride + column, count: if rest < UNIT { rest } else { UNIT } })
     }
 
-    /// The places of a tile in which every lane has the same number of units, an even one in each band.
+    /// The places of a tile in which every lane has the same number of units, an even one in each
+    /// band.
     pub(super) const fn places(&self) -> Option<Places> {
         let pair = if self.is_vector { 2 * LANES * UNIT } else { 2 * ROW_LANES * UNIT };
         if !self.width.is_multiple_of(pair) {
@@ -219,7 +235,13 @@ impl Tile {
         }
         let pairs = self.width / pair;
         if self.is_vector {
-            return Some(Places { bands: pairs, pairs: 1, pair, band: pair, group: ROW_LANES * UNIT });
+            return Some(Places {
+                bands: pairs,
+                pairs: 1,
+                pair,
+                band: pair,
+                group: ROW_LANES * UNIT,
+            });
         }
         if !self.height.is_multiple_of(BAND_ROWS) {
             return None;
@@ -230,7 +252,8 @@ impl Tile {
 }
 
 /// Where the units of a regular tile lie: unit `2k` of band `b` and lane `4g + q` at
-/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later. Of a vector, each two units of a lane are a band.
+/// `b × band + k × pair + g × group + 8q`, the one after it half a pair later. Of a vector, each
+/// two units of a lane are a band.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) bands: usize,
@@ -249,7 +272,8 @@ impl Places {
 
     /// The weights of the first lane of each step's first units, in the order of the plane.
     pub(super) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..self.bands).flat_map(move |band| (0..self.pairs).map(move |k| band * self.band + k * self.pair))
+        (0..self.bands)
+            .flat_map(move |band| (0..self.pairs).map(move |k| band * self.band + k * self.pair))
     }
 }
 

@@ -4,7 +4,8 @@ use super::PAIRS;
 use crate::constants::SYMBOLS;
 use crate::{Error, Result, bf16, huffman};
 
-/// Neighbouring pairs count in different tables: a counter raised twice in a row waits for its own store.
+/// Neighbouring pairs count in different tables: a counter raised twice in a row waits for its own
+/// store.
 const TABLES: usize = 2;
 
 /// How often each pair of exponents occurs, first weight in the low byte; 1 MiB.
@@ -39,8 +40,9 @@ impl PairHistogram {
         Err(Error::parameter(problem, "pass 65,536 of them"))
     }
 
-    /// Counts `n` more little-endian weights (`2n` bytes), consecutive ones from an even element on. An odd
-    /// last weight, which only the end of a tensor may have, counts as a pair with itself.
+    /// Counts `n` more little-endian weights (`2n` bytes), consecutive ones from an even element
+    /// on. An odd last weight, which only the end of a tensor may have, counts as a pair with
+    /// itself.
     ///
     /// # Panics
     /// Where the length is odd.

@@ -1,21 +1,24 @@
 //! Decoding lanes: one look-up a pair, several lanes in turns.
 //!
-//! A look-up waits for the one before it, so lanes take turns. Of a code with short codes one load of bits serves two units of a lane: their
-//! pairs rarely have more bits than a load, and then the lane is decoded again unit by unit. With per-row scales that would be about once in
-//! eight times; of such codes a load serves one unit. An entry is stored as it is: it has the exponents where they stand in their weights,
-//! and lengths are summed from what was stored. What counts is the number of instructions, of which the core does some five a cycle: for
-//! two units 5.8 a pair in the look-ups and 2.5 for the lengths.
+//! A look-up waits for the one before it, so lanes take turns. Of a code with short codes one load
+//! of bits serves two units of a lane: their pairs rarely have more bits than a load, and then the
+//! lane is decoded again unit by unit. With per-row scales that would be about once in eight times;
+//! of such codes a load serves one unit. An entry is stored as it is: it has the exponents where
+//! they stand in their weights, and lengths are summed from what was stored. What counts is the
+//! number of instructions, of which the core does some five a cycle: for two units 5.8 a pair in
+//! the look-ups and 2.5 for the lengths.
 //!
-//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0, 0.02²); chosen: 8.4.
+//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0,
+//! 0.02²); chosen: 8.4.
 //!
 //! | rejected | GB/s |
 //! |---|---|
 //! | a load for each unit (of all codes) | 7.9 |
-//! | two units a load of all codes | 8.4, but decoding of weights with per-row scales 5 to 8 % slower |
-//! | the table that was here, of 16-bit pairs, and a bit set above the load, the zeros above which tell the length | 7.3 |
+//! | two units a load of all codes | 8.4, but per-row scales are 5 to 8 % slower |
+//! | a table of 16-bit pairs, and the zeros above a bit set above the load tell the length | 7.3 |
 //! | such a bit, but entries as they are now | 7.5: plain x86-64 has no good instruction for it |
 //! | lengths summed in registers, 8 or 4 lanes | 7.4, 7.3: there are too few |
-//! | lengths summed by 32-bit loads, which the compiler joins to vectors that wait for the stores | 7.2 |
+//! | lengths summed by 32-bit loads, joined to vectors that wait for the stores | 7.2 |
 //! | two entries joined to one store | 7.1 |
 //! | the turns of all 32 lanes in one function, a load for each unit | 6.9 |
 //!
@@ -39,7 +42,8 @@ const OTHER: u32 = 1 << 15;
 /// Above any length: entries shift by their low 6 bits, and 8 lengths have 7 bits together.
 const LENGTH_END: u32 = 1 << 6;
 const LENGTHS_END: u8 = 1 << 7;
-/// Codes of at most this many bits on average, if the code suits its pairs, are decoded by two units a load.
+/// Codes of at most this many bits on average, if the code suits its pairs, are decoded by two
+/// units a load.
 const SHORT_BITS: usize = 6;
 /// Pairs of a unit.
 const UNIT_PAIRS: usize = UNIT / 2;
@@ -101,7 +105,8 @@ impl Lookup {
         self.entries[bits as usize % ENTRIES]
     }
 
-    /// Decodes half of the next two units of all lanes, each from its bit on, and moves after it: those of half the lanes, or one of each.
+    /// Decodes half of the next two units of all lanes, each from its bit on, and moves after it:
+    /// those of half the lanes, or one of each.
     #[inline]
     pub(super) fn half_step<const VERIFY: bool>(
         &self,
@@ -110,7 +115,8 @@ impl Lookup {
         step: &mut Step,
         half: usize,
     ) -> Result<(), NoCode> {
-        let mut turns = bits.as_chunks_mut::<TURNS>().0.iter_mut().zip(step.as_chunks_mut::<TURNS>().0);
+        let mut turns =
+            bits.as_chunks_mut::<TURNS>().0.iter_mut().zip(step.as_chunks_mut::<TURNS>().0);
         if self.is_short {
             let turns = turns.skip(half * LANES / TURNS / 2).take(LANES / TURNS / 2);
             return turns
@@ -136,7 +142,8 @@ impl Lookup {
         for (bit, lane) in bits.iter_mut().zip(lanes) {
             let units = &mut lane[FIRST..FIRST + UNITS];
             let length = units.iter().map(length).fold(0, u8::wrapping_add) % LENGTHS_END;
-            // Where a pair has more bits than are left of the load, so have all of them together, whatever was found in its place.
+            // Where a pair has more bits than are left of the load, so have all of them together,
+            // whatever was found in its place.
             if is_other(&units[UNITS - 1]) || (UNITS > 1 && usize::from(length) > PEEK_BITS) {
                 units.iter_mut().try_for_each(|unit| self.unit::<VERIFY>(window, bit, unit))?;
             } else {
@@ -146,7 +153,8 @@ impl Lookup {
         Ok(())
     }
 
-    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit after them.
+    /// Decodes `pairs` pairs of one lane from a bit on, as many as its units hold; the bit after
+    /// them.
     pub(super) fn lane<const VERIFY: bool>(
         &self,
         window: &Window,
@@ -204,7 +212,8 @@ impl Lookup {
         }
         let no_code = |problem| NoCode { bit: *bit, problem };
         // Other entries are all the escape's, but in a code of a single pair.
-        let escape = self.escape.filter(|escape| bits % (1 << escape.length) == u64::from(escape.bits));
+        let escape =
+            self.escape.filter(|escape| bits % (1 << escape.length) == u64::from(escape.bits));
         let escape = escape.ok_or(no_code("there is no such code"))?;
         let pair = (bits >> escape.length) as u16;
         if VERIFY && self.codebook.contains(pair) {

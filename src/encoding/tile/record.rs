@@ -41,11 +41,14 @@ pub(super) struct Lengths {
 }
 
 impl Lengths {
-    /// The writer's rule: the shortest lane's bits, and the least shift with which all lengths can be written.
+    /// The writer's rule: the shortest lane's bits, and the least shift with which all lengths can
+    /// be written.
     pub(super) fn of(bits: &[usize; LANES]) -> Self {
         let least = bits.iter().copied().min().unwrap_or(0);
         let most = bits.iter().copied().max().unwrap_or(0) - least;
-        let shift = (0..1 << SHIFT_BITS).find(|&shift| most.div_ceil(1 << shift) <= MAX_EXCESS).unwrap_or(0);
+        let shift = (0..1 << SHIFT_BITS)
+            .find(|&shift| most.div_ceil(1 << shift) <= MAX_EXCESS)
+            .unwrap_or(0);
         let excess = bits.map(|bits| (bits - least).div_ceil(1 << shift) as u8);
         Self { least: least as u16, shift, excess }
     }
@@ -54,9 +57,12 @@ impl Lengths {
     pub(super) fn read(record: &[u8; RECORD_BYTES]) -> Self {
         let head = head(record);
         let mut excess = [0; LANES];
-        for (four, bytes) in excess.as_chunks_mut::<4>().0.iter_mut().zip(record[8..].as_chunks::<3>().0) {
+        for (four, bytes) in
+            excess.as_chunks_mut::<4>().0.iter_mut().zip(record[8..].as_chunks::<3>().0)
+        {
             let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
-            *four = [0, 1, 2, 3].map(|lane| (bits >> (EXCESS_BITS * lane)) as u8 & MAX_EXCESS as u8);
+            *four =
+                [0, 1, 2, 3].map(|lane| (bits >> (EXCESS_BITS * lane)) as u8 & MAX_EXCESS as u8);
         }
         let least = (head >> OFFSET_BITS) as u16 % (1 << LEAST_BITS);
         Self { least, shift: (head >> (OFFSET_BITS + LEAST_BITS)) as u8, excess }
@@ -69,8 +75,11 @@ impl Lengths {
             | u64::from(self.least) << OFFSET_BITS
             | u64::from(self.shift) << (OFFSET_BITS + LEAST_BITS);
         record[..8].copy_from_slice(&head.to_le_bytes());
-        for (four, bytes) in self.excess.as_chunks::<4>().0.iter().zip(record[8..].as_chunks_mut::<3>().0) {
-            let bits = four.iter().rev().fold(0, |bits, &excess| bits << EXCESS_BITS | u32::from(excess));
+        for (four, bytes) in
+            self.excess.as_chunks::<4>().0.iter().zip(record[8..].as_chunks_mut::<3>().0)
+        {
+            let bits =
+                four.iter().rev().fold(0, |bits, &excess| bits << EXCESS_BITS | u32::from(excess));
             bytes.copy_from_slice(&bits.to_le_bytes()[..3]);
         }
         record

@@ -1,4 +1,5 @@
-//! The numbers of a `tile` tensor, and from them the length of each of its arrays and the parts of strips.
+//! The numbers of a `tile` tensor, and from them the length of each of its arrays and the parts of
+//! strips.
 
 use std::ops::Range;
 
@@ -27,8 +28,8 @@ impl Sizes {
     /// The sizes that the directory of a file states.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if no codebook has this size, where the bit count is no multiple of 8, less than
-    /// the number of pairs or reaches 2^48.
+    /// [`Error::Corrupt`] if no codebook has this size, where the bit count is no multiple of 8,
+    /// less than the number of pairs or reaches 2^48.
     pub fn new(geometry: Geometry, bit_count: u64, codebook_bytes: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let values = codebook_bytes.checked_sub(HEAD_BYTES as u64);
@@ -119,7 +120,8 @@ impl Sizes {
     /// The weights of some strips.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other three.
+    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other
+    /// three.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
         if strips.start >= strips.end || strips.end > self.strip_count() {
             return Err(Error::parameter(
@@ -149,13 +151,13 @@ impl Sizes {
         self.elements_of(strips)
     }
 
-    /// The bytes of the bitstream that some strips need, by their records: those of their tiles, with the last
-    /// strip all to the end of the array.
+    /// The bytes of the bitstream that some strips need, by their records: those of their tiles,
+    /// with the last strip all to the end of the array.
     ///
     /// # Errors
     /// As [`elements_of`](Self::elements_of), and where the records have another size;
-    /// [`Error::Corrupt`] if the offsets of the first tile and of the end contradict each other or the bit
-    /// count.
+    /// [`Error::Corrupt`] if the offsets of the first tile and of the end contradict each other or
+    /// the bit count.
     pub fn bitstream_of(&self, records: &[u8], strips: &Range<u64>) -> Result<Range<u64>> {
         let bytes = self.records_of(strips)?;
         let (records_of, rest) = records.as_chunks::<RECORD_BYTES>();
@@ -175,7 +177,10 @@ impl Sizes {
             return corrupt(bytes.start, "offsets must start at 0 and be multiples of 8");
         }
         let is_last = strips.end == self.strip_count();
-        if !end.is_multiple_of(8) || start > end || end > self.bit_count || (is_last && end != self.bit_count)
+        if !end.is_multiple_of(8)
+            || start > end
+            || end > self.bit_count
+            || (is_last && end != self.bit_count)
         {
             return corrupt(
                 bytes.end - RECORD_BYTES as u64,

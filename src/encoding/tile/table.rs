@@ -26,7 +26,10 @@ impl Table {
             None => vec![NONE | NONE_LENGTH; PAIRS],
             Some((_, escape)) => (0..u64::from(ESCAPE))
                 .map(|pair| {
-                    entry(u64::from(escape.bits) | pair << escape.length, escape.length + super::VALUE_BITS)
+                    entry(
+                        u64::from(escape.bits) | pair << escape.length,
+                        escape.length + super::VALUE_BITS,
+                    )
                 })
                 .collect(),
         };

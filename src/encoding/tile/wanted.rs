@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::geometry::{Geometry, Tile};
 use crate::{Error, Result};
 
-/// A range of weights, and of them those in some columns of the matrix. They go to a dense output, row by row.
+/// A range of weights, and of them those in some columns of the matrix. They go to a dense output,
+/// row by row.
 ///
 /// Where columns are left out the range is of whole rows.
 #[derive(Clone, Debug)]
@@ -38,14 +39,24 @@ impl Wanted {
     ///
     /// # Errors
     /// [`Error::Parameter`] if a row or a column does not exist, or there is none of them.
-    pub(super) fn columns(geometry: &Geometry, rows: &Range<u64>, columns: &Range<u64>) -> Result<Self> {
+    pub(super) fn columns(
+        geometry: &Geometry,
+        rows: &Range<u64>,
+        columns: &Range<u64>,
+    ) -> Result<Self> {
         let (height, width) = (geometry.rows(), geometry.columns());
         if rows.is_empty() || columns.is_empty() || rows.end > height || columns.end > width {
-            let problem = format!("rows {rows:?} and columns {columns:?} of {height} x {width} weights");
+            let problem =
+                format!("rows {rows:?} and columns {columns:?} of {height} x {width} weights");
             return Err(Error::parameter(problem, "ask for one or more of each that exist"));
         }
         let origin = rows.start * (columns.end - columns.start) + columns.start;
-        Ok(Self { elements: rows.start * width..rows.end * width, columns: columns.clone(), width, origin })
+        Ok(Self {
+            elements: rows.start * width..rows.end * width,
+            columns: columns.clone(),
+            width,
+            origin,
+        })
     }
 
     /// The range in which all of them are.

@@ -26,7 +26,10 @@ pub struct EncodedTensor {
 /// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
 pub fn encode_tensor(weights: &[u8], geometry: Geometry) -> Result<EncodedTensor> {
     if weights.len() as u64 != 2 * geometry.elements() {
-        return Err(Error::parameter("the weights are not those of the geometry", "pass a whole tensor"));
+        return Err(Error::parameter(
+            "the weights are not those of the geometry",
+            "pass a whole tensor",
+        ));
     }
     let mut histogram = PairHistogram::new();
     histogram.add(weights);
@@ -48,8 +51,8 @@ impl EncodedTensor {
     /// The parts of the arrays that some strips need.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor, or an array is shorter than
-    /// its size; [`Error::Corrupt`] as [`Sizes::bitstream_of`].
+    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor, or an array is
+    /// shorter than its size; [`Error::Corrupt`] as [`Sizes::bitstream_of`].
     pub fn span(&self, strips: Range<u64>) -> Result<Span<'_>> {
         let records = part(&self.records, &self.sizes.records_of(&strips)?)?;
         let bitstream = part(&self.bitstream, &self.sizes.bitstream_of(records, &strips)?)?;
@@ -77,8 +80,9 @@ impl EncodedTensor {
         let decoder = TileDecoder::new(&Codebook::from_bytes(&self.codebook)?, &self.sizes);
         let count = self.sizes.strip_count();
         let each = strips_a_span.max(1);
-        (0..count.div_ceil(each))
-            .try_for_each(|at| decoder.verify_strips(&self.span(at * each..((at + 1) * each).min(count))?))
+        (0..count.div_ceil(each)).try_for_each(|at| {
+            decoder.verify_strips(&self.span(at * each..((at + 1) * each).min(count))?)
+        })
     }
 }
 

@@ -34,7 +34,8 @@ impl End {
     /// Appends the bits of a lane.
     pub(super) fn copy(&mut self, stream: &mut [u8], lane: &LaneBuffer, bits: usize) {
         const STEP: usize = MOST_BITS / 8;
-        let load = |at: usize| u64::from_le_bytes(lane.bytes[at..at + 8].try_into().expect("8 bytes"));
+        let load =
+            |at: usize| u64::from_le_bytes(lane.bytes[at..at + 8].try_into().expect("8 bytes"));
         let steps = bits / MOST_BITS;
         for step in 0..steps {
             self.push(stream, load(step * STEP) & ((1 << MOST_BITS) - 1), MOST_BITS);
@@ -65,9 +66,14 @@ impl LaneBuffer {
 
     /// Writes the pairs of a lane; their bits, or `None` where one has no code.
     ///
-    /// A whole unit at a time: four look-ups make one piece of bits. Only where escapes make it longer than
-    /// a piece, pair by pair.
-    pub(super) fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
+    /// A whole unit at a time: four look-ups make one piece of bits. Only where escapes make it
+    /// longer than a piece, pair by pair.
+    pub(super) fn write(
+        &mut self,
+        table: &Table,
+        exponents: &Exponents,
+        lane: usize,
+    ) -> Option<usize> {
         let mut end = End::default();
         for unit in exponents.whole(lane) {
             let entries = table.unit(unit);
@@ -87,7 +93,8 @@ impl LaneBuffer {
         Some(end.bit)
     }
 
-    /// Pair by pair. The end comes and goes by value, or it would be in memory in the loop above too.
+    /// Pair by pair. The end comes and goes by value, or it would be in memory in the loop above
+    /// too.
     #[inline(never)]
     fn push_pairs(&mut self, mut end: End, entries: &[u64]) -> Option<End> {
         for &entry in entries {

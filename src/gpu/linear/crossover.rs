@@ -44,8 +44,8 @@ const H100: Gpu = Gpu { capability: (9, 0), bus_bits: 5120 };
 const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 
 /// Put together from times in `benches/record/` (2026-11-22-linear-*, 2026-11-23-linear*,
-/// *tile-kernel*, *residence*), for the four matrices there: those of our products and of cuBLASLt's,
-/// and of decoding. In microseconds:
+/// *tile-kernel*, *residence*), for the four matrices there: those of our products and of
+/// cuBLASLt's, and of decoding. In microseconds:
 ///
 /// ```text
 /// rows of x              16     32     64    128    256    512      decode, then cuBLASLt
@@ -59,8 +59,8 @@ const H200: Gpu = Gpu { capability: (9, 0), bus_bits: 6016 };
 /// decoding and cuBLASLt.
 ///
 /// With the fast layout a launch takes 2048 rows. On the H200 1024 take 675, and 844 decoded; each
-/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100 1024 take 685, and 931
-/// decoded; 2048 take 1422 and 1623.
+/// 512 more take 310 and 298, so that 2048 are still faster, too. On the H100 1024 take 685, and
+/// 931 decoded; 2048 take 1422 and 1623.
 const KNOWN: [(Gpu, Crossover); 2] =
     [(H100, Crossover { stored: 129, fast: 2049 }), (H200, Crossover { stored: 65, fast: 2049 })];
 

@@ -2,7 +2,9 @@
 //! shared memory. For compute capability 9.0 alone.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
+use cudarc::driver::{
+    CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute,
+};
 
 use super::{
     multiply::{run, run_early},
@@ -154,8 +156,8 @@ impl DecodedKernels {
     /// Puts a product on the stream: this many items of [`Rounds`].
     ///
     /// # Safety
-    /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with up to as
-    /// many rows of x as the last of [`DECODED_CLASSES`]; all that it points to lives until the
+    /// The launch is as `kernels/linear_task.cuh` asks, of matrices in tiles as stored, with up to
+    /// as many rows of x as the last of [`DECODED_CLASSES`]; all that it points to lives until the
     /// kernel is done.
     pub(super) unsafe fn multiply(
         &self,

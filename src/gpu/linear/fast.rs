@@ -6,8 +6,8 @@ use std::{ops::Range, sync::Arc};
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::task::{
-    ENTRY_BYTES, HEAD_BYTES, LinearMatrix, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask, strip_bytes,
-    strip_head_bytes,
+    ENTRY_BYTES, HEAD_BYTES, LinearMatrix, STRIP_ROWS, TILE_BYTES, TILE_COLUMNS, UnpackTask,
+    strip_bytes, strip_head_bytes,
 };
 use crate::{
     Result,
@@ -31,7 +31,12 @@ pub(in crate::gpu) struct FastArrays {
 }
 
 impl FastArrays {
-    pub(super) fn new(device: Device, (rows, columns): (u64, u64), strips: Region, entries: Region) -> Self {
+    pub(super) fn new(
+        device: Device,
+        (rows, columns): (u64, u64),
+        strips: Region,
+        entries: Region,
+    ) -> Self {
         let exceptions = entries.bytes() / ENTRY_BYTES;
         let (at, entries_at) = (strips.pointer(), entries.pointer());
         let kept = Some([strips, entries]);
@@ -82,8 +87,11 @@ impl FastArrays {
     ) -> Result<()> {
         let columns = self.columns;
         let elements = part.elements();
-        let wanted =
-            if part.width == 2 * columns { part.columns.start / 2..part.columns.end / 2 } else { 0..columns };
+        let wanted = if part.width == 2 * columns {
+            part.columns.start / 2..part.columns.end / 2
+        } else {
+            0..columns
+        };
         let pitch = wanted.end - wanted.start;
         let place = elements.start / columns * pitch + elements.start % columns;
         let strip_elements = STRIP_ROWS * columns;
@@ -163,7 +171,8 @@ impl FastSlice {
 
     /// As a part of the whole matrix.
     fn part(&self, rows: &Range<u64>, columns: &Range<u64>) -> Rect {
-        let bytes = 2 * (self.columns.start + columns.start)..2 * (self.columns.start + columns.end);
+        let bytes =
+            2 * (self.columns.start + columns.start)..2 * (self.columns.start + columns.end);
         let rows = self.rows.start + rows.start..self.rows.start + rows.end;
         Rect { rows, columns: bytes, width: 2 * self.arrays.columns }
     }
@@ -194,7 +203,10 @@ impl Places {
     /// From a strip on, in memory of [`FastArrays::strips_bytes`].
     pub(super) fn new(strips: CUdeviceptr, rows: u64, columns: u64, strip: u64) -> Self {
         let heads = strips + rows.div_ceil(STRIP_ROWS) * strip_bytes(columns);
-        Self { data: strips + strip * strip_bytes(columns), heads: heads + strip * strip_head_bytes(columns) }
+        Self {
+            data: strips + strip * strip_bytes(columns),
+            heads: heads + strip * strip_head_bytes(columns),
+        }
     }
 
     fn at_tile(self, tile: u64) -> Self {

@@ -54,7 +54,10 @@ impl Matrix {
         };
         if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
             let problem = "the indices or the output are misaligned";
-            return Err(Error::parameter(problem, "begin each on a multiple of an element's bytes"));
+            return Err(Error::parameter(
+                problem,
+                "begin each on a multiple of an element's bytes",
+            ));
         }
         if count > 1 && pitch < self.column_count() {
             let problem = "rows of the output would overlap";

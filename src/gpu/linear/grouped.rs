@@ -119,8 +119,12 @@ impl GroupedLinear {
             check_pair(first, expert)?;
             check_rows(first, expert)?;
             if expert.residence() != Residence::Fast {
-                let problem = format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
-                return Err(Error::parameter(problem, "make it fast (Matrix::to_fast), or decode it"));
+                let problem =
+                    format!("no kernel multiplies by experts as stored, as {:?} is", expert.name());
+                return Err(Error::parameter(
+                    problem,
+                    "make it fast (Matrix::to_fast), or decode it",
+                ));
             }
         }
         let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
@@ -129,22 +133,28 @@ impl GroupedLinear {
         Ok(Self { experts: each, first: first.clone(), count: experts.len() as u64 })
     }
 
-    /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in order. Takes no device memory, and
-    /// waits for nothing.
+    /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in
+    /// order. Takes no device memory, and waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for no parts or more than 1,024, parts that do not begin on multiples of 32, a slice of columns, and a
-    /// matrix [as stored](super::Residence::Stored); [`Error::Gpu`] if the GPU has too little shared memory for the kernel.
+    /// [`Error::Parameter`] for no parts or more than 1,024, parts that do not begin on multiples
+    /// of 32, a slice of columns, and a matrix [as stored](super::Residence::Stored);
+    /// [`Error::Gpu`] if the GPU has too little shared memory for the kernel.
     pub fn of_parts(matrix: &Matrix, count: u64) -> Result<Self> {
         if count > MOST_EXPERTS as u64 || matrix.residence() != Residence::Fast {
             let problem = format!("{count} experts, {:?}", matrix.residence());
-            return Err(Error::parameter(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout")));
+            return Err(Error::parameter(
+                problem,
+                format!("take 1 to {MOST_EXPERTS}, in the fast layout"),
+            ));
         }
         if !matrix.device().linear_kernels()?.has_grouped() {
             return Err(too_little_shared_memory());
         }
-        let rows = matrix.row_count().checked_div(count).filter(|rows| rows * count == matrix.row_count());
-        let Some(rows) = rows.filter(|&rows| rows > 0 && (count == 1 || rows.is_multiple_of(STRIP_ROWS)))
+        let rows =
+            matrix.row_count().checked_div(count).filter(|rows| rows * count == matrix.row_count());
+        let Some(rows) =
+            rows.filter(|&rows| rows > 0 && (count == 1 || rows.is_multiple_of(STRIP_ROWS)))
         else {
             let problem = format!("{} rows are not {count} experts", matrix.row_count());
             return Err(Error::parameter(problem, "take as many as begin on multiples of 32 rows"));
@@ -218,8 +228,9 @@ impl GroupedLinear {
             reserved: [0; 3],
             whole,
         };
-        // SAFETY: `self` keeps the arrays of as many matrices, all of these rows and columns; counts are at most what `check` allows; the kernel follows neither
-        // offsets nor indices out of x and y; the rest is the caller's promise.
+        // SAFETY: `self` keeps the arrays of as many matrices, all of these rows and columns;
+        // counts are at most what `check` allows; the kernel follows neither offsets nor indices
+        // out of x and y; the rest is the caller's promise.
         unsafe { self.device().linear_kernels()?.multiply_grouped(stream, &launch) }
     }
 
@@ -229,15 +240,24 @@ impl GroupedLinear {
         let (first, count) = (&self.first, self.count);
         // Whatever the offsets say, the kernel counts its items in 32 bits.
         let each = count * first.row_count().div_ceil(STRIP_ROWS);
-        if places.div_ceil(LEAST_CHUNK).saturating_mul(each) >= 1 << 31 || u32::try_from(x.rows).is_err() {
-            return refuse(format!("{places} places, {} rows of x", x.rows), "multiply fewer at once");
+        if places.div_ceil(LEAST_CHUNK).saturating_mul(each) >= 1 << 31
+            || u32::try_from(x.rows).is_err()
+        {
+            return refuse(
+                format!("{places} places, {} rows of x", x.rows),
+                "multiply fewer at once",
+            );
         }
         if places > 0 && x.rows == 0 || rows == 0 && places > x.rows {
             let problem = format!("{places} places have rows of x, which has {}", x.rows);
             return refuse(problem, "name a row of x for each place (Routing::rows)");
         }
-        if x.rows > 1 && x.pitch < first.column_count() || places > 1 && y.pitch < first.row_count() {
-            return refuse("rows of x or y would overlap".into(), "pitches count elements, not bytes");
+        if x.rows > 1 && x.pitch < first.column_count() || places > 1 && y.pitch < first.row_count()
+        {
+            return refuse(
+                "rows of x or y would overlap".into(),
+                "pitches count elements, not bytes",
+            );
         }
         if !(x.pointer | y.pointer).is_multiple_of(2) || !(offsets | rows).is_multiple_of(4) {
             let problem = "x, y, offsets or rows are misaligned";

@@ -3,18 +3,23 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
+use cudarc::driver::{
+    CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute,
+};
 
 use super::{
     Matrix, Residence,
     crossover::{Crossover, Gpu},
     decoded::{DECODED_CLASSES, DECODED_CONSTANTS, DecodedKernels},
     multiply::{Multiply, run},
-    split::{Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_CLUSTER, WIDE_SPLIT},
+    split::{
+        Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, LARGE_SPLIT, WIDE_CLASSES, WIDE_CLUSTER,
+        WIDE_SPLIT,
+    },
     task::{
-        FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS, PACK_WARPS,
-        PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS, UnpackTask,
-        tiles_across,
+        FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, MATRICES, MOST_EXPERTS,
+        PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, SIZES, STRIP_ROWS, UNPACK_WARPS,
+        UnpackTask, tiles_across,
     },
     tiles::{Staged, TILE_CONSTANTS, TileKernels},
 };
@@ -93,7 +98,8 @@ fn load_wide(
     }
     let prepare = |classes: &[u64], at: usize| {
         let (shared, threads) = (constants[at], constants[at + 1]);
-        let kernel = |rows| Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others);
+        let kernel =
+            |rows| Multiply::prepare(function(&format!("fast_{rows}"))?, threads, shared, others);
         classes.iter().map(kernel).collect::<Result<Vec<_>>>()
     };
     let (classes, large) = (prepare(&WIDE_CLASSES, WIDE_AT)?, prepare(&LARGE_CLASSES, LARGE_AT)?);
@@ -212,7 +218,8 @@ impl LinearKernels {
         launch: &LinearLaunch,
     ) -> Result<()> {
         let rows = u64::from(launch.x_rows);
-        let kernel = WIDE_CLASSES.iter().zip(&self.wide().classes).find(|&(&class, _)| rows <= class);
+        let kernel =
+            WIDE_CLASSES.iter().zip(&self.wide().classes).find(|&(&class, _)| rows <= class);
         let (_, kernel) = kernel.expect("no more rows than the last class has");
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
         unsafe { kernel.run_blocks(self.early, stream, (items * WIDE_CLUSTER) as u32, launch) }
@@ -230,7 +237,8 @@ impl LinearKernels {
         items: u64,
         launch: &LinearLaunch,
     ) -> Result<()> {
-        let kernels = self.decoded.as_ref().expect("most_rows says whether there are kernels for this many");
+        let kernels =
+            self.decoded.as_ref().expect("most_rows says whether there are kernels for this many");
         // SAFETY: the caller's promise; matrices are whole before a launch can name them.
         unsafe { kernels.multiply(self.early, staged, stream, items, launch) }
     }
@@ -259,7 +267,11 @@ impl LinearKernels {
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points
     /// to lives until the kernel is done. [`has_grouped`](Self::has_grouped) said yes.
-    pub(super) unsafe fn multiply_grouped(&self, stream: &CudaStream, launch: &GroupedLaunch) -> Result<()> {
+    pub(super) unsafe fn multiply_grouped(
+        &self,
+        stream: &CudaStream,
+        launch: &GroupedLaunch,
+    ) -> Result<()> {
         let GroupedLaunch { places, experts, rows, .. } = *launch;
         // Items, if each expert begins a chunk of its own.
         let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
@@ -280,7 +292,11 @@ impl LinearKernels {
             block_dim: (PACK_WARPS as u32 * LANES, 1, 1),
             shared_mem_bytes,
         };
-        let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (SCAN_THREADS, 1, 1), shared_mem_bytes: 0 };
+        let one = LaunchConfig {
+            grid_dim: (1, 1, 1),
+            block_dim: (SCAN_THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
         // SAFETY: the caller's promise; a warp a tile, and the shared memory that the kernels'
         // constants say.
         unsafe { run(&self.count, stream, each_tile(self.count_bytes), task) }?;
@@ -351,7 +367,8 @@ fn blocks(rows: u32, columns: u32, warps: u64) -> u32 {
 
 /// That both sides mean the same by what is no size of a structure.
 fn check_constants(constants: &[u32]) -> Result<()> {
-    let few = [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
+    let few =
+        [PACK_WARPS, UNPACK_WARPS, PARTIAL_BYTES, MATRICES as u64, GROUP, MOST_EXPERTS as u64];
     let ours = [&few[..], &WIDE_SPLIT, &LARGE_SPLIT].concat();
     let few = [8, 10, 11, 12, 13, 14].into_iter();
     let at = few.chain(WIDE_SPLIT_AT..LARGE_AT).chain(LARGE_SPLIT_AT..TILE_AT);
@@ -376,7 +393,8 @@ mod tests {
         let manifest: Value = serde_json::from_str(manifest).unwrap();
         for target in ["constants", "hopper_constants"] {
             let theirs = manifest["modules"]["linear.ptx"][target].as_array().unwrap();
-            let theirs: Vec<u32> = theirs.iter().map(|word| word.as_u64().unwrap() as u32).collect();
+            let theirs: Vec<u32> =
+                theirs.iter().map(|word| word.as_u64().unwrap() as u32).collect();
             assert_eq!(theirs.len(), CONSTANTS);
             assert!(theirs.iter().zip(SIZES).all(|(&theirs, ours)| u64::from(theirs) == ours));
             check_constants(&theirs).unwrap();

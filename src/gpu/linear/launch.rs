@@ -8,7 +8,9 @@ use super::{
     decoded::Rounds,
     kernels::LinearKernels,
     map::map_of,
-    split::{Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide},
+    split::{
+        Bands, COUNTERS, LARGE_PARTIAL_BYTES, Large, MATRIX_COUNTERS, Split, WIDE_CLASSES, Wide,
+    },
     task::{LinearLaunch, LinearMatrix, MATRICES, PARTIAL_BYTES, ROWS},
     tiles::Staged,
 };
@@ -101,7 +103,8 @@ impl Launch {
 
     /// Of a workspace for up to this many rows of x.
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
-        // Kernels for up to `WIDE_ROWS` need none, of the fast layout; but it may be used for fewer rows.
+        // Kernels for up to `WIDE_ROWS` need none, of the fast layout; but it may be used for fewer
+        // rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
         let is_large = rows.min(self.most_rows) > WIDE_ROWS;
         let columns = self.arguments.columns.into();
@@ -147,7 +150,9 @@ impl Launch {
         if let Some(staged) = self.staged {
             arguments.counters = workspace;
             // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
-            return unsafe { kernels.multiply_decoded(staged, stream, self.rounds.items, &arguments) };
+            return unsafe {
+                kernels.multiply_decoded(staged, stream, self.rounds.items, &arguments)
+            };
         }
         let bands = Bands::new(x.rows);
         let box_rows = if x.rows <= WIDE_ROWS { x.rows } else { bands.rows };
@@ -159,7 +164,8 @@ impl Launch {
             return unsafe { kernels.multiply_wide(stream, self.wide_items, &arguments) };
         }
         arguments.counters = workspace;
-        for Large { matrices: (first, end), items } in Large::all(&self.rows, arguments.columns.into(), bands)
+        for Large { matrices: (first, end), items } in
+            Large::all(&self.rows, arguments.columns.into(), bands)
         {
             let mut part = arguments;
             part.matrices[..end - first].copy_from_slice(&arguments.matrices[first..end]);

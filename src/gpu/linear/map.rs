@@ -4,8 +4,8 @@
 use std::ptr::{from_mut, from_ref};
 
 use cudarc::driver::sys::{
-    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
 };
 
 use super::{LinearInput, split::WIDE_COLUMNS, task::XMap};
@@ -18,8 +18,8 @@ const ALIGNMENT: u64 = 16;
 const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
-/// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None if
-/// x is not aligned: kernels read it slowly then.
+/// That of these rows of x, of which a box has this many, as `kernels/linear_task.cuh` asks. None
+/// if x is not aligned: kernels read it slowly then.
 pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let pitch = x.pitch * ELEMENT;
     if !(x.pointer | pitch).is_multiple_of(ALIGNMENT) || pitch >= PITCH_END {

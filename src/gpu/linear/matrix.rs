@@ -126,8 +126,8 @@ pub struct TileAddresses {
     /// Of the decode table that [`Device::build_tables`] made, a multiple of 16.
     pub table: CUdeviceptr,
     /// The most bytes of the bitstream that a tile takes
-    /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). With less, decoding is not right, and sets
-    /// the status.
+    /// ([`Arrays::staged_bytes`](crate::encoding::tile::Arrays::staged_bytes)). With less, decoding
+    /// is not right, and sets the status.
     pub staged_bytes: u32,
 }
 
@@ -139,13 +139,17 @@ impl Matrix {
         if let Some(arrays) = tile.and_then(|tile| model.part(block.part).0.fast(tile.id())) {
             return Ok(Self { name: name.into(), form: Form::fast(arrays) });
         }
-        let refuse =
-            |problem: &str, remedy: &str| Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy));
+        let refuse = |problem: &str, remedy: &str| {
+            Err(Error::parameter(format!("tensor {name:?} {problem}"), remedy))
+        };
         if entry.dtype != Dtype::BF16 {
             return refuse("has no BF16 elements", "multiply by what GpuModel::program decodes");
         }
         if block.route.turn().is_some() {
-            return refuse("is streamed from the host", "load its block resident (LoadOptions::plan)");
+            return refuse(
+                "is streamed from the host",
+                "load its block resident (LoadOptions::plan)",
+            );
         }
         let Some(geometry) = tile.map(|tile| tile.sizes().geometry()) else {
             return refuse("is not stored in tiles", "convert the container to the tile layout");
@@ -159,7 +163,11 @@ impl Matrix {
         }
         let most = u64::from(u32::MAX);
         if let Some(many) = [rows, columns].into_iter().find(|&count| count > most) {
-            return Err(Error::limit(format!("rows or columns of matrix {name:?} on the GPU"), many, most));
+            return Err(Error::limit(
+                format!("rows or columns of matrix {name:?} on the GPU"),
+                many,
+                most,
+            ));
         }
         let (part, tile) = (model.part(block.part).0, tile.expect("it has a geometry"));
         let sizes = (tile.arrays(part), tile.sizes().bitstream_bytes(), tile.staged_bytes());
@@ -167,29 +175,36 @@ impl Matrix {
         Ok(Self { name: name.into(), form: Form::Stored(whole) })
     }
 
-    /// A matrix of these rows and columns in memory that the caller keeps, as it is stored. Waits for nothing.
+    /// A matrix of these rows and columns in memory that the caller keeps, as it is stored. Waits
+    /// for nothing.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a misaligned address, no rows or columns, columns that are no multiple of 8, or more than
-    /// 2^32 - 1 of either.
+    /// [`Error::Parameter`] for a misaligned address, no rows or columns, columns that are no
+    /// multiple of 8, or more than 2^32 - 1 of either.
     ///
     /// # Safety
-    /// In memory that the device reads (pinned memory of the host too): the arrays of a matrix of this shape
-    /// ([`Arrays`](crate::encoding::tile::Arrays) tells their lengths), of any content, and its table. They live as long as this
-    /// matrix, what is made of it, and the work that uses them.
+    /// In memory that the device reads (pinned memory of the host too): the arrays of a matrix of
+    /// this shape ([`Arrays`](crate::encoding::tile::Arrays) tells their lengths), of any content,
+    /// and its table. They live as long as this matrix, what is made of it, and the work that uses
+    /// them.
     pub unsafe fn of_tiles(device: &Device, shape: (u64, u64), at: TileAddresses) -> Result<Self> {
         check_shape(shape)?;
         let TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes } = at;
-        if !(records | bitstream | bitstream_bytes | plane | table).is_multiple_of(OUTPUT_ALIGNMENT) {
+        if !(records | bitstream | bitstream_bytes | plane | table).is_multiple_of(OUTPUT_ALIGNMENT)
+        {
             let problem = "an array is misaligned";
-            return Err(Error::parameter(problem, format!("begin each on a multiple of {OUTPUT_ALIGNMENT}")));
+            return Err(Error::parameter(
+                problem,
+                format!("begin each on a multiple of {OUTPUT_ALIGNMENT}"),
+            ));
         }
         let arrays = TileArrays { records, bitstream, plane, table };
         let whole = TileMatrix::new(device, shape, (arrays, bitstream_bytes, staged_bytes), None);
         Ok(Self { name: Arc::default(), form: Form::Stored(whole) })
     }
 
-    /// Likewise in the fast layout: `strips` of [`Matrix::fast_bytes`], then where its exceptions are, of 4 bytes each, and how many.
+    /// Likewise in the fast layout: `strips` of [`Matrix::fast_bytes`], then where its exceptions
+    /// are, of 4 bytes each, and how many.
     ///
     /// # Errors
     /// As [`Matrix::of_tiles`], and for 2^32 weights or more.
@@ -203,7 +218,9 @@ impl Matrix {
         (entries, exceptions): (CUdeviceptr, u64),
     ) -> Result<Self> {
         check_shape(shape)?;
-        if !(strips | entries).is_multiple_of(OUTPUT_ALIGNMENT) || u32::try_from(shape.0 * shape.1).is_err() {
+        if !(strips | entries).is_multiple_of(OUTPUT_ALIGNMENT)
+            || u32::try_from(shape.0 * shape.1).is_err()
+        {
             let problem = format!("{} x {} weights, or misaligned arrays", shape.0, shape.1);
             return Err(Error::parameter(
                 problem,
@@ -282,11 +299,13 @@ impl Matrix {
     /// # Errors
     /// [`Error::Parameter`] for other rows, or none.
     pub fn rows(&self, rows: Range<u64>) -> Result<Self> {
-        let inner = within(&rows, self.row_count(), STRIP_ROWS, format_args!("rows of {:?}", self.name))?;
+        let inner =
+            within(&rows, self.row_count(), STRIP_ROWS, format_args!("rows of {:?}", self.name))?;
         let form = match &self.form {
-            Form::Stored(stored) => {
-                Form::Stored(TileMatrix { rows: shift(&inner, stored.rows.start), ..stored.clone() })
-            }
+            Form::Stored(stored) => Form::Stored(TileMatrix {
+                rows: shift(&inner, stored.rows.start),
+                ..stored.clone()
+            }),
             Form::Fast(fast) => {
                 Form::Fast(FastSlice { rows: shift(&inner, fast.rows.start), ..fast.clone() })
             }
@@ -304,7 +323,8 @@ impl Matrix {
         let rows = self.row_count();
         let each = rows.checked_div(parts).filter(|each| each * parts == rows && *each > 0);
         let Some(each) = each else {
-            let problem = format!("{rows} rows of {:?} are not {parts} parts of equal size", self.name);
+            let problem =
+                format!("{rows} rows of {:?} are not {parts} parts of equal size", self.name);
             return Err(Error::parameter(problem, "take as many parts as divide the rows"));
         };
         (0..parts).map(|part| self.rows(part * each..(part + 1) * each)).collect()
@@ -319,9 +339,10 @@ impl Matrix {
         let what = format_args!("columns of {:?}", self.name);
         let inner = within(&columns, self.column_count(), TILE_COLUMNS, what)?;
         let form = match &self.form {
-            Form::Stored(stored) => {
-                Form::Stored(TileMatrix { columns: shift(&inner, stored.columns.start), ..stored.clone() })
-            }
+            Form::Stored(stored) => Form::Stored(TileMatrix {
+                columns: shift(&inner, stored.columns.start),
+                ..stored.clone()
+            }),
             Form::Fast(fast) => {
                 Form::Fast(FastSlice { columns: shift(&inner, fast.columns.start), ..fast.clone() })
             }
@@ -342,16 +363,18 @@ impl Matrix {
     pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
         let Form::Stored(stored) = &self.form else { return Ok(Transcoded::Fast(self.clone())) };
         Ok(match transcode::transcode(stored, most_exceptions)? {
-            Outcome::Fast(arrays) => {
-                Transcoded::Fast(Self { name: Arc::clone(&self.name), form: Form::fast(&Arc::new(arrays)) })
-            }
+            Outcome::Fast(arrays) => Transcoded::Fast(Self {
+                name: Arc::clone(&self.name),
+                form: Form::fast(&Arc::new(arrays)),
+            }),
             Outcome::TooMany(exceptions) => {
                 Transcoded::TooManyExceptions { exceptions, most: most_exceptions }
             }
             Outcome::TooWide => {
                 let (name, rows, columns) = (&self.name, self.row_count(), self.column_count());
-                let problem =
-                    format!("{name:?} has {rows} x {columns} weights, too many to be transcoded at once");
+                let problem = format!(
+                    "{name:?} has {rows} x {columns} weights, too many to be transcoded at once"
+                );
                 let remedy = "take fewer of its rows or columns, or multiply as stored";
                 return Err(Error::parameter(problem, remedy));
             }
@@ -405,11 +428,13 @@ impl Matrix {
         unsafe { self.decode_slice_into_raw((rows, columns), output, stream, status) }
     }
 
-    /// As [`Matrix::decode_into_raw`], of any of its rows and columns, row by row, dense. Fastest at multiples of 32 rows and 256
-    /// columns, and if a row of the slice has a multiple of 8 weights.
+    /// As [`Matrix::decode_into_raw`], of any of its rows and columns, row by row, dense. Fastest
+    /// at multiples of 32 rows and 256 columns, and if a row of the slice has a multiple of 8
+    /// weights.
     ///
     /// # Errors
-    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for rows or columns that do not exist, or none.
+    /// As [`Matrix::decode_into_raw`], and [`Error::Parameter`] for rows or columns that do not
+    /// exist, or none.
     ///
     /// # Safety
     /// As [`Matrix::decode_into_raw`], with memory for the slice.
@@ -431,8 +456,8 @@ impl Matrix {
         }
     }
 
-    /// Puts the decoding of several matrices of one GPU on a stream, each to its address, row by row, dense: up to eight as stored by
-    /// one launch, others by one each.
+    /// Puts the decoding of several matrices of one GPU on a stream, each to its address, row by
+    /// row, dense: up to eight as stored by one launch, others by one each.
     ///
     /// # Errors
     /// As [`Matrix::decode_into_raw`]; [`Error::Parameter`] for matrices of several GPUs.
@@ -474,12 +499,19 @@ impl Matrix {
                 return Err(Error::limit("tiles of one launch on the GPU", units, u32::MAX.into()));
             }
             // SAFETY: outputs are the tasks' own, absolute ones; the rest is the caller's promise.
-            unsafe { device.kernels().decode_few(stream, &tasks, staged, 0, status.device_pointer()) }?;
+            unsafe {
+                device.kernels().decode_few(stream, &tasks, staged, 0, status.device_pointer())
+            }?;
         }
         Ok(())
     }
 
-    fn check_slice(&self, rows: &Range<u64>, columns: &Range<u64>, output: CUdeviceptr) -> Result<()> {
+    fn check_slice(
+        &self,
+        rows: &Range<u64>,
+        columns: &Range<u64>,
+        output: CUdeviceptr,
+    ) -> Result<()> {
         if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
             let problem = format!("the output's address is no multiple of {OUTPUT_ALIGNMENT}");
             return Err(Error::parameter(problem, "start it on 256 bytes"));
@@ -506,14 +538,22 @@ impl Matrix {
 }
 
 /// The range, if it is not empty and begins and ends between strips or tiles.
-pub(super) fn within(range: &Range<u64>, count: u64, unit: u64, what: impl Display) -> Result<Range<u64>> {
+pub(super) fn within(
+    range: &Range<u64>,
+    count: u64,
+    unit: u64,
+    what: impl Display,
+) -> Result<Range<u64>> {
     let Range { start, end } = *range;
     let ends = |at: u64| at.is_multiple_of(unit) || at == count;
     if start < end && end <= count && start.is_multiple_of(unit) && ends(end) {
         return Ok(range.clone());
     }
     let problem = format!("{start}..{end} of {count} {what} are no matrix");
-    Err(Error::parameter(problem, format!("begin and end on multiples of {unit}, or end with the last one")))
+    Err(Error::parameter(
+        problem,
+        format!("begin and end on multiples of {unit}, or end with the last one"),
+    ))
 }
 
 fn shift(range: &Range<u64>, by: u64) -> Range<u64> {
@@ -523,7 +563,8 @@ fn shift(range: &Range<u64>, by: u64) -> Range<u64> {
 fn check_shape((rows, columns): (u64, u64)) -> Result<()> {
     let most = u64::from(u32::MAX);
     if rows == 0 || rows > most || columns == 0 || columns > most || !columns.is_multiple_of(8) {
-        let problem = format!("{rows} x {columns} weights are no matrix of 32-bit numbers in tiles");
+        let problem =
+            format!("{rows} x {columns} weights are no matrix of 32-bit numbers in tiles");
         return Err(Error::parameter(problem, "columns are a multiple of 8"));
     }
     Ok(())
@@ -539,6 +580,9 @@ mod tests {
         assert!(good(0, 100) && good(32, 64) && good(96, 100) && good(0, 32));
         assert!(!good(0, 33) && !good(1, 32) && !good(64, 64) && !good(96, 128) && !good(64, 32));
         let error = within(&(3..9), 100, 32, "rows of \"w\"").unwrap_err().to_string();
-        assert!(error.contains("3..9 of 100 rows of \"w\"") && error.contains("multiples of 32"), "{error}");
+        assert!(
+            error.contains("3..9 of 100 rows of \"w\"") && error.contains("multiples of 32"),
+            "{error}"
+        );
     }
 }

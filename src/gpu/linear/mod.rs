@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! GpuModel::matrix → Matrix (as stored) → to_fast → Matrix (fast) → Linear::new → Linear::multiply
-//!                    rows, columns                  rows, columns   workspace     on the caller's stream
+//!                    rows, columns                  rows, columns   workspace     on a stream
 //! ```
 //!
 //! A [`Matrix`] tells where its compressed arrays lie, and keeps them. The fast layout

@@ -78,8 +78,11 @@ impl Multiply {
             let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
             set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared.cast_signed())?;
             set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-            let each =
-                function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
+            let each = function.occupancy_max_active_blocks_per_multiprocessor(
+                threads,
+                shared as usize,
+                None,
+            );
             blocks = each.or_fault(action)? * others.processors() / GROUP as u32 * GROUP as u32;
         }
         Ok(Self { function, threads, shared, blocks })
@@ -136,6 +139,7 @@ pub(super) unsafe fn run_early<T: DeviceRepr>(
     let (function, arguments) = (function.cu_function(), arguments.as_mut_ptr());
     // SAFETY: the caller's promise. The driver has copied the argument and read the configuration
     // when the call returns, and writes to neither.
-    let launched = unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, null_mut()) };
+    let launched =
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, null_mut()) };
     launched.result().or_fault(action)
 }

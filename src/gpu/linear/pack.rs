@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{Error, Result, gpu::Device};
 
-/// Makes a matrix in the fast layout of BF16 weights, some rows at a time, in memory of the caller: the same bytes in every run.
+/// Makes a matrix in the fast layout of BF16 weights, some rows at a time, in memory of the caller:
+/// the same bytes in every run.
 ///
 /// Device memory of its own: 4 bytes for each exception that is good, one of 256 weights.
 #[derive(Debug)]
@@ -23,13 +24,16 @@ pub struct FastPacker {
 }
 
 impl FastPacker {
-    /// For a matrix of these rows and columns at `strips`, a multiple of 16. Puts the counter's beginning on the stream.
+    /// For a matrix of these rows and columns at `strips`, a multiple of 16. Puts the counter's
+    /// beginning on the stream.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for no weights or 2^32 and more, or a misaligned address; [`Error::Gpu`].
+    /// [`Error::Parameter`] for no weights or 2^32 and more, or a misaligned address;
+    /// [`Error::Gpu`].
     ///
     /// # Safety
-    /// `strips` has [`Matrix::fast_bytes`] of device memory, which nobody else uses until the last work of this value is done.
+    /// `strips` has [`Matrix::fast_bytes`] of device memory, which nobody else uses until the last
+    /// work of this value is done.
     pub unsafe fn new(
         device: &Device,
         (rows, columns): (u64, u64),
@@ -37,29 +41,41 @@ impl FastPacker {
         stream: &CudaStream,
     ) -> Result<Self> {
         let weights = rows.checked_mul(columns).and_then(|weights| u32::try_from(weights).ok());
-        let Some(weights) = weights.filter(|&weights| weights > 0 && strips.is_multiple_of(16)) else {
+        let Some(weights) = weights.filter(|&weights| weights > 0 && strips.is_multiple_of(16))
+        else {
             let problem = format!("{rows} x {columns} weights cannot be packed at {strips:#x}");
-            return Err(Error::parameter(problem, "take fewer rows, and memory that begins on 256 bytes"));
+            return Err(Error::parameter(
+                problem,
+                "take fewer rows, and memory that begins on 256 bytes",
+            ));
         };
         let entries = Entries::new(device, good_exceptions(weights.into()))?;
         let packer = Packer::new((rows, columns), strips, &entries, stream)?;
         Ok(Self { packer, entries, shape: (rows, columns) })
     }
 
-    /// Puts the packing of some rows on the stream: they follow those before, and end on a multiple of 32 or with the last one.
+    /// Puts the packing of some rows on the stream: they follow those before, and end on a multiple
+    /// of 32 or with the last one.
     ///
     /// # Errors
     /// [`Error::Parameter`] for other rows; [`Error::Gpu`].
     ///
     /// # Safety
-    /// `weights` is device memory with the rows, row by row, dense, when the stream comes to it; that and `self` live until then.
-    pub unsafe fn pack(&self, rows: Range<u64>, weights: CUdeviceptr, stream: &CudaStream) -> Result<()> {
+    /// `weights` is device memory with the rows, row by row, dense, when the stream comes to it;
+    /// that and `self` live until then.
+    pub unsafe fn pack(
+        &self,
+        rows: Range<u64>,
+        weights: CUdeviceptr,
+        stream: &CudaStream,
+    ) -> Result<()> {
         let rows = within(&rows, self.shape.0, STRIP_ROWS, "rows")?;
         // SAFETY: the caller's promise.
         unsafe { self.packer.pack(&rows, weights, &self.entries, stream) }
     }
 
-    /// Waits for all rows; how many exceptions there are, if they are no more than [`Matrix::good_exceptions`].
+    /// Waits for all rows; how many exceptions there are, if they are no more than
+    /// [`Matrix::good_exceptions`].
     ///
     /// # Errors
     /// [`Error::Gpu`].

@@ -29,7 +29,8 @@ pub(in crate::gpu) enum Outcome {
     TooWide,
 }
 
-/// Room for exceptions until they are counted, for one matrix after the other, and what is kept of them.
+/// Room for exceptions until they are counted, for one matrix after the other, and what is kept of
+/// them.
 #[derive(Debug)]
 pub(super) struct Entries {
     device: Device,
@@ -42,7 +43,8 @@ pub(super) struct Entries {
     taken: u64,
 }
 
-/// Exceptions of several matrices are allocated together, since the driver takes longer than the GPU.
+/// Exceptions of several matrices are allocated together, since the driver takes longer than the
+/// GPU.
 const KEPT_BYTES: u64 = 1 << 20;
 
 impl Entries {
@@ -91,7 +93,12 @@ impl Entries {
     ///
     /// # Safety
     /// There is room for them, and no less in `self`; both live until the stream is done.
-    pub(super) unsafe fn copy(&self, count: u64, to: CUdeviceptr, stream: &CudaStream) -> Result<()> {
+    pub(super) unsafe fn copy(
+        &self,
+        count: u64,
+        to: CUdeviceptr,
+        stream: &CudaStream,
+    ) -> Result<()> {
         if count == 0 {
             return Ok(());
         }
@@ -118,7 +125,8 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    /// For a matrix at this device address, in memory of [`FastArrays::strips_bytes`]. Puts the counter's beginning on the stream.
+    /// For a matrix at this device address, in memory of [`FastArrays::strips_bytes`]. Puts the
+    /// counter's beginning on the stream.
     pub(super) fn new(
         (rows, columns): (u64, u64),
         strips: CUdeviceptr,
@@ -132,11 +140,13 @@ impl Packer {
         Ok(Self { device: entries.device.clone(), rows, columns, strips })
     }
 
-    /// Puts the packing of some rows on the stream: whole strips that follow those before, or the last ones.
+    /// Puts the packing of some rows on the stream: whole strips that follow those before, or the
+    /// last ones.
     ///
     /// # Safety
-    /// `weights` is device memory with the rows, dense, when the stream comes to it; that, `self` and `entries`
-    /// live until the stream is done, and no other matrix uses `entries` before [`Packer::finish`].
+    /// `weights` is device memory with the rows, dense, when the stream comes to it; that, `self`
+    /// and `entries` live until the stream is done, and no other matrix uses `entries` before
+    /// [`Packer::finish`].
     pub(super) unsafe fn pack(
         &self,
         rows: &Range<u64>,
@@ -158,13 +168,15 @@ impl Packer {
             total: entries.total.pointer(),
             reserved: 0,
         };
-        // SAFETY: data and heads have room for all strips of the matrix, of which these are some; exceptions
-        // that do not fit the capacity are not written; the rest is the caller's promise.
+        // SAFETY: data and heads have room for all strips of the matrix, of which these are some;
+        // exceptions that do not fit the capacity are not written; the rest is the caller's
+        // promise.
         unsafe { self.device.linear_kernels()?.pack(stream, &task) }
     }
 
-    /// Waits, and keeps the exceptions that there are, if they are no more than `most`; `together` with those of
-    /// other matrices. What is put on the stream afterwards may use `entries` anew. `strips`: where the matrix is.
+    /// Waits, and keeps the exceptions that there are, if they are no more than `most`; `together`
+    /// with those of other matrices. What is put on the stream afterwards may use `entries` anew.
+    /// `strips`: where the matrix is.
     pub(super) fn finish(
         self,
         strips: Region,

@@ -111,7 +111,10 @@ impl Linear {
     /// if the GPU has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
-            return Err(Error::parameter("there is nothing to multiply by", "name one matrix or more"));
+            return Err(Error::parameter(
+                "there is nothing to multiply by",
+                "name one matrix or more",
+            ));
         };
         let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
@@ -121,7 +124,8 @@ impl Linear {
         if launches.iter().any(|launch| launch.most_rows() == 0) {
             return Err(too_little_shared_memory());
         }
-        let crossover_rows = matrices.iter().map(|matrix| kernels.crossover_rows(matrix)).min().unwrap_or(1);
+        let crossover_rows =
+            matrices.iter().map(|matrix| kernels.crossover_rows(matrix)).min().unwrap_or(1);
         let columns = first.column_count();
         Ok(Self { matrices: matrices.to_vec(), launches, columns, crossover_rows })
     }
@@ -144,11 +148,11 @@ impl Linear {
         self.crossover_rows
     }
 
-    /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0 is
-    /// none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
-    /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more; of
-    /// those in the fast layout no more up to 128 rows, and then 262,144 bytes for each of up to 132
-    /// shares of a matrix, of matrices that share a launch together at most 69.3 MB.
+    /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0
+    /// is none. Up to 16 rows at most 2.4 MB. With more, which other kernels multiply with compute
+    /// capability 9.0: of matrices as stored up to 8.7 MB each for 32 rows, and 17.4 MB for more;
+    /// of those in the fast layout no more up to 128 rows, and then 262,144 bytes for each of up to
+    /// 132 shares of a matrix, of matrices that share a launch together at most 69.3 MB.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
@@ -204,7 +208,12 @@ impl Linear {
         Ok(())
     }
 
-    fn check(&self, x: &LinearInput, outputs: &[LinearOutput], workspace: CUdeviceptr) -> Result<()> {
+    fn check(
+        &self,
+        x: &LinearInput,
+        outputs: &[LinearOutput],
+        workspace: CUdeviceptr,
+    ) -> Result<()> {
         let refuse = |problem: String, remedy: &str| Err(Error::parameter(problem, remedy));
         if outputs.len() != self.matrices.len() {
             let problem = format!("{} outputs for {} matrices", outputs.len(), self.matrices.len());
@@ -212,8 +221,13 @@ impl Linear {
         }
         let least = |pitch, columns| pitch >= columns || x.rows < 2;
         let rows = self.matrices.iter().map(Matrix::row_count);
-        if !least(x.pitch, self.columns) || !outputs.iter().zip(rows).all(|(y, rows)| least(y.pitch, rows)) {
-            return refuse("rows of x or y would overlap".into(), "pitches count elements, not bytes");
+        if !least(x.pitch, self.columns)
+            || !outputs.iter().zip(rows).all(|(y, rows)| least(y.pitch, rows))
+        {
+            return refuse(
+                "rows of x or y would overlap".into(),
+                "pitches count elements, not bytes",
+            );
         }
         let halves = outputs.iter().fold(x.pointer, |all, y| all | y.pointer | y.bias);
         if !halves.is_multiple_of(2) || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT) {
@@ -228,8 +242,11 @@ impl Linear {
 pub(super) fn check_pair(first: &Matrix, other: &Matrix) -> Result<()> {
     let (name, columns) = (other.name(), other.column_count());
     if columns != first.column_count() {
-        let problem =
-            format!("{:?} has {} columns and {name:?} {columns}", first.name(), first.column_count());
+        let problem = format!(
+            "{:?} has {} columns and {name:?} {columns}",
+            first.name(),
+            first.column_count()
+        );
         return Err(Error::parameter(problem, "multiply only by matrices that share x"));
     }
     if !other.device().is(first.device()) {

@@ -72,8 +72,15 @@ const WIDE_ENDS: u64 = 25;
 /// And more if sums of parts meet.
 const WIDE_MEETING: u64 = 20;
 /// What of this the kernels' constants tell.
-pub(super) const WIDE_SPLIT: [u64; 7] =
-    [WIDE_STRIPS, WIDE_COLUMNS, WIDE_CLUSTER, WIDE_CLUSTERS, WIDE_LEAST_STRIPS, WIDE_ENDS, WIDE_MEETING];
+pub(super) const WIDE_SPLIT: [u64; 7] = [
+    WIDE_STRIPS,
+    WIDE_COLUMNS,
+    WIDE_CLUSTER,
+    WIDE_CLUSTERS,
+    WIDE_LEAST_STRIPS,
+    WIDE_ENDS,
+    WIDE_MEETING,
+];
 /// Rows of x up to which each kernel multiplies.
 pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
 
@@ -95,8 +102,8 @@ const fn wide_time(items: u64, columns: u64, parts: u64, strips: u64, clusters: 
     items.div_ceil(clusters) * (columns.div_ceil(WIDE_COLUMNS).div_ceil(parts) * each + ends)
 }
 
-/// In how many parts a matrix's columns are multiplied, by its shape alone, so that bits are the same
-/// on all GPUs: `wide_parts` of the kernels.
+/// In how many parts a matrix's columns are multiplied, by its shape alone, so that bits are the
+/// same on all GPUs: `wide_parts` of the kernels.
 fn wide_parts(rows: u64, columns: u64) -> u64 {
     let parts = (0..=WIDE_CLUSTER.ilog2()).map(|power| 1_u64 << power);
     let all = parts.flat_map(|parts| (1..=WIDE_STRIPS).map(move |strips| (parts, strips)));
@@ -128,10 +135,13 @@ impl Wide {
             *parts = wide_parts(rows, columns) as u8;
         }
         let each = || rows.iter().zip(parts).map(|(&rows, parts)| (rows, u64::from(parts)));
-        let items = |strips: u64| each().map(|(rows, parts)| wide_items(rows, parts, strips)).sum::<u64>();
+        let items =
+            |strips: u64| each().map(|(rows, parts)| wide_items(rows, parts, strips)).sum::<u64>();
         let clusters = wide_clusters(processors);
         let time = |&strips: &u64| {
-            each().map(|(_, parts)| wide_time(items(strips), columns, parts, strips, clusters)).max()
+            each()
+                .map(|(_, parts)| wide_time(items(strips), columns, parts, strips, clusters))
+                .max()
         };
         // Even: a group of warps takes as long for one strip as for two.
         let strips = (2..=WIDE_STRIPS).step_by(2).min_by_key(time).unwrap_or(WIDE_STRIPS);
@@ -182,7 +192,8 @@ impl Bands {
     const fn items(self, rows: u64, columns: u64) -> u64 {
         let groups = rows.div_ceil(STRIP_ROWS).div_ceil(LARGE_STRIPS);
         let stages = groups * columns.div_ceil(WIDE_COLUMNS);
-        stages.div_ceil(stages.div_ceil(BLOCKS / self.count).next_multiple_of(LARGE_STAGES)) * self.count
+        stages.div_ceil(stages.div_ceil(BLOCKS / self.count).next_multiple_of(LARGE_STAGES))
+            * self.count
     }
 }
 
@@ -222,8 +233,8 @@ impl Large {
 #[cfg(test)]
 mod tests {
     use super::{
-        BLOCKS, Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, Large, MATRIX_COUNTERS, MOST_ITEMS, MOST_TAIL_ITEMS,
-        Split, WIDE_STRIPS, Wide, wide_items,
+        BLOCKS, Bands, GROUP, LARGE_CLASSES, LARGE_ROWS, Large, MATRIX_COUNTERS, MOST_ITEMS,
+        MOST_TAIL_ITEMS, Split, WIDE_STRIPS, Wide, wide_items,
     };
 
     #[test]
@@ -232,8 +243,14 @@ mod tests {
             for columns in (8..40_000).step_by(1016) {
                 let split = Split::new(rows, columns);
                 let tail = rows.div_ceil(32) - split.whole_strips;
-                assert!(tail < MATRIX_COUNTERS && split.tail.abs_diff(tail) < GROUP, "{rows} x {columns}");
-                assert!(split.items().is_multiple_of(GROUP) && split.items() > 0, "{rows} x {columns}");
+                assert!(
+                    tail < MATRIX_COUNTERS && split.tail.abs_diff(tail) < GROUP,
+                    "{rows} x {columns}"
+                );
+                assert!(
+                    split.items().is_multiple_of(GROUP) && split.items() > 0,
+                    "{rows} x {columns}"
+                );
                 assert!(split.partials() <= MOST_TAIL_ITEMS, "{rows} x {columns}");
             }
         }
@@ -241,7 +258,10 @@ mod tests {
             let split = Split::new(rows, columns);
             [split.whole_strips, split.items(), split.partials()]
         };
-        assert_eq!([of(4224, 4096), of(4096, 4096), of(32, 4096)], [[132, 132, 0], [0, 128, 0], [0, 32, 32]]);
+        assert_eq!(
+            [of(4224, 4096), of(4096, 4096), of(32, 4096)],
+            [[132, 132, 0], [0, 128, 0], [0, 32, 32]]
+        );
         assert_eq!([of(28_672, 4096), of(32, 520)], [[792, 792 + 104, 0], [0, 4, 0]]);
     }
 
@@ -261,7 +281,10 @@ mod tests {
             (u64::from(wide.parts[0]), wide.strips, wide.items)
         };
         assert_eq!([of(6144, 4096), of(4096, 4096)], [(4, 8, 24), (4, 6, 22)]);
-        assert_eq!([of(28_672, 4096), of(4096, 14_336), of(32, 256)], [(1, 8, 28), (4, 6, 22), (1, 2, 1)]);
+        assert_eq!(
+            [of(28_672, 4096), of(4096, 14_336), of(32, 256)],
+            [(1, 8, 28), (4, 6, 22), (1, 2, 1)]
+        );
         // Parts are those of each matrix alone; strips are those of all together.
         let both = Wide::new(&[4096, 1024, 1024], 4096, 132);
         assert_eq!(both.parts[..4], [4, 4, 4, 0]);
@@ -289,7 +312,10 @@ mod tests {
         );
         for x_rows in 129..=LARGE_ROWS {
             let Bands { count, rows } = Bands::new(x_rows);
-            assert!(rows <= 256 && rows * count >= x_rows && rows * (count - 1) < x_rows, "{x_rows}");
+            assert!(
+                rows <= 256 && rows * count >= x_rows && rows * (count - 1) < x_rows,
+                "{x_rows}"
+            );
         }
     }
 
@@ -309,11 +335,19 @@ mod tests {
         }
         let of = |rows, columns, x_rows| Bands::new(x_rows).items(rows, columns);
         assert_eq!(
-            [of(6144, 4096, 256), of(4096, 4096, 256), of(28_672, 4096, 256), of(4096, 14_336, 256)],
+            [
+                of(6144, 4096, 256),
+                of(4096, 4096, 256),
+                of(28_672, 4096, 256),
+                of(4096, 14_336, 256)
+            ],
             [128; 4]
         );
         assert_eq!([of(1, 8, 256), of(128, 1024, 256), of(1024, 4096, 256)], [1, 2, 64]);
-        assert_eq!([of(6144, 4096, 192), of(4096, 4096, 384), of(28_672, 4096, 512)], [128, 128, 128]);
+        assert_eq!(
+            [of(6144, 4096, 192), of(4096, 4096, 384), of(28_672, 4096, 512)],
+            [128, 128, 128]
+        );
         let all = |rows: &[u64]| Large::all(rows, 4096, Bands::new(256));
         let launch = |first, end, items| Large { matrices: (first, end), items };
         assert_eq!(all(&[4096, 1024, 1024]), [launch(0, 3, 256)]);

@@ -41,7 +41,8 @@ impl TileMatrix {
         (arrays, bits_bytes, staged_bytes): (TileArrays, u64, u32),
         model: Option<Arc<Inner>>,
     ) -> Self {
-        let source = TileSource { arrays, bits_bytes, rows, columns, tiles_across: tiles_across(columns) };
+        let source =
+            TileSource { arrays, bits_bytes, rows, columns, tiles_across: tiles_across(columns) };
         let device = device.clone();
         Self { device, source, staged_bytes, rows: 0..rows, columns: 0..columns, _model: model }
     }
@@ -70,7 +71,8 @@ impl TileMatrix {
         }
     }
 
-    /// Decodes some of its rows and columns, which exist, to `output` of the launch's, dense; all tasks before have this many tiles.
+    /// Decodes some of its rows and columns, which exist, to `output` of the launch's, dense; all
+    /// tasks before have this many tiles.
     pub(super) fn task(
         &self,
         (rows, columns): (&Range<u64>, &Range<u64>),
@@ -91,8 +93,9 @@ impl TileMatrix {
     /// Puts the decoding of some of its rows and columns on the stream, dense.
     ///
     /// # Safety
-    /// `output` has room for them, and nobody else uses it until the stream has done this; the arrays, `self` and
-    /// the status live as long. The stream belongs to the device's context, and `output` is a multiple of 16.
+    /// `output` has room for them, and nobody else uses it until the stream has done this; the
+    /// arrays, `self` and the status live as long. The stream belongs to the device's context, and
+    /// `output` is a multiple of 16.
     pub(super) unsafe fn decode(
         &self,
         part: (&Range<u64>, &Range<u64>),
@@ -101,7 +104,10 @@ impl TileMatrix {
         status: &Status,
     ) -> Result<()> {
         let (task, status) = (self.task(part, 0, 0), status.device_pointer());
-        // SAFETY: the task is of arrays that whoever made `self` vouches for; the rest is the caller's promise.
-        unsafe { self.device.kernels().decode_few(stream, &[task], self.staged_bytes, output, status) }
+        // SAFETY: the task is of arrays that whoever made `self` vouches for; the rest is the
+        // caller's promise.
+        unsafe {
+            self.device.kernels().decode_few(stream, &[task], self.staged_bytes, output, status)
+        }
     }
 }

@@ -50,8 +50,8 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
     tiles_across(columns) * HEAD_BYTES
 }
 
-/// As many exceptions as the fast layout bears well, of this many weights: one of 256, which takes an
-/// eighth of a bit a weight.
+/// As many exceptions as the fast layout bears well, of this many weights: one of 256, which takes
+/// an eighth of a bit a weight.
 pub(super) const fn good_exceptions(weights: u64) -> u64 {
     weights / 256
 }

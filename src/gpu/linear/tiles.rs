@@ -1,7 +1,9 @@
 //! Kernels that multiply by matrices in tiles as stored, and gather their rows.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute};
+use cudarc::driver::{
+    CudaFunction, CudaStream, LaunchConfig, sys::CUfunction_attribute as Attribute,
+};
 
 use super::{
     multiply::{run, run_early},
@@ -149,7 +151,8 @@ impl TileKernels {
         others: &Kernels,
     ) -> Result<Self> {
         let action = "preparing a kernel that multiplies";
-        let (few, most, gather) = (function("tile_8")?, function("tile_16")?, function("tile_gather")?);
+        let (few, most, gather) =
+            (function("tile_8")?, function("tile_16")?, function("tile_gather")?);
         let mut room = others.room();
         for function in [&few, &most] {
             let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
@@ -160,7 +163,14 @@ impl TileKernels {
             set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, room.cast_signed())?;
             set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
-        Ok(Self { few, most, gather, needs: Needs::new(constants), room, processors: others.processors() })
+        Ok(Self {
+            few,
+            most,
+            gather,
+            needs: Needs::new(constants),
+            room,
+            processors: others.processors(),
+        })
     }
 
     pub(super) fn processors(&self) -> u32 {

@@ -1,5 +1,5 @@
-//! From what is stored on the GPU to the fast layout: some strips at a time are decoded to memory and
-//! packed.
+//! From what is stored on the GPU to the fast layout: some strips at a time are decoded to memory
+//! and packed.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ops::Range;
@@ -76,8 +76,8 @@ impl<'m> Transcoder<'m> {
     /// Puts decoding and packing of some strips on the stream.
     fn run(&self, rows: &Range<u64>, columns: u64, stream: &CudaStream) -> Result<()> {
         let weights = self.scratch.pointer();
-        // SAFETY: the scratch has room for the rows, and only this stream uses it. `self` keeps everything; each of its
-        // buffers waits for the context before it is freed.
+        // SAFETY: the scratch has room for the rows, and only this stream uses it. `self` keeps
+        // everything; each of its buffers waits for the context before it is freed.
         unsafe { self.matrix.decode((rows, &(0..columns)), weights, stream, &self.status) }?;
         // SAFETY: the weights are there, after the decoding on the same stream. Lives as above.
         unsafe { self.packer.pack(rows, weights, &self.entries, stream) }

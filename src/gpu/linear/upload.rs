@@ -1,12 +1,13 @@
-//! Matrices on their way from containers to the fast layout, of which nothing else is ever on the GPU.
+//! Matrices on their way from containers to the fast layout, of which nothing else is ever on the
+//! GPU.
 //!
 //! ```text
 //! container → pinned buffer → slot: task, records, plane, bits → weights → packed strips
 //!   readers, any order          one copy for some strips          one after the other, in order
 //! ```
 //!
-//! Device memory besides the result: two slots for each reader, decoded weights of one slot, exceptions of one
-//! matrix, and decode tables; less than 256 MB.
+//! Device memory besides the result: two slots for each reader, decoded weights of one slot,
+//! exceptions of one matrix, and decode tables; less than 256 MB.
 #![expect(unsafe_code, reason = "copies and launches, each with its proof")]
 
 use std::{
@@ -52,8 +53,8 @@ const SLOTS: usize = 2;
 const PLACE: u64 = 256;
 /// Bits are copied to shared memory by this many bytes.
 const COPY_BYTES: u64 = 16;
-/// The most columns of a matrix that becomes fast while it is loaded. With more, a strip might not fit a
-/// slot.
+/// The most columns of a matrix that becomes fast while it is loaded. With more, a strip might not
+/// fit a slot.
 const MOST_COLUMNS: u64 = 1 << 16;
 
 /// What all matrices of a load have in common.
@@ -175,8 +176,8 @@ fn cut(matrix: usize, wanted: &Wanted<'_>) -> Result<Option<Vec<Job>>> {
 }
 
 impl Wanted<'_> {
-    /// Reads a job's part of the arrays into a buffer, as it shall lie in the slot at this device address; its
-    /// bytes.
+    /// Reads a job's part of the arrays into a buffer, as it shall lie in the slot at this device
+    /// address; its bytes.
     fn fill(&self, job: &Job, slot: CUdeviceptr, out: &mut [u8]) -> Result<usize> {
         let layout = job.layout();
         let array = self.tensor.record().array_range().start;
@@ -257,7 +258,8 @@ struct Readers<'u> {
 }
 
 impl Readers<'_> {
-    /// One reader: takes jobs until there are no more, or nobody wants them; gives its buffers back.
+    /// One reader: takes jobs until there are no more, or nobody wants them; gives its buffers
+    /// back.
     fn run(&self, mut ring: Ring, arrived: &Sender<Arrival>) -> Ring {
         let mut at = 0;
         // First a slot, then a job: so the first of all jobs that have not arrived has one.
@@ -284,8 +286,8 @@ impl Readers<'_> {
         let count = self.matrices[job.matrix].fill(job, address, buffer.bytes()?)?;
         let action = "ordering copies and kernels";
         stream.wait(&self.slots.used[slot]).or_fault(action)?;
-        // SAFETY: a slot has room for every job, and only its owner copies into it. Freeing it waits for the
-        // context.
+        // SAFETY: a slot has room for every job, and only its owner copies into it. Freeing it
+        // waits for the context.
         unsafe { buffer.copy(count, address, stream) }?;
         self.slots.filled[slot].record(stream).or_fault(action)?;
         advance(self.observer, job.bytes())
@@ -305,8 +307,8 @@ struct Packing<'u> {
 }
 
 impl Packing<'_> {
-    /// All jobs, in their order; gives back slots as soon as others may be copied into them. For each matrix
-    /// what became of it.
+    /// All jobs, in their order; gives back slots as soon as others may be copied into them. For
+    /// each matrix what became of it.
     fn run(
         &mut self,
         jobs: &[Job],
@@ -329,7 +331,12 @@ impl Packing<'_> {
     }
 
     /// Puts the decoding and packing of one job on the stream; with the last of a matrix, waits.
-    fn take(&mut self, job: &Job, slot: usize, free: &Sender<usize>) -> Result<Option<(usize, Outcome)>> {
+    fn take(
+        &mut self,
+        job: &Job,
+        slot: usize,
+        free: &Sender<usize>,
+    ) -> Result<Option<(usize, Outcome)>> {
         let wanted = &self.matrices[job.matrix];
         let (sizes, action) = (wanted.stored.sizes(), "ordering copies and kernels");
         let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
@@ -349,14 +356,15 @@ impl Packing<'_> {
         };
         self.stream.wait(&self.slots.filled[slot]).or_fault(action)?;
         let (task, status) = (self.slots.address(slot), self.status.device_pointer());
-        // SAFETY: the slot begins with the task of its arrays, which have the sizes that it says; `weights` has
-        // room for the largest job, and this stream alone uses it. All of it is freed after the context is idle.
+        // SAFETY: the slot begins with the task of its arrays, which have the sizes that it says;
+        // `weights` has room for the largest job, and this stream alone uses it. All of it is freed
+        // after the context is idle.
         unsafe { kernels.decode(&self.stream, &launch, task, weights, status) }?;
         self.slots.used[slot].record(&self.stream).or_fault(action)?;
         // Readers that are gone want no slot.
         free.send(slot).ok();
-        // SAFETY: the weights are there, after the decoding on the same stream; jobs come in order, and one
-        // matrix after the other.
+        // SAFETY: the weights are there, after the decoding on the same stream; jobs come in order,
+        // and one matrix after the other.
         unsafe { packer.pack(&job.rows(sizes), weights, &self.entries, &self.stream) }?;
         if !job.is_last {
             self.current = Some(packer);
@@ -370,8 +378,8 @@ impl Packing<'_> {
     }
 }
 
-/// Loads matrices in the fast layout, and waits; for each what became of it, and the allocations of their
-/// exceptions. The same bytes in every run.
+/// Loads matrices in the fast layout, and waits; for each what became of it, and the allocations of
+/// their exceptions. The same bytes in every run.
 pub(in crate::gpu) fn upload(
     device: &Device,
     matrices: &[Wanted<'_>],
@@ -384,8 +392,10 @@ pub(in crate::gpu) fn upload(
     let count = load.readers.get().min(jobs.len());
     let rings = rings(device, count)?;
     let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
-    let weight_bytes = 2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
-    let most = matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes().elements())).max();
+    let weight_bytes =
+        2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
+    let most =
+        matrices.iter().map(|wanted| good_exceptions(wanted.stored.sizes().elements())).max();
     let most = most.unwrap_or(0);
     // One allocation: each takes the driver longer to free than the GPU has work for meanwhile.
     let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Entries::bytes(most);
@@ -406,7 +416,8 @@ pub(in crate::gpu) fn upload(
     (0..slots.count()).for_each(|slot| free.send(slot).expect("the receiver is here"));
     let (next, taken) = (AtomicUsize::new(0), Mutex::new(taken));
     let observer = load.observer;
-    let readers = Readers { device, matrices, jobs: &jobs, next, slots: &slots, free: taken, observer };
+    let readers =
+        Readers { device, matrices, jobs: &jobs, next, slots: &slots, free: taken, observer };
     let result = thread::scope(|scope| {
         let spawn = |ring| {
             let (readers, arrived) = (&readers, arrived.clone());

@@ -1,16 +1,18 @@
 //! The coded weights of one block, any range of which can be read.
 //!
 //! ```text
-//! encoded_exponent   | thread block 0: threads × 8 bytes                  | thread block 1      | ..  | last: what is left
-//! codes              ccccc|ccc cc|cc..                                  cc|c                                   cccppp
-//!                         ^ a code goes on into the next thread: its gap   ^ and into the next thread block     ^ padding, at most 7 bits
-//! output_positions   0                                                    first weight here                     .. number of weights
+//! encoded_exponent   | thread block 0: threads × 8 bytes | thread block 1 | .. | last: the rest
+//! codes              ccccc|ccc cc|cc..                 cc|c                       cccppp
+//!                         ^ into the next thread: its gap ^ into the next block      ^ padding
+//! output_positions   0                                   first weight here .. number of weights
 //! ```
-//! Codes have 32 bits at most, so that each thread has a first code and its gap fits 5 bits. Thread blocks in which no code begins have no
-//! position of their own where the padding does not reach them either: positions are as many as thread blocks, or one more.
+//! Codes have 32 bits at most, so that each thread has a first code and its gap fits 5 bits. Thread
+//! blocks in which no code begins have no position of their own where the padding does not reach
+//! them either: positions are as many as thread blocks, or one more.
 //!
-//! A range is decoded from the start of its thread block, whose codes are in order, so nothing but the first gap is needed; all gaps are compared
-//! nevertheless, and each thread block must end where the next begins.
+//! A range is decoded from the start of its thread block, whose codes are in order, so nothing but
+//! the first gap is needed; all gaps are compared nevertheless, and each thread block must end
+//! where the next begins.
 
 use super::{
     file_range::{AGAIN, FileRange},
@@ -22,7 +24,8 @@ pub(super) const BYTES_PER_THREAD: u64 = 8;
 const THREAD_BITS: u64 = 8 * BYTES_PER_THREAD;
 const GAP_BITS: u64 = 5;
 const POSITION_BYTES: u64 = 4;
-/// Bytes that one look at the stream takes: a thread's, and what its last code may take of the next.
+/// Bytes that one look at the stream takes: a thread's, and what its last code may take of the
+/// next.
 const LOOK_BYTES: usize = 16;
 /// Positions that are checked in one go.
 const CHECK_BYTES: u64 = 64 << 10;
@@ -47,11 +50,13 @@ struct ThreadBlock {
 }
 
 impl CodedBlock {
-    /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all positions: 4 bytes for some 25 KB of weights.
+    /// Checks the arrays (codes, plane, LUTs, positions, gaps), and reads the LUTs and all
+    /// positions: 4 bytes for some 25 KB of weights.
     pub(super) fn open(arrays: [FileRange; 5], threads_per_block: u64) -> Result<Self> {
         let [codes, plane, luts, positions, gaps] = arrays;
         // A LUT for each value that can be a pointer, LUT 0, the lengths; more cannot be used.
-        let mut bytes = vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
+        let mut bytes =
+            vec![0; luts.length.min((table::MAX_ROWS * table::ENTRIES) as u64 + 1) as usize];
         luts.read(0, &mut bytes)?;
         let table = table::Table::new(&luts.path, &bytes)?;
         let block = Self { codes, plane, positions, gaps, table, threads_per_block };
@@ -59,15 +64,18 @@ impl CodedBlock {
         let gap_bytes = (GAP_BITS * threads_per_block * blocks).div_ceil(8);
         if block.gaps.length != gap_bytes {
             let problem = format!("must be {gap_bytes} bytes for {blocks} thread blocks");
-            return Err(Error::corrupt(&block.gaps.path, block.gaps.length, problem).remedied(AGAIN));
+            return Err(
+                Error::corrupt(&block.gaps.path, block.gaps.length, problem).remedied(AGAIN)
+            );
         }
         let allowed = [POSITION_BYTES * blocks.max(1), POSITION_BYTES * (blocks + 1)];
         if !allowed.contains(&block.positions.length) {
-            let problem =
-                format!("must be {} or {} bytes for {blocks} thread blocks", allowed[0], allowed[1]);
-            return Err(
-                Error::corrupt(&block.positions.path, block.positions.length, problem).remedied(AGAIN)
+            let problem = format!(
+                "must be {} or {} bytes for {blocks} thread blocks",
+                allowed[0], allowed[1]
             );
+            return Err(Error::corrupt(&block.positions.path, block.positions.length, problem)
+                .remedied(AGAIN));
         }
         block.check_positions()?;
         Ok(block)
@@ -97,8 +105,10 @@ impl CodedBlock {
                 let position = u64::from(u32::from_le_bytes(*position));
                 let first = offset == 0;
                 if position < before || position > self.weights() || first && position != 0 {
-                    let problem =
-                        format!("must ascend from 0 to {}, and {position} follows {before}", self.weights());
+                    let problem = format!(
+                        "must ascend from 0 to {}, and {position} follows {before}",
+                        self.weights()
+                    );
                     return Err(self.bad_position(offset, &problem));
                 }
                 (before, offset) = (position, offset + POSITION_BYTES);
@@ -147,7 +157,11 @@ impl CodedBlock {
             if self.position(middle)? <= weight { low = middle } else { high = middle }
         }
         let block = self.block(low)?;
-        if (block.first..block.end).contains(&weight) { Ok(block) } else { Err(self.not_ascending(low)) }
+        if (block.first..block.end).contains(&weight) {
+            Ok(block)
+        } else {
+            Err(self.not_ascending(low))
+        }
     }
 
     /// The next thread block that has weights.
@@ -161,7 +175,8 @@ impl CodedBlock {
 
     fn block(&self, index: u64) -> Result<ThreadBlock> {
         let (first, end) = (self.position(index)?, self.position(index + 1)?);
-        // Each code has a bit at least, so no thread block has more weights; the stream has all thread blocks but empty ones.
+        // Each code has a bit at least, so no thread block has more weights; the stream has all
+        // thread blocks but empty ones.
         if first > end || end - first > 8 * self.block_bytes() || index >= self.blocks() {
             return Err(self.not_ascending(index));
         }
@@ -195,7 +210,10 @@ impl CodedBlock {
         self.load(block.index, scratch)?;
         let count = (until - block.first) as usize;
         scratch.exponents.resize(count, 0);
-        let gaps = Gaps { bytes: &scratch.gaps, skip: GAP_BITS * self.threads_per_block * block.index % 8 };
+        let gaps = Gaps {
+            bytes: &scratch.gaps,
+            skip: GAP_BITS * self.threads_per_block * block.index % 8,
+        };
         let end = self.decode_codes(block, &scratch.codes, &gaps, &mut scratch.exponents)?;
         if until == block.end {
             self.check_end(block, end, &gaps)?;
@@ -209,7 +227,8 @@ impl CodedBlock {
         Ok(&scratch.weights)
     }
 
-    /// Reads the codes of a thread block with the bytes that its last code may take, and its gaps with the next one's first.
+    /// Reads the codes of a thread block with the bytes that its last code may take, and its gaps
+    /// with the next one's first.
     fn load(&self, index: u64, scratch: &mut Scratch) -> Result<()> {
         let start = index * self.block_bytes();
         let length = (self.block_bytes() + LOOK_BYTES as u64).min(self.codes.length - start);
@@ -225,7 +244,8 @@ impl CodedBlock {
         self.gaps.read(start, &mut scratch.gaps)
     }
 
-    /// Decodes as many codes as there is room for; returns the bit after the last, counted from the start of the thread block.
+    /// Decodes as many codes as there is room for; returns the bit after the last, counted from the
+    /// start of the thread block.
     fn decode_codes(
         &self,
         block: ThreadBlock,
@@ -241,7 +261,8 @@ impl CodedBlock {
             }
             let start = thread * THREAD_BITS;
             if bit != start + u64::from(gaps.get(thread)) {
-                let problem = format!("the gap of thread {thread} is not where its first code begins");
+                let problem =
+                    format!("the gap of thread {thread} is not where its first code begins");
                 let byte = self.gap_byte(block.index, thread);
                 return Err(Error::corrupt(&self.gaps.path, byte, problem).remedied(AGAIN));
             }
@@ -276,7 +297,8 @@ impl CodedBlock {
 
     fn wrong_end(&self, block: ThreadBlock) -> Error {
         let problem = format!("thread block {} does not end where the next begins", block.index);
-        Error::corrupt(&self.codes.path, (block.index + 1) * self.block_bytes(), problem).remedied(AGAIN)
+        Error::corrupt(&self.codes.path, (block.index + 1) * self.block_bytes(), problem)
+            .remedied(AGAIN)
     }
 
     fn gap_byte(&self, block: u64, thread: u64) -> u64 {
@@ -287,7 +309,8 @@ impl CodedBlock {
         match no_code {
             table::NoCode::Unused => {
                 let byte = block.index * self.block_bytes() + bit / 8;
-                Error::corrupt(&self.codes.path, byte, "no code begins with these bits").remedied(AGAIN)
+                Error::corrupt(&self.codes.path, byte, "no code begins with these bits")
+                    .remedied(AGAIN)
             }
             table::NoCode::Ambiguous => Error::unsupported(
                 format!(

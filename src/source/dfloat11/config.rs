@@ -10,7 +10,8 @@ use crate::{Error, Result, io::read_regular, source::unique::Unique};
 
 /// The longest config.json, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// The most patterns, and the most bytes that one takes when it is compiled: 16 MiB for all of them, where a checkpoint has a handful of some KB.
+/// The most patterns, and the most bytes that one takes when it is compiled: 16 MiB for all of
+/// them, where a checkpoint has a handful of some KB.
 const MAX_PATTERNS: usize = 256;
 const MAX_PATTERN_BYTES: usize = 64 << 10;
 /// What the package's kernel is made for.
@@ -48,8 +49,9 @@ impl Config {
     /// Reads a config.json; `None` if there is none, or none of the package.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is not what the package writes; [`Error::Unsupported`] for a geometry that its kernel does not have, or a
-    /// pattern beyond ours; [`Error::Limit`] for a config, or a number of patterns, that no checkpoint has; [`Error::Io`].
+    /// [`Error::Corrupt`] if it is not what the package writes; [`Error::Unsupported`] for a
+    /// geometry that its kernel does not have, or a pattern beyond ours; [`Error::Limit`] for a
+    /// config, or a number of patterns, that no checkpoint has; [`Error::Io`].
     pub(super) fn read(file: &Path) -> Result<Option<Self>> {
         match fs::metadata(file) {
             Ok(metadata) if metadata.is_file() && metadata.len() > MAX_CONFIG_BYTES => {
@@ -61,16 +63,20 @@ impl Config {
         }
         let bytes = read_regular(file)?;
         let place = file.display().to_string();
-        let invalid =
-            |error| Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"));
+        let invalid = |error| {
+            Error::corrupt(&place, 0, format!("not the config of a DFloat11 checkpoint: {error}"))
+        };
         serde_json::from_slice::<Unique>(&bytes).map_err(invalid)?;
         let json: Value = serde_json::from_slice(&bytes).map_err(invalid)?;
         let Some(own) = json.get("dfloat11_config") else { return Ok(None) };
         let own = Json::deserialize(own).map_err(invalid)?;
-        let (Threads::One(threads_per_block) | Threads::List([threads_per_block])) = own.threads_per_block;
+        let (Threads::One(threads_per_block) | Threads::List([threads_per_block])) =
+            own.threads_per_block;
         if own.bytes_per_thread != BYTES_PER_THREAD || !(1..=1024).contains(&threads_per_block) {
-            let what =
-                format!("{place}: {} bytes a thread, {threads_per_block} threads", own.bytes_per_thread);
+            let what = format!(
+                "{place}: {} bytes a thread, {threads_per_block} threads",
+                own.bytes_per_thread
+            );
             return Err(Error::unsupported(what, "compress the original BF16 files"));
         }
         if own.pattern_dict.len() > MAX_PATTERNS {

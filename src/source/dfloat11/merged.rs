@@ -1,4 +1,5 @@
-//! The file that a checkpoint was made from: bytes that lie in its files, or are decoded when they are read.
+//! The file that a checkpoint was made from: bytes that lie in its files, or are decoded when they
+//! are read.
 
 use std::{io, sync::Arc};
 
@@ -80,10 +81,13 @@ impl Merged {
     }
 
     fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> Result<()> {
-        let mut next = self.segments.partition_point(|segment| segment.start + segment.length <= offset);
+        let mut next =
+            self.segments.partition_point(|segment| segment.start + segment.length <= offset);
         while !buf.is_empty() {
             let (from, length) = match self.segments.get(next) {
-                _ if offset < self.prefix.len() as u64 => (offset, self.prefix.len() as u64 - offset),
+                _ if offset < self.prefix.len() as u64 => {
+                    (offset, self.prefix.len() as u64 - offset)
+                }
                 Some(segment) => (offset - segment.start, segment.start + segment.length - offset),
                 None => unreachable!("the range was checked, and segments are contiguous"),
             };
@@ -115,7 +119,8 @@ impl ReadAt for Merged {
         self.size
     }
 
-    /// Errors of decoding come inside an [`io::Error`]; [`WeightsFile::read_exact_at`] takes them out again.
+    /// Errors of decoding come inside an [`io::Error`]; [`WeightsFile::read_exact_at`] takes them
+    /// out again.
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.size) {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -1,22 +1,25 @@
-//! Checkpoints of the official DFloat11 package (`PyPI` `dfloat11`, up to 0.5.0): read as the BF16 files that they were made from.
+//! Checkpoints of the official DFloat11 package (`PyPI` `dfloat11`, up to 0.5.0): read as the BF16
+//! files that they were made from.
 //!
 //! ```text
-//! <block>.luts               u8 [k + 1, 256]   k look-up tables of 256 entries; the last row: the code length of each exponent
-//! <block>.encoded_exponent   u8 [n]            the codes of all weights of the block, most significant bit first
+//! <block>.luts               u8 [k + 1, 256]   k LUTs of 256 entries; last row: code lengths
+//! <block>.encoded_exponent   u8 [n]            the codes, most significant bit first
 //! <block>.sign_mantissa      u8 [weights]      the plane
-//! <block>.output_positions   u32 [..] as u8    the first weight of each thread block, and the number of weights
-//! <block>.gaps               u8 [..]           5 bits a thread: where its first code begins in its 8 bytes
+//! <block>.output_positions   u32 [..] as u8    the first weight of each thread block, and how many
+//! <block>.gaps               u8 [..]           5 bits a thread: where its first code begins
 //! <block>.split_positions    i64 [matrices−1]  where each matrix but the first begins
 //! ```
-//! The matrices of a block are concatenated, in the order in which `dfloat11_config.pattern_dict` of config.json lists them; a pattern without
-//! a list is a module whose one `weight` is coded. Shapes are not stored: see [`shapes`].
+//! The matrices of a block are concatenated, in the order in which `dfloat11_config.pattern_dict`
+//! of config.json lists them; a pattern without a list is a module whose one `weight` is coded.
+//! Shapes are not stored: see [`shapes`].
 //!
-//! A folder's files become one [`WeightsFile`], whose bytes are what the `safetensors` library would have written for the original tensors, and
-//! are decoded where they are read: nobody who reads it can tell. Memory is some 10 KiB a block, and 100 KiB for each
-//! read under way.
+//! A folder's files become one [`WeightsFile`], whose bytes are what the `safetensors` library
+//! would have written for the original tensors, and are decoded where they are read: nobody who
+//! reads it can tell. Memory is some 10 KiB a block, and 100 KiB for each read under way.
 //!
-//! Exponents of 240 and more (infinities, NaN, huge numbers) share their values with pointers between the LUTs, so that the package's own
-//! decoder loses such weights. They come back here, since code lengths tell a pointer from an exponent (see [`table`]).
+//! Exponents of 240 and more (infinities, NaN, huge numbers) share their values with pointers
+//! between the LUTs, so that the package's own decoder loses such weights. They come back here,
+//! since code lengths tell a pointer from an exponent (see [`table`]).
 
 mod coded;
 mod config;
@@ -56,22 +59,26 @@ const CONFIG: &str = "config.json";
 const MERGED: &str = "model.safetensors";
 /// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
 const MAX_SPLIT_BYTES: u64 = 1 << 20;
-/// What a tensor takes of a header besides its name, at least: `:{"dtype":"U8","shape":[],"data_offsets":[0,0]},`.
+/// What a tensor takes of a header besides its name, at least:
+/// `:{"dtype":"U8","shape":[],"data_offsets":[0,0]},`.
 const ENTRY_BYTES: usize = 48;
 
-/// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint of the package.
+/// The folders of this listing, with their trailing `/`, whose config.json is that of a checkpoint
+/// of the package.
 pub(super) fn folders(found: &[Found]) -> BTreeSet<String> {
-    let configs = found.iter().filter(|file| file.path == format!("{}{CONFIG}", folder_of(&file.path)));
+    let configs =
+        found.iter().filter(|file| file.path == format!("{}{CONFIG}", folder_of(&file.path)));
     let checkpoints = configs.filter(|file| matches!(Config::read(&file.file), Ok(Some(_))));
     checkpoints.map(|file| folder_of(&file.path).to_owned()).collect()
 }
 
-/// Replaces the files of each folder that holds a checkpoint of the package by the one file that it was made from, as far as that can be
-/// known. `root` is the source's folder.
+/// Replaces the files of each folder that holds a checkpoint of the package by the one file that it
+/// was made from, as far as that can be known. `root` is the source's folder.
 ///
 /// # Errors
-/// [`Error::Parameter`] if config.json is missing or does not tell what a block consists of; [`Error::Corrupt`] if arrays are missing or
-/// contradict each other; [`Error::Unsupported`]; [`Error::Io`].
+/// [`Error::Parameter`] if config.json is missing or does not tell what a block consists of;
+/// [`Error::Corrupt`] if arrays are missing or contradict each other; [`Error::Unsupported`];
+/// [`Error::Io`].
 pub(super) fn import(source: &mut Source, root: &Path) -> Result<()> {
     let folders: BTreeSet<String> =
         source.weights.iter().map(|file| folder_of(&file.path).to_owned()).collect();
@@ -124,14 +131,20 @@ impl Import {
     fn new(files: Vec<WeightsFile>, config_path: PathBuf) -> Result<Self> {
         let config = Config::read(&config_path)?.ok_or_else(|| {
             Error::parameter(
-                format!("a DFloat11 checkpoint needs {} with its dfloat11_config", config_path.display()),
-                "download the checkpoint's config.json to that place; its pattern_dict names the matrices",
+                format!(
+                    "a DFloat11 checkpoint needs {} with its \
+                dfloat11_config",
+                    config_path.display()
+                ),
+                "download the checkpoint's config.json to that place; its pattern_dict names the \
+                matrices",
             )
         })?;
         let mut stored = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {
             for tensor in &file.tensors {
-                let twice: Option<(usize, _)> = stored.insert(tensor.name.clone(), (index, tensor.clone()));
+                let twice: Option<(usize, _)> =
+                    stored.insert(tensor.name.clone(), (index, tensor.clone()));
                 if let Some((other, _)) = twice {
                     let problem = format!(
                         "{} and {} both have a tensor {:?}",
@@ -156,14 +169,16 @@ impl Import {
             flat: Vec::new(),
         };
         let modules = import.modules();
-        let vectors = import.stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
+        let vectors =
+            import.stored.iter().map(|(name, (_, tensor))| (name.as_str(), &tensor.shape[..]));
         import.geometry = ModelGeometry::new(&import.config.json, &modules, vectors);
         modules.iter().try_for_each(|module| import.module(module))?;
         import.copy_others(&modules)?;
         Ok(import)
     }
 
-    /// The modules that are coded, with their trailing dots; also those that lack one of the two arrays, which is an error later.
+    /// The modules that are coded, with their trailing dots; also those that lack one of the two
+    /// arrays, which is an error later.
     fn modules(&self) -> Vec<String> {
         let module = |name| [CODES, PLANE].into_iter().find_map(|last| module_of(name, last));
         let modules: BTreeSet<&str> = self.stored.keys().filter_map(|name| module(name)).collect();
@@ -184,7 +199,8 @@ impl Import {
             _ => &[Dtype::U8],
         };
         if !dtypes.contains(&tensor.dtype) {
-            let problem = format!("{full:?} must be {}, not {}", dtypes[0].name(), tensor.dtype.name());
+            let problem =
+                format!("{full:?} must be {}, not {}", dtypes[0].name(), tensor.dtype.name());
             return Err(Error::corrupt(&file.path, tensor.offset, problem).remedied(AGAIN));
         }
         Ok(FileRange {
@@ -210,11 +226,15 @@ impl Import {
                 |attribute| format!("{module}{attribute}"),
             );
             let name = if path.is_empty() { "weight".to_owned() } else { format!("{path}.weight") };
-            let bias = self.stored.get(&format!("{path}.bias")).map(|(_, tensor)| &tensor.shape[..]);
-            let shape = self.geometry.shape(&path, attribute.is_none(), weights, bias).unwrap_or_else(|| {
-                self.flat.push(name.clone());
-                vec![weights]
-            });
+            let bias =
+                self.stored.get(&format!("{path}.bias")).map(|(_, tensor)| &tensor.shape[..]);
+            let shape = self
+                .geometry
+                .shape(&path, attribute.is_none(), weights, bias)
+                .unwrap_or_else(|| {
+                    self.flat.push(name.clone());
+                    vec![weights]
+                });
             let part = BytesOf::Coded { coded: index, first };
             let entry = Entry { dtype: Dtype::BF16, shape, bytes: 2 * weights, part };
             self.add(name, entry)?;
@@ -235,7 +255,9 @@ impl Import {
             let mut bytes = vec![0; array.length as usize];
             array.read(0, &mut bytes)?;
             splits.extend(
-                bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().expect("8 bytes"))),
+                bytes
+                    .chunks_exact(8)
+                    .map(|entry| u64::from_le_bytes(entry.try_into().expect("8 bytes"))),
             );
             let ascending = splits.is_sorted() && splits.last().is_none_or(|&last| last <= weights);
             if !ascending || !bytes.len().is_multiple_of(8) {
@@ -257,10 +279,16 @@ impl Import {
             let problem = if lengths.is_empty() {
                 format!("no pattern of pattern_dict matches the block {name:?}")
             } else {
-                format!("the block {name:?} has {count} matrices, and pattern_dict names {lengths:?} for it")
+                format!(
+                    "the block {name:?} has {count} matrices, and pattern_dict names {lengths:?} \
+                    for it"
+                )
             };
             let problem = format!("{}: {problem}", self.config_path.display());
-            return Err(Error::parameter(problem, "get the config.json that belongs to these weights"));
+            return Err(Error::parameter(
+                problem,
+                "get the config.json that belongs to these weights",
+            ));
         };
         Ok(if attributes.is_empty() {
             vec![None]
@@ -279,13 +307,16 @@ impl Import {
         }
         for (name, (file, tensor)) in others {
             let part = BytesOf::Stored { file, offset: tensor.offset };
-            self.add(name, Entry { dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.length, part })?;
+            self.add(
+                name,
+                Entry { dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.length, part },
+            )?;
         }
         Ok(())
     }
 
-    /// Adds a tensor. A module's name counts for each of its matrices, so names may take far more than the files and config.json do: more
-    /// than a header may is refused before it is there.
+    /// Adds a tensor. A module's name counts for each of its matrices, so names may take far more
+    /// than the files and config.json do: more than a header may is refused before it is there.
     fn add(&mut self, name: String, entry: Entry) -> Result<()> {
         self.header += (Value::from(name.as_str()).to_string().len() + ENTRY_BYTES) as u64;
         if self.header > MAX_HEADER_BYTES {
@@ -302,7 +333,8 @@ impl Import {
 
     /// The name of the merged file: that of the only one, or of the one with what is not coded.
     fn path(&self) -> String {
-        let plain: Vec<_> = self.files.iter().filter(|file| !is_coded(slice::from_ref(file))).collect();
+        let plain: Vec<_> =
+            self.files.iter().filter(|file| !is_coded(slice::from_ref(file))).collect();
         match (&self.files[..], &plain[..]) {
             ([only], _) => only.path.clone(),
             (_, [rest]) => rest.path.clone(),
@@ -313,14 +345,16 @@ impl Import {
     fn finish(mut self, notes: &mut Vec<String>) -> Result<WeightsFile> {
         let path = self.path();
         notes.push(format!(
-            "{path}: a DFloat11 checkpoint (version {}) of {} file(s) and {} blocks, decoded and coded again",
+            "{path}: a DFloat11 checkpoint (version {}) of {} file(s) and {} blocks, decoded and \
+            coded again",
             self.config.version.as_deref().unwrap_or("unknown"),
             self.files.len(),
             self.coded.len()
         ));
         if let Some(first) = self.flat.first() {
             notes.push(format!(
-                "{path}: nothing in the checkpoint tells the shapes of {} tensor(s); stored with one dimension: {first}{}",
+                "{path}: nothing in the checkpoint tells the shapes of {} tensor(s); stored with \
+                one dimension: {first}{}",
                 self.flat.len(),
                 if self.flat.len() > 1 { ", ..." } else { "" }
             ));

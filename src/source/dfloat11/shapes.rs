@@ -1,12 +1,14 @@
-//! The shapes of matrices, which a checkpoint of the package does not hold: its loader takes them from the model's code.
+//! The shapes of matrices, which a checkpoint of the package does not hold: its loader takes them
+//! from the model's code.
 //!
 //! What is known, in this order:
 //! 1. A linear layer's bias is stored, and has an element a row.
-//! 2. An embedding or a head is `[vocabulary, width]`. The width of the hidden state is in config.json, and is the length of the norms that
-//!    stand directly in a block.
-//! 3. In a transformer block, most layers either read the hidden state, and have its width as their columns, or write it, and have it as their
-//!    rows. Which of them do what, their names tell: a handful of names in all architectures.
-//!    The other side must be among the widths that config.json gives (heads × head size, intermediate size, ..), where it gives any.
+//! 2. An embedding or a head is `[vocabulary, width]`. The width of the hidden state is in
+//!    config.json, and is the length of the norms that stand directly in a block.
+//! 3. In a transformer block, most layers either read the hidden state, and have its width as their
+//!    columns, or write it, and have it as their rows. Which of them do what, their names tell: a
+//!    handful of names in all architectures. The other side must be among the widths that
+//!    config.json gives (heads × head size, intermediate size, ..), where it gives any.
 //!
 //! A shape that does not follow is not guessed.
 
@@ -17,7 +19,8 @@ use serde_json::Value;
 /// Where config.json keeps the language model's part, besides its top.
 const PARTS: &[&str] = &["text_config", "llm_config", "language_config"];
 const WIDTH_KEYS: &[&str] = &["hidden_size", "n_embd", "d_model"];
-/// Keys of widths that a layer inside a block may have on its other side, also doubled (gate and up in one).
+/// Keys of widths that a layer inside a block may have on its other side, also doubled (gate and up
+/// in one).
 const INNER_KEYS: &[&str] = &[
     "intermediate_size",
     "moe_intermediate_size",
@@ -51,8 +54,15 @@ const READS: &[&str] = &[
 /// Layers that write it: `[width, ..]`.
 const WRITES: &[&str] = &["o_proj", "out_proj", "wo", "down_proj", "w2", "fc2", "dense_4h_to_h"];
 /// Modules of one matrix with a row a token.
-const TOKENS: &[&str] =
-    &["embed_tokens", "tok_embeddings", "word_embeddings", "wte", "embed_in", "lm_head", "embed_out"];
+const TOKENS: &[&str] = &[
+    "embed_tokens",
+    "tok_embeddings",
+    "word_embeddings",
+    "wte",
+    "embed_in",
+    "lm_head",
+    "embed_out",
+];
 
 /// What is known of a model's widths.
 #[derive(Default)]
@@ -64,23 +74,29 @@ pub(super) struct ModelGeometry {
 }
 
 impl ModelGeometry {
-    /// From config.json, and from the shapes of the tensors that are stored as they are. `modules` end with a dot, and ascend.
+    /// From config.json, and from the shapes of the tensors that are stored as they are. `modules`
+    /// end with a dot, and ascend.
     pub(super) fn new<'a>(
         config: &Value,
         modules: &[String],
         tensors: impl Iterator<Item = (&'a str, &'a [u64])>,
     ) -> Self {
-        let mut parts = std::iter::once(config).chain(PARTS.iter().filter_map(|part| config.get(part)));
-        match parts.find_map(|part| Some((part, WIDTH_KEYS.iter().find_map(|key| number(part, key))?))) {
-            Some((part, width)) => {
-                Self { width: Some(width), vocabulary: number(part, "vocab_size"), inner: inner(part, width) }
-            }
+        let mut parts =
+            std::iter::once(config).chain(PARTS.iter().filter_map(|part| config.get(part)));
+        match parts
+            .find_map(|part| Some((part, WIDTH_KEYS.iter().find_map(|key| number(part, key))?)))
+        {
+            Some((part, width)) => Self {
+                width: Some(width),
+                vocabulary: number(part, "vocab_size"),
+                inner: inner(part, width),
+            },
             None => Self { width: norms(modules, tensors), ..Self::default() },
         }
     }
 
-    /// The shape of a matrix of this many weights, if it is known. `path` is that of its module, `whole` tells that the module is all of its
-    /// block.
+    /// The shape of a matrix of this many weights, if it is known. `path` is that of its module,
+    /// `whole` tells that the module is all of its block.
     pub(super) fn shape(
         &self,
         path: &str,
@@ -88,8 +104,9 @@ impl ModelGeometry {
         weights: u64,
         bias: Option<&[u64]>,
     ) -> Option<Vec<u64>> {
-        let split =
-            |rows: u64| (rows > 0 && weights.is_multiple_of(rows)).then(|| vec![rows, weights / rows]);
+        let split = |rows: u64| {
+            (rows > 0 && weights.is_multiple_of(rows)).then(|| vec![rows, weights / rows])
+        };
         if let Some(&[rows]) = bias {
             return split(rows);
         }
@@ -97,7 +114,8 @@ impl ModelGeometry {
         let other = weights / width;
         let name = path.rsplit('.').next().unwrap_or(path);
         if whole {
-            let known = self.vocabulary.map_or_else(|| TOKENS.contains(&name), |rows| rows == other);
+            let known =
+                self.vocabulary.map_or_else(|| TOKENS.contains(&name), |rows| rows == other);
             return known.then(|| vec![other, width]);
         }
         if !self.inner.is_empty() && !self.inner.contains(&other) {
@@ -122,7 +140,8 @@ fn number(config: &Value, key: &str) -> Option<u64> {
     config.get(key)?.as_u64()
 }
 
-/// The widths of a block's layers except for that of the hidden state; empty if the config does not tell those of heads.
+/// The widths of a block's layers except for that of the hidden state; empty if the config does not
+/// tell those of heads.
 fn inner(config: &Value, width: u64) -> BTreeSet<u64> {
     let Some(heads) = number(config, "num_attention_heads").filter(|&heads| heads > 0) else {
         return BTreeSet::new();
@@ -131,25 +150,37 @@ fn inner(config: &Value, width: u64) -> BTreeSet<u64> {
     let head = number(config, "head_dim").unwrap_or(width / heads);
     let (query, key) = (heads.saturating_mul(head), groups.saturating_mul(head));
     // Queries with a gate, and all three in one.
-    let mut widths =
-        BTreeSet::from([query, key, query.saturating_mul(2), query.saturating_add(key.saturating_mul(2))]);
+    let mut widths = BTreeSet::from([
+        query,
+        key,
+        query.saturating_mul(2),
+        query.saturating_add(key.saturating_mul(2)),
+    ]);
     for value in INNER_KEYS.iter().filter_map(|name| config.get(name)) {
         let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         widths.extend(
-            values.iter().filter_map(Value::as_u64).flat_map(|width| [width, width.saturating_mul(2)]),
+            values
+                .iter()
+                .filter_map(Value::as_u64)
+                .flat_map(|width| [width, width.saturating_mul(2)]),
         );
     }
     widths
 }
 
 /// The one length of all norms that stand directly in a module.
-fn norms<'a>(modules: &[String], tensors: impl Iterator<Item = (&'a str, &'a [u64])>) -> Option<u64> {
+fn norms<'a>(
+    modules: &[String],
+    tensors: impl Iterator<Item = (&'a str, &'a [u64])>,
+) -> Option<u64> {
     let lengths: BTreeSet<u64> = tensors
         .filter_map(|(name, shape)| {
             let path = name.strip_suffix("norm.weight")?;
             let module = &path[..=path.rfind('.')?];
             match *shape {
-                [length] if modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok() => {
+                [length]
+                    if modules.binary_search_by(|coded| coded.as_str().cmp(module)).is_ok() =>
+                {
                     Some(length)
                 }
                 _ => None,
@@ -172,7 +203,8 @@ mod tests {
     #[test]
     fn from_the_config() {
         let qwen = known(&json!({
-            "hidden_size": 2560, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "hidden_size": 2560, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128,
             "intermediate_size": 9728, "vocab_size": 151_936
         }));
         let shape = |path, weights| qwen.shape(path, false, weights, None);
@@ -208,7 +240,10 @@ mod tests {
     #[test]
     fn hostile_numbers() {
         let huge = u64::MAX;
-        let config = json!({ "hidden_size": huge, "num_attention_heads": huge, "head_dim": huge, "intermediate_size": [huge, -1, "x"] });
+        let config = json!({
+            "hidden_size": huge, "num_attention_heads": huge, "head_dim": huge,
+            "intermediate_size": [huge, -1, "x"],
+        });
         assert_eq!(known(&config).shape("q_proj", false, huge, None), None);
         assert_eq!(known(&json!({ "hidden_size": 0 })).shape("q_proj", false, 6, None), None);
         assert_eq!(known(&json!([])).shape("q_proj", false, 6, Some(&[0])), None);

@@ -1,16 +1,18 @@
 //! The code of a block, from its LUTs.
 //!
 //! ```text
-//! level 0   LUT 0, indexed by bits 0..8 of the stream: an exponent (its code has 1..=8 bits), or 256 − r: go to LUT r
-//! level 1   LUT r, indexed by bits 8..16: an exponent (9..=16 bits), or a pointer                     .. level 3
+//! level 0   LUT 0, indexed by bits 0..8: an exponent (of 1..=8 bits), or 256 − r: go to LUT r
+//! level 1   LUT r, indexed by bits 8..16: an exponent (of 9..=16 bits), or a pointer .. level 3
 //! ```
-//! Pointers are 240..=255 and so are some exponents. The code length of an exponent fixes its level, so a value at another level is a pointer. Where
-//! a LUT has no such pointer, the values that could lead to it are ambiguous: that takes, say, a code of 8 bits or fewer for
-//! infinities, where 255 leads to LUT 1. A stream that comes to such an entry is rejected.
+//! Pointers are 240..=255 and so are some exponents. The code length of an exponent fixes its
+//! level, so a value at another level is a pointer. Where a LUT has no such pointer, the values
+//! that could lead to it are ambiguous: that takes, say, a code of 8 bits or fewer for infinities,
+//! where 255 leads to LUT 1. A stream that comes to such an entry is rejected.
 //!
-//! Entries that no code reaches repeat the entry before them in what the package writes. They may say anything; a stream that comes to one is rejected.
-//! One thing that the package's do not: where they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and streams whose codes
-//! lead there are rejected.
+//! Entries that no code reaches repeat the entry before them in what the package writes. They may
+//! say anything; a stream that comes to one is rejected. One thing that the package's do not: where
+//! they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and
+//! streams whose codes lead there are rejected.
 
 use super::file_range::AGAIN;
 use crate::{Error, Result};
@@ -36,7 +38,8 @@ const AMBIGUOUS: Entry = 0x4000;
 /// Look-up tables whose entries say what they are.
 pub(super) struct Table {
     luts: Vec<[Entry; ENTRIES]>,
-    /// Exponents with codes of up to [`SHORT_BITS`] bits, by the next bits of the stream; 0 for others.
+    /// Exponents with codes of up to [`SHORT_BITS`] bits, by the next bits of the stream; 0 for
+    /// others.
     short: Vec<Entry>,
 }
 
@@ -66,14 +69,18 @@ impl Table {
             match (is_exponent(lengths, level, value), target) {
                 (true, Some((target, None))) if target > row => AMBIGUOUS,
                 (true, _) => Entry::from(lengths[usize::from(value)]) << 8 | Entry::from(value),
-                (false, Some((target, Some(below)))) if below == level + 1 => POINTER | target as Entry,
+                (false, Some((target, Some(below)))) if below == level + 1 => {
+                    POINTER | target as Entry
+                }
                 (false, _) => 0,
             }
         };
         let luts = rows.iter().zip(&levels).enumerate().map(|(row, (values, level))| {
             let mut lut = [0; ENTRIES];
             if let Some(level) = *level {
-                lut.iter_mut().zip(values).for_each(|(slot, &value)| *slot = entry(row, level, value));
+                lut.iter_mut()
+                    .zip(values)
+                    .for_each(|(slot, &value)| *slot = entry(row, level, value));
             }
             lut
         });
@@ -84,8 +91,9 @@ impl Table {
         Ok(table)
     }
 
-    /// The code that streams beginning with these [`SHORT_BITS`] bits begin with, if it is no longer and the same whatever follows. Below a prefix that
-    /// it shares with the package's end mark, which has no entries, remains of another code would answer for some of the streams.
+    /// The code that streams beginning with these [`SHORT_BITS`] bits begin with, if it is no
+    /// longer and the same whatever follows. Below a prefix that it shares with the package's end
+    /// mark, which has no entries, remains of another code would answer for some of the streams.
     fn short_entry(&self, index: u32) -> Entry {
         let with = |next: u32| self.walk(index << (32 - SHORT_BITS) | next << 16);
         match with(0) {
@@ -99,7 +107,8 @@ impl Table {
         }
     }
 
-    /// The exponent and the length of the code, 1..=32, at the start of a stream whose next 32 bits are `bits`.
+    /// The exponent and the length of the code, 1..=32, at the start of a stream whose next 32 bits
+    /// are `bits`.
     #[inline]
     pub(super) fn find(&self, bits: u32) -> Result<(u8, u8), NoCode> {
         match self.short[(bits >> (32 - SHORT_BITS)) as usize] {
@@ -122,14 +131,17 @@ impl Table {
     }
 }
 
-/// The level of each LUT that a pointer leads to. Pointers lead to later rows, since LUTs stand in ascending order of their levels.
+/// The level of each LUT that a pointer leads to. Pointers lead to later rows, since LUTs stand in
+/// ascending order of their levels.
 fn levels(rows: &[[u8; ENTRIES]], lengths: &[u8; ENTRIES]) -> Vec<Option<u8>> {
     let mut levels = vec![None; rows.len()];
     levels[0] = Some(0);
     for (row, values) in rows.iter().enumerate() {
         let Some(level) = levels[row].filter(|&level| level + 1 < LEVELS) else { continue };
         for &value in values.iter().filter(|&&value| !is_exponent(lengths, level, value)) {
-            if let Some(target) = pointed(value).filter(|&target| target > row && target < rows.len()) {
+            if let Some(target) =
+                pointed(value).filter(|&target| target > row && target < rows.len())
+            {
                 levels[target].get_or_insert(level + 1);
             }
         }
@@ -172,7 +184,8 @@ mod tests {
 
     #[test]
     fn remains_of_other_codes_do_not_answer() {
-        // 1000_0000 → LUT 1: 0 → 130 (9 bits), 1000 0000 → none (the end mark), 1000 0001 → 131 (16 bits).
+        // 1000_0000 → LUT 1: 0 → 130 (9 bits), 1000 0000 → none (the end mark), 1000 0001 → 131 (16
+        // bits).
         let mut rows = [[120; ENTRIES], [130; ENTRIES], [0; ENTRIES]];
         rows[0][128..].fill(255);
         rows[1][0x81..].fill(131);
@@ -186,7 +199,11 @@ mod tests {
     fn what_cannot_be_told_is_not_guessed() {
         let table = Table::new("luts", &rows(255, 3)).unwrap();
         assert_eq!(table.find(0), Ok((120, 1)));
-        assert_eq!(table.find(0x8000_0000), Err(NoCode::Ambiguous), "LUT 1, or an exponent of 3 bits");
+        assert_eq!(
+            table.find(0x8000_0000),
+            Err(NoCode::Ambiguous),
+            "LUT 1, or an exponent of 3 bits"
+        );
     }
 
     #[test]
@@ -198,6 +215,9 @@ mod tests {
             assert!(matches!(Table::new("luts", &vec![0; length]), Err(Error::Corrupt { .. })));
         }
         rows[2][7] = 33;
-        assert!(matches!(Table::new("luts", rows.as_flattened()), Err(Error::Corrupt { offset: 519, .. })));
+        assert!(matches!(
+            Table::new("luts", rows.as_flattened()),
+            Err(Error::Corrupt { offset: 519, .. })
+        ));
     }
 }

@@ -16,7 +16,8 @@ pub(super) struct List {
     members: Vec<NodeId>,
     /// Whether most members are as deep as a layer.
     deep: bool,
-    /// Whether the members are told apart by a number at the end of a name, not by a component of their own.
+    /// Whether the members are told apart by a number at the end of a name, not by a component of
+    /// their own.
     glued: bool,
     /// Whether the members are stages, which are divided further.
     pub(super) is_of_stages: bool,
@@ -97,7 +98,8 @@ impl Lists {
         let most = |test: &dyn Fn(NodeId) -> bool| {
             members.iter().filter(|&&member| test(member)).count() * 2 > members.len()
         };
-        let is_composite = |member: NodeId| tree.nodes[member].rank >= 2 || tree.matrices(member) >= 2;
+        let is_composite =
+            |member: NodeId| tree.nodes[member].rank >= 2 || tree.matrices(member) >= 2;
         if members.len() < 2 || !most(&is_composite) || !self.suffixes.repeat(tree, &members) {
             return;
         }
@@ -108,8 +110,9 @@ impl Lists {
         self.all.push(List { members, deep, glued, is_of_stages: false });
     }
 
-    /// Whether nested lists are what a list consists of: layers by a quarter, since an encoder's embeddings can
-    /// outweigh its layers; others, which might be experts, by half and with a second witness.
+    /// Whether nested lists are what a list consists of: layers by a quarter, since an encoder's
+    /// embeddings can outweigh its layers; others, which might be experts, by half and with a
+    /// second witness.
     fn holds_lists(&self, tree: &Tree, members: &[NodeId]) -> bool {
         let sum = |parts: &[u128]| members.iter().map(|&member| parts[member]).sum::<u128>();
         let whole: u128 = members.iter().map(|&member| tree.weight(member)).sum();
@@ -178,7 +181,9 @@ impl Suffixes {
         for (index, &member) in members.iter().enumerate() {
             let node = &tree.nodes[member];
             names.extend(
-                node.tensors.clone().map(|tensor| (self.wild[self.starts[tensor] + node.depth], index)),
+                node.tensors
+                    .clone()
+                    .map(|tensor| (self.wild[self.starts[tensor] + node.depth], index)),
             );
         }
         names.sort_unstable();
@@ -204,7 +209,8 @@ impl Suffixes {
         tensors.sort_unstable();
         let (mut equal, mut all) = (0, 0);
         for same_name in tensors.chunk_by(|left, right| left.0 == right.0) {
-            let same_shape = same_name.chunk_by(|left, right| left.1 == right.1).map(<[_]>::len).max();
+            let same_shape =
+                same_name.chunk_by(|left, right| left.1 == right.1).map(<[_]>::len).max();
             equal += same_shape.unwrap_or(1) - 1;
             all += same_name.len() - 1;
         }

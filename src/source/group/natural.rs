@@ -24,8 +24,8 @@ pub(super) fn compare(left: &str, right: &str) -> Ordering {
     }
 }
 
-/// Runs of digits compare by value; components that are equal in this sense (`01`, `1`) by their bytes, so that
-/// only equal components compare as equal.
+/// Runs of digits compare by value; components that are equal in this sense (`01`, `1`) by their
+/// bytes, so that only equal components compare as equal.
 fn compare_components(left: &str, right: &str) -> Ordering {
     let (mut l, mut r) = (left.as_bytes(), right.as_bytes());
     loop {
@@ -77,8 +77,10 @@ mod tests {
     #[test]
     fn numbers_compare_by_value() {
         let long = format!("a.{}", "9".repeat(4000));
-        let names =
-            ["", ".", "..", "0", "00", "1", "2.x", "10", "a", "a.2", "a.b", "a2", "a2.b", "a10", "a10b", "b"];
+        let names = [
+            "", ".", "..", "0", "00", "1", "2.x", "10", "a", "a.2", "a.b", "a2", "a2.b", "a10",
+            "a10b", "b",
+        ];
         for (i, left) in names.iter().enumerate() {
             for (j, right) in names.iter().enumerate() {
                 assert_eq!(compare(left, right), i.cmp(&j), "{left:?} {right:?}");

@@ -95,7 +95,12 @@ impl Grouping<'_> {
     /// The tensor, if any, whose name is that of the module itself.
     fn own_tensors(&self, module: NodeId) -> Range<usize> {
         let Range { start, end } = self.tree.nodes[module].tensors;
-        start..self.tree.children(module).next().map_or(end, |child| self.tree.nodes[child].tensors.start)
+        start
+            ..self
+                .tree
+                .children(module)
+                .next()
+                .map_or(end, |child| self.tree.nodes[child].tensors.start)
     }
 
     /// Whether a node is most of the model, and there is something in it to divide.
@@ -104,7 +109,8 @@ impl Grouping<'_> {
     }
 
     fn is_large(&self, node: NodeId) -> bool {
-        self.tree.matrices(node) > 0 && self.tree.weight(node) * SMALLEST_ALONE >= self.tree.weight(0)
+        self.tree.matrices(node) > 0
+            && self.tree.weight(node) * SMALLEST_ALONE >= self.tree.weight(0)
     }
 }
 
@@ -112,7 +118,8 @@ impl PlannedBlock {
     fn label(&self, tree: &Tree, items: &[Item]) -> String {
         let node = &tree.nodes[self.node];
         let name = items[tree.order[node.tensors.start]].name;
-        let length: usize = components(name).take(node.depth).map(|component| component.len() + 1).sum();
+        let length: usize =
+            components(name).take(node.depth).map(|component| component.len() + 1).sum();
         let mut end = length.saturating_sub(1).min(MAX_LABEL_BYTES);
         while !name.is_char_boundary(end) {
             end -= 1;
@@ -125,8 +132,8 @@ impl PlannedBlock {
     }
 }
 
-/// Labels coincide only where names are odd: cut off, or like `*` and `.x`. Remembering the last number of each
-/// keeps this linear.
+/// Labels coincide only where names are odd: cut off, or like `*` and `.x`. Remembering the last
+/// number of each keeps this linear.
 fn unique(label: String, uses: &mut HashMap<String, u64>) -> String {
     let mut count = uses.get(&label).copied().unwrap_or(0);
     let mut candidate = label.clone();

@@ -21,8 +21,9 @@ pub(super) struct Node<'a> {
     pub(super) stop: NodeId,
     /// Positions in [`Tree::order`].
     pub(super) tensors: Range<usize>,
-    /// How deep modules are nested in this one, which is 0 for a tensor and 1 for a module with tensors only.
-    /// Modules with a single child do not count. A linear layer is 1, an attention 2, a transformer layer 3.
+    /// How deep modules are nested in this one, which is 0 for a tensor and 1 for a module with
+    /// tensors only. Modules with a single child do not count. A linear layer is 1, an attention 2,
+    /// a transformer layer 3.
     pub(super) rank: u8,
 }
 
@@ -53,7 +54,9 @@ impl<'a> Tree<'a> {
     pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
         let stop = self.nodes[node].stop;
         let first = Some(node + 1).filter(|&child| child < stop);
-        std::iter::successors(first, move |&child| Some(self.nodes[child].stop).filter(|&next| next < stop))
+        std::iter::successors(first, move |&child| {
+            Some(self.nodes[child].stop).filter(|&next| next < stop)
+        })
     }
 
     /// The bytes below a node.
@@ -69,7 +72,9 @@ impl<'a> Tree<'a> {
     }
 }
 
-fn running_sums<T: Copy + Default + std::ops::Add<Output = T>>(values: impl Iterator<Item = T>) -> Vec<T> {
+fn running_sums<T: Copy + Default + std::ops::Add<Output = T>>(
+    values: impl Iterator<Item = T>,
+) -> Vec<T> {
     let sums = values.scan(T::default(), |sum, value| {
         *sum = *sum + value;
         Some(*sum)
@@ -102,8 +107,10 @@ fn build<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Node<'a>> {
     };
     let mut count = 0;
     for name in names {
-        let shared =
-            path[1..].iter().zip(components(name)).take_while(|&(&node, part)| nodes[node].component == part);
+        let shared = path[1..]
+            .iter()
+            .zip(components(name))
+            .take_while(|&(&node, part)| nodes[node].component == part);
         let depth = 1 + shared.count();
         close(&mut nodes, &path[depth..], count);
         path.truncate(depth);
@@ -154,10 +161,15 @@ mod tests {
             "head.bias",
             "scale",
         ];
-        let items: Vec<_> = names.iter().map(|name| Item { name, shape: &[2, 2], bytes: 8 }).collect();
+        let items: Vec<_> =
+            names.iter().map(|name| Item { name, shape: &[2, 2], bytes: 8 }).collect();
         let tree = Tree::new(&items);
-        let rank = |component| tree.nodes.iter().find(|node| node.component == component).unwrap().rank;
-        assert_eq!((rank("scale"), rank("head"), rank("attn"), rank("0"), rank("l")), (0, 1, 2, 3, 3));
+        let rank =
+            |component| tree.nodes.iter().find(|node| node.component == component).unwrap().rank;
+        assert_eq!(
+            (rank("scale"), rank("head"), rank("attn"), rank("0"), rank("l")),
+            (0, 1, 2, 3, 3)
+        );
         assert_eq!((rank("wrap"), rank("up")), (1, 1));
         let children: Vec<_> = tree.children(0).map(|node| tree.nodes[node].component).collect();
         assert_eq!(children, ["head", "l", "scale"]);

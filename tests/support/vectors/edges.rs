@@ -40,8 +40,8 @@ fn path_characters() -> Vector {
     let items = [one(), Item::raw("y", Dtype::U8, &[1], vec![9]).in_file("weights.df11")];
     let side: [(&str, &[u8]); 3] =
         [("model.df11", b"stored"), ("\u{a0}\u{ad}\u{2028}", b"no controls"), ("~ ", b"~")];
-    let about = "the characters next to the control characters; a weights file and a stored file that \
-                 end in .df11";
+    let about = "the characters next to the control characters; a weights file and a stored file \
+    that end in .df11";
     whole("path-characters", about, &Model::new(&items, &side))
 }
 
@@ -58,7 +58,8 @@ fn header_edges() -> Vector {
     model.tensors[0].file_offset = model.tensors[0].file_offset + prefix.len() as u64 - before;
     model.files[0].arrays[0].1 = prefix;
     model.refresh();
-    let about = "a header 100 deep, a name in a surrogate pair, and numbers within a double's range";
+    let about =
+        "a header 100 deep, a name in a surrogate pair, and numbers within a double's range";
     whole("header-edges", about, &model)
 }
 
@@ -76,8 +77,10 @@ fn unknown_dtype() -> Vector {
 
 /// 15 aliases each of two tensors that no reader decodes.
 fn unknown_aliases() -> Vector {
-    let new = ["new.0", "new.1"].map(|name| Item::raw(name, Dtype::U8, &[4], name.as_bytes()[..4].into()));
-    let aliases = |item: &Item| (0..15).map(|at| item.alias(&format!("{}.{at:02}", item.name))).collect();
+    let new = ["new.0", "new.1"]
+        .map(|name| Item::raw(name, Dtype::U8, &[4], name.as_bytes()[..4].into()));
+    let aliases =
+        |item: &Item| (0..15).map(|at| item.alias(&format!("{}.{at:02}", item.name))).collect();
     let lists: [Vec<Item>; 2] = [aliases(&new[0]), aliases(&new[1])];
     let mut model = Model::new(&[&[one()][..], &new, &lists.concat()].concat(), &[]);
     for name in ["new.0", "new.1"] {

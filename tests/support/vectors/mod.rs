@@ -1,5 +1,5 @@
-//! The test vectors of the format: small containers, each with what a reader must make of it. The manifest's fields are
-//! explained in spec/vectors/README.md.
+//! The test vectors of the format: small containers, each with what a reader must make of it. The
+//! manifest's fields are explained in spec/vectors/README.md.
 #![allow(dead_code, reason = "test and example each need another part")]
 
 mod edges;
@@ -98,7 +98,8 @@ impl Vector {
         Self { row, bytes }
     }
 
-    /// A valid container of this model, all of whose tensors decode but those for which `unsupported` holds.
+    /// A valid container of this model, all of whose tensors decode but those for which
+    /// `unsupported` holds.
     fn valid(
         name: &str,
         about: &str,
@@ -109,7 +110,8 @@ impl Vector {
         let mut vector = Self::new("valid", name, Expect::One("valid".into()), about, bytes);
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let decodable = model.tensors.iter().filter(|tensor| !unsupported(tensor));
-        vector.row.tensors = decodable.map(|tensor| (text(&tensor.name), sha256(&tensor.data))).collect();
+        vector.row.tensors =
+            decodable.map(|tensor| (text(&tensor.name), sha256(&tensor.data))).collect();
         let blocked = |file: usize| {
             model.tensors.iter().any(|tensor| tensor.file == file as u64 && unsupported(tensor))
         };
@@ -117,7 +119,8 @@ impl Vector {
             FILE_WEIGHTS => !blocked(index),
             kind => kind == FILE_SIDE,
         });
-        vector.row.files = restorable.map(|(_, file)| (text(&file.path), sha256(&file.content))).collect();
+        vector.row.files =
+            restorable.map(|(_, file)| (text(&file.path), sha256(&file.content))).collect();
         let is_whole = model.shard.1 == 1
             && vector.row.tensors.len() == model.tensors.len()
             && vector.row.files.len() == model.files.len();

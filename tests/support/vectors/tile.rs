@@ -22,7 +22,13 @@ fn matrix(name: &str, rows: u64, columns: u64) -> Item {
 
 /// A vector in tiles of 1 x 8192.
 fn linear(name: &str, elements: u64) -> Item {
-    Item::in_tiles(name, &[elements], normal_weights(elements as usize, elements), (8192, elements), 2)
+    Item::in_tiles(
+        name,
+        &[elements],
+        normal_weights(elements as usize, elements),
+        (8192, elements),
+        2,
+    )
 }
 
 /// A vector of these weights under this code.
@@ -51,7 +57,11 @@ fn places() -> Vec<Vector> {
     let odd: Vec<Item> = counts.iter().map(|&count| linear(&format!("w.{count}"), count)).collect();
     vec![
         vector("tile-whole", "four whole tiles of 32 x 256", &[matrix("w", 64, 512)]),
-        vector("tile-edges", "tiles that are partial at the right, below, at both, or all over", &edges),
+        vector(
+            "tile-edges",
+            "tiles that are partial at the right, below, at both, or all over",
+            &edges,
+        ),
         vector("tile-row", "one whole tile of 1 x 8192", &[linear("w", 8192)]),
         vector(
             "tile-rows",
@@ -72,12 +82,17 @@ fn places() -> Vec<Vector> {
 }
 
 fn codes() -> Vec<Vector> {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
+    let all: Vec<u8> =
+        (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
     let single = || weights(std::iter::repeat_n(127, 600));
     let pair = 127 | 127 << 8;
     let uniform = weights((0..8200u32).map(|at| (at * 37 % 64) as u8 + 90));
-    let most = Codebook::new(0, (0..64).flat_map(|a| (0..64).map(move |b| (12, (a + 90) | (b + 90) << 8))));
-    // Pairs of one exponent twice: counts 1, 1, 2, 3, 5, …; the two of them that occur once are the escape's.
+    let most = Codebook::new(
+        0,
+        (0..64).flat_map(|a| (0..64).map(move |b| (12, (a + 90) | (b + 90) << 8))),
+    );
+    // Pairs of one exponent twice: counts 1, 1, 2, 3, 5, …; the two of them that occur once are the
+    // escape's.
     let ladder = fibonacci_weights(13);
     let ladder: Vec<u8> = ladder.chunks(2).flat_map(|weight| [weight, weight].concat()).collect();
     let lengths = Codebook::of(&tiles(&ladder, 8192, ladder.len() / 2), 1);
@@ -112,7 +127,11 @@ fn codes() -> Vec<Vector> {
             "codes of all lengths from 1 to 12 bits",
             &[coded("w", ladder.clone(), &lengths)],
         ),
-        vector("tile-4096-pairs", "4096 pairs with codes of 12 bits", &[coded("w", uniform, &most)]),
+        vector(
+            "tile-4096-pairs",
+            "4096 pairs with codes of 12 bits",
+            &[coded("w", uniform, &most)],
+        ),
         vector(
             "tile-unused",
             "codes of pairs that do not occur, and an escape that is not used",
@@ -141,7 +160,8 @@ fn escape_of_12_bits(codebook: &Codebook) -> Vec<(u16, u16)> {
 fn lengths() -> Vec<Vector> {
     // Lane 0 has all of its 256 weights escaped after 12 bits, the others have one bit a pair.
     let lane = |at: u32| at / 8 % 32;
-    let longest = weights((0..7944u32).map(|at| if lane(at) == 0 { 200 + (at % 50) as u8 } else { 127 }));
+    let longest =
+        weights((0..7944u32).map(|at| if lane(at) == 0 { 200 + (at % 50) as u8 } else { 127 }));
     let ladder = (1..=11).map(|length| (length, if length == 1 { 127 | 127 << 8 } else { length }));
     let code = Codebook::new(12, ladder.chain([(12, 12)]));
     let items = [coded("w", longest, &code)];
@@ -151,7 +171,11 @@ fn lengths() -> Vec<Vector> {
             "rows with exponents of their own: lanes differ by more than 63 bits",
             &[uneven("w", 70, 512)],
         ),
-        vector("tile-longest-lane", "a lane of 3584 bits among those of 124 and 128: shift is 6", &items),
+        vector(
+            "tile-longest-lane",
+            "a lane of 3584 bits among those of 124 and 128: shift is 6",
+            &items,
+        ),
     ]
 }
 
@@ -160,7 +184,8 @@ fn uneven(name: &str, rows: u64, columns: u64) -> Item {
     let spread = |at: u64| [1, 2, 5, 40][(at / columns * 7 % 4) as usize];
     let mut state = 1u64;
     let exponent = |at: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         120 - ((state >> 40) % spread(at)) as u8
     };
     let data = weights((0..rows * columns).map(exponent));
@@ -195,7 +220,11 @@ fn tensors() -> Vec<Vector> {
         shaped("f", &[33, 8], (256, 8)).in_block("other"),
     ];
     vec![
-        vector("tile-dimensions", "columns that are the last dimension, several, or none", &dimensions),
+        vector(
+            "tile-dimensions",
+            "columns that are the last dimension, several, or none",
+            &dimensions,
+        ),
         vector("tile-mixed", "tile, gap, raw and an alias of tile in one block", &mixed),
     ]
 }

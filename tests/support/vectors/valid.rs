@@ -50,16 +50,22 @@ fn gcd(a: usize, b: usize) -> usize {
 
 /// Counts 256, 2, 1, 1, … give lengths 1, 8, 9, 9, …, and 128 LUTs.
 pub(super) fn many_luts() -> Vec<u8> {
-    let most = (0..=255u8)
-        .flat_map(|exponent| std::iter::repeat_n(exponent, [256, 2, 1][usize::from(exponent.min(2))]));
+    let most = (0..=255u8).flat_map(|exponent| {
+        std::iter::repeat_n(exponent, [256, 2, 1][usize::from(exponent.min(2))])
+    });
     let ramp: Vec<u8> = most.collect();
     weights((0..512).map(|at| ramp[at * 197 % 512]))
 }
 
 fn codes() -> Vec<Vector> {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
+    let all: Vec<u8> =
+        (0..=u16::MAX).flat_map(|word| word.wrapping_mul(40_503).to_le_bytes()).collect();
     vec![
-        vector("all-patterns", "every BF16 bit pattern once", &[Item::gap("w", &[256, 256], all, (16, 256))]),
+        vector(
+            "all-patterns",
+            "every BF16 bit pattern once",
+            &[Item::gap("w", &[256, 256], all, (16, 256))],
+        ),
         vector(
             "single-exponent",
             "one exponent only: its code is the bit 0",
@@ -68,7 +74,12 @@ fn codes() -> Vec<Vector> {
         vector(
             "two-exponents",
             "the smallest and the largest exponent, one bit each",
-            &[Item::gap("w", &[300], weights((0..300).map(|at| if at % 3 == 0 { 0 } else { 255 })), GAP)],
+            &[Item::gap(
+                "w",
+                &[300],
+                weights((0..300).map(|at| if at % 3 == 0 { 0 } else { 255 })),
+                GAP,
+            )],
         ),
         vector(
             "long-codes",
@@ -83,7 +94,8 @@ fn codes() -> Vec<Vector> {
     ]
 }
 
-/// Codes of 4095 bits, then one of two bits that starts in the first thread block and ends in the second.
+/// Codes of 4095 bits, then one of two bits that starts in the first thread block and ends in the
+/// second.
 pub(super) fn late_end() -> Vec<u8> {
     weights((0..4095).map(|at| match at {
         4094 => 130,
@@ -103,7 +115,11 @@ fn threads() -> Vec<Vector> {
         })
         .collect();
     vec![
-        vector("one-weight", "a tensor of one weight", &[Item::gap("w", &[1], weights([127]), GAP)]),
+        vector(
+            "one-weight",
+            "a tensor of one weight",
+            &[Item::gap("w", &[1], weights([127]), GAP)],
+        ),
         vector(
             "partial-thread",
             "the last thread ends within its bytes",
@@ -190,7 +206,8 @@ fn tensors() -> Vec<Vector> {
         ),
         vector(
             "aliases",
-            "aliases of coded, raw and empty tensors, before and after their targets, one in another file",
+            "aliases of coded, raw and empty tensors, before and after their targets, one in \
+            another file",
             &[
                 coded.clone(),
                 raw.clone(),
@@ -211,7 +228,8 @@ fn tensors() -> Vec<Vector> {
 
 fn names() -> Vec<Vector> {
     let long = "n".repeat(4096);
-    let raw = |name: &str, at: usize| Item::raw(name, Dtype::U8, &[3], bytes(3 + at)[at..].to_vec());
+    let raw =
+        |name: &str, at: usize| Item::raw(name, Dtype::U8, &[3], bytes(3 + at)[at..].to_vec());
     let names = [
         "../../etc/passwd",
         "/",
@@ -245,11 +263,16 @@ fn names() -> Vec<Vector> {
         (&components, b"many"),
     ];
     vec![
-        vector("names", "any text without NUL is a name, up to 4096 bytes; names are no paths", &tensors),
+        vector(
+            "names",
+            "any text without NUL is a name, up to 4096 bytes; names are no paths",
+            &tensors,
+        ),
         vector("name-order", "names ascend by their UTF-8 bytes, unlike UTF-16", &ordered),
         whole(
             "paths",
-            "files in folders, a path of 4096 bytes with components of 255, and one of 32 components",
+            "files in folders, a path of 4096 bytes with components of 255, and one of 32 \
+            components",
             &Model::new(&items, side),
         ),
     ]
@@ -298,7 +321,11 @@ fn containers() -> Vec<Vector> {
         ),
         whole("smallest", "the smallest container of a tensor, which format.md shows", &smallest()),
         whole("header-text", "a header with all that JSON and safetensors allow", &header_text()),
-        whole("side-files-only", "no weights file", &Model::new(&[], &[("README.md", b"# Nothing\n")])),
+        whole(
+            "side-files-only",
+            "no weights file",
+            &Model::new(&[], &[("README.md", b"# Nothing\n")]),
+        ),
         vector("two-chunks", "a section of more than one checksum chunk", &chunks),
         whole("unused-block", "a block without tensors and sections", &unused),
         whole("no-files", "no files, no blocks, no sections", &Model::new(&[], &[])),
@@ -310,7 +337,9 @@ fn containers() -> Vec<Vector> {
 
 fn beside(items: &[Item]) -> Model {
     let mut model = Model::new(items, &[("vocab.txt", b"a\nb\n")]);
-    model.files.extend([File::beside("config.json", b"{}"), File::beside("tokenizer/empty.txt", b"")]);
+    model
+        .files
+        .extend([File::beside("config.json", b"{}"), File::beside("tokenizer/empty.txt", b"")]);
     model.identity = model.identity_of_files();
     model
 }
@@ -332,7 +361,8 @@ pub(crate) fn smallest() -> Model {
     Model::new(&[Item::raw("w", Dtype::U8, &[3], vec![1, 2, 3])], &[])
 }
 
-/// White space, members in any order and such as no reader knows, escapes, and `__metadata__` that is null.
+/// White space, members in any order and such as no reader knows, escapes, and `__metadata__` that
+/// is null.
 fn header_text() -> Model {
     let mut model = Model::new(&[Item::raw("a\"b", Dtype::U8, &[3], bytes(3))], &[]);
     let json = concat!(
@@ -350,7 +380,8 @@ fn header_text() -> Model {
 fn no_tensors() -> Model {
     let mut model = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
     (model.tensors, model.blocks) = (vec![], vec![]);
-    model.files[0].arrays[0].1 = crate::container::with_length(r#"{"__metadata__":{"format":"pt"}}"#);
+    model.files[0].arrays[0].1 =
+        crate::container::with_length(r#"{"__metadata__":{"format":"pt"}}"#);
     model.refresh();
     model
 }
@@ -383,7 +414,8 @@ fn newer() -> Vec<Vector> {
         Item::raw("new", Dtype::BF16, &[4], bytes(8)).in_file("new.safetensors"),
     ];
     let model = Model::new(&items, &[]);
-    let features = with_header(&model.build(), |header| header.compatible_features = (1 << 63 | 1).into());
+    let features =
+        with_header(&model.build(), |header| header.compatible_features = (1 << 63 | 1).into());
     let minor = with_header(&model.build(), |header| header.version_minor = u16::MAX.into());
     let mut skippable = model.clone();
     skippable.extra_sections =
@@ -391,7 +423,13 @@ fn newer() -> Vec<Vector> {
     let none = |_: &Tensor| false;
     let is_new = |tensor: &Tensor| tensor.name.starts_with(b"new");
     let mut vectors = vec![
-        Vector::valid("compatible-features", "features that a reader may ignore", &model, features, none),
+        Vector::valid(
+            "compatible-features",
+            "features that a reader may ignore",
+            &model,
+            features,
+            none,
+        ),
         Vector::valid("newer-minor", "a later minor version", &model, minor, none),
         whole("unknown-section", "sections of kinds that a reader skips", &skippable),
     ];
@@ -409,7 +447,8 @@ fn newer() -> Vec<Vector> {
         &|tensor| {
             tensor.encoding = 77;
             tensor.parameters = [1, 2, 3, u64::MAX];
-            tensor.arrays = vec![(5, vec![1, 2, 3]), (SECTION_SKIPPABLE + 9, vec![4; 300]), (5, vec![5])];
+            tensor.arrays =
+                vec![(5, vec![1, 2, 3]), (SECTION_SKIPPABLE + 9, vec![4; 300]), (5, vec![5])];
         },
     );
     unknown("private-encoding", "an encoding for private use, and an alias of it", &|tensor| {
@@ -431,7 +470,9 @@ fn unknown_huge(items: &[Item]) -> Vector {
     model.files[file].length = start_of(&model, "new") + (1 << 58);
     model.identity = model.identity_of_files();
     let about = "an unknown encoding that makes 2^58 bytes of eight";
-    Vector::valid("unknown-encoding-huge", about, &model, model.build(), |tensor| tensor.name == b"new")
+    Vector::valid("unknown-encoding-huge", about, &model, model.build(), |tensor| {
+        tensor.name == b"new"
+    })
 }
 
 fn start_of(model: &Model, name: &str) -> u64 {
@@ -445,5 +486,7 @@ fn unknown_dtype(items: &[Item]) -> Vector {
     items.push(items[1].alias("new.alias"));
     let model = Model::new(&items, &[]);
     let about = "a dtype of a later version, whose elements may have any size, and an alias of it";
-    Vector::valid("unknown-dtype", about, &model, model.build(), |tensor| tensor.name.starts_with(b"new"))
+    Vector::valid("unknown-dtype", about, &model, model.build(), |tensor| {
+        tensor.name.starts_with(b"new")
+    })
 }

@@ -1,4 +1,5 @@
-//! A small writer of containers, made from the specification for tests: it shares no code with the decoder but CRC-32.
+//! A small writer of containers, made from the specification for tests: it shares no code with the
+//! decoder but CRC-32.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -99,9 +100,14 @@ pub fn encode(weights: &[u16], lengths: &[u8; 256], t: u64, b: u64) -> ([Vec<u8>
     boundaries.push(bit_count);
     let threads = bit_count.div_ceil(8 * t);
     let first_at = |bit: u64| boundaries.partition_point(|&boundary| boundary < bit);
-    let gaps: Vec<u64> = (0..threads).map(|i| boundaries[first_at(8 * t * i)] - 8 * t * i).collect();
-    let gaps = gaps.chunks(2).map(|pair| (pair[0] | pair.get(1).map_or(0, |gap| gap << 4)) as u8).collect();
-    let mut offsets: Vec<u64> = (0..threads.div_ceil(b)).map(|i| first_at(8 * t * b * i) as u64).collect();
+    let gaps: Vec<u64> =
+        (0..threads).map(|i| boundaries[first_at(8 * t * i)] - 8 * t * i).collect();
+    let gaps = gaps
+        .chunks(2)
+        .map(|pair| (pair[0] | pair.get(1).map_or(0, |gap| gap << 4)) as u8)
+        .collect();
+    let mut offsets: Vec<u64> =
+        (0..threads.div_ceil(b)).map(|i| first_at(8 * t * b * i) as u64).collect();
     offsets.push(weights.len() as u64);
     bits.resize((threads * t * 8) as usize, false);
     let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit));
@@ -130,9 +136,14 @@ fn put(record: &mut Vec<u8>, values: &[u64]) {
 impl Model {
     pub fn build(&self) -> Vec<u8> {
         let mut sections: BTreeMap<(u64, u32), Vec<u8>> = BTreeMap::new();
-        let files = self.files.iter().flat_map(|f| f.arrays.iter().map(|(kind, bytes)| (NONE, *kind, bytes)));
-        let tensors =
-            self.tensors.iter().flat_map(|t| t.arrays.iter().map(|(kind, bytes)| (t.block, *kind, bytes)));
+        let files = self
+            .files
+            .iter()
+            .flat_map(|f| f.arrays.iter().map(|(kind, bytes)| (NONE, *kind, bytes)));
+        let tensors = self
+            .tensors
+            .iter()
+            .flat_map(|t| t.arrays.iter().map(|(kind, bytes)| (t.block, *kind, bytes)));
         let stored: Vec<_> = files.chain(tensors).collect();
         let mut places = Vec::new();
         for (block, kind, bytes) in &stored {
@@ -145,8 +156,13 @@ impl Model {
         let mut lists: [Vec<u8>; 8] = Default::default();
         for (&(block, kind), section) in &sections {
             pad(&mut file, 4096);
-            put(&mut lists[SECTIONS], &[u64::from(kind), block, file.len() as u64, section.len() as u64]);
-            section.chunks(1 << 20).for_each(|chunk| lists[CHECKSUMS].extend(crc32(chunk).to_le_bytes()));
+            put(
+                &mut lists[SECTIONS],
+                &[u64::from(kind), block, file.len() as u64, section.len() as u64],
+            );
+            section
+                .chunks(1 << 20)
+                .for_each(|chunk| lists[CHECKSUMS].extend(crc32(chunk).to_le_bytes()));
             file.extend(section);
         }
         pad(&mut file, 4096);
@@ -190,7 +206,10 @@ impl Model {
             put(&mut lists[TENSORS], &[t.block, t.file, t.file_offset, t.shape.len() as u64]);
             put(&mut lists[TENSORS], &[&t.shape[..], &vec![0; 8 - t.shape.len()]].concat());
             put(&mut lists[TENSORS], &[first_array, t.arrays.len() as u64]);
-            put(&mut lists[TENSORS], &[&t.parameters[..], &vec![0; 4 - t.parameters.len()]].concat());
+            put(
+                &mut lists[TENSORS],
+                &[&t.parameters[..], &vec![0; 4 - t.parameters.len()]].concat(),
+            );
             lists[TENSORS].extend([9; 32]);
             lists[TEXT].extend(t.name.bytes());
             first_array += t.arrays.len() as u64;
@@ -242,7 +261,8 @@ pub fn with_header(container: &[u8], edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
 
 /// Where a field of a record is in a directory.
 pub fn field(directory: &[u8], list: usize, record: usize, offset: usize) -> usize {
-    let start = RECORDS[..list].iter().fold(48, |at, size| at + 8 + u64_at(directory, at) as usize * size);
+    let start =
+        RECORDS[..list].iter().fold(48, |at, size| at + 8 + u64_at(directory, at) as usize * size);
     start + 8 + record * RECORDS[list] + offset
 }
 

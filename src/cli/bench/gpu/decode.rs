@@ -13,8 +13,8 @@ use df11::{
 
 use crate::cli::Failure;
 
-/// Times that a repetition decodes all blocks. The last pass is timed: the GPU runs at its full clock then, and has work queued while
-/// the host launches more.
+/// Times that a repetition decodes all blocks. The last pass is timed: the GPU runs at its full
+/// clock then, and has work queued while the host launches more.
 const PASSES: usize = 5;
 /// Tensors smaller than this take as long as a launch does, whatever their shape.
 const LARGE_BYTES: u64 = 1 << 20;
@@ -37,7 +37,9 @@ pub(super) fn shapes(model: &GpuModel) -> Result<Vec<ShapeRows>, Failure> {
     let mut shapes = BTreeMap::new();
     for tensor in model.blocks().flat_map(|block| block.tensors()) {
         if tensor.byte_length() >= LARGE_BYTES {
-            shapes.entry((std::cmp::Reverse(tensor.byte_length()), tensor.shape())).or_insert(tensor.name());
+            shapes
+                .entry((std::cmp::Reverse(tensor.byte_length()), tensor.shape()))
+                .or_insert(tensor.name());
         }
     }
     let rows = shapes.into_iter().map(|((_, shape), name)| {
@@ -66,8 +68,8 @@ impl BlockDecoder {
         Ok(self.stream.clone_dtoh(&bytes).map_err(Error::from)?)
     }
 
-    /// Seconds of all blocks, one after the other into one buffer, and of the largest one among them. What one block leaves in the
-    /// cache is none of the next one's.
+    /// Seconds of all blocks, one after the other into one buffer, and of the largest one among
+    /// them. What one block leaves in the cache is none of the next one's.
     pub(super) fn time_blocks(&mut self, model: &GpuModel) -> Result<(f64, f64), Failure> {
         let blocks: Vec<GpuBlock<'_>> = model.blocks().collect();
         let times = self.time(blocks.len(), |at, output, stream, status| {

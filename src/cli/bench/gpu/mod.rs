@@ -1,4 +1,5 @@
-//! `df11 bench --gpu`: decoding beside the copy rate of device memory, loading and streaming beside the rate of a plain pinned copy.
+//! `df11 bench --gpu`: decoding beside the copy rate of device memory, loading and streaming beside
+//! the rate of a plain pinned copy.
 
 mod decode;
 
@@ -35,7 +36,8 @@ pub(super) fn measure(
     let mut all = All::new(&resident, first);
     check(&model, &resident, &stream)?;
     let shapes = decode::shapes(&resident)?;
-    all.shapes = shapes.iter().map(|shape| series(&shape.name, shape.rows.bytes(), Some(COPY))).collect();
+    all.shapes =
+        shapes.iter().map(|shape| series(&shape.name, shape.rows.bytes(), Some(COPY))).collect();
     for repetition in 0..=repetitions {
         session.check()?;
         all.decode_once(&resident, &shapes, &stream, repetition > 0)?;
@@ -57,8 +59,9 @@ pub(super) fn measure(
 /// BF16 weights of a model; those of an alias are its target's.
 fn weights(model: &Model) -> u64 {
     let tensors = model.blocks().flat_map(|block| block.tensors());
-    let own =
-        tensors.filter(|tensor| tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias);
+    let own = tensors.filter(|tensor| {
+        tensor.dtype() == Some(Dtype::BF16) && tensor.encoding() != Encoding::Alias
+    });
     own.map(|tensor| tensor.elements()).sum()
 }
 
@@ -76,7 +79,8 @@ impl Resident {
         let bits = |bytes: u64| 8.0 * bytes as f64 / self.weights.max(1) as f64;
         let (stored, fast) = (bits(self.stored), bits(self.fast));
         answer.text = format!(
-            "{}\nOn the GPU it takes {stored:.3} bits a weight as it is stored, and {fast:.3} in the fast layout.",
+            "{}\nOn the GPU it takes {stored:.3} bits a weight as it is stored, and {fast:.3} in \
+            the fast layout.",
             answer.text.trim_end()
         );
         answer.json["resident_bytes"] = json!({ "stored": self.stored, "fast": self.fast });
@@ -92,7 +96,11 @@ fn new_stream(device: &Device) -> Result<std::sync::Arc<CudaStream>, Failure> {
 }
 
 /// Decodes every block on both sides.
-fn check(model: &Model, on_gpu: &GpuModel, stream: &std::sync::Arc<CudaStream>) -> Result<(), Failure> {
+fn check(
+    model: &Model,
+    on_gpu: &GpuModel,
+    stream: &std::sync::Arc<CudaStream>,
+) -> Result<(), Failure> {
     let mut decoder = BlockDecoder::new(on_gpu, stream)?;
     let mut expected = vec![0; on_gpu.largest_block_bytes() as usize];
     for (block, decoded) in model.blocks().zip(on_gpu.blocks()) {
@@ -103,7 +111,8 @@ fn check(model: &Model, on_gpu: &GpuModel, stream: &std::sync::Arc<CudaStream>) 
         for range in layout.tensors {
             let range = range.start as usize..range.end as usize;
             if result[range.clone()] != expected[range] {
-                let problem = format!("block {name:?} decoded on the GPU differs from the CPU's decoding");
+                let problem =
+                    format!("block {name:?} decoded on the GPU differs from the CPU's decoding");
                 return Err(Failure::Mismatch(problem));
             }
         }
@@ -141,7 +150,11 @@ impl All {
             copy: series(COPY, 2 * largest, None),
             shapes: Vec::new(),
             decode_block: series("decode block", largest, Some(COPY)),
-            decode: series("decode all blocks", resident.blocks().map(decoded_bytes).sum(), Some(COPY)),
+            decode: series(
+                "decode all blocks",
+                resident.blocks().map(decoded_bytes).sum(),
+                Some(COPY),
+            ),
             upload: series(UPLOAD, stored, None),
             first_load: series("first load", stored, Some(UPLOAD)),
             load: series("load", stored, Some(UPLOAD)),
@@ -169,7 +182,10 @@ impl All {
             self.copy.seconds.push(copy);
             self.decode.seconds.push(decode);
             self.decode_block.seconds.push(block);
-            self.shapes.iter_mut().zip(by_shape).for_each(|(series, time)| series.seconds.push(time));
+            self.shapes
+                .iter_mut()
+                .zip(by_shape)
+                .for_each(|(series, time)| series.seconds.push(time));
         }
         Ok(())
     }

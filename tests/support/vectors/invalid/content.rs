@@ -9,8 +9,9 @@ use crate::vectors::Vector;
 /// Bytes whose checksums or hashes are wrong, and bytes that must be zero.
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn content() -> Vec<Vector> {
-    let invalid =
-        |name: &str, level: &str, about: &str, bytes| Vector::invalid(name, level, CORRUPT, about, bytes);
+    let invalid = |name: &str, level: &str, about: &str, bytes| {
+        Vector::invalid(name, level, CORRUPT, about, bytes)
+    };
     // Sections of the plain model: raw in block 0, prefix, side.
     let flipped = |model: &Model, section: usize, byte: usize| {
         edited_of(model, |draft| draft.contents[section][byte] ^= 1)
@@ -29,18 +30,38 @@ pub(super) fn content() -> Vec<Vector> {
         invalid("checksum-raw", "load", "a wrong byte of a raw tensor", flipped(&plain(), 0, 0)),
         invalid("checksum-codebook", "load", "a wrong byte of a codebook", flipped(&coded, 0, 0)),
         invalid("checksum-index", "load", "a wrong byte of a gap", flipped(&coded, 1, 3)),
-        invalid("checksum-bitstream", "load", "a wrong byte of a bitstream", flipped(&coded, 2, 700)),
+        invalid(
+            "checksum-bitstream",
+            "load",
+            "a wrong byte of a bitstream",
+            flipped(&coded, 2, 700),
+        ),
         invalid("checksum-plane", "load", "a wrong byte of a plane", flipped(&coded, 3, 700)),
         invalid("checksum-prefix", "verify", "a wrong byte of a prefix", flipped(&plain(), 1, 9)),
         invalid("checksum-side", "verify", "a wrong byte of a side file", flipped(&plain(), 2, 0)),
-        invalid("checksum-unknown", "verify", "a wrong byte of a section to skip", flipped(&skippable, 3, 0)),
-        invalid("zeros-between-arrays", "verify", "a byte between two arrays, under a right checksum", {
-            edited(|draft| {
-                draft.contents[0][255] = 1;
-                draft.repair_checksums();
-            })
-        }),
-        invalid("zeros-between-sections", "verify", "a byte between two sections", padding(0, 4095)),
+        invalid(
+            "checksum-unknown",
+            "verify",
+            "a wrong byte of a section to skip",
+            flipped(&skippable, 3, 0),
+        ),
+        invalid(
+            "zeros-between-arrays",
+            "verify",
+            "a byte between two arrays, under a right checksum",
+            {
+                edited(|draft| {
+                    draft.contents[0][255] = 1;
+                    draft.repair_checksums();
+                })
+            },
+        ),
+        invalid(
+            "zeros-between-sections",
+            "verify",
+            "a byte between two sections",
+            padding(0, 4095),
+        ),
         invalid(
             "zeros-before-directory",
             "verify",
@@ -55,9 +76,12 @@ pub(super) fn content() -> Vec<Vector> {
                 draft.directory.tensors[0].hash[31] ^= 1;
             }),
         ),
-        invalid("hash-of-coded-tensor", "verify", "a coded tensor of other weights than its hash says", {
-            remade(coded.clone(), |model| model.tensor("w").arrays[4].1[100] ^= 0x80)
-        }),
+        invalid(
+            "hash-of-coded-tensor",
+            "verify",
+            "a coded tensor of other weights than its hash says",
+            { remade(coded.clone(), |model| model.tensor("w").arrays[4].1[100] ^= 0x80) },
+        ),
         invalid("hash-of-empty-tensor", "verify", "another hash of a tensor without bytes", {
             let items = [Item::raw("x", Dtype::U8, &[0], vec![])];
             remade(Model::new(&items, &[]), |model| model.tensors[0].hash[0] ^= 1)
@@ -80,24 +104,40 @@ pub(super) fn content() -> Vec<Vector> {
                 model.identity = model.identity_of_files();
             }),
         ),
-        invalid("identity-without-side-files", "verify", "an identity of the weights files alone", {
-            remade(plain(), |model| {
-                let side = model.files.pop();
-                model.identity = model.identity_of_files();
-                model.files.extend(side);
-            })
-        }),
-        invalid("zeros-in-unknown-section", "verify", "a byte between arrays of a section to skip", {
-            let mut model = plain();
-            model.tensors[0].encoding = 77;
-            model.tensors[0].arrays = vec![(u32::MAX, vec![1; 5]), (u32::MAX, vec![2; 5])];
-            edited_of(&model, |draft| {
-                let at = draft.directory.sections.iter().position(|s| s.kind == u32::MAX).unwrap();
-                draft.contents[at][100] = 1;
-                draft.repair_checksums();
-            })
-        }),
-        invalid("identity", "verify", "another identity", remade(plain(), |model| model.identity[0] ^= 1)),
+        invalid(
+            "identity-without-side-files",
+            "verify",
+            "an identity of the weights files alone",
+            {
+                remade(plain(), |model| {
+                    let side = model.files.pop();
+                    model.identity = model.identity_of_files();
+                    model.files.extend(side);
+                })
+            },
+        ),
+        invalid(
+            "zeros-in-unknown-section",
+            "verify",
+            "a byte between arrays of a section to skip",
+            {
+                let mut model = plain();
+                model.tensors[0].encoding = 77;
+                model.tensors[0].arrays = vec![(u32::MAX, vec![1; 5]), (u32::MAX, vec![2; 5])];
+                edited_of(&model, |draft| {
+                    let at =
+                        draft.directory.sections.iter().position(|s| s.kind == u32::MAX).unwrap();
+                    draft.contents[at][100] = 1;
+                    draft.repair_checksums();
+                })
+            },
+        ),
+        invalid(
+            "identity",
+            "verify",
+            "another identity",
+            remade(plain(), |model| model.identity[0] ^= 1),
+        ),
     ]
 }
 
@@ -111,14 +151,18 @@ pub(super) fn weights_files() -> Vec<Vector> {
             Item::raw("none", Dtype::U8, &[0], vec![]),
         ]
     };
-    let invalid = |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
+    let invalid =
+        |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
     // The directory of one model, the prefix of another; hashes and identity fit.
     let other_prefix = |prefix: Vec<u8>| {
         let mut model = Model::new(&items(), &[]);
         let shift = prefix.len() as u64;
         let before = model.files[0].arrays[0].1.len() as u64;
         model.files[0].arrays[0].1 = prefix;
-        model.tensors.iter_mut().for_each(|tensor| tensor.file_offset = tensor.file_offset + shift - before);
+        model
+            .tensors
+            .iter_mut()
+            .for_each(|tensor| tensor.file_offset = tensor.file_offset + shift - before);
         model.refresh();
         model.build()
     };
@@ -154,14 +198,22 @@ pub(super) fn weights_files() -> Vec<Vector> {
                 model.identity = model.identity_of_files();
             })
         }),
-        invalid("tensors-swapped", "a directory with two tensors of one size in each other's places", {
-            remade(Model::new(&items(), &[]), |model| {
-                let [first, second] = [0, 1].map(|at| model.tensors[at].file_offset);
-                (model.tensors[0].file_offset, model.tensors[1].file_offset) = (second, first);
-                model.refresh();
-            })
-        }),
-        invalid("prefix-name", "another name in the header", header_of(&|items| items[1].name = "B".into())),
+        invalid(
+            "tensors-swapped",
+            "a directory with two tensors of one size in each other's places",
+            {
+                remade(Model::new(&items(), &[]), |model| {
+                    let [first, second] = [0, 1].map(|at| model.tensors[at].file_offset);
+                    (model.tensors[0].file_offset, model.tensors[1].file_offset) = (second, first);
+                    model.refresh();
+                })
+            },
+        ),
+        invalid(
+            "prefix-name",
+            "another name in the header",
+            header_of(&|items| items[1].name = "B".into()),
+        ),
         invalid(
             "prefix-dtype",
             "another dtype in the header",
@@ -172,7 +224,11 @@ pub(super) fn weights_files() -> Vec<Vector> {
             "another shape in the header",
             header_of(&|items| items[1].shape = vec![2, 2]),
         ),
-        invalid("prefix-order", "other data_offsets in the header", header_of(&|items| items.swap(0, 1))),
+        invalid(
+            "prefix-order",
+            "other data_offsets in the header",
+            header_of(&|items| items.swap(0, 1)),
+        ),
         invalid(
             "prefix-tensor-missing",
             "a tensor that is not in the header",
@@ -296,7 +352,8 @@ pub(super) fn headers() -> Vec<Vector> {
 /// Headers of files in which one tensor is Unsupported: the others must be compared all the same.
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn neighbours() -> Vec<Vector> {
-    let invalid = |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
+    let invalid =
+        |name: &str, about: &str, bytes| Vector::invalid(name, "verify", CORRUPT, about, bytes);
     let items = [
         Item::raw("a", Dtype::U8, &[4], vec![1, 2, 3, 4]),
         Item::raw("b", Dtype::U8, &[4], vec![5, 6, 7, 8]),
@@ -333,16 +390,20 @@ pub(super) fn neighbours() -> Vec<Vector> {
         }
     };
     vec![
-        invalid("neighbour-of-unknown-encoding", "another dtype beside a tensor of an unknown encoding", {
-            with(
-                &|item| {
-                    if item.name == "c" {
-                        item.dtype.1 = "I8".into();
-                    }
-                },
-                &encoding,
-            )
-        }),
+        invalid(
+            "neighbour-of-unknown-encoding",
+            "another dtype beside a tensor of an unknown encoding",
+            {
+                with(
+                    &|item| {
+                        if item.name == "c" {
+                            item.dtype.1 = "I8".into();
+                        }
+                    },
+                    &encoding,
+                )
+            },
+        ),
         invalid("neighbour-of-unknown-dtype", "another dtype beside a tensor of an unknown one", {
             with(&third(|item| item.dtype.1 = "I8".into()), &dtype)
         }),

@@ -1,4 +1,5 @@
-//! Rules at their edges: one value beyond a limit, one field that differs alone, boundaries at the end.
+//! Rules at their edges: one value beyond a limit, one field that differs alone, boundaries at the
+//! end.
 
 use df11::{
     Dtype,
@@ -41,7 +42,8 @@ pub(super) fn names() -> Vec<Vector> {
 fn unknown_sections() -> Model {
     let mut model = plain();
     model.tensors[0].encoding = 77;
-    model.tensors[0].arrays = vec![(SECTION_SKIPPABLE, vec![1; 5]), (SECTION_SKIPPABLE, vec![2; 5])];
+    model.tensors[0].arrays =
+        vec![(SECTION_SKIPPABLE, vec![1; 5]), (SECTION_SKIPPABLE, vec![2; 5])];
     model.extra_sections.push((0, SECTION_SKIPPABLE + 1, vec![3]));
     model
 }
@@ -112,7 +114,8 @@ fn gap_of(data: Vec<u8>) -> Model {
     Model::new(&[Item::gap("w", &[count], data, (8, 64))], &[])
 }
 
-/// A code of two bits that starts in bit 63 and ends in bit 64: the second thread holds its end only.
+/// A code of two bits that starts in bit 63 and ends in bit 64: the second thread holds its end
+/// only.
 fn end_in_last_thread() -> Model {
     let model = gap_of(weights([&[120; 61][..], &[131, 130]].concat()));
     assert_eq!((model.tensors[0].parameters[2], model.tensors[0].arrays[1].1[0]), (65, 0x10));
@@ -121,8 +124,9 @@ fn end_in_last_thread() -> Model {
 
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn gap() -> Vec<Vector> {
-    let vector =
-        |name: &str, level: &str, about: &str, bytes| Vector::invalid(name, level, CORRUPT, about, bytes);
+    let vector = |name: &str, level: &str, about: &str, bytes| {
+        Vector::invalid(name, level, CORRUPT, about, bytes)
+    };
     let bit_count = |count: usize, bits: u64| {
         remade(gap_of(normal_weights(count, 3)), |model| model.tensors[0].parameters[2] = bits)
     };
@@ -136,7 +140,12 @@ pub(super) fn gap() -> Vec<Vector> {
     };
     vec![
         vector("lut-1-entry", "verify", "the first entry of LUT 1 is another", inner_lut(false)),
-        vector("lut-last-entry", "verify", "the last entry of the last LUT is another", inner_lut(true)),
+        vector(
+            "lut-last-entry",
+            "verify",
+            "the last entry of the last LUT is another",
+            inner_lut(true),
+        ),
         vector("gap-at-end", "verify", "the gap of a last thread with the end of a code only", {
             remade(end_in_last_thread(), |model| model.tensors[0].arrays[1].1[0] = 0x20)
         }),
@@ -150,15 +159,30 @@ pub(super) fn gap() -> Vec<Vector> {
                 gaps[32] = 2;
             })
         }),
-        vector("offset-at-end", "load", "a thread block with the end of a code only, and an element", {
-            remade(gap_of(late_end()), |model| {
-                let offsets = &mut model.tensors[0].arrays[2].1;
-                assert_eq!(offsets[8..16], 4095u64.to_le_bytes());
-                offsets[8..16].copy_from_slice(&4094u64.to_le_bytes());
-            })
-        }),
-        vector("gap-bit-count-17", "open", "17 bits of one weight; the arrays fit", bit_count(1, 17)),
-        vector("gap-bit-count-1", "open", "one bit of two weights; the arrays fit", bit_count(2, 1)),
+        vector(
+            "offset-at-end",
+            "load",
+            "a thread block with the end of a code only, and an element",
+            {
+                remade(gap_of(late_end()), |model| {
+                    let offsets = &mut model.tensors[0].arrays[2].1;
+                    assert_eq!(offsets[8..16], 4095u64.to_le_bytes());
+                    offsets[8..16].copy_from_slice(&4094u64.to_le_bytes());
+                })
+            },
+        ),
+        vector(
+            "gap-bit-count-17",
+            "open",
+            "17 bits of one weight; the arrays fit",
+            bit_count(1, 17),
+        ),
+        vector(
+            "gap-bit-count-1",
+            "open",
+            "one bit of two weights; the arrays fit",
+            bit_count(2, 1),
+        ),
     ]
 }
 

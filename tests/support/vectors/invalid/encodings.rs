@@ -17,7 +17,12 @@ pub(super) fn aliases() -> Vec<Vector> {
     };
     let alias = |edit: &dyn Fn(&mut Tensor)| remade(base(), |model| edit(model.tensor("b")));
     vec![
-        open("alias-to-itself", CORRUPT, "an alias of itself", alias(&|tensor| tensor.parameters[0] = 1)),
+        open(
+            "alias-to-itself",
+            CORRUPT,
+            "an alias of itself",
+            alias(&|tensor| tensor.parameters[0] = 1),
+        ),
         open(
             "alias-to-alias",
             CORRUPT,
@@ -33,16 +38,36 @@ pub(super) fn aliases() -> Vec<Vector> {
             "a target that does not exist",
             alias(&|tensor| tensor.parameters[0] = 3),
         ),
-        open("alias-to-huge", CORRUPT, "target 2^64 - 1", alias(&|tensor| tensor.parameters[0] = HUGE)),
-        open("alias-shape", CORRUPT, "a target of another shape", alias(&|tensor| tensor.shape = vec![2, 3])),
+        open(
+            "alias-to-huge",
+            CORRUPT,
+            "target 2^64 - 1",
+            alias(&|tensor| tensor.parameters[0] = HUGE),
+        ),
+        open(
+            "alias-shape",
+            CORRUPT,
+            "a target of another shape",
+            alias(&|tensor| tensor.shape = vec![2, 3]),
+        ),
         open(
             "alias-dtype",
             CORRUPT,
             "a target of another dtype",
             alias(&|tensor| tensor.dtype = Dtype::I8.id()),
         ),
-        open("alias-block", CORRUPT, "a target in another block", alias(&|tensor| tensor.block = 1)),
-        open("alias-hash", CORRUPT, "a target of another hash", alias(&|tensor| tensor.hash[0] ^= 1)),
+        open(
+            "alias-block",
+            CORRUPT,
+            "a target in another block",
+            alias(&|tensor| tensor.block = 1),
+        ),
+        open(
+            "alias-hash",
+            CORRUPT,
+            "a target of another hash",
+            alias(&|tensor| tensor.hash[0] ^= 1),
+        ),
         open(
             "alias-array",
             CORRUPT,
@@ -64,7 +89,12 @@ pub(super) fn aliases() -> Vec<Vector> {
                 model.tensor("b").hash[0] ^= 1;
             })
         }),
-        open("alias-parameter", CORRUPT, "an unused parameter", alias(&|tensor| tensor.parameters[1] = 1)),
+        open(
+            "alias-parameter",
+            CORRUPT,
+            "an unused parameter",
+            alias(&|tensor| tensor.parameters[1] = 1),
+        ),
     ]
 }
 
@@ -120,7 +150,12 @@ pub(super) fn encodings() -> Vec<Vector> {
             "gap for a tensor without elements",
             gap(&|tensor| tensor.shape = vec![0]),
         ),
-        open("gap-arrays", CORRUPT, "gap with four arrays", gap(&|tensor| drop(tensor.arrays.remove(2)))),
+        open(
+            "gap-arrays",
+            CORRUPT,
+            "gap with four arrays",
+            gap(&|tensor| drop(tensor.arrays.remove(2))),
+        ),
         open(
             "gap-array-order",
             CORRUPT,
@@ -137,17 +172,37 @@ pub(super) fn encodings() -> Vec<Vector> {
         ),
         open("gap-bytes-per-thread", CORRUPT, "24 bytes a thread", parameter(0, 24)),
         open("gap-bytes-per-thread-zero", CORRUPT, "no bytes a thread", parameter(0, 0)),
-        open("gap-bytes-per-thread-wide", CORRUPT, "2^32 + 8 bytes a thread", parameter(0, (1 << 32) + 8)),
+        open(
+            "gap-bytes-per-thread-wide",
+            CORRUPT,
+            "2^32 + 8 bytes a thread",
+            parameter(0, (1 << 32) + 8),
+        ),
         open("gap-threads-per-block", CORRUPT, "65 threads a block", parameter(1, 65)),
         open("gap-threads-per-block-zero", CORRUPT, "no threads a block", parameter(1, 0)),
         open("gap-parameter", CORRUPT, "a parameter that gap does not name", parameter(3, 1)),
-        open("gap-bit-count-small", CORRUPT, "fewer bits than elements", parameter(2, elements - 1)),
-        open("gap-bit-count-large", CORRUPT, "more than 16 bits an element", parameter(2, 16 * elements + 1)),
+        open(
+            "gap-bit-count-small",
+            CORRUPT,
+            "fewer bits than elements",
+            parameter(2, elements - 1),
+        ),
+        open(
+            "gap-bit-count-large",
+            CORRUPT,
+            "more than 16 bits an element",
+            parameter(2, 16 * elements + 1),
+        ),
         open("gap-bit-count-huge", CORRUPT, "bit_count 2^64 - 1", parameter(2, HUGE)),
-        open("gap-bit-count-threads", CORRUPT, "bits for one thread more than the bitstream has", {
-            let threads = coded().tensors[0].arrays[3].1.len() as u64 / 8;
-            parameter(2, 64 * threads + 1)
-        }),
+        open(
+            "gap-bit-count-threads",
+            CORRUPT,
+            "bits for one thread more than the bitstream has",
+            {
+                let threads = coded().tensors[0].arrays[3].1.len() as u64 / 8;
+                parameter(2, 64 * threads + 1)
+            },
+        ),
         open("gap-elements-overflow", OVERFLOW, "2^60 elements, whose bits exceed 2^64", {
             remade(coded(), |model| {
                 model.tensor("w").shape = vec![1 << 60];
@@ -207,7 +262,8 @@ pub(super) fn encodings() -> Vec<Vector> {
     ]
 }
 
-/// The coded model with the arrays of its tensor edited: codebook, gaps, output offsets, bitstream, plane.
+/// The coded model with the arrays of its tensor edited: codebook, gaps, output offsets, bitstream,
+/// plane.
 fn recoded(
     level: &str,
     name: &str,
@@ -242,23 +298,38 @@ pub(super) fn index() -> Vec<Vector> {
             let second = get(&arrays[2], 2);
             put(&mut arrays[2], 1, second + 1);
         }),
-        recoded("load", "offsets-end", "output offsets that end after the elements", |arrays, _| {
-            let at = last(&arrays[2]);
-            let end = get(&arrays[2], at);
-            put(&mut arrays[2], at, end + 1);
-        }),
-        recoded("load", "offsets-end-early", "output offsets that end before the elements", |arrays, _| {
-            let at = last(&arrays[2]);
-            let end = get(&arrays[2], at);
-            put(&mut arrays[2], at, end - 1);
-        }),
+        recoded(
+            "load",
+            "offsets-end",
+            "output offsets that end after the elements",
+            |arrays, _| {
+                let at = last(&arrays[2]);
+                let end = get(&arrays[2], at);
+                put(&mut arrays[2], at, end + 1);
+            },
+        ),
+        recoded(
+            "load",
+            "offsets-end-early",
+            "output offsets that end before the elements",
+            |arrays, _| {
+                let at = last(&arrays[2]);
+                let end = get(&arrays[2], at);
+                put(&mut arrays[2], at, end - 1);
+            },
+        ),
         recoded("load", "offsets-huge", "an output offset of 2^64 - 1", |arrays, _| {
             put(&mut arrays[2], 1, HUGE);
         }),
-        recoded("load", "offset-inside", "an inner output offset that is one too small", |arrays, _| {
-            let first = get(&arrays[2], 1);
-            put(&mut arrays[2], 1, first - 1);
-        }),
+        recoded(
+            "load",
+            "offset-inside",
+            "an inner output offset that is one too small",
+            |arrays, _| {
+                let first = get(&arrays[2], 1);
+                put(&mut arrays[2], 1, first - 1);
+            },
+        ),
         recoded("load", "gap-first", "gap(0) is 1", |arrays, _| arrays[1][0] |= 1),
         recoded(
             "load",
@@ -272,30 +343,52 @@ pub(super) fn index() -> Vec<Vector> {
             let gap = arrays[1][5] & 15;
             arrays[1][5] = arrays[1][5] & 0xF0 | (gap + 1);
         }),
-        recoded("verify", "gap-unused-half", "the half byte after the last gap is not zero", |arrays, _| {
-            *arrays[1].last_mut().unwrap() |= 0x10;
-        }),
-        recoded("load", "bit-count", "bit_count is one more than the codes have", |_, parameters| {
-            parameters[2] += 1;
-        }),
-        recoded("load", "bit-count-less", "bit_count ends within the last code", |_, parameters| {
-            parameters[2] -= 1;
-        }),
+        recoded(
+            "verify",
+            "gap-unused-half",
+            "the half byte after the last gap is not zero",
+            |arrays, _| {
+                *arrays[1].last_mut().unwrap() |= 0x10;
+            },
+        ),
+        recoded(
+            "load",
+            "bit-count",
+            "bit_count is one more than the codes have",
+            |_, parameters| {
+                parameters[2] += 1;
+            },
+        ),
+        recoded(
+            "load",
+            "bit-count-less",
+            "bit_count ends within the last code",
+            |_, parameters| {
+                parameters[2] -= 1;
+            },
+        ),
         recoded("verify", "bits-after-end", "a bit after bit_count", |arrays, parameters| {
             arrays[3][(parameters[2] / 8) as usize] |= 1 << (parameters[2] % 8);
         }),
-        recoded("verify", "bits-at-end", "the last bit of the bitstream, after bit_count", |arrays, _| {
-            *arrays[3].last_mut().unwrap() |= 0x80;
-        }),
+        recoded(
+            "verify",
+            "bits-at-end",
+            "the last bit of the bitstream, after bit_count",
+            |arrays, _| {
+                *arrays[3].last_mut().unwrap() |= 0x80;
+            },
+        ),
         both_wrong(),
     ]
 }
 
-/// The weights are right, the index is not: each code has 8 bits, and a thread block starts one code late by its gap
-/// and output offset alike.
+/// The weights are right, the index is not: each code has 8 bits, and a thread block starts one
+/// code late by its gap and output offset alike.
 fn both_wrong() -> Vector {
-    let mut model =
-        Model::new(&[Item::gap("w", &[1000], weights((0..1000u16).map(|at| at as u8)), (8, 64))], &[]);
+    let mut model = Model::new(
+        &[Item::gap("w", &[1000], weights((0..1000u16).map(|at| at as u8)), (8, 64))],
+        &[],
+    );
     let tensor = model.tensor("w");
     tensor.arrays[1].1[32] += 8;
     put(&mut tensor.arrays[2].1, 1, 513);
@@ -308,16 +401,23 @@ pub(super) fn codes() -> Vec<Vector> {
         recoded("load", name, about, |arrays, _| edit(&mut arrays[0][..256]))
     };
     let unused = coded().tensors[0].arrays[0].1.iter().position(|&length| length == 0).unwrap();
-    let shortest = coded().tensors[0].arrays[0].1[..256].iter().position(|&length| length == 1).unwrap();
+    let shortest =
+        coded().tensors[0].arrays[0].1[..256].iter().position(|&length| length == 1).unwrap();
     let single = |edit: &dyn Fn(&mut Tensor)| {
-        let mut model = Model::new(&[Item::gap("w", &[100], weights(vec![127; 100]), (8, 64))], &[]);
+        let mut model =
+            Model::new(&[Item::gap("w", &[100], weights(vec![127; 100]), (8, 64))], &[]);
         edit(model.tensor("w"));
         model.build()
     };
-    let load = |name: &str, about: &str, bytes| Vector::invalid(name, "load", CORRUPT, about, bytes);
+    let load =
+        |name: &str, about: &str, bytes| Vector::invalid(name, "load", CORRUPT, about, bytes);
     vec![
-        lengths("lengths-too-many", "code lengths whose codes do not fit", &|lengths| lengths[unused] = 3),
-        lengths("lengths-too-few", "code lengths that leave codes unused", &|lengths| lengths[shortest] = 2),
+        lengths("lengths-too-many", "code lengths whose codes do not fit", &|lengths| {
+            lengths[unused] = 3
+        }),
+        lengths("lengths-too-few", "code lengths that leave codes unused", &|lengths| {
+            lengths[shortest] = 2
+        }),
         lengths("lengths-limit", "a code length of 17", &|lengths| lengths[unused] = 17),
         lengths("lengths-255", "a code length of 255", &|lengths| lengths[unused] = 255),
         lengths("lengths-none", "no code at all", &|lengths| lengths.fill(0)),
@@ -342,16 +442,26 @@ pub(super) fn codes() -> Vec<Vector> {
             "a LUT entry that no code reaches and that is not 0",
             single(&|tensor| tensor.arrays[0].1[256 + 2] = 1),
         ),
-        Vector::invalid("lut-more", "verify", CORRUPT, "more LUTs than follow from the code lengths", {
-            remade(coded(), |model| model.tensor("w").arrays[0].1.extend([0; 512]))
-        }),
-        Vector::invalid("lut-fewer", "verify", CORRUPT, "fewer LUTs than follow from the code lengths", {
-            remade(coded(), |model| {
-                let codebook = &mut model.tensor("w").arrays[0].1;
-                let short = codebook.len() - 512;
-                assert!(short > 256, "there are several LUTs");
-                codebook.truncate(short);
-            })
-        }),
+        Vector::invalid(
+            "lut-more",
+            "verify",
+            CORRUPT,
+            "more LUTs than follow from the code lengths",
+            { remade(coded(), |model| model.tensor("w").arrays[0].1.extend([0; 512])) },
+        ),
+        Vector::invalid(
+            "lut-fewer",
+            "verify",
+            CORRUPT,
+            "fewer LUTs than follow from the code lengths",
+            {
+                remade(coded(), |model| {
+                    let codebook = &mut model.tensor("w").arrays[0].1;
+                    let short = codebook.len() - 512;
+                    assert!(short > 256, "there are several LUTs");
+                    codebook.truncate(short);
+                })
+            },
+        ),
     ]
 }

@@ -35,17 +35,32 @@ pub(super) fn frame() -> Vec<Vector> {
     vec![
         open("empty", CORRUPT, "no bytes", vec![]),
         open("magic", CORRUPT, "another magic", head(&|header| header.magic[5] = b'\n')),
-        open("newer-major", UNSUPPORTED, "major version 2", head(&|header| header.version_major = 2.into())),
+        open(
+            "newer-major",
+            UNSUPPORTED,
+            "major version 2",
+            head(&|header| header.version_major = 2.into()),
+        ),
         open("newer-major-other-layout", UNSUPPORTED, "major version 2 with another header", newer),
         open("newer-major-short", UNSUPPORTED, "major version 2 in 100 bytes", {
             let mut bytes = good[..100].to_vec();
             bytes[8] = 2;
             bytes
         }),
-        open("version-zero", UNSUPPORTED, "major version 0", head(&|header| header.version_major = 0.into())),
+        open(
+            "version-zero",
+            UNSUPPORTED,
+            "major version 0",
+            head(&|header| header.version_major = 0.into()),
+        ),
         open("short", CORRUPT, "100 bytes of a container", good[..100].to_vec()),
         open("truncated", CORRUPT, "cut before the directory", good[..directory].to_vec()),
-        open("truncated-by-one", CORRUPT, "the last byte is missing", good[..good.len() - 1].to_vec()),
+        open(
+            "truncated-by-one",
+            CORRUPT,
+            "the last byte is missing",
+            good[..good.len() - 1].to_vec(),
+        ),
         open("truncated-to-zeros", CORRUPT, "of full length, with zeros from a section on", zeros),
         open("trailing-byte", CORRUPT, "a byte follows the footer", [&good[..], &[0]].concat()),
         open("header-checksum", CORRUPT, "a wrong header_checksum", put_header(&good, &checksum)),
@@ -112,7 +127,12 @@ pub(super) fn frame() -> Vec<Vector> {
         open("head-not-zero", CORRUPT, "a byte of the head after the header", flipped(4095)),
         open("footer", CORRUPT, "a footer with other features, and a right checksum", other_footer),
         open("footer-space", CORRUPT, "a byte between directory and footer", space),
-        open("directory-checksum", CORRUPT, "a flipped bit in the directory", flipped(directory + 20)),
+        open(
+            "directory-checksum",
+            CORRUPT,
+            "a flipped bit in the directory",
+            flipped(directory + 20),
+        ),
     ]
 }
 
@@ -133,12 +153,16 @@ pub(super) fn lists() -> Vec<Vector> {
     let mut vectors = Vec::new();
     let mut at = 48;
     for (name, size, count) in lists {
-        let counted =
-            |value: u64| draft.pack_with(|bytes| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes()));
+        let counted = |value: u64| {
+            draft.pack_with(|bytes| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes()))
+        };
         // count × size is a little more than 2^64, so that it wraps to what is there.
         let wrapping = (1u128 << 64).div_ceil(size) as u64 + count as u64;
         let (value, about) = if size > 1 {
-            (wrapping, format!("a count of {name} whose size in bytes wraps around 2^64 (CVE-2024-21802)"))
+            (
+                wrapping,
+                format!("a count of {name} whose size in bytes wraps around 2^64 (CVE-2024-21802)"),
+            )
         } else {
             (HUGE, format!("a count of {name} of 2^64 - 1"))
         };

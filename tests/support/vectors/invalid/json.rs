@@ -40,7 +40,11 @@ pub(super) fn syntax() -> Vec<Vector> {
         text("no-end", "a string that does not end", {
             r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":"y}}"#
         }),
-        member("leading-zeros", "a number with leading zeros, in a member that no reader knows", "-007"),
+        member(
+            "leading-zeros",
+            "a number with leading zeros, in a member that no reader knows",
+            "-007",
+        ),
         member("plus", "a number with a plus sign", "+1"),
         member("no-fraction", "a fraction without digits", "1."),
         member("no-integer", "a fraction without an integer", ".5"),
@@ -48,7 +52,11 @@ pub(super) fn syntax() -> Vec<Vector> {
         member("escape", "an escape that JSON does not have", r#""\x41""#),
         member("escape-short", "an escape of three digits", r#""\u041""#),
         member("surrogates-swapped", "a surrogate pair, the low one first", r#""\uddDD\ud83d""#),
-        member("surrogate-and-text", "a high surrogate before another character", r#""\ud83d\u0041""#),
+        member(
+            "surrogate-and-text",
+            "a high surrogate before another character",
+            r#""\ud83d\u0041""#,
+        ),
         member("word", "a word that is neither true, false nor null", "True"),
         member("depth", "101 objects and arrays in each other", &deep),
         member("number-range", "a number beyond the range of a double", "1e309"),

@@ -1,4 +1,5 @@
-//! Containers that every reader must reject, each for one reason; all checksums are right unless they are the reason.
+//! Containers that every reader must reject, each for one reason; all checksums are right unless
+//! they are the reason.
 
 mod content;
 mod edges;
@@ -77,7 +78,10 @@ fn coded() -> Model {
     let count = (4500..5000).find(odd).unwrap();
     let weights = normal_weights(count, 21);
     Model::new(
-        &[Item::gap("w", &[count as u64], weights, (8, 64)), Item::raw("x", Dtype::U8, &[3], vec![7; 3])],
+        &[
+            Item::gap("w", &[count as u64], weights, (8, 64)),
+            Item::raw("x", Dtype::U8, &[3], vec![7; 3]),
+        ],
         &[],
     )
 }

@@ -9,7 +9,8 @@ use crate::vectors::Vector;
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn text() -> Vec<Vector> {
     let named = |name: &[u8]| remade(plain(), |model| model.tensors[1].name = name.into());
-    let last_length = |length: u64| edited(|draft| draft.directory.tensors[1].name_length = length.into());
+    let last_length =
+        |length: u64| edited(|draft| draft.directory.tensors[1].name_length = length.into());
     let long = vec![b'n'; 4097];
     vec![
         open(
@@ -30,7 +31,8 @@ pub(super) fn text() -> Vec<Vector> {
             CORRUPT,
             "names cut within a character, while the text is UTF-8",
             edited(|draft| {
-                draft.directory.text = draft.directory.text.strip_suffix("abé".as_bytes()).unwrap().to_vec();
+                draft.directory.text =
+                    draft.directory.text.strip_suffix("abé".as_bytes()).unwrap().to_vec();
                 draft.directory.text.extend("éb".as_bytes());
                 draft.directory.tensors[1].name_length = 2.into();
                 draft.place_text();
@@ -105,16 +107,31 @@ pub(super) fn metadata() -> Vec<Vector> {
         open("metadata-value-limit", LIMIT, "a value of 65537 bytes", {
             entries(&[(b"a.b", &[&value[..], b"v"].concat())])
         }),
-        open("metadata-limit", LIMIT, "keys and values of more than 1 MiB together", entries(&much)),
+        open(
+            "metadata-limit",
+            LIMIT,
+            "keys and values of more than 1 MiB together",
+            entries(&much),
+        ),
         open(
             "metadata-unsorted",
             CORRUPT,
             "keys that do not ascend",
             entries(&[(b"b.b", b""), (b"a.b", b"")]),
         ),
-        open("metadata-equal", CORRUPT, "one key twice", entries(&[(b"a.b", b"1"), (b"a.b", b"2")])),
+        open(
+            "metadata-equal",
+            CORRUPT,
+            "one key twice",
+            entries(&[(b"a.b", b"1"), (b"a.b", b"2")]),
+        ),
         open("metadata-nul", CORRUPT, "a NUL in a value", entries(&[(b"a.b", b"1\x002")])),
-        open("metadata-not-utf8", CORRUPT, "a value that is not UTF-8", entries(&[(b"a.b", b"\xFF")])),
+        open(
+            "metadata-not-utf8",
+            CORRUPT,
+            "a value that is not UTF-8",
+            entries(&[(b"a.b", b"\xFF")]),
+        ),
         open("metadata-order", CORRUPT, "a value whose text stands before its key's", {
             let mut model = plain();
             model.metadata = vec![(b"a.b".to_vec(), b"v".to_vec())];
@@ -150,27 +167,40 @@ pub(super) fn beside() -> Vec<Vector> {
     let stored = vec![(SECTION_SIDE, b"{}".to_vec())];
     let none = |path: &str| File { hash: [0; 32], ..File::beside(path, b"") };
     let many: Vec<File> = (0..10_000).map(|at| none(&format!("{at:04}"))).collect();
-    let deep = |at: usize| none(&[format!("{at:03}").as_str(), &["f"; 30].join("/"), "x"].join("/"));
+    let deep =
+        |at: usize| none(&[format!("{at:03}").as_str(), &["f"; 30].join("/"), "x"].join("/"));
     let folders: Vec<File> = (0..323).map(deep).collect();
     vec![
         open("beside-with-array", CORRUPT, "a side file beside the container, with an array", {
             with(&[File { arrays: stored, ..File::beside("config.json", b"{}") }])
         }),
-        open("beside-container", CORRUPT, "a side file beside the container, with the name of a shard", {
-            with(&[File::beside("other.df11", b"{}")])
-        }),
-        open("beside-first", CORRUPT, "a side file beside the container, before one that is stored", {
-            with(&[File::beside("a", b"1"), File::side("b", b"2")])
-        }),
+        open(
+            "beside-container",
+            CORRUPT,
+            "a side file beside the container, with the name of a shard",
+            { with(&[File::beside("other.df11", b"{}")]) },
+        ),
+        open(
+            "beside-first",
+            CORRUPT,
+            "a side file beside the container, before one that is stored",
+            { with(&[File::beside("a", b"1"), File::side("b", b"2")]) },
+        ),
         open("beside-twice", CORRUPT, "one path stored, and beside the container too", {
             with(&[File::side("a", b"1"), File::beside("a", b"1")])
         }),
-        open("beside-in-a-file", CORRUPT, "a path beside the container, below that of a stored file", {
-            with(&[File::side("a", b"1"), File::beside("a/b", b"1")])
-        }),
-        open("side-file-in-later-shard", CORRUPT, "a side file in a shard that is not the first", {
-            remade(plain(), |model| model.shard = (1, 2))
-        }),
+        open(
+            "beside-in-a-file",
+            CORRUPT,
+            "a path beside the container, below that of a stored file",
+            { with(&[File::side("a", b"1"), File::beside("a/b", b"1")]) },
+        ),
+        open(
+            "side-file-in-later-shard",
+            CORRUPT,
+            "a side file in a shard that is not the first",
+            { remade(plain(), |model| model.shard = (1, 2)) },
+        ),
         open("beside-in-later-shard", CORRUPT, "the same, beside the container", {
             remade(without_side_files(), |model| {
                 model.files.push(File::beside("config.json", b"{}"));
@@ -214,7 +244,12 @@ pub(super) fn files() -> Vec<Vector> {
         open("path-components-limit", LIMIT, "33 components", {
             remade(plain(), |model| model.files[1].path = ["a"; 33].join("/").into())
         }),
-        open("path-empty", CORRUPT, "an empty path", remade(plain(), |model| model.files[1].path.clear())),
+        open(
+            "path-empty",
+            CORRUPT,
+            "an empty path",
+            remade(plain(), |model| model.files[1].path.clear()),
+        ),
     ];
     let two_sides = |first: &str, second: &str| {
         remade(plain(), |model| {
@@ -225,13 +260,23 @@ pub(super) fn files() -> Vec<Vector> {
     };
     vectors.extend([
         open("paths-equal", CORRUPT, "two side files with one path", two_sides("a", "a")),
-        open("paths-unsorted", CORRUPT, "side files that do not ascend by path", two_sides("b", "a")),
-        open("path-folder-apart", CORRUPT, "a path below that of another file, with one between", {
-            remade(plain(), |model| {
-                model.files[1].path = b"a".into();
-                model.files.extend([File::side("a-b", b"x"), File::side("a/b", b"y")]);
-            })
-        }),
+        open(
+            "paths-unsorted",
+            CORRUPT,
+            "side files that do not ascend by path",
+            two_sides("b", "a"),
+        ),
+        open(
+            "path-folder-apart",
+            CORRUPT,
+            "a path below that of another file, with one between",
+            {
+                remade(plain(), |model| {
+                    model.files[1].path = b"a".into();
+                    model.files.extend([File::side("a-b", b"x"), File::side("a/b", b"y")]);
+                })
+            },
+        ),
         open(
             "files-side-first",
             CORRUPT,
@@ -312,14 +357,19 @@ pub(super) fn files() -> Vec<Vector> {
                 model.files[0].arrays.push(stored);
             }),
         ),
-        open("prefix-longer-than-file", CORRUPT, "a prefix longer than its file, which has no tensors", {
-            let mut model = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
-            (model.tensors, model.blocks) = (vec![], vec![]);
-            model.files[0].arrays[0].1 = with_length("{}");
-            model.refresh();
-            model.files[0].length -= 1;
-            model.build()
-        }),
+        open(
+            "prefix-longer-than-file",
+            CORRUPT,
+            "a prefix longer than its file, which has no tensors",
+            {
+                let mut model = Model::new(&[Item::raw("x", Dtype::U8, &[0], vec![])], &[]);
+                (model.tensors, model.blocks) = (vec![], vec![]);
+                model.files[0].arrays[0].1 = with_length("{}");
+                model.refresh();
+                model.files[0].length -= 1;
+                model.build()
+            },
+        ),
         open(
             "prefix-in-side-section",
             CORRUPT,

@@ -74,8 +74,10 @@ pub(super) fn sections() -> Vec<Vector> {
             }),
         ),
         open("section-empty", CORRUPT, "a section of no bytes", {
-            let mut draft = remade_draft(|model| model.extra_sections.push((0, SECTION_SKIPPABLE, vec![1])));
-            let at = draft.directory.sections.iter().position(|s| s.kind == SECTION_SKIPPABLE).unwrap();
+            let mut draft =
+                remade_draft(|model| model.extra_sections.push((0, SECTION_SKIPPABLE, vec![1])));
+            let at =
+                draft.directory.sections.iter().position(|s| s.kind == SECTION_SKIPPABLE).unwrap();
             draft.contents[at].clear();
             draft.directory.sections[at].length = 0.into();
             for section in &mut draft.directory.sections[at + 1..] {
@@ -102,8 +104,10 @@ pub(super) fn sections() -> Vec<Vector> {
             }),
         ),
         open("sections-twice", CORRUPT, "two sections of one kind in a block", {
-            let mut draft = remade_draft(|model| model.extra_sections.push((0, SECTION_SKIPPABLE, vec![1])));
-            let at = draft.directory.sections.iter().position(|s| s.kind == SECTION_SKIPPABLE).unwrap();
+            let mut draft =
+                remade_draft(|model| model.extra_sections.push((0, SECTION_SKIPPABLE, vec![1])));
+            let at =
+                draft.directory.sections.iter().position(|s| s.kind == SECTION_SKIPPABLE).unwrap();
             draft.directory.sections[at].kind = SECTION_RAW.into();
             let last = draft.directory.arrays.len() - 1;
             draft.directory.arrays[last].section = (at as u64).into();
@@ -172,7 +176,8 @@ pub(super) fn sections() -> Vec<Vector> {
         open(
             "section-align-overflow",
             OVERFLOW,
-            "a length that fits, and wraps to 0 when it is rounded up (CVE-2025-53630, CVE-2026-27940)",
+            "a length that fits, and wraps to 0 when it is rounded up (CVE-2025-53630, \
+            CVE-2026-27940)",
             section(&|draft| {
                 let length = HUGE - draft.directory.sections[2].offset.get() - 100;
                 draft.directory.sections[2].length = length.into();

@@ -14,7 +14,8 @@ use crate::vectors::Vector;
 
 #[allow(clippy::too_many_lines, reason = "a list, not steps")]
 pub(super) fn tensors() -> Vec<Vector> {
-    let first = |edit: &dyn Fn(&mut TensorRecord)| edited(|draft| edit(&mut draft.directory.tensors[0]));
+    let first =
+        |edit: &dyn Fn(&mut TensorRecord)| edited(|draft| edit(&mut draft.directory.tensors[0]));
     let shaped = |shape: &[u64]| remade(plain(), |model| model.tensors[0].shape = shape.into());
     vec![
         open(
@@ -36,18 +37,29 @@ pub(super) fn tensors() -> Vec<Vector> {
             first(&|tensor| tensor.shape[7] = 1.into()),
         ),
         open("shape-overflow", OVERFLOW, "dimensions 2^63 and 4", shaped(&[1 << 63, 4])),
-        open("shape-overflow-zero", OVERFLOW, "dimensions 2^63, 4 and 0: the zero does not mend it", {
-            remade(plain(), |model| {
-                model.tensors[0].shape = vec![1 << 63, 4, 0];
-                model.tensors[0].arrays.clear();
-            })
-        }),
-        open("size-overflow-zero", OVERFLOW, "2^63 and 0 elements of 16 bits: the zero does not mend it", {
-            remade(plain(), |model| {
-                (model.tensors[0].dtype, model.tensors[0].shape) = (Dtype::BF16.id(), vec![1 << 63, 0]);
-                model.tensors[0].arrays.clear();
-            })
-        }),
+        open(
+            "shape-overflow-zero",
+            OVERFLOW,
+            "dimensions 2^63, 4 and 0: the zero does not mend it",
+            {
+                remade(plain(), |model| {
+                    model.tensors[0].shape = vec![1 << 63, 4, 0];
+                    model.tensors[0].arrays.clear();
+                })
+            },
+        ),
+        open(
+            "size-overflow-zero",
+            OVERFLOW,
+            "2^63 and 0 elements of 16 bits: the zero does not mend it",
+            {
+                remade(plain(), |model| {
+                    (model.tensors[0].dtype, model.tensors[0].shape) =
+                        (Dtype::BF16.id(), vec![1 << 63, 0]);
+                    model.tensors[0].arrays.clear();
+                })
+            },
+        ),
         open("size-overflow", OVERFLOW, "a size in bytes that wraps to 5 (CVE-2026-33298)", {
             remade(plain(), |model| {
                 // 64-bit elements: 2^61 + 1 of them have 2^67 + 64 bits.
@@ -80,7 +92,12 @@ pub(super) fn tensors() -> Vec<Vector> {
                 draft.directory.tensors[0].block = NONE.into();
             }),
         ),
-        open("tensor-file", CORRUPT, "a file that does not exist", first(&|tensor| tensor.file = 2.into())),
+        open(
+            "tensor-file",
+            CORRUPT,
+            "a file that does not exist",
+            first(&|tensor| tensor.file = 2.into()),
+        ),
         open(
             "tensor-in-side-file",
             CORRUPT,
@@ -121,12 +138,17 @@ pub(super) fn tensors() -> Vec<Vector> {
                 model.build()
             },
         ),
-        open("unknown-encoding-arrays", CORRUPT, "an unknown encoding with an array of another block", {
-            let mut model = plain();
-            model.blocks.push(b"other".to_vec());
-            model.tensors[0].encoding = 77;
-            edited_of(&model, |draft| draft.directory.tensors[0].block = 1.into())
-        }),
+        open(
+            "unknown-encoding-arrays",
+            CORRUPT,
+            "an unknown encoding with an array of another block",
+            {
+                let mut model = plain();
+                model.blocks.push(b"other".to_vec());
+                model.tensors[0].encoding = 77;
+                edited_of(&model, |draft| draft.directory.tensors[0].block = 1.into())
+            },
+        ),
     ]
 }
 

@@ -15,11 +15,13 @@ use crate::{
 const ROWS: u64 = 40;
 const COLUMNS: u64 = 264;
 const ELEMENTS: u64 = ROWS * COLUMNS;
-/// One with which `bit_count` is neither the first nor the last byte of 16, so that a byte more or less changes no length.
+/// One with which `bit_count` is neither the first nor the last byte of 16, so that a byte more or
+/// less changes no length.
 const SEED: u64 = 43;
 
-/// Every eighth row has one exponent, and in the last eight columns every eighth row has any: lanes differ by more than 63
-/// bits in each tile. Signs and mantissas are zero, so that the vectors stay small.
+/// Every eighth row has one exponent, and in the last eight columns every eighth row has any: lanes
+/// differ by more than 63 bits in each tile. Signs and mantissas are zero, so that the vectors stay
+/// small.
 fn data() -> Vec<u8> {
     let mut data = normal_weights(ELEMENTS as usize, SEED);
     for (at, weight) in data.chunks_mut(2).enumerate() {
@@ -40,8 +42,10 @@ fn codebook() -> Codebook {
 
 /// The bits of four tiles: 32 x 256, 32 x 8, 8 x 256, 8 x 8.
 fn bits() -> Vec<Bits> {
-    let bits: Vec<Bits> =
-        tiles(&data(), 256, COLUMNS as usize).iter().map(|tile| Bits::new(tile, &codebook())).collect();
+    let bits: Vec<Bits> = tiles(&data(), 256, COLUMNS as usize)
+        .iter()
+        .map(|tile| Bits::new(tile, &codebook()))
+        .collect();
     let byte = offset(&Arrays::new(256, COLUMNS as usize, &codebook(), &bits), 4) % 128 / 8;
     assert!((2..15).contains(&byte), "byte {byte}: another seed");
     assert!(bits.len() == 4 && bits[..2].iter().all(|tile| tile.shift > 0));
@@ -50,7 +54,10 @@ fn bits() -> Vec<Bits> {
 
 fn model(arrays: Arrays) -> Model {
     Model::new(
-        &[Item::encoded("w", &[ROWS, COLUMNS], data(), arrays), Item::raw("x", Dtype::U8, &[3], vec![7; 3])],
+        &[
+            Item::encoded("w", &[ROWS, COLUMNS], data(), arrays),
+            Item::raw("x", Dtype::U8, &[3], vec![7; 3]),
+        ],
         &[],
     )
 }
@@ -68,7 +75,12 @@ fn vector(level: &str, name: &str, about: &str, arrays: Arrays) -> Vector {
 }
 
 /// The arrays changed.
-pub(super) fn changed(level: &str, name: &str, about: &str, edit: impl FnOnce(&mut Arrays)) -> Vector {
+pub(super) fn changed(
+    level: &str,
+    name: &str,
+    about: &str,
+    edit: impl FnOnce(&mut Arrays),
+) -> Vector {
     let mut arrays = arrays(&bits());
     edit(&mut arrays);
     vector(level, name, about, arrays)
@@ -102,12 +114,37 @@ fn parameters() -> Vec<Vector> {
         ),
         open("tile-tile-columns", CORRUPT, "tiles of 512 columns", parameter(0, 512)),
         open("tile-tile-columns-zero", CORRUPT, "tiles without columns", parameter(0, 0)),
-        open("tile-tile-columns-wide", CORRUPT, "tiles of 2^32 + 256 columns", parameter(0, (1 << 32) + 256)),
-        open("tile-columns-of-row", CORRUPT, "tiles of 8192 columns in a matrix", parameter(0, 8192)),
+        open(
+            "tile-tile-columns-wide",
+            CORRUPT,
+            "tiles of 2^32 + 256 columns",
+            parameter(0, (1 << 32) + 256),
+        ),
+        open(
+            "tile-columns-of-row",
+            CORRUPT,
+            "tiles of 8192 columns in a matrix",
+            parameter(0, 8192),
+        ),
         open("tile-columns-zero", CORRUPT, "no columns", parameter(1, 0)),
-        open("tile-columns-unaligned", CORRUPT, "columns that are no multiple of 8", parameter(1, 132)),
-        open("tile-columns-divisor", CORRUPT, "columns that do not divide the elements", parameter(1, 256)),
-        open("tile-columns-more", CORRUPT, "more columns than elements", parameter(1, 2 * ELEMENTS)),
+        open(
+            "tile-columns-unaligned",
+            CORRUPT,
+            "columns that are no multiple of 8",
+            parameter(1, 132),
+        ),
+        open(
+            "tile-columns-divisor",
+            CORRUPT,
+            "columns that do not divide the elements",
+            parameter(1, 256),
+        ),
+        open(
+            "tile-columns-more",
+            CORRUPT,
+            "more columns than elements",
+            parameter(1, 2 * ELEMENTS),
+        ),
         open("tile-columns-huge", CORRUPT, "2^64 - 8 columns", parameter(1, HUGE - 7)),
         open(
             "tile-columns-other",
@@ -143,7 +180,8 @@ fn parameters() -> Vec<Vector> {
         open("tile-elements-overflow", OVERFLOW, "2^60 elements in one row", {
             remade(tiled(), |model| {
                 let tensor = model.tensor("w");
-                (tensor.shape, tensor.parameters[0], tensor.parameters[1]) = (vec![1 << 60], 8192, 1 << 60);
+                (tensor.shape, tensor.parameters[0], tensor.parameters[1]) =
+                    (vec![1 << 60], 8192, 1 << 60);
                 model.files[0].length = 1 << 62;
             })
         }),
@@ -180,7 +218,9 @@ fn lengths() -> Vec<Vector> {
         tile("tile-section", "records in the codebook section", &|tensor| {
             tensor.arrays[1].0 = SECTION_CODEBOOK;
         }),
-        tile("tile-codebook-short", "a codebook of 24 bytes", &|tensor| tensor.arrays[0].1.truncate(24)),
+        tile("tile-codebook-short", "a codebook of 24 bytes", &|tensor| {
+            tensor.arrays[0].1.truncate(24)
+        }),
         grow("tile-codebook-odd", "a codebook that ends within a value", 0, 1),
         tile("tile-codebook-long", "a codebook with 4097 values", &|tensor| {
             tensor.arrays[0].1.resize(26 + 2 * 4097, 0);
@@ -189,7 +229,12 @@ fn lengths() -> Vec<Vector> {
         grow("tile-records-long", "two records more than tiles", 1, 32),
         cut("tile-bitstream-short", "a bitstream of 16 bytes less", 2, 16),
         grow("tile-bitstream-long", "a bitstream of 16 bytes more", 2, 16),
-        cut("tile-bitstream-unaligned", "a bitstream that does not end at a multiple of 16 bytes", 2, 1),
+        cut(
+            "tile-bitstream-unaligned",
+            "a bitstream that does not end at a multiple of 16 bytes",
+            2,
+            1,
+        ),
         cut("tile-plane-short", "a byte of plane too few", 3, 1),
         grow("tile-plane-long", "a byte of plane too many", 3, 1),
     ]
@@ -218,7 +263,11 @@ fn codebooks() -> Vec<Vector> {
     let longest = |codebook: &Codebook| codebook.pairs.last().unwrap().0;
     vec![
         with("tile-code-none", "neither pairs nor an escape", numbers(0, &[], &[])),
-        with("tile-code-escape-of-13", "an escape of 13 bits", numbers(13, &[(1, 2)], &[0x7C7C, 0x7C7B])),
+        with(
+            "tile-code-escape-of-13",
+            "an escape of 13 bits",
+            numbers(13, &[(1, 2)], &[0x7C7C, 0x7C7B]),
+        ),
         with(
             "tile-code-escape-huge",
             "an escape of 65535 bits",
@@ -233,7 +282,9 @@ fn codebooks() -> Vec<Vector> {
         edited("tile-code-too-few", "a code less than there must be", &|codebook| {
             codebook.pairs.pop();
         }),
-        edited("tile-code-without-escape", "no escape, and room for it", &|codebook| codebook.escape = 0),
+        edited("tile-code-without-escape", "no escape, and room for it", &|codebook| {
+            codebook.escape = 0
+        }),
         edited("tile-code-order", "values of one length that descend", &|codebook| {
             let last = codebook.pairs.len() - 1;
             assert_eq!(codebook.pairs[last].0, codebook.pairs[last - 1].0);
@@ -274,7 +325,8 @@ fn no_code() -> Vector {
 }
 
 pub(super) fn offset(arrays: &Arrays, record: usize) -> u64 {
-    u64::from_le_bytes(arrays.records[32 * record..32 * record + 8].try_into().unwrap()) & 0xFFFF_FFFF_FFFF
+    u64::from_le_bytes(arrays.records[32 * record..32 * record + 8].try_into().unwrap())
+        & 0xFFFF_FFFF_FFFF
 }
 
 pub(super) fn put_offset(arrays: &mut Arrays, record: usize, offset: u64) {
@@ -282,7 +334,8 @@ pub(super) fn put_offset(arrays: &mut Arrays, record: usize, offset: u64) {
 }
 
 fn records() -> Vec<Vector> {
-    let of = |name: &str, about: &str, edit: &dyn Fn(&mut Arrays)| changed("load", name, about, edit);
+    let of =
+        |name: &str, about: &str, edit: &dyn Fn(&mut Arrays)| changed("load", name, about, edit);
     let moved = |record: usize, by: i64| {
         move |arrays: &mut Arrays| {
             let offset = offset(arrays, record).wrapping_add_signed(by);
@@ -300,15 +353,25 @@ fn records() -> Vec<Vector> {
             put_offset(arrays, 2, (1 << 48) - 8);
         }),
         of("tile-offset-last", "a last offset that is not bit_count", &moved(4, -8)),
-        of("tile-bit-count", "bit_count that is not the last offset", &|arrays| arrays.parameters[2] -= 8),
-        of("tile-ends-early", "bit_count and the last offset before the end of the last tile", &|arrays| {
-            moved(4, -8)(arrays);
-            arrays.parameters[2] -= 8;
+        of("tile-bit-count", "bit_count that is not the last offset", &|arrays| {
+            arrays.parameters[2] -= 8
         }),
-        of("tile-ends-late", "bit_count and the last offset after the end of the last tile", &|arrays| {
-            moved(4, 8)(arrays);
-            arrays.parameters[2] += 8;
-        }),
+        of(
+            "tile-ends-early",
+            "bit_count and the last offset before the end of the last tile",
+            &|arrays| {
+                moved(4, -8)(arrays);
+                arrays.parameters[2] -= 8;
+            },
+        ),
+        of(
+            "tile-ends-late",
+            "bit_count and the last offset after the end of the last tile",
+            &|arrays| {
+                moved(4, 8)(arrays);
+                arrays.parameters[2] += 8;
+            },
+        ),
         of("tile-last-record-least", "a last record with more than an offset", &|arrays| {
             arrays.records[4 * 32 + 6] = 1;
         }),
@@ -363,9 +426,11 @@ fn odd_unit() -> Vector {
 }
 
 fn for_verification() -> Vec<Vector> {
-    let of = |name: &str, about: &str, edit: &dyn Fn(&mut [Bits])| recoded("verify", name, about, edit);
-    let room =
-        |tile: &Bits| (0..LANES).find(|&lane| tile.length(lane) as usize > tile.lanes[lane].len()).unwrap();
+    let of =
+        |name: &str, about: &str, edit: &dyn Fn(&mut [Bits])| recoded("verify", name, about, edit);
+    let room = |tile: &Bits| {
+        (0..LANES).find(|&lane| tile.length(lane) as usize > tile.lanes[lane].len()).unwrap()
+    };
     let last = bits().swap_remove(3);
     let padding = (0..LANES).map(|lane| last.length(lane)).sum::<u64>() % 8;
     assert!(last.shift == 0 || padding > 0);
@@ -405,9 +470,14 @@ fn for_verification() -> Vec<Vector> {
             assert!(bit_count % 128 > 0);
             arrays.bitstream[bit_count as usize / 8] |= 1;
         }),
-        changed("verify", "tile-bits-at-end", "the last bit of the bitstream, after bit_count", |arrays| {
-            *arrays.bitstream.last_mut().unwrap() |= 0x80;
-        }),
+        changed(
+            "verify",
+            "tile-bits-at-end",
+            "the last bit of the bitstream, after bit_count",
+            |arrays| {
+                *arrays.bitstream.last_mut().unwrap() |= 0x80;
+            },
+        ),
         changed("verify", "tile-hash", "other weights than the hash says", |arrays| {
             arrays.plane[100] ^= 0x80;
         }),
