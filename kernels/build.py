@@ -79,6 +79,7 @@ ALLOWED_SPILLS = {
     ("df11_gap_decode_32", "sm_80"): 28,
     ("df11_gap_decode_32", "sm_90"): 32,
     # Words that are needed between tiles, and of 16 rows of x some of a tile's bands.
+    ("df11_linear_tile_2", "sm_90a"): 128,
     ("df11_linear_tile_8", "sm_90a"): 76,
     ("df11_linear_tile_16", "sm_80"): 84,
     ("df11_linear_tile_16", "sm_90a"): 80,

@@ -135,17 +135,21 @@ extern "C" __global__ void __launch_bounds__(UNPACK_WARPS* LANES)
 }
 
 // Matrices in tiles as stored. Any number of blocks, persistent, of TILE_HELPERS warps and up to
-// LINEAR_TILE_WARPS more, in groups of four; bits of y depend on neither.
-constexpr u32 LINEAR_TILE_WARPS = HAS_WIDE ? MOST_TILE_WARPS : 12;
-extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) * LANES, 1)
+// tile_warps more, in groups of four; bits of y depend on neither.
+extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<1>(Shared{launch});
+    linear_tile<8>(Shared{launch});
 }
-extern "C" __global__ void __launch_bounds__((LINEAR_TILE_WARPS + TILE_HELPERS) * LANES, 1)
+extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
-    linear_tile<2>(Shared{launch});
+    linear_tile<16>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// One or two rows of x, if shared memory has room for all of it.
+extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
+    df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {
+    linear_tile<2>(Shared{launch});
+}
 // 17 to 64 rows of x (linear_tile_wide.cuh).
 extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
     df11_linear_tile_32(const __grid_constant__ LinearLaunch launch) {
@@ -247,7 +251,7 @@ __constant__ u32 linear_constants[] = {
     // tile_sets, for each warp that decodes, and how many times such a warp needs a tile's bits; the
     // most tile_sets; in _16 what each warp needs besides; the most tile_tables.
     TILE_HELPERS,
-    LINEAR_TILE_WARPS,
+    tile_warps(LINEAR_ROWS),
     sizeof(TileTable),
     run_set_bytes(1),
     TILE_SLOTS * (SLOT_HEAD + BITS_AFTER),
@@ -255,6 +259,12 @@ __constant__ u32 linear_constants[] = {
     MOST_RUN_SETS,
     x_bytes_of_warp(2),
     MOST_TABLES,
+    // df11_linear_tile_2: the warps that decode, or 0 where there is none; the most rows of x; the
+    // bytes of a row of x in shared memory are a multiple of the next, and as many more as the last.
+    HAS_WIDE * tile_warps(FEWEST_ROWS),
+    FEWEST_ROWS,
+    SHARED_X_UNIT,
+    SHARED_X_AFTER,
     // df11_linear_tile_{32,64}: threads of a block, or 0 where there are none; of dynamic shared
     // memory (decoded_shared_bytes) the bytes that are always needed, for each stage of 32 and of 64
     // rows of x, and for each of these rows; how many tiles' bits there are at once, and bytes of

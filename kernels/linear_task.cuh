@@ -278,6 +278,9 @@ static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
 // `items`. Dynamic shared memory: tile_shared_bytes. Bits of y depend on the matrix and on the row
 // of x, and on nothing else.
 //
+// The machine code for compute capability 9.0 has df11_linear_tile_2 for one or two rows of x: the
+// same argument and bits of y, more warps that decode, and x in shared memory besides.
+//
 // 17 to 64 rows of x: the machine code for compute capability 9.0 has df11_linear_tile_{32,64}, for
 // at most this many rows: the same argument, DECODED_THREADS threads, decoded_shared_bytes of dynamic
 // shared memory. Good is one block a multiprocessor, no more than the sum of RoundSplit.items. Of a

@@ -84,7 +84,19 @@ constexpr u32 MOST_TABLES = SHARES_X ? 4 : 1;
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
 static_assert(TILE_HELPERS == 4, "a group of warps");
 // Slots of each warp that decodes: tiles that are there or on their way.
-constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 16;
+constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
+// Rows of x that a block may have in shared memory, for all warps. More warps decode then.
+constexpr u32 FEWEST_ROWS = 2;
+// Warps that decode, at most, with up to so many rows of x.
+__host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
+    return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : SHARES_X ? 16 : 12;
+}
+// From a row of x in shared memory to the next: 64 bytes modulo 128, so that lanes never meet in a
+// bank.
+constexpr u32 SHARED_X_UNIT = 128, SHARED_X_AFTER = 64;
+__host__ __device__ constexpr u32 shared_x_pitch(u32 columns) {
+    return (columns * 2 + SHARED_X_UNIT - 1) / SHARED_X_UNIT * SHARED_X_UNIT + SHARED_X_AFTER;
+}
 // Pairs of units whose plane bytes are on their way.
 __host__ __device__ constexpr u32 plane_ahead(u32 eights) {
     return eights > 1 ? 1 : 2;
@@ -808,16 +820,6 @@ template <u32 EIGHTS>
 __device__ __forceinline__ u32 rest_place(u32 rest, u32 unit, u32 eight) {
     return rest + ((unit - units_held(EIGHTS)) * EIGHTS + eight) * LANES * 16;
 }
-// A unit of x, held or not.
-template <u32 EIGHTS>
-__device__ __forceinline__ void take_x(uint4 (&to)[EIGHTS],
-                                       const uint4 (&x)[units_held(EIGHTS)][EIGHTS], u32 rest,
-                                       u32 unit) {
-#pragma unroll
-    for (u32 i = 0; i < EIGHTS; i++)
-        to[i] = unit < units_held(EIGHTS) ? x[unit][i]
-                                          : load_shared_16(rest_place<EIGHTS>(rest, unit, i));
-}
 // A lane's columns of a tile of x, for all rows: an A fragment, or two, for each unit. `rest`: the
 // lane's place for the units that are not held.
 template <u32 EIGHTS>
@@ -854,23 +856,23 @@ __device__ __forceinline__ void load_x_tile(const Shared& work, u32 tile, u32 la
     }
 }
 
-// A warp's first tile, for which it asks itself, and the block's first table: as far as that can be
-// before there are barriers.
+// A warp's first tile, for which it asks itself. Its record is on its way while barriers are made.
 struct FirstTile {
     TileWalk walk;
     Record record;
-    __device__ __forceinline__ void ask(const Shared& work, u32 table, u32 warp, u32 warps,
-                                        u32 lane) {
+    u32 first;  // the block's first matrix, or none
+    __device__ __forceinline__ void ask(const Shared& work, u32 warp, u32 lane) {
         walk.start(work);
-        if (walk.exists)
-            ask_for_table(work.launch.matrices[walk.at.matrix].table, table, warp * LANES + lane,
-                          warps * LANES);
+        first = walk.exists ? walk.at.matrix : ~0u;
         walk.skip_to(work, warp);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
-    // Its number in the strip if its x can be held, else none.
+    // With the block's first table. Its number in the strip if its x can be held, else none.
     __device__ __forceinline__ u32 bring(const Shared& work, const TileBlock& block, u32 warp,
-                                         u32 lane, u32& problems) {
+                                         u32 warps, u32 lane, u32& problems) {
+        if (first != ~0u)
+            ask_for_table(work.launch.matrices[first].table, block.table, warp * LANES + lane,
+                          warps * LANES);
         if (!walk.exists) return ~0u;
         const bool aligned = work.aligned();
         bring_tile(work, block, ticket_of(work, block, walk, aligned), record,
@@ -880,7 +882,75 @@ struct FirstTile {
     }
 };
 
+// x of a warp that decodes: of a tile in registers, until it has one of other columns.
 template <u32 EIGHTS>
+struct HeldX {
+    u32 held, rest;  // the tile; see load_x_tile
+    uint4 x[units_held(EIGHTS)][EIGHTS] = {};
+
+    // `tile`: the first one, if it is whole.
+    __device__ __forceinline__ HeldX(const Shared& work, const TileBlock& block, u32 tile, u32 warp,
+                                     u32, u32 lane)
+        : held(tile), rest(block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16) {
+        if (held != ~0u) load_x_tile(work, held, lane, rest, x);
+    }
+    __device__ __forceinline__ void move_to(const Shared& work, u32 tile, u32 lane) {
+        if (tile != held) held = tile, load_x_tile(work, held, lane, rest, x);
+    }
+    __device__ __forceinline__ void forget() {
+        held = ~0u;
+#pragma unroll
+        for (u32 unit = 0; unit < units_held(EIGHTS); unit++)
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; i++) x[unit][i] = make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void take(uint4 (&to)[EIGHTS], u32 unit) const {
+#pragma unroll
+        for (u32 i = 0; i < EIGHTS; i++)
+            to[i] = unit < units_held(EIGHTS) ? x[unit][i]
+                                              : load_shared_16(rest_place<EIGHTS>(rest, unit, i));
+    }
+};
+// x of all warps: in shared memory as it lies, with pitch shared_x_pitch.
+struct SharedX {
+    u32 row, at;  // shared addresses: of the lane's columns of the first tile, and of the tile
+    bool exists;  // the lane's row
+
+    __device__ __forceinline__ SharedX(const Shared& work, const TileBlock& block, u32, u32 warp,
+                                       u32 warps, u32 lane)
+        : row(block.xs + lane / 4 * shared_x_pitch(work.columns()) + lane % 4 * 16),
+          exists(lane / 4 < work.launch.x_rows) {
+        const LinearLaunch& l = work.launch;
+        if (!work.aligned()) return;
+        for (u32 r = 0; r < l.x_rows; r++)
+            for (u32 i = (warp * LANES + lane) * 8; i < l.columns; i += warps * LANES * 8)
+                copy_async(block.xs + r * shared_x_pitch(l.columns) + i * 2,
+                           reinterpret_cast<const u8*>(l.x + r * l.x_pitch + i));
+        commit_copies();
+    }
+    __device__ __forceinline__ void move_to(const Shared&, u32 tile, u32) {
+        at = row + tile * (TILE_WIDTH * 2);
+    }
+    __device__ __forceinline__ void forget() {}
+    // Of a row that does not exist what was there, of which nothing is used.
+    __device__ __forceinline__ void take(uint4 (&to)[1], u32 unit) const {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(to[0].x), "+r"(to[0].y), "+r"(to[0].z), "+r"(to[0].w)
+            : "r"(at + unit * (STEP_COLUMNS * 2)), "r"(u32(exists)));
+    }
+};
+
+template <u32 EIGHTS, bool SHARES>
+struct WarpX {
+    using Type = HeldX<EIGHTS>;
+};
+template <>
+struct WarpX<1, true> {
+    using Type = SharedX;
+};
+
+template <u32 EIGHTS, class X>
 __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
                                                TileShared& common, FirstTile& tile, u32 warp,
                                                u32 warps, u32 lane) {
@@ -888,11 +958,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
     // So that it stays in a register: the assembler would read it again in each band.
     lane = __shfl_sync(ALL_LANES, lane, lane);
     u32 problems = 0, fill = 0;
-    u32 held = tile.bring(work, block, warp, lane, problems);
-    uint4 x[units_held(EIGHTS)][EIGHTS] = {};
-    const u32 rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16;
+    const u32 whole = tile.bring(work, block, warp, warps, lane, problems);
     wait_for_launch_before();
-    if (held != ~0u) load_x_tile(work, held, lane, rest, x);
+    X x(work, block, whole, warp, warps, lane);
     wait_for_copies();
     group_barrier(1, warps * LANES);
     asm volatile("" ::: "memory");
@@ -917,14 +985,10 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
             problems |= multiply_edge<EIGHTS>(work, {three.x, three.y, one.z},
                                               table_of(fill, block.table_count), slot + SLOT_HEAD,
                                               block.bits_bytes(), two.x, first, lane);
-            // Not kept over the call.
-            held = ~0u;
-#pragma unroll
-            for (u32 unit = 0; unit < units_held(EIGHTS); unit++)
-#pragma unroll
-                for (u32 i = 0; i < EIGHTS; i++) x[unit][i] = make_uint4(0, 0, 0, 0);
+            x.forget();  // not kept over the call
         } else {
-            if (one.z != held) held = one.z, load_x_tile(work, held, lane, rest, x);
+            x.move_to(work, one.z, lane);
+            uint4 of_unit[EIGHTS] = {};
             Window bits;
             bits.begin(table_of(fill, block.table_count), slot + SLOT_HEAD, block.bits_bytes(),
                        load_shared(slot + TICKET_BYTES + lane * 8));
@@ -938,13 +1002,12 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
                     const u32 pair = unit / 2;
                     uint4& p = ahead[pair % AHEAD];
                     u32 e[4];
-                    uint4 of_unit[EIGHTS];
                     decode_unit(bits, e, problems);
                     // Not before: it would take registers while the unit is decoded.
-                    take_x<EIGHTS>(of_unit, x, rest, unit);
+                    x.take(of_unit, unit);
                     sums.add(merge_words(e, p.x, p.y), of_unit);
                     decode_unit(bits, e, problems);
-                    take_x<EIGHTS>(of_unit, x, rest, unit + 1);
+                    x.take(of_unit, unit + 1);
                     const uint4 w = merge_words(e, p.z, p.w);
                     // Of the band after, if there is one.
                     load_plane_where(p, plane + (pair + AHEAD) * PLANE_PAIR,
@@ -985,15 +1048,17 @@ __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 
     show_barriers();
 }
 
-template <u32 EIGHTS>
+// ROWS: of x, at most.
+template <u32 ROWS>
 __device__ __forceinline__ void linear_tile(const Shared& work) {
+    constexpr u32 EIGHTS = (ROWS + 7) / 8;
+    constexpr bool shares = ROWS <= FEWEST_ROWS;
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
               warps = blockDim.x / LANES - TILE_HELPERS;
     __shared__ TileShared common;
     const bool decodes = warp >= TILE_HELPERS;
     FirstTile first;
-    if (decodes)
-        first.ask(work, shared_address(linear_shared), warp - TILE_HELPERS, warps, lane);
+    if (decodes) first.ask(work, warp - TILE_HELPERS, lane);
     TileBlock block;
     block.set_full = shared_address(common.set_full),
     block.slot_full = shared_address(common.slot_full),
@@ -1007,7 +1072,8 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
     const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
-              fixed = xs + warps * x_bytes_of_warp(EIGHTS);
+              fixed = xs + (shares ? work.launch.x_rows * shared_x_pitch(work.columns())
+                                   : warps * x_bytes_of_warp(EIGHTS));
     block.table = shared_address(linear_shared), block.table_count = tables,
     block.sets = block.table + tables * u32(sizeof(TileTable)), block.set_count = sets,
     block.xs = block.table + xs,
@@ -1015,18 +1081,16 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.slot_bytes = (room - fixed) / (warps * TILE_SLOTS * 16) * 16;
     const float* const sums = reinterpret_cast<float*>(linear_shared + tables * sizeof(TileTable));
     // Together as many registers as the block begins with, which build.py compares.
+    constexpr bool exchanges = SHARES_X && !shares;
     if (!decodes) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-#endif
+        if constexpr (exchanges) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (warp == 0)
             add_runs(work, block, sums, common);
         else
             bring_tiles(work, block, warp - 1, warps, lane);
     } else {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-#endif
-        multiply_tiles<EIGHTS>(work, block, common, first, warp - TILE_HELPERS, warps, lane);
+        if constexpr (exchanges) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        using X = typename WarpX<EIGHTS, shares>::Type;
+        multiply_tiles<EIGHTS, X>(work, block, common, first, warp - TILE_HELPERS, warps, lane);
     }
 }

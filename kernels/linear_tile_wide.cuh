@@ -440,9 +440,10 @@ __device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u
         if (i < OF_SLOTS)
             make(common.slot_full[0], SLOT_ARRIVALS, common.slot_empty[0], SLOT_LANES, i);
         else if (i < OF_SLOTS + OF_STAGES)
-            make(common.stage_full[0], SET_WARPS, common.stage_empty[0], MULTIPLIERS, i - OF_SLOTS);
+            make(common.stage_full[0], SET_WARPS, common.stage_empty[0],
+                 MULTIPLIERS * WIDE_ARRIVALS, i - OF_SLOTS);
         else if (i < OF_SLOTS + OF_STAGES + OF_X)
-            make(common.x_full[0], X_ARRIVALS, common.x_empty[0], MULTIPLIERS,
+            make(common.x_full[0], X_ARRIVALS, common.x_empty[0], MULTIPLIERS * WIDE_ARRIVALS,
                  i - OF_SLOTS - OF_STAGES);
     }
     show_barriers();

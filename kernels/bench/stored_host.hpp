@@ -158,7 +158,7 @@ static StoredVariant stored(u32 x_rows) {
     const void* compiled_in =
         x_rows <= 8 ? (const void*)df11_linear_tile_8 : (const void*)df11_linear_tile_16;
     // The kernels of the PTX have 12.
-    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? 12 : LINEAR_TILE_WARPS};
+    return {name, kernel_of(name, compiled_in), (x_rows + 7) / 8, ring ? 12 : tile_warps(LINEAR_ROWS)};
 }
 // Of a launch of several matrices.
 static u32 most_tables = MOST_TABLES;
@@ -200,13 +200,25 @@ static void launch_decoded(const LinearLaunch& l, u32 staged, bool begins_early,
     config.attrs = &attribute, config.numAttrs = begins_early;
     CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
 }
+// Bytes of x in shared memory.
+static u32 shared_x(const StoredVariant& v, const LinearLaunch& l) {
+    return v.warps == MOST_TILE_WARPS ? l.x_rows * shared_x_pitch(l.columns) : 0;
+}
 static void launch_stored(const StoredVariant& v, const LinearLaunch& l, u32 staged,
                           bool begins_early, cudaStream_t stream) {
     if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
+    if (l.x_rows <= FEWEST_ROWS && !ring && v.warps != MOST_TILE_WARPS) {
+        const char* name = "df11_linear_tile_2";
+        const StoredVariant few = {name, kernel_of(name, (const void*)df11_linear_tile_2), 1,
+                                   MOST_TILE_WARPS};
+        if (tile_shared_bytes(few.warps, l.x_rows, staged, 1, 1) + shared_x(few, l) <=
+            most_shared(few.kernel) / 16 * 16)
+            return launch_stored(few, l, staged, begins_early, stream);
+    }
     const u32 room = most_shared(v.kernel) / 16 * 16;
     LinearLaunch copy = l;
     auto bytes = [&](u32 tables, u32 sets) {
-        return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets);
+        return tile_shared_bytes(v.warps, l.x_rows, staged, tables, sets) + shared_x(v, l);
     };
     // Sums of two items if a block has as many, and tables of its matrices, if there is room for
     // the largest tile: sums first, unless each item has another matrix (src/gpu/linear/tiles.rs).

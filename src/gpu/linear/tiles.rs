@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How many of the kernels' constants are theirs.
-pub(super) const TILE_CONSTANTS: usize = 9;
+pub(super) const TILE_CONSTANTS: usize = 13;
 /// Warps that decode come in groups, which exchange registers with the others. With fewer than one
 /// memory is idle: rather they stage less than some tiles have.
 const WARP_GROUP: u32 = 4;
@@ -27,6 +27,44 @@ const STAGE_UNIT: u32 = 16;
 /// What the largest tile of a launch's matrices takes of its bitstream, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Staged(pub(super) u32);
+
+/// The kernel for the fewest rows of x, of which blocks have all in shared memory.
+#[derive(Clone, Copy, Debug)]
+struct Fewest {
+    /// Warps that decode, at most; 0 if there is no such kernel.
+    warps: u32,
+    /// Rows of x, at most.
+    rows: u32,
+    /// The bytes of a row of x are a multiple of the first, and as many more as the second.
+    unit: u32,
+    after: u32,
+}
+
+impl Fewest {
+    /// What x takes; none if there is no kernel for as many rows, or x takes too much.
+    fn bytes(self, x_rows: u32, columns: u32) -> Option<u32> {
+        (self.warps > 0 && x_rows <= self.rows).then_some(())?;
+        let row = columns.checked_mul(2)?.checked_next_multiple_of(self.unit)?;
+        row.checked_add(self.after)?.checked_mul(x_rows)
+    }
+
+    /// The block, if it has room for all warps and for the largest tile: others do better then.
+    fn shape(
+        self,
+        needs: Needs,
+        x_rows: u32,
+        columns: u32,
+        staged: Staged,
+        work: Work,
+        room: u32,
+    ) -> Option<Shape> {
+        let bytes = self.bytes(x_rows, columns)?;
+        let needs = Needs { most_warps: self.warps, ..needs };
+        let shape = needs.shape(x_rows, staged, work, room.checked_sub(bytes)?)?;
+        (shape.warps == self.warps && needs.holds(shape, x_rows, staged))
+            .then_some(Shape { shared: shape.shared + bytes, ..shape })
+    }
+}
 
 /// What blocks ask of shared memory, in bytes, and what they bear.
 #[derive(Clone, Copy, Debug)]
@@ -72,10 +110,35 @@ struct Shape {
 }
 
 impl Needs {
-    fn new(constants: &[u32]) -> Self {
-        let [helpers, most_warps, table, row, warp, stages, most_sets, most_warp, most_tables] =
-            *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
-        Self { helpers, most_warps, table, row, warp, stages, most_sets, most_warp, most_tables }
+    fn new(constants: &[u32]) -> (Self, Fewest) {
+        let constants = *constants.first_chunk::<TILE_CONSTANTS>().expect("all of them");
+        let [
+            helpers,
+            most_warps,
+            table,
+            row,
+            warp,
+            stages,
+            most_sets,
+            most_warp,
+            most_tables,
+            of @ ..,
+        ] = constants;
+        let [warps, rows, unit, after] = of;
+        (
+            Self {
+                helpers,
+                most_warps,
+                table,
+                row,
+                warp,
+                stages,
+                most_sets,
+                most_warp,
+                most_tables,
+            },
+            Fewest { warps, rows, unit, after },
+        )
     }
 
     /// Sums of several items are on their way at once, so that warps need not wait for each other,
@@ -135,10 +198,12 @@ impl Needs {
 /// All of them in one context.
 #[derive(Debug)]
 pub(super) struct TileKernels {
+    fewest: Option<CudaFunction>,
     few: CudaFunction,
     most: CudaFunction,
     gather: CudaFunction,
     needs: Needs,
+    of_fewest: Fewest,
     /// Dynamic shared memory that a block may have.
     room: u32,
     processors: u32,
@@ -153,24 +218,21 @@ impl TileKernels {
         let action = "preparing a kernel that multiplies";
         let (few, most, gather) =
             (function("tile_8")?, function("tile_16")?, function("tile_gather")?);
+        let (needs, of_fewest) = Needs::new(constants);
+        let fewest = (of_fewest.warps > 0).then(|| function("tile_2")).transpose()?;
         let mut room = others.room();
-        for function in [&few, &most] {
+        let all = || [&few, &most].into_iter().chain(&fewest);
+        for function in all() {
             let block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
             room = room.min(others.room().saturating_sub(block));
         }
-        for function in [&few, &most] {
+        for function in all() {
             let set = |attribute, value| function.set_attribute(attribute, value).or_fault(action);
             set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, room.cast_signed())?;
             set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
-        Ok(Self {
-            few,
-            most,
-            gather,
-            needs: Needs::new(constants),
-            room,
-            processors: others.processors(),
-        })
+        let processors = others.processors();
+        Ok(Self { fewest, few, most, gather, needs, of_fewest, room, processors })
     }
 
     pub(super) fn processors(&self) -> u32 {
@@ -200,19 +262,36 @@ impl TileKernels {
     ) -> Result<()> {
         let items = launch.items.div_ceil(self.processors);
         let work = Work { items, matrices: launch.matrix_count };
-        let shape = self.needs.shape(launch.x_rows, staged, work, self.room);
-        let shape = shape.expect("most_rows says how many rows fit");
+        let (function, shape) = self.kernel(launch.x_rows, launch.columns, staged, work);
         let launch = &LinearLaunch { tile_tables: shape.tables, tile_sets: shape.sets, ..*launch };
         let config = LaunchConfig {
             grid_dim: (launch.items.min(self.processors), 1, 1),
             block_dim: ((self.needs.helpers + shape.warps) * LANES, 1, 1),
             shared_mem_bytes: shape.shared,
         };
-        let function = if u64::from(launch.x_rows) <= FEW_ROWS { &self.few } else { &self.most };
         let run = if early { run_early } else { run };
         // SAFETY: the caller's promise; threads and shared memory are as the kernels' constants
         // say.
         unsafe { run(function, stream, config, launch) }
+    }
+
+    /// That of a launch, and its blocks.
+    fn kernel(
+        &self,
+        x_rows: u32,
+        columns: u32,
+        staged: Staged,
+        work: Work,
+    ) -> (&CudaFunction, Shape) {
+        let fewest = self.fewest.as_ref().and_then(|function| {
+            let shape = self.of_fewest.shape(self.needs, x_rows, columns, staged, work, self.room);
+            shape.map(|shape| (function, shape))
+        });
+        fewest.unwrap_or_else(|| {
+            let function = if u64::from(x_rows) <= FEW_ROWS { &self.few } else { &self.most };
+            let shape = self.needs.shape(x_rows, staged, work, self.room);
+            (function, shape.expect("most_rows says how many rows fit"))
+        })
     }
 
     /// The kernel that gathers rows.
@@ -223,21 +302,47 @@ impl TileKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::{Needs, Staged, Work};
+    use super::{Fewest, Needs, Staged, Work};
+
+    const NEEDS: Needs = Needs {
+        helpers: 4,
+        most_warps: 16,
+        table: 16_384,
+        row: 2048,
+        warp: 640,
+        stages: 2,
+        most_sets: 2,
+        most_warp: 3072,
+        most_tables: 4,
+    };
+
+    #[test]
+    fn one_or_two_rows_of_x_are_in_shared_memory_if_there_is_room() {
+        let fewest = Fewest { warps: 20, rows: 2, unit: 128, after: 64 };
+        let shape = |fewest: Fewest, x_rows, columns, bytes, room| {
+            let work = Work { items: 7, matrices: 1 };
+            let shape = fewest.shape(NEEDS, x_rows, columns, Staged(bytes), work, room)?;
+            Some((shape.warps, shape.sets, shape.shared))
+        };
+        let (room, warp) = (226 << 10, 640 + 2 * 2704);
+        let of =
+            |x_rows, x: u32| Some((20, 2, 16_384 + x_rows * 2 * 2048 + 20 * warp + x_rows * x));
+        assert_eq!(shape(fewest, 1, 4096, 2704, room), of(1, 8192 + 64));
+        assert_eq!(shape(fewest, 2, 4096, 2704, room), of(2, 8192 + 64));
+        // A row of 8 columns takes 128 bytes and 64.
+        assert_eq!(shape(fewest, 1, 4104, 2704, room), of(1, 8192 + 128 + 64));
+        // More rows; x, or tiles, for which there is no room; other machine code.
+        assert_eq!(shape(fewest, 3, 4096, 2704, room), None);
+        assert_eq!(shape(fewest, 2, 28_672, 2704, room), None);
+        assert_eq!(shape(fewest, 1, u32::MAX, 2704, room), None);
+        assert_eq!(shape(fewest, 1, 4096, 8192, room), None);
+        assert_eq!(shape(fewest, 1, 4096, 2704, 98 << 10), None);
+        assert_eq!(shape(Fewest { warps: 0, ..fewest }, 1, 4096, 2704, room), None);
+    }
 
     #[test]
     fn blocks_have_as_many_warps_as_fit() {
-        let needs = Needs {
-            helpers: 4,
-            most_warps: 16,
-            table: 16_384,
-            row: 2048,
-            warp: 640,
-            stages: 2,
-            most_sets: 2,
-            most_warp: 3072,
-            most_tables: 4,
-        };
+        let needs = NEEDS;
         let shape_of = |needs: Needs, x_rows, bytes, items, room| {
             let shape = needs.shape(x_rows, Staged(bytes), Work { items, matrices: 1 }, room)?;
             assert_eq!(shape.tables, 1);
