@@ -59,9 +59,9 @@ pub(super) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() || is_bidirectional(c) {
-            out.extend(c.escape_debug())
+            out.extend(c.escape_debug());
         } else {
-            out.push(c)
+            out.push(c);
         }
     }
     out

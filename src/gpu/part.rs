@@ -264,7 +264,7 @@ impl Part {
         for ((matrix, place), outcome) in matrices.iter().zip(outcomes) {
             match outcome {
                 Outcome::Fast(arrays) => {
-                    drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays)))
+                    drop(self.addresses.fast.insert(matrix.id, Arc::new(arrays)));
                 }
                 Outcome::TooMany(_) => left.push((matrix.id, place)),
                 Outcome::TooWide => {

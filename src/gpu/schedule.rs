@@ -75,7 +75,7 @@ mod tests {
         let mut two = Schedule::new(2);
         assert_eq!(two.take(0).ahead, Some((1, 1)));
         (0..6).for_each(|block| {
-            assert!(matches!(two.take(block % 2), Step { fill: false, ahead: None, .. }))
+            assert!(matches!(two.take(block % 2), Step { fill: false, ahead: None, .. }));
         });
     }
 
