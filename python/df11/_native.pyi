@@ -55,6 +55,7 @@ __all__ = [
     "build_tables",
     "capture_id",
     "check",
+    "code_of",
     "compress",
     "convert",
     "decode_all",

@@ -7,6 +7,7 @@ same files.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ._bring import pack_dense
 from ._encoding import LEAST_BYTES, encode, is_encodable
 from ._names import Place
 from ._online import stamp
-from ._parameters import entries
+from ._parameters import entries, warn_of_conversions
 from ._plan import EXCEPTIONS, NO_TILES, SMALL, aligned, matrix_of
 from ._reading import Ahead
 from ._source import Source, Spot, Weight, sum_of
@@ -51,6 +52,8 @@ class Packer(ConversionOps):
         #: Where decode tables are to be made.
         self._tables: list[tuple[int, int, int]] = []
         self._ahead: Ahead | None = None
+        #: How many weights have another dtype than in their file.
+        self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
         """What the loader takes for the checkpoint: tensors that are on the device already. None
@@ -83,10 +86,22 @@ class Packer(ConversionOps):
         **_: Any,
     ) -> dict[str, Any]:
         """Compresses what the loader would put into the model."""
-        return {
-            name: self._parameter(model, name, value[0] if isinstance(value, list) else value)
+        values = {
+            name: value[0] if isinstance(value, list) else value
             for name, value in input_dict.items()
         }
+        self._count(source_patterns, next(iter(values.values())).dtype)
+        return {name: self._parameter(model, name, value) for name, value in values.items()}
+
+    def _count(self, sources: list[str], used: torch.dtype) -> None:
+        """Counts weights that are not used as they are stored."""
+        if self._ahead is None:
+            return
+        asked, self._ahead.asked = self._ahead.asked, []
+        # Of a tensor that is only renamed, the pattern is its name.
+        for name in [name for name in asked if name in sources] or asked:
+            if (stored := self._ahead.dtype(name)) != used:
+                self._conversions[stored, used] += 1
 
     def _parameter(self, model: Any, name: str, value: Tensor) -> Tensor:
         path, _, attribute = name.rpartition(".")
@@ -133,6 +148,7 @@ class Packer(ConversionOps):
         """Brings the rest of a model to the GPU; what it has of the files."""
         if self._ahead is not None:
             self._ahead.close()
+        warn_of_conversions(self._conversions)
         if self._tables:
             torch.cuda.current_stream(self.device).synchronize()
             _native.build_tables(self.device.index, self._tables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -221,17 +221,22 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
 
     `dtype`: what parameters have unless they say otherwise; None: as it is stored.
     """
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
     for item in items:
         found = item.value.dtype
         stored = [container[name] for name in item.sources]
         for kind in {kind for one in stored if (kind := dtype_of(one)) is not None} - {found}:
-            words = f"stored as {kind} and used as {found}".replace("torch.", "")
-            if torch.promote_types(kind, found) != found:
-                counts[words, _ROUNDED] += 1
-            elif found == dtype and {one.encoding for one in stored} != {"raw"}:
-                counts[words, _WIDENED] += 1
-    for (words, what), count in counts.items():
+            is_asked = found == dtype and {one.encoding for one in stored} != {"raw"}
+            if is_asked or torch.promote_types(kind, found) != found:
+                counts[kind, found] += 1
+    warn_of_conversions(counts)
+
+
+def warn_of_conversions(counts: Mapping[tuple[torch.dtype, torch.dtype], int]) -> None:
+    """Warns of numbers of weights by the dtypes in which they are stored and used."""
+    for (kind, found), count in counts.items():
+        words = f"stored as {kind} and used as {found}".replace("torch.", "")
+        what = _WIDENED if torch.promote_types(kind, found) == found else _ROUNDED
         warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
 
 

@@ -61,6 +61,8 @@ class Ahead:
         self._waiting = deque(sorted(self._entries, key=dot_natural_key))
         self._read: dict[str, Future[Tensor]] = {}
         self._ahead = 0
+        #: Names of what was taken, for whoever empties this.
+        self.asked: list[str] = []
         self._own = threading.local()
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
@@ -74,6 +76,10 @@ class Ahead:
         """Where a tensor is."""
         return self._entries[name]
 
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a tensor is stored."""
+        return _dtype(self._entries[name])
+
     def take(self, name: str) -> Tensor:
         """A tensor, which is the caller's; others are read meanwhile.
 
@@ -81,6 +87,7 @@ class Ahead:
         `OSError` if it cannot be read.
         """
         entry = self._entries[name]
+        self.asked.append(name)
         read = self._read.pop(name, None)
         if read is None:
             read = self._threads.submit(self._bring, entry)

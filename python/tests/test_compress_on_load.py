@@ -89,6 +89,15 @@ def test_options_are_those_of_compressed_folders(several: tuple[Path, Path]) -> 
     assert {value.dtype for value in wide.parameters()} == {torch.float32}
 
 
+@pytest.mark.usefixtures("by_pytorch")
+def test_a_device_that_compresses_tells_of_conversions(several: tuple[Path, Path]) -> None:
+    with pytest.warns(UserWarning, match="bfloat16 and used as float32.*take their full size"):
+        wide = load(several[0], quantization_config=df11.Config(), dtype=torch.float32)
+    assert {value.dtype for value in wide.parameters()} == {torch.float32}
+    with pytest.warns(UserWarning, match="bfloat16 and used as float16.*which rounds them"):
+        load(several[0], quantization_config=df11.Config(), dtype=torch.float16)
+
+
 def test_copies_and_pickles(several: tuple[Path, Path], tmp_path: Path) -> None:
     model = online(several[0])
     expected = model(PROMPT).logits
