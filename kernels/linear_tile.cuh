@@ -561,8 +561,8 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
 // Lanes of a warp that arrive at a slot after it has been written, or read: one, after __syncwarp,
 // except for racecheck (WIDE_ARRIVALS).
 constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
-// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy; else
-// there are those of all lanes' copies besides.
+// Arrivals at a slot that is filled. On 9.0 one of them tells how many bytes come by a bulk copy;
+// else there are those of all lanes' copies besides.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr u32 SLOT_ARRIVALS = SLOT_LANES;
 __device__ inline void copy_bits(u32 to, const u8* from, u32 bytes, u32 full, u32 lane) {
@@ -1036,7 +1036,9 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
 
 // All warps of the block together: one after the other they would take 2 us.
 __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 lane) {
-    auto make = [](u64& barrier, u32 arrivals) { init_barrier(shared_address(&barrier), arrivals); };
+    auto make = [](u64& barrier, u32 arrivals) {
+        init_barrier(shared_address(&barrier), arrivals);
+    };
     const u32 of_slots = warp - TILE_HELPERS;
     if (warp >= TILE_HELPERS && lane < TILE_SLOTS)
         make(common.slot_full[of_slots][lane], SLOT_ARRIVALS),
